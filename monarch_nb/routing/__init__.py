@@ -1,0 +1,1 @@
+"""Sans-I/O routing: links, ordering, casts, membership. Events in, actions out."""
