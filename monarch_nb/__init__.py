@@ -1,0 +1,70 @@
+"""One notebook kernel as the single controller of a cluster.
+
+Users write `import monarch` and `from monarch.actor import Actor, endpoint`; `monarch.X` and `monarch_nb.X` are the same
+modules. Everything here is imported when it is first used, so `import monarch_nb` costs next to nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._version import __version__
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from monarch_nb.shape import Extent
+
+__all__ = ["Extent", "__version__"]
+
+# Public names and the module that each lives in.
+_HOMES = {"Extent": "monarch_nb.shape"}
+
+# Public modules, also reached as attributes without an import of their own.
+_MODULES = frozenset(
+    {
+        "actor",
+        "config",
+        "debug",
+        "distributed",
+        "exceptions",
+        "job",
+        "rdma",
+        "telemetry",
+        "tensor",
+        "testing",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        path = f"{__name__}.{name}"
+        try:
+            return importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name != path:  # the module is there, something that it needs is not
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(ip: "InteractiveShell") -> None:
+    """Load the notebook side: `%load_ext monarch`, or `%load_ext monarch_nb` anywhere."""
+    _kernel_side().load_ipython_extension(ip)
+
+
+def unload_ipython_extension(ip: "InteractiveShell") -> None:
+    """Take the notebook side out of this kernel again."""
+    _kernel_side().unload_ipython_extension(ip)
+
+
+def _kernel_side() -> Any:
+    # The one place where the library reaches up to the kernel's side, and only when the kernel asks.
+    return importlib.import_module("monarch_kernel")
