@@ -1,0 +1,53 @@
+"""The import name `monarch`: another name for `monarch_nb` and for every module in it.
+
+`import monarch` yields the package `monarch_nb` itself, and `import monarch.actor` the module `monarch_nb.actor`, not
+copies: their specs, names and loaders stay as they are, so reloading works and pickles name `monarch_nb`. This is one
+module file on purpose: beside an installed `torchmonarch` nothing is overwritten and its package `monarch` is preferred.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_ALIAS = "monarch"
+_REAL = "monarch_nb"
+
+
+class _AliasLoader(Loader):
+    def __init__(self, real: str) -> None:
+        self._real = real
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system takes what stands in sys.modules afterwards and leaves its attributes alone; handing the
+        # real module out of create_module() instead would have its __spec__ overwritten.
+        spec = module.__spec__
+        assert spec is not None
+        sys.modules[spec.name] = importlib.import_module(self._real)
+
+
+class _AliasFinder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        root, dot, rest = fullname.partition(".")
+        if root != _ALIAS or not dot:
+            return None
+        real = f"{_REAL}.{rest}"
+        found = importlib.util.find_spec(real)
+        if found is None:
+            return None
+        return ModuleSpec(
+            fullname,
+            _AliasLoader(real),
+            origin=found.origin,
+            is_package=found.submodule_search_locations is not None,
+        )
+
+
+# First in the row: a later finder would see the real package's path and load second copies from it.
+sys.meta_path.insert(0, _AliasFinder())
+sys.modules[_ALIAS] = importlib.import_module(_REAL)
