@@ -2,7 +2,7 @@
 
 `import monarch` yields the package `monarch_nb` itself, and `import monarch.actor` the module `monarch_nb.actor`, not
 copies: their specs, names and loaders stay as they are, so reloading works and pickles name `monarch_nb`. This is one
-module file on purpose: beside an installed `torchmonarch` nothing is overwritten and its package `monarch` is preferred.
+module file on purpose: beside an installed `torchmonarch` nothing is overwritten, and Python prefers its package.
 """
 
 import importlib

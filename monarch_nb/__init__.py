@@ -1,7 +1,7 @@
 """One notebook kernel as the single controller of a cluster.
 
-Users write `import monarch` and `from monarch.actor import Actor, endpoint`; `monarch.X` and `monarch_nb.X` are the same
-modules. Everything here is imported when it is first used, so `import monarch_nb` costs next to nothing.
+Users write `import monarch` and `from monarch.actor import Actor, endpoint`; `monarch.X` and `monarch_nb.X` are the
+same modules. Everything here is imported when it is first used, so `import monarch_nb` costs next to nothing.
 """
 
 import importlib
