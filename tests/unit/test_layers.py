@@ -1,0 +1,175 @@
+"""Who may import whom. Inside monarch_nb a module imports only from its own row of ROWS or from rows above it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# From the ground up; packages and single modules of monarch_nb. A module that is not named is part of the public face.
+ROWS = (
+    ("_version",),
+    ("shape", "wire"),
+    ("routing",),
+    ("transport",),
+    ("runtime",),
+    ("supervision",),
+    ("mesh", "host"),
+    ("rdma", "debug", "telemetry", "tensor", "job", "store"),
+)
+ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
+PUBLIC_ROW = len(ROWS)
+FEATURES = frozenset(ROWS[-1])
+
+# What only the kernel's side may know.
+KERNEL_SIDE = frozenset(
+    {
+        "monarch",
+        "monarch_kernel",
+        "IPython",
+        "ipykernel",
+        "ipywidgets",
+        "anywidget",
+        "comm",
+        "jupyter_client",
+        "traitlets",
+    }
+)
+# The one way up: `%load_ext monarch_nb` finds the kernel's side through the package itself.
+KERNEL_SIDE_EXCEPTIONS = frozenset(
+    {
+        ("monarch_nb", "monarch_kernel"),
+        ("monarch_nb", "IPython.core.interactiveshell.InteractiveShell"),  # for type checkers only
+    }
+)
+
+
+def module_name(path: Path, source_root: Path) -> str:
+    parts = path.relative_to(source_root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(source: str, module: str, *, is_package: bool) -> Iterator[str]:
+    """Every import anywhere in the source: in functions, under TYPE_CHECKING, by a literal import_module() too.
+
+    `from a import b` counts as a.b: whether b is a module or a name in a comes out as the same row.
+    """
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source, filename=module)):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=base, names=names, level=level):
+                origin = [*package[: len(package) - level + 1], *([base] if base else [])] if level else [base or ""]
+                yield from (".".join([*origin, alias.name]) for alias in names)
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield name
+
+
+def place(dotted: str) -> str:
+    """The package or module of monarch_nb that a dotted name lies in; "" for the top package and its names."""
+    head = dotted.split(".")[1:2]
+    if head and ((ROOT / "monarch_nb" / head[0]).is_dir() or (ROOT / "monarch_nb" / f"{head[0]}.py").is_file()):
+        return head[0]
+    return head[0] if head and head[0] in ROW_OF else ""
+
+
+def row(where: str) -> int:
+    return ROW_OF.get(where, PUBLIC_ROW)
+
+
+def fault(importer: str, imported: str) -> str | None:
+    """What is wrong with one import, in words."""
+    root = imported.partition(".")[0]
+    if importer.partition(".")[0] == "monarch_nb" and root in KERNEL_SIDE:
+        if (importer, imported) in KERNEL_SIDE_EXCEPTIONS:
+            return None
+        return f"{importer} imports {imported}: the library does not know the kernel's side"
+    if root != "monarch_nb" or importer.partition(".")[0] != "monarch_nb":
+        return None
+    here, there = place(importer), place(imported)
+    if here == there:
+        return None
+    if row(there) > row(here):
+        return f"{importer} (row {row(here)}) imports {imported} (row {row(there)}): only its own row or rows above"
+    if here in FEATURES and there in FEATURES:
+        return f"{importer} imports {imported}: features do not know each other"
+    return None
+
+
+def faults_in(source_root: Path, files: list[Path]) -> list[str]:
+    found = []
+    for path in files:
+        module = module_name(path, source_root)
+        for imported in imports(path.read_text(), module, is_package=path.name == "__init__.py"):
+            if problem := fault(module, imported):
+                found.append(problem)
+    return found
+
+
+def test_every_module_of_the_library_imports_only_from_its_row_or_above() -> None:
+    assert faults_in(ROOT, sorted((ROOT / "monarch_nb").rglob("*.py"))) == []
+
+
+def test_every_package_of_the_library_has_a_row() -> None:
+    packages = {path.parent.name for path in (ROOT / "monarch_nb").glob("*/*.py")}
+    assert packages - ROW_OF.keys() == set()
+
+
+def test_only_tests_import_tests() -> None:
+    files = [*(ROOT / "monarch_nb").rglob("*.py"), *(ROOT / "kernel_ext").rglob("*.py")]
+    for path in files:
+        names = imports(path.read_text(), path.stem, is_package=False)
+        assert not [name for name in names if name.partition(".")[0] == "tests"], path
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "allowed"),
+    [
+        ("monarch_nb.shape.extent", "monarch_nb.wire.header", True),
+        ("monarch_nb.routing.link", "monarch_nb.wire.Header", True),
+        ("monarch_nb.wire.header", "monarch_nb._version.__version__", True),
+        ("monarch_nb.wire.header", "monarch_nb.routing.link", False),
+        ("monarch_nb.host.agent", "monarch_nb.mesh.proc", True),
+        ("monarch_nb.runtime.loop", "monarch_nb.host.agent", False),
+        ("monarch_nb.rdma.buffer", "monarch_nb.mesh.proc", True),
+        ("monarch_nb.rdma.buffer", "monarch_nb.job.local", False),
+        ("monarch_nb.mesh.proc", "monarch_nb.actor.Actor", False),
+        ("monarch_nb.mesh.proc", "monarch_nb.Extent", False),
+        ("monarch_nb.actor", "monarch_nb.rdma", True),
+        ("monarch_nb.mesh.proc", "IPython", False),
+        ("monarch_nb.mesh.proc", "monarch_kernel.magics", False),
+        ("monarch_nb", "monarch_kernel", True),
+        ("monarch_kernel.magics", "monarch_nb.mesh.proc", True),
+        ("monarch_kernel.magics", "IPython.core", True),
+    ],
+)
+def test_the_rule_itself(importer: str, imported: str, allowed: bool) -> None:
+    assert (fault(importer, imported) is None) is allowed
+
+
+def test_imports_are_seen_wherever_they_hide() -> None:
+    source = """
+import monarch_nb.a
+from . import b
+from ..c import d
+if TYPE_CHECKING:
+    from monarch_nb.e import f
+def later():
+    from monarch_nb import g
+    importlib.import_module("monarch_nb.h")
+"""
+    seen = list(imports(source, "monarch_nb.mesh.proc", is_package=False))
+    assert sorted(seen) == [
+        "monarch_nb.a",
+        "monarch_nb.c.d",
+        "monarch_nb.e.f",
+        "monarch_nb.g",
+        "monarch_nb.h",
+        "monarch_nb.mesh.b",
+    ]
