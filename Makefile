@@ -1,0 +1,52 @@
+# The commands people and CI use. Everything runs in .venv, which `make setup` makes and keeps up to date.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.stamp
+EXTRAS := notebook,torch,examples,dev
+NOTEBOOK := examples/quickstart.ipynb
+PYTEST_ARGS ?=
+
+.PHONY: help setup browser demo lab test test-slow check bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
+
+setup: $(STAMP) ## make .venv with everything in it; does nothing when it is up to date
+
+$(STAMP): pyproject.toml constraints.txt
+	scripts/make-venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+browser: # Chromium for the tests in tests/browser; they are skipped without it
+	@scripts/ensure-browser
+
+demo: setup ## run the quickstart notebook in a real kernel and say what it reached
+	$(PY) scripts/demo.py
+
+lab: setup ## open the quickstart notebook in JupyterLab
+	$(PY) -m jupyterlab $(NOTEBOOK)
+
+test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds arguments
+	$(PY) -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+test-slow: setup browser ## run the slow tests
+	$(PY) -m pytest -m slow $(PYTEST_ARGS)
+
+check: setup ## lint, format, types, layers, stubs
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m mypy kernel_ext/monarch-stubs
+	$(PY) -m pytest -q tests/unit/test_layers.py tests/unit/test_stubs.py
+
+bench: setup ## measure; PEERS=torchmonarch,ray measures those too, in environments of their own
+	PEERS='$(PEERS)' $(PY) -m tests.benchmarks
+
+clean: ## remove what the other targets made, but .venv
+	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
