@@ -1,185 +1,465 @@
 """One link to one peer on one lane: numbering, acknowledgement, resending and byte credits, without any I/O.
 
 Not thread-safe: the transport calls a link under that link's own lock. `now` is any monotonic clock in seconds.
+
+Numbers of one link object never start again, so no acknowledgement can be mistaken for an older one. What will never
+be sent again lies below the lowest number held, which every frame that is not a message carries: the peer skips to it.
+Frames name both lives (`epoch`, `to`): a peer that came back cannot take what was meant for its former life.
 """
 
-import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Generic, TypeVar
+from collections import deque
+from typing import Generic
 
-T = TypeVar("T")
+from monarch_nb.routing.actions import (
+    PREFIX,
+    PREFIX_SIZE,
+    Acked,
+    Action,
+    Deliver,
+    Failed,
+    LinkConfig,
+    LinkState,
+    NewLife,
+    PrefixKind,
+    Skipped,
+    T,
+    Transmit,
+    Unblocked,
+)
 
-PREFIX = struct.Struct("<BBxxIQQQQQ")
-"""kind u8, lane u8, charge u32 (KiB), epoch u64 (sender's), to u64 (receiver's epoch, 0 = not heard of yet),
-seq u64 (DATA, CHUNK: own number; else: the lowest number still held), ack u64 (next number expected),
-credit u64 (KiB consumed so far)."""
-PREFIX_SIZE = PREFIX.size
+__all__ = [
+    "PREFIX",
+    "PREFIX_SIZE",
+    "Acked",
+    "Action",
+    "Deliver",
+    "Failed",
+    "Link",
+    "LinkConfig",
+    "LinkState",
+    "NewLife",
+    "PrefixKind",
+    "Skipped",
+    "Transmit",
+    "Unblocked",
+]
 
-
-class PrefixKind(IntEnum):
-    """What a frame on a link is."""
-
-    DATA = 0  # a numbered message
-    CHUNK = 1  # a numbered piece of a large body: treated as DATA, told apart by the transport
-    ACK = 2  # acknowledgement and credits only
-    HELLO = 3  # the dialling side after each (re)connect; answered by RESUME
-    RESUME = 4  # "this is where I stand, send what I lack"
-    PROBE = 5  # "where do you stand?"; answered by STATE
-    STATE = 6  # answer to PROBE, or a receiver that misses something
-
-
-class LinkState(IntEnum):
-    """Whether frames may be written now."""
-
-    UP = 0
-    RESUMING = 1  # connected again, the peer has not yet said what it lacks: sends are kept
-    DOWN = 2  # no connection: sends are kept
-
-
-@dataclass(frozen=True, slots=True)
-class Transmit(Generic[T]):
-    """Write these frames; `item` is None for frames without a body."""
-
-    prefix: bytes
-    item: T | None
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver(Generic[T]):
-    """Hand the item up; give `charge` back by `Link.consumed` once the application took it."""
-
-    item: T
-    charge: int
-
-
-@dataclass(frozen=True, slots=True)
-class Acked(Generic[T]):
-    """The peer has these items, which were sent with hold=True: their resources may go."""
-
-    items: Sequence[T]
-
-
-@dataclass(frozen=True, slots=True)
-class Failed(Generic[T]):
-    """These items will never be sent again; whether the peer's old life saw them is unknown."""
-
-    reason: str
-    items: Sequence[T]
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """The peer gave up on `count` of its frames from `first` on: drop half-assembled chunks."""
-
-    first: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class NewLife:
-    """The peer is another one now (`epoch`): drop half-assembled chunks of the old one."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unblocked:
-    """Credits came back after `blocked` said yes: let waiting senders look again."""
-
-
-Action = Transmit[T] | Deliver[T] | Acked[T] | Failed[T] | Skipped | NewLife | Unblocked
-
-
-@dataclass(frozen=True, slots=True)
-class LinkConfig:
-    """Limits of a link: bytes and seconds."""
-
-    window: int = 256 << 20  # bytes sent and not yet consumed by the peer's application
-    ack_frames: int = 64
-    ack_bytes: int = 1 << 20
-    tick: float = 0.02  # how often the transport calls `tick` while the link is not idle
-    probe_after: float = 1.0  # unacknowledged that long: ask
-    probe_max: float = 10.0  # the longest pause between two unanswered questions
-    gap_timeout: float = 30.0  # frames the peer says it lacks, resent in vain that long, fail
-    down_timeout: float | None = 60.0  # without connection that long, everything kept fails; None: never
-    buffered: int = 65536  # frames kept behind a gap
+_pack = PREFIX.pack
+_unpack_from = PREFIX.unpack_from
+_UP, _RESUMING, _DOWN = LinkState
+_DATA, _CHUNK, _ACK, _HELLO, _RESUME, _PROBE, _STATE = (int(kind) for kind in PrefixKind)
 
 
 class Link(Generic[T]):
     """Both directions to one peer on one lane.
 
     `epoch` is this object's life: non-zero and larger for each later link between the same two addresses on a lane
-    (time.time_ns() does). A dialling link starts UP: data may follow the first HELLO at once.
+    (time.time_ns() does). A dialling link starts UP: data may follow the first HELLO at once. A link made for an
+    incoming connection is DOWN until the first frame was handed to `received`.
     """
 
-    __slots__ = ("charge", "epoch", "lane", "peer_epoch", "state")
-
-    epoch: int
-    lane: int
-    peer_epoch: int  # 0 until the peer was heard
-    state: LinkState
+    __slots__ = (
+        "_ack_bytes",
+        "_ack_frames",
+        "_answered_at",
+        "_asked",
+        "_asked_at",
+        "_asked_wait",
+        "_base",
+        "_buffer",
+        "_config",
+        "_credit",
+        "_dials",
+        "_doubt",
+        "_down_since",
+        "_expect",
+        "_forgiven",
+        "_free",
+        "_gap",
+        "_gap_at",
+        "_gap_wait",
+        "_granted",
+        "_greeted",
+        "_holds",
+        "_kept",
+        "_lost",
+        "_lost_since",
+        "_next",
+        "_owed",
+        "_owed_bytes",
+        "_owed_credit",
+        "_probed",
+        "_spent",
+        "_wanted",
+        "_window",
+        "epoch",
+        "lane",
+        "peer_epoch",
+        "state",
+    )
 
     def __init__(self, epoch: int, *, lane: int = 0, dials: bool = False, config: LinkConfig | None = None) -> None:
-        raise NotImplementedError
+        self._config = config = config or LinkConfig()
+        self.epoch = epoch
+        self.lane = lane
+        self.peer_epoch = 0  # 0 until the peer was heard
+        self.state = _UP if dials else _DOWN
+        self._dials = dials
+        self._greeted = False
+        # sending
+        self._kept: deque[tuple[T, int, int]] = deque()  # (item, charge, kind) of numbers _base.._next-1
+        self._holds: deque[tuple[int, T]] = deque()  # (number, item) of kept ones to be named in Acked
+        self._base = 0
+        self._next = 0
+        self._doubt = 0  # written before the peer's life was known, on a connection that broke
+        self._window = max(1, config.window >> 10)
+        self._spent = 0  # charges ever, KiB
+        self._granted = 0  # given back by this life of the peer
+        self._forgiven = 0  # never to be given back: failed, or gone with a former life
+        self._free = lane != 0
+        self._wanted = False
+        # receiving
+        self._expect = 0
+        self._buffer: dict[int, tuple[T, int]] = {}  # (item, charge) behind a gap
+        self._credit = 0  # consumed by our application, KiB
+        self._owed = 0  # frames not yet acknowledged
+        self._owed_bytes = 0
+        self._owed_credit = 0
+        self._ack_frames = config.ack_frames
+        self._ack_bytes = config.ack_bytes
+        # time
+        self._asked = -1  # the base when it was last seen unmoved
+        self._asked_at = 0.0
+        self._asked_wait = config.probe_after
+        self._probed = -1  # numbers below were written before the open PROBE; -1: none is open
+        self._gap = -1
+        self._gap_at = 0.0
+        self._gap_wait = config.tick
+        self._lost = -1  # the base when the peer said it lacks it
+        self._lost_since = 0.0
+        self._down_since: float | None = None
+        self._answered_at = float("-inf")
 
     # the fast path
 
-    def send(self, item: T, size: int, exempt: bool = False, kind: int = 0, hold: bool = False) -> bytes | None:
+    def send(self, item: T, size: int, exempt: bool = False, kind: int = _DATA, hold: bool = False) -> bytes | None:
         """Number and keep `item`; the prefix to write in front of it now, or None (kept, sent when resumed).
 
         `size` is in bytes. `exempt` costs no credits (replies; everything on lane 1). `kind` DATA or CHUNK.
         With `hold` an Acked action names the item later. Never blocks and never refuses: ask `blocked` before.
         """
-        raise NotImplementedError
+        charge = 0 if exempt or self._free else (size + 1023) >> 10 or 1
+        seq = self._next
+        self._next = seq + 1
+        self._kept.append((item, charge, kind))
+        if hold:
+            self._holds.append((seq, item))
+        self._spent += charge
+        if self.state is not _UP:
+            return None
+        self._owed = self._owed_bytes = self._owed_credit = 0
+        return _pack(kind, self.lane, charge, self.epoch, self.peer_epoch, seq, self._expect, self._credit)
 
-    def received(self, frame0: bytes | memoryview, item: T, size: int, now: float) -> "int | list[Action[T]]":
-        """Take a frame (frame0 may go on after the prefix).
+    def received(self, frame0: bytes | memoryview, item: T, size: int, now: float) -> int | list[Action[T]]:
+        """Take a frame (frame0 may go on after the prefix); struct.error if it is too short.
 
         An int >= 0: deliver `item` itself, nothing else to do; the int is the charge to give to `consumed` later.
-        -1: nothing to do, forget the item (duplicate, acknowledgement; nothing else keeps it).
-        A list: actions to carry out in order; a Deliver may name `item` or ones kept earlier. `item` may be kept inside.
-        Whatever the item needs from the sender (memfd) must be opened before this call or in the same lock section:
-        any later frame may acknowledge it.
+        -1: nothing to do, forget the item (a duplicate, or no message). A list: actions to carry out in order; a
+        Deliver may name `item` or one kept earlier, and `item` may be kept inside. What the item needs from the
+        sender (memfd) must be open before this call or before the lock is released: any later frame may acknowledge it.
         """
-        raise NotImplementedError
+        kind, _, charge, epoch, to, seq, ack, credit = _unpack_from(frame0)
+        if (
+            kind > _CHUNK
+            or seq != self._expect
+            or epoch != self.peer_epoch
+            or to != self.epoch
+            or self._buffer
+            or self._wanted
+            or self.state is not _UP
+        ):
+            return self._received(kind, charge, epoch, to, seq, ack, credit, item, size, now) or -1
+        base = self._base
+        if ack > base:
+            if ack > self._next or self._holds:
+                return self._received(kind, charge, epoch, to, seq, ack, credit, item, size, now) or -1
+            self._base = ack
+            popleft = self._kept.popleft
+            popleft()
+            for _ in range(base + 1, ack):
+                popleft()
+        if credit > self._granted:
+            self._granted = credit
+        self._expect = seq + 1
+        self._owed += 1
+        self._owed_bytes += size
+        if self._owed >= self._ack_frames or self._owed_bytes >= self._ack_bytes:
+            return [Deliver(item, charge), self._say(_ACK)]
+        return int(charge)
 
     def blocked(self, size: int) -> bool:
         """Whether `size` more bytes do not fit the window; if True, an Unblocked action follows when credits come."""
-        raise NotImplementedError
+        if self._free:
+            return False
+        used = self._spent - self._forgiven - self._granted
+        if used <= 0 or used + ((size + 1023) >> 10 or 1) <= self._window:
+            return False
+        self._wanted = True
+        return True
 
     def consumed(self, charge: int, epoch: int) -> bytes | None:
         """The application took a message: give `charge` back to the peer life `epoch` (link.peer_epoch at receipt).
 
         Returns a prefix to write at once (alone) or None: the credit goes with the next frame or tick.
         """
-        raise NotImplementedError
+        if not charge or epoch != self.peer_epoch:
+            return None
+        self._credit += charge
+        self._owed_credit += charge
+        if self._owed_credit << 4 < self._window or self.state is not _UP:
+            return None
+        return self._say(_ACK).prefix
 
     # rare events
 
-    def connected(self, now: float) -> "list[Action[T]]":
-        """The dialled connection is there, first or again (first: call it when dialling): says HELLO."""
-        raise NotImplementedError
+    def connected(self, now: float) -> list[Action[T]]:
+        """The dialled connection is there, first or again: says HELLO. The first call is due when dialling begins."""
+        if self.state is _UP and self._greeted:
+            return []  # the first connection, already greeted
+        self._greeted = True
+        if self.state is not _UP:
+            self.state = _RESUMING
+        self._asked_at, self._asked_wait = now, self._config.probe_after
+        return [self._say(_HELLO)]
 
-    def disconnected(self, now: float) -> "list[Action[T]]":
-        """The connection is gone (monitor event, or EHOSTUNREACH on a ROUTER): keep frames until resumed."""
-        raise NotImplementedError
+    def disconnected(self, now: float) -> list[Action[T]]:
+        """The connection is gone (monitor event, or EHOSTUNREACH on a ROUTER): frames are kept until resumed."""
+        if self.state is _UP:
+            self._down_since = now
+            if not self.peer_epoch:
+                self._doubt = self._next
+        self.state = _DOWN
+        self._probed = -1
+        return []
 
-    def tick(self, now: float) -> "list[Action[T]]":
+    def tick(self, now: float) -> list[Action[T]]:
         """Time passes: acknowledgements, questions, time limits. Call every config.tick seconds unless `idle`."""
-        raise NotImplementedError
+        config = self._config
+        actions: list[Action[T]] = []
+        if self.state is _UP:
+            if self._kept or self._wanted:
+                if self._asked != self._base:
+                    self._asked, self._asked_at, self._asked_wait = self._base, now, config.probe_after
+                elif now - self._asked_at >= self._asked_wait:
+                    self._asked_at, self._asked_wait = now, min(2 * self._asked_wait, config.probe_max)
+                    self._probed = self._next
+                    actions.append(self._say(_PROBE))
+            if self._buffer:
+                if self._gap != self._expect:
+                    self._gap, self._gap_at, self._gap_wait = self._expect, now, config.tick
+                elif now - self._gap_at >= self._gap_wait:
+                    self._gap_at, self._gap_wait = now, min(2 * self._gap_wait, config.probe_max)
+                    actions.append(self._say(_STATE))
+            if self._owed or self._owed_credit:
+                actions.append(self._say(_ACK))
+        elif self.state is _RESUMING:
+            if now - self._asked_at >= self._asked_wait:
+                self._asked_at, self._asked_wait = now, min(2 * self._asked_wait, config.probe_max)
+                actions.append(self._say(_HELLO))
+        elif self._kept and config.down_timeout is not None:
+            if self._down_since is None:
+                self._down_since = now
+            elif now - self._down_since >= config.down_timeout:
+                self._down_since = now  # what is sent from here on has its own time
+                self._fail(f"no connection for {config.down_timeout:g} s", self._next, actions)
+        return actions
 
-    def give_up(self, reason: str) -> "list[Action[T]]":
+    def give_up(self, reason: str) -> list[Action[T]]:
         """Fail everything kept (the peer died, the link closes); the link stays usable."""
-        raise NotImplementedError
+        actions: list[Action[T]] = []
+        self._fail(reason, self._next, actions)
+        return actions
 
     @property
     def idle(self) -> bool:
         """Whether `tick` has nothing to do until the next other event."""
-        raise NotImplementedError
+        waiting = self._kept or self._buffer or self._owed or self._owed_credit or self._wanted
+        return not waiting and self.state is not _RESUMING
 
     @property
     def unacked(self) -> int:
         """Frames kept for resending."""
-        raise NotImplementedError
+        return len(self._kept)
+
+    # how
+
+    def _say(self, kind: int) -> Transmit[T]:
+        """A frame without a body: where we stand."""
+        self._owed = self._owed_bytes = self._owed_credit = 0
+        prefix = _pack(kind, self.lane, 0, self.epoch, self.peer_epoch, self._base, self._expect, self._credit)
+        return Transmit(prefix, None)
+
+    def _received(
+        self,
+        kind: int,
+        charge: int,
+        epoch: int,
+        to: int,
+        seq: int,
+        ack: int,
+        credit: int,
+        item: T,
+        size: int,
+        now: float,
+    ) -> list[Action[T]]:
+        actions: list[Action[T]] = []
+        if epoch < self.peer_epoch:
+            return actions  # a former life of the peer
+        if epoch > self.peer_epoch:
+            self._meet(epoch, actions)
+        if to != self.epoch and to:
+            # Meant for a former link object at our address: say who is here, but not once per frame in flight.
+            if now - self._answered_at >= self._config.tick:
+                self._answered_at = now
+                self._answer(_STATE, actions)
+            return actions
+        if to:
+            self._take_ack(ack, credit, actions)
+        if self._doubt:
+            self._fail("the connection broke before the peer's first answer", self._doubt, actions)
+            self._doubt = 0
+        if kind > _CHUNK:
+            self._skip_to(seq, actions)
+            self._control(kind, ack, now, actions)
+        else:
+            self._take(seq, item, charge, size, actions)
+            if self.state is _UP:
+                if self._owed >= self._ack_frames or self._owed_bytes >= self._ack_bytes:
+                    actions.append(self._say(_ACK))
+            elif not self._dials and now - self._answered_at >= self._config.tick:
+                self._answered_at = now
+                actions.append(self._say(_PROBE))  # thought gone, yet here: its answer tells what it lacks
+        return actions
+
+    def _meet(self, epoch: int, actions: list[Action[T]]) -> None:
+        """The first word of a life of the peer."""
+        former, self.peer_epoch = self.peer_epoch, epoch
+        if former:
+            self._expect = self._credit = self._owed = self._owed_bytes = self._owed_credit = 0
+            self._buffer.clear()
+            actions.append(NewLife(epoch))
+            self._granted, self._forgiven = 0, self._spent
+            self._fail("the peer was restarted", self._next, actions, charges=False)
+        if not self._dials and self.state is not _UP:
+            self._rise(actions)
+        if former and self._base:
+            self._answer(_RESUME, actions)
+
+    def _control(self, kind: int, ack: int, now: float, actions: list[Action[T]]) -> None:
+        resumed = self.state is not _UP and kind in (_HELLO, _RESUME, _STATE)
+        if resumed and self._dials and self.state is _DOWN:
+            resumed = False  # a frame that was under way when the connection broke
+        if kind in (_HELLO, _PROBE):
+            self._answer(_RESUME if kind == _HELLO else _STATE, actions)
+        elif kind == _STATE or resumed:
+            if ack < self._base:
+                self._answer(_RESUME, actions)  # it waits for what will never come
+        if resumed:
+            self._rise(actions)
+        elif kind == _HELLO:
+            self._resend(self._next, now, actions)
+        elif kind == _STATE and self.state is _UP:
+            # What was written after our question may still be under way.
+            limit = self._next if self._probed < 0 else self._probed
+            self._probed = -1
+            self._resend(limit, now, actions)
+
+    def _answer(self, kind: int, actions: list[Action[T]]) -> None:
+        if not (self._dials and self.state is _DOWN):
+            actions.append(self._say(kind))
+
+    def _rise(self, actions: list[Action[T]]) -> None:
+        self.state = _UP
+        self._down_since = None
+        self._asked = -1
+        self._write(self._next, actions)
+
+    def _resend(self, limit: int, now: float, actions: list[Action[T]]) -> None:
+        """The peer lacks what we hold: send it again, or give up what was sent again in vain for too long."""
+        if not self._kept:
+            return
+        if self._lost != self._base:
+            self._lost, self._lost_since = self._base, now
+        elif now - self._lost_since >= self._config.gap_timeout:
+            self._fail(f"lost, and sent again in vain for {self._config.gap_timeout:g} s", limit, actions)
+            return
+        self._write(limit, actions)
+
+    def _write(self, limit: int, actions: list[Action[T]]) -> None:
+        lane, epoch, to, expect, credit = self.lane, self.epoch, self.peer_epoch, self._expect, self._credit
+        for seq, (item, charge, kind) in enumerate(self._kept, self._base):
+            if seq >= limit:
+                break
+            actions.append(Transmit(_pack(kind, lane, charge, epoch, to, seq, expect, credit), item))
+
+    def _fail(self, reason: str, limit: int, actions: list[Action[T]], charges: bool = True) -> None:
+        """Numbers below `limit` will never be sent again; tells the peer to skip them."""
+        items = []
+        while self._base < limit:
+            item, charge, _ = self._kept.popleft()
+            self._base += 1
+            items.append(item)
+            if charges:
+                self._forgiven += charge
+        while self._holds and self._holds[0][0] < limit:
+            self._holds.popleft()
+        if not items:
+            return
+        actions.append(Failed(reason, items))
+        if charges and self.state is _UP:
+            actions.append(self._say(_RESUME))
+        if self._wanted:
+            self._wanted = False
+            actions.append(Unblocked())
+
+    def _take_ack(self, ack: int, credit: int, actions: list[Action[T]]) -> None:
+        if self._base < ack <= self._next:
+            for _ in range(ack - self._base):
+                self._kept.popleft()
+            self._base = ack
+            released = []
+            while self._holds and self._holds[0][0] < ack:
+                released.append(self._holds.popleft()[1])
+            if released:
+                actions.append(Acked(released))
+        if credit > self._granted:
+            self._granted = credit
+            if self._wanted:
+                self._wanted = False
+                actions.append(Unblocked())
+
+    def _take(self, seq: int, item: T, charge: int, size: int, actions: list[Action[T]]) -> None:
+        self._owed += 1
+        self._owed_bytes += size
+        if seq == self._expect:
+            self._expect = seq + 1
+            actions.append(Deliver(item, charge))
+            self._drain(actions)
+        elif seq > self._expect and len(self._buffer) < self._config.buffered:
+            self._buffer.setdefault(seq, (item, charge))
+
+    def _drain(self, actions: list[Action[T]]) -> None:
+        buffer = self._buffer
+        while buffer and (entry := buffer.pop(self._expect, None)) is not None:
+            self._expect += 1
+            actions.append(Deliver(*entry))
+
+    def _skip_to(self, base: int, actions: list[Action[T]]) -> None:
+        """The peer holds nothing below `base` any more: what of it is missing here will never come."""
+        if base <= self._expect:
+            return
+        actions.append(Skipped(self._expect, base - self._expect))
+        for seq in [seq for seq in self._buffer if seq < base]:
+            del self._buffer[seq]
+        self._expect = base
+        self._drain(actions)

@@ -1,0 +1,104 @@
+"""What travels in front of a frame on a link, and what a link asks its transport to do."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+PREFIX = struct.Struct("<BBxxIQQQQQ")
+"""kind u8, lane u8, charge u32 (KiB), epoch u64 (sender's), to u64 (receiver's epoch, 0 = not heard of yet),
+seq u64 (DATA, CHUNK: own number; else: the lowest number still held), ack u64 (next number expected),
+credit u64 (KiB consumed so far)."""
+PREFIX_SIZE = PREFIX.size
+
+
+class PrefixKind(IntEnum):
+    """What a frame on a link is."""
+
+    DATA = 0  # a numbered message
+    CHUNK = 1  # a numbered piece of a large body: treated as DATA, told apart by the transport
+    ACK = 2  # acknowledgement and credits only
+    HELLO = 3  # the dialling side after each (re)connect; answered by RESUME
+    RESUME = 4  # "this is where I stand, send what I lack"
+    PROBE = 5  # "where do you stand?"; answered by STATE
+    STATE = 6  # answer to PROBE, or a receiver that misses something
+
+
+class LinkState(IntEnum):
+    """Whether frames may be written now."""
+
+    UP = 0
+    RESUMING = 1  # connected again, the peer has not yet said what it lacks: sends are kept
+    DOWN = 2  # no connection: sends are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit(Generic[T]):
+    """Write these frames; `item` is None for frames without a body."""
+
+    prefix: bytes
+    item: T | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver(Generic[T]):
+    """Hand the item up; give `charge` back by `Link.consumed` once the application took it."""
+
+    item: T
+    charge: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acked(Generic[T]):
+    """The peer has these items, which were sent with hold=True: their resources may go."""
+
+    items: Sequence[T]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Generic[T]):
+    """These items will never be sent again; whether the peer's old life saw them is unknown."""
+
+    reason: str
+    items: Sequence[T]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The peer gave up on `count` of its frames from `first` on: drop half-assembled chunks."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewLife:
+    """The peer is another one now (`epoch`): drop half-assembled chunks of the old one."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unblocked:
+    """Credits came back after `blocked` said yes: let waiting senders look again."""
+
+
+Action = Transmit[T] | Deliver[T] | Acked[T] | Failed[T] | Skipped | NewLife | Unblocked
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """Limits of a link: bytes and seconds."""
+
+    window: int = 256 << 20  # bytes sent and not yet consumed by the peer's application
+    ack_frames: int = 64
+    ack_bytes: int = 1 << 20
+    tick: float = 0.02  # how often the transport calls `tick` while the link is not idle
+    probe_after: float = 1.0  # unacknowledged that long: ask
+    probe_max: float = 10.0  # the longest pause between two unanswered questions
+    gap_timeout: float = 30.0  # frames the peer says it lacks, resent in vain that long, fail
+    down_timeout: float | None = 60.0  # without connection that long, everything kept fails; None: never
+    buffered: int = 65536  # frames kept behind a gap
