@@ -9,6 +9,9 @@ STAMP := $(VENV)/.stamp
 EXTRAS := notebook,torch,examples,dev
 NOTEBOOK := examples/quickstart.ipynb
 PYTEST_ARGS ?=
+LAB_ARGS ?=
+# In a container one often is root, and Jupyter asks for this word then.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: help setup browser demo lab test test-slow check bench clean
 
@@ -28,8 +31,8 @@ browser: # Chromium for the tests in tests/browser; they are skipped without it
 demo: setup ## run the quickstart notebook in a real kernel and say what it reached
 	$(PY) scripts/demo.py
 
-lab: setup ## open the quickstart notebook in JupyterLab
-	$(PY) -m jupyterlab $(NOTEBOOK)
+lab: setup ## open the quickstart notebook in JupyterLab; LAB_ARGS= adds arguments
+	$(PY) -m jupyterlab $(AS_ROOT) $(LAB_ARGS) $(NOTEBOOK)
 
 test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds arguments
 	$(PY) -m pytest -m 'not slow' $(PYTEST_ARGS)
