@@ -1,0 +1,1 @@
+"""Host, proc, actor and value meshes."""

@@ -1,0 +1,116 @@
+"""Meshes of plain values: what a call on every member of a mesh answers."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
+
+from monarch_nb.shape import Extent, MeshTrait, Point, Region, Shape
+
+from .lazy import Lazy
+from .value_text import describe
+
+T = TypeVar("T")
+
+
+class ValueMesh(MeshTrait, Generic[T]):
+    """One value for each place of an extent, in row-major order; iterating gives (point, value).
+
+    Values that came over the wire are decoded when first looked at. ValueError unless there is a value for every place.
+    """
+
+    _values: Sequence[T | Lazy[T]]
+
+    def __init__(self, shape: Shape | Region | Extent, values: Iterable[T]) -> None:
+        self._fill(_region_of(shape), tuple(values))
+
+    @classmethod
+    def _of_lazy(cls, shape: Shape | Region | Extent, values: Iterable[T | Lazy[T]]) -> Self:
+        """A mesh some of whose values are still to be decoded."""
+        mesh = cls.__new__(cls)
+        mesh._fill(_region_of(shape), tuple(values))
+        return mesh
+
+    @classmethod
+    def _of_thunks(cls, shape: Shape | Region | Extent, thunks: Iterable[Callable[[], T]]) -> Self:
+        """A mesh whose values these callables make, each called at most once with success."""
+        return cls._of_lazy(shape, map(Lazy, thunks))
+
+    def _fill(self, region: Region, values: Sequence[T | Lazy[T]]) -> None:
+        if len(values) != len(region):
+            places = f"{len(region)} places of {region.extent!r}"
+            raise ValueError(f"need one value for each of the {places}, got {len(values)}")
+        self.__region = region
+        self._values = values
+
+    @property
+    def _region(self) -> Region:
+        return self.__region
+
+    def _new_with_region(self, region: Region) -> Self:
+        index = self._ndslice.index
+        return self._of_lazy(region, [self._values[index(rank)] for rank in region.ndslice])
+
+    def get(self, rank: SupportsIndex) -> T:
+        """The value at a row-major index in this mesh. IndexError outside 0 … len - 1."""
+        at = rank.__index__()
+        if not 0 <= at < len(self._values):
+            raise IndexError(f"index out of range: rank {at} in a ValueMesh of {len(self._values)} values")
+        value = self._values[at]
+        return value.get() if isinstance(value, Lazy) else value
+
+    def item(self, /, **coordinates: SupportsIndex) -> T:
+        """The value at the index given for every dimension; no arguments for a mesh of no dimensions.
+
+        KeyError when a dimension is missing or unknown, IndexError when an index is out of range.
+        """
+        labels = self._labels
+        missing = [label for label in labels if label not in coordinates]
+        if missing:
+            example = ", ".join(f"{label}=0" for label in labels)
+            raise KeyError(f"item needs an index for every dimension, missing: {missing}; for example item({example})")
+        extra = [name for name in coordinates if name not in labels]
+        if extra:
+            raise KeyError(f"item has extra dimensions: {extra}; the mesh has {list(labels)}")
+        return self.get(self._ndslice.index(self._ndslice.nditem([coordinates[label] for label in labels])))
+
+    def values(self) -> list[T]:
+        """All values, in rank order."""
+        return [self.get(rank) for rank in range(len(self))]
+
+    def items(self) -> list[tuple[Point, T]]:
+        """All (point, value) pairs, in rank order."""
+        return list(self)
+
+    def __iter__(self) -> Iterator[tuple[Point, T]]:
+        extent = self.extent
+        return ((Point(rank, extent), self.get(rank)) for rank in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same names and sizes and equal values; arrays are equal when all their elements are."""
+        if not isinstance(other, ValueMesh):
+            return NotImplemented
+        return self.extent == other.extent and all(map(_equal, self.values(), other.values()))
+
+    __hash__ = None  # type: ignore[assignment]  # the values need not be hashable
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._region, self.values())
+
+    def __repr__(self) -> str:
+        extent = self.extent
+        return f"ValueMesh({extent!r}):\n" + "\n".join(describe(extent, self.get))
+
+
+def _region_of(shape: Shape | Region | Extent) -> Region:
+    return shape if isinstance(shape, Region) else shape.region
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if left is right:
+        return True
+    if getattr(left, "shape", None) != getattr(right, "shape", None):
+        return False  # arrays would broadcast
+    same = left == right
+    try:
+        return bool(same)
+    except (ValueError, RuntimeError, TypeError):  # more than one element: ask the array for all of them
+        return bool(cast(Any, same).all())

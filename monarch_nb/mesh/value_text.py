@@ -1,0 +1,90 @@
+"""How the values of a mesh read: few lines however many ranks there are, equal values once."""
+
+from collections.abc import Callable
+from typing import Any
+
+from monarch_nb.shape import Extent, Point
+
+LINES = 11  # at most, without the heading
+WIDTH = 120  # characters of one value
+COSTLY = 256  # at most so many values that are not plain scalars are asked for their repr
+SCALARS = frozenset({int, bool, str, bytes, type(None)})  # cheap to compare, and equal ones read the same
+
+
+def describe(extent: Extent, get: Callable[[int], Any]) -> list[str]:
+    """The lines under a value mesh's heading. Never raises for what a value or its decoding does."""
+    if not extent.nelements:
+        return ["  (no values)"]
+    groups, unseen = _grouped(extent.nelements, get)
+    shown = groups if len(groups) + bool(unseen) <= LINES else groups[: LINES - 1]
+    lines = [f"  {_where(extent, ranks)}: {text}" for ranks, text in shown]
+    hidden = sum(len(ranks) for ranks, _ in groups[len(shown) :]) + unseen
+    if hidden:
+        lines.append(f"  … and {hidden} more rank{'s' if hidden > 1 else ''}; see .items() or .get(rank)")
+    return lines
+
+
+def _grouped(count: int, get: Callable[[int], Any]) -> tuple[list[tuple[list[int], str]], int]:
+    """Ranks with equal values and their text, in order of first rank; and how many ranks were not looked at."""
+    groups: dict[object, tuple[list[int], str]] = {}
+    costly: dict[int, tuple[Any, str]] = {}  # texts by identity; holds the value so that its identity stays its own
+    for rank in range(count):
+        try:
+            value = get(rank)
+        except Exception as error:  # a class that is missing here must not hide the other values
+            value = _Unreadable(f"<cannot be decoded: {type(error).__name__}: {error}>")
+        key: object
+        if type(value) in SCALARS:
+            key = type(value), value
+        elif isinstance(value, float | _Unreadable):
+            key = type(value), repr(value)  # nan and -0.0 differ from how they compare
+        elif id(value) in costly or len(costly) < COSTLY:
+            key = costly.setdefault(id(value), (value, _repr(value)))[1]
+        else:  # thousands of tensors take seconds to print
+            return list(groups.values()), count - rank
+        if key not in groups:
+            groups[key] = [], _line(key if isinstance(key, str) else _repr(value))
+        groups[key][0].append(rank)
+    return list(groups.values()), 0
+
+
+class _Unreadable:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _repr(value: Any) -> str:
+    try:
+        # Only the start of a long text will be shown, and its repr can take seconds.
+        return repr(value[: 2 * WIDTH]) if type(value) in (str, bytes) else repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__} whose repr raised {type(error).__name__}: {error}>"
+
+
+def _line(text: str) -> str:
+    joined = " ".join(text.split()) if "\n" in text else text
+    return joined if len(joined) <= WIDTH else joined[: WIDTH - 1] + "…"
+
+
+def _where(extent: Extent, ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return repr(Point(ranks[0], extent))
+    if len(ranks) == extent.nelements:
+        return f"all {len(ranks)} ranks"
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        elif len(spans) == 8:
+            return f"ranks {', '.join(map(_span, spans))}, … ({len(ranks)} ranks)"
+        else:
+            spans.append([rank, rank])
+    return f"ranks {', '.join(map(_span, spans))}"
+
+
+def _span(span: list[int]) -> str:
+    first, last = span
+    return str(first) if first == last else f"{first}–{last}"

@@ -1,0 +1,189 @@
+"""Strided n-dimensional selections of ranks, kept as a few integers however many ranks they hold."""
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from typing import SupportsIndex, overload
+
+from .frozen import Frozen
+
+
+def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a gapless row-major layout: the last dimension steps by one."""
+    strides = itertools.accumulate(reversed(sizes), operator.mul, initial=1)
+    return tuple(strides)[: len(sizes)][::-1]
+
+
+class NDSlice(Frozen):
+    """The base ranks `offset + sum(coordinate[d] * strides[d])`, in row-major order of their coordinates.
+
+    Nothing here costs time in proportion to the number of ranks except iterating over them.
+    """
+
+    __slots__ = ("_len", "_offset", "_sizes", "_steps", "_strides")
+
+    _offset: int
+    _sizes: tuple[int, ...]
+    _strides: tuple[int, ...]
+    _len: int
+    _steps: tuple[tuple[int, int, int, int], ...]
+
+    def __init__(self, offset: SupportsIndex, sizes: Sequence[SupportsIndex], strides: Sequence[SupportsIndex]) -> None:
+        first = operator.index(offset)
+        lengths = tuple(map(operator.index, sizes))
+        jumps = tuple(map(operator.index, strides))
+        if len(lengths) != len(jumps):
+            raise ValueError(f"need one stride for each size, got sizes {list(lengths)} and strides {list(jumps)}")
+        if first < 0 or min(lengths, default=0) < 0 or min(jumps, default=0) < 0:
+            raise ValueError(
+                f"offset, sizes and strides must not be negative, got {first}, {list(lengths)} and {list(jumps)}"
+            )
+        self._fill(_offset=first, _sizes=lengths, _strides=jumps)
+        self._fill(_len=math.prod(lengths), _steps=_steps(lengths, jumps))
+
+    @classmethod
+    def new_row_major(cls, sizes: Sequence[SupportsIndex]) -> "NDSlice":
+        """All the ranks of a gapless array of these sizes, from rank 0."""
+        lengths = tuple(map(operator.index, sizes))
+        return cls(0, lengths, row_major_strides(lengths))
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self._sizes)
+
+    @property
+    def offset(self) -> int:
+        """The base rank at coordinates 0, 0, …"""
+        return self._offset
+
+    @property
+    def sizes(self) -> list[int]:
+        """Length of each dimension."""
+        return list(self._sizes)
+
+    @property
+    def strides(self) -> list[int]:
+        """How far apart in base ranks neighbours along each dimension are."""
+        return list(self._strides)
+
+    @property
+    def dense(self) -> bool:
+        """Whether the ranks are contiguous and in order; dimensions of size 1 cannot break that."""
+        if self._len == 0:
+            return True
+        dims = zip(self._sizes, self._strides, row_major_strides(self._sizes), strict=True)
+        return all(size == 1 or stride == wanted for size, stride, wanted in dims)
+
+    def nditem(self, coordinates: Sequence[SupportsIndex]) -> int:
+        """The base rank at some coordinates. IndexError when they are outside or too few or many."""
+        place = tuple(map(operator.index, coordinates))
+        if len(place) != len(self._sizes):
+            raise IndexError(f"need {len(self._sizes)} coordinates, got {len(place)}: {list(place)}")
+        if not all(0 <= at < size for at, size in zip(place, self._sizes, strict=True)):
+            raise IndexError(f"index out of range: coordinates {list(place)} in sizes {self.sizes}")
+        return self._offset + sum(at * stride for at, stride in zip(place, self._strides, strict=True))
+
+    def get(self, index: SupportsIndex) -> int:
+        """The base rank at a row-major index; the inverse of `index`. IndexError outside 0 … len - 1."""
+        rest = operator.index(index)
+        if not 0 <= rest < self._len:
+            raise IndexError(f"index out of range: {rest} in a slice of {self._len} ranks")
+        rank = self._offset
+        for size, stride in zip(reversed(self._sizes), reversed(self._strides), strict=True):
+            rest, at = divmod(rest, size)
+            rank += at * stride
+        return rank
+
+    def coordinates(self, rank: SupportsIndex) -> list[int]:
+        """Where a base rank is. ValueError when it is not in this slice."""
+        base = operator.index(rank)
+        found = self._locate(base)
+        if found is None:
+            raise ValueError(f"rank {base} is not in {self!r}")
+        return found
+
+    def index(self, rank: SupportsIndex) -> int:
+        """The row-major index of a base rank. ValueError when it is not in this slice."""
+        index = 0
+        for at, size in zip(self.coordinates(rank), self._sizes, strict=True):
+            index = index * size + at
+        return index
+
+    def _locate(self, rank: int) -> list[int] | None:
+        if self._len == 0:
+            return None
+        place = [0] * len(self._sizes)
+        return place if _descend(self._steps, 0, rank - self._offset, place) else None
+
+    def __contains__(self, rank: object) -> bool:
+        return isinstance(rank, SupportsIndex) and self._locate(operator.index(rank)) is not None
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __iter__(self) -> Iterator[int]:
+        if not self._sizes:
+            yield self._offset
+            return
+        *outer, (size, stride) = zip(self._sizes, self._strides, strict=True)
+        for place in itertools.product(*(_offsets(length, jump) for length, jump in outer)):
+            start = self._offset + sum(place)
+            yield from (start + at for at in _offsets(size, stride))
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> int | tuple[int, ...]:
+        if isinstance(index, slice):
+            return tuple(self.get(at) for at in range(*index.indices(self._len)))
+        return self.get(index)
+
+    def _key(self) -> tuple[object, ...]:
+        # What a dimension of size 1 would step by, nobody can tell: it is not part of what the slice is.
+        strides = tuple(stride if size > 1 else 0 for size, stride in zip(self._sizes, self._strides, strict=True))
+        return self._offset, self._sizes, strides
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, NDSlice) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return NDSlice, (self._offset, self._sizes, self._strides)
+
+    def __repr__(self) -> str:
+        return f"NDSlice(offset={self._offset}, sizes={self.sizes}, strides={self.strides})"
+
+
+def _offsets(size: int, stride: int) -> Sequence[int]:
+    return range(0, size * stride, stride) if stride else (0,) * size
+
+
+def _steps(sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, int, int, int], ...]:
+    """(dimension, size, stride, how far all later ones reach), widest stride first; without those that never move."""
+    moving = [(stride, dim) for dim, stride in enumerate(strides) if stride and sizes[dim] > 1]
+    steps: list[tuple[int, int, int, int]] = []
+    reach = 0
+    for stride, dim in sorted(moving):
+        steps.append((dim, sizes[dim], stride, reach))
+        reach += (sizes[dim] - 1) * stride
+    return tuple(reversed(steps))
+
+
+def _descend(steps: tuple[tuple[int, int, int, int], ...], level: int, rest: int, place: list[int]) -> bool:
+    """Finds coordinates that sum up to `rest`; one candidate a level, unless somebody made up interleaving strides."""
+    if level == len(steps):
+        return rest == 0
+    dim, size, stride, reach = steps[level]
+    for at in range(max(0, -((reach - rest) // stride)), min(size - 1, rest // stride) + 1):
+        place[dim] = at
+        if _descend(steps, level + 1, rest - at * stride, place):
+            return True
+    return False
+
+
+Slice = NDSlice

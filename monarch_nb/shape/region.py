@@ -1,0 +1,180 @@
+"""Regions: what a mesh is, apart from what its members are."""
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import SupportsIndex, TypeAlias
+
+from .extent import Extent, Point, known_dims
+from .frozen import Frozen
+from .ndslice import NDSlice, row_major_strides
+from .splitting import split_sizes
+
+# What picks along one dimension: an integer takes the dimension away, a slice keeps it.
+Selector: TypeAlias = "SupportsIndex | slice"
+BuiltinSlice = slice
+
+
+class Region(Frozen):
+    """Named dimensions over a strided selection of base ranks: the ranks of the mesh that was spawned.
+
+    Immutable and hashable. Every method that reshapes returns a new region over (some of) the same base ranks.
+    """
+
+    __slots__ = ("_extent", "_ndslice")
+
+    _extent: Extent
+    _ndslice: NDSlice
+
+    def __init__(self, labels: Sequence[str], slice: NDSlice) -> None:
+        self._fill(_extent=Extent(labels, slice.sizes), _ndslice=slice)
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the dimensions, outermost first."""
+        return self._extent.labels
+
+    @property
+    def ndslice(self) -> NDSlice:
+        """The base ranks, without the names."""
+        return self._ndslice
+
+    @property
+    def extent(self) -> Extent:
+        """Names and sizes, without the base ranks."""
+        return self._extent
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each dimension by name."""
+        return dict(self._extent)
+
+    def size(self, dim: str | Sequence[str] | None = None) -> int:
+        """Size of one dimension, or the product of several; of all by default. KeyError on an unknown one."""
+        if dim is None:
+            return self._extent.nelements
+        if isinstance(dim, str):
+            return self._extent[dim]
+        return math.prod(self._extent[name] for name in dim)
+
+    def slice(self, /, **dims: Selector) -> "Region":
+        """The part of this region at an index (takes that dimension away) or slice (keeps it) of some dimensions.
+
+        TypeError on an unknown dimension, IndexError on an index outside 0 … size - 1, ValueError on an empty slice.
+        """
+        unknown = [name for name in dims if name not in self._extent]
+        if unknown:
+            raise TypeError(f"mesh has no dimension {unknown[0]!r}; {known_dims(self.labels)}")
+        offset = self._ndslice.offset
+        labels, sizes, strides = [], [], []
+        for name, size, stride in zip(self.labels, self._ndslice.sizes, self._ndslice.strides, strict=True):
+            picked = _picked(name, size, dims[name]) if name in dims else range(size)
+            if isinstance(picked, int):
+                offset += picked * stride
+                continue
+            offset += picked.start * stride
+            labels.append(name)
+            sizes.append(len(picked))
+            strides.append(stride * picked.step)
+        return Region(labels, NDSlice(offset, sizes, strides))
+
+    def split(self, /, **splits: Sequence[str] | SupportsIndex) -> "Region":
+        """Splits dimensions: `split(host=('dp', 'pp'), pp=16)`; one size per split may be left out and is worked out.
+
+        ValueError when sizes do not fit, names clash, or a size is for no new dimension.
+        """
+        parts = split_sizes(self._extent, splits)
+        labels, sizes, strides = [], [], []
+        for (name_sizes), stride in zip(parts, self._ndslice.strides, strict=True):
+            inner = row_major_strides([size for _, size in name_sizes])
+            for (name, size), steps in zip(name_sizes, inner, strict=True):
+                labels.append(name)
+                sizes.append(size)
+                strides.append(stride * steps)
+        return Region(labels, NDSlice(self._ndslice.offset, sizes, strides))
+
+    def flatten(self, name: str) -> "Region":
+        """All dimensions as a single one. ValueError unless the base ranks are contiguous and in order."""
+        ranks = self._ndslice
+        if not ranks.dense:
+            raise ValueError(
+                f"cannot flatten sparse mesh: sizes {ranks.sizes} have strides {ranks.strides}, and only "
+                f"{list(row_major_strides(ranks.sizes))} would be contiguous; flatten first and slice afterwards"
+            )
+        return Region([name], NDSlice(ranks.offset, [len(ranks)], [1]))
+
+    def rename(self, /, **names: str) -> "Region":
+        """The same region with other names for some dimensions: `rename(host='dp')`. ValueError on an unknown one."""
+        for old, new in names.items():
+            if old not in self._extent:
+                raise ValueError(f"cannot rename {old!r}: mesh has no such dimension; {known_dims(self.labels)}")
+            if not isinstance(new, str):
+                raise ValueError(f"the new name of dimension {old!r} must be a string, got {new!r}")
+        return Region([names.get(label, label) for label in self.labels], self._ndslice)
+
+    def ranks(self) -> list[int]:
+        """The base ranks, in row-major order of their coordinates."""
+        return list(self._ndslice)
+
+    def contains(self, rank: SupportsIndex) -> bool:
+        """Whether a base rank is in this region."""
+        return rank in self._ndslice
+
+    __contains__ = contains
+
+    def overlaps_ranks(self, ranks: Iterable[int]) -> bool:
+        """Whether any of these base ranks is in this region; costs time per rank given, not per rank held."""
+        return any(rank in self._ndslice for rank in ranks)
+
+    def point_of_base_rank(self, rank: SupportsIndex) -> Point:
+        """Where in this region a base rank is. ValueError when it is not."""
+        return Point(self._ndslice.index(rank), self._extent)
+
+    def __len__(self) -> int:
+        return len(self._ndslice)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Region):
+            return NotImplemented
+        return self._extent == other._extent and self._ndslice == other._ndslice
+
+    def __hash__(self) -> int:
+        return hash((self._extent, self._ndslice))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Region, (self.labels, self._ndslice)
+
+    def __repr__(self) -> str:
+        ranks = self._ndslice
+        if ranks.dense:
+            return f"Region({self._extent!r}, offset={ranks.offset})" if ranks.offset else f"Region({self._extent!r})"
+        return f"Region({self._extent!r}, offset={ranks.offset}, strides={ranks.strides})"
+
+
+def _picked(name: str, size: int, selector: Selector) -> "int | range":
+    if isinstance(selector, BuiltinSlice):
+        picked = range(*selector.indices(size))
+        shown = _shown_slice(selector)
+        if picked.step < 1:
+            raise ValueError(f"cannot slice dimension {name!r} by {shown}: steps must be 1 or more")
+        if not picked:
+            raise ValueError(
+                f"the slice {shown} of dimension {name!r}, which has size {size}, is empty; "
+                "a mesh must keep at least one index of each dimension"
+            )
+        return picked
+    try:
+        index = operator.index(selector)
+    except TypeError:
+        raise TypeError(f"dimension {name!r} is sliced by an integer or a slice, got {selector!r}") from None
+    if not 0 <= index < size:
+        raise IndexError(
+            f"index out of range: {name}={index}, but dimension {name!r} has size {size}; indices start at 0 and "
+            "negative ones do not count from the end"
+        )
+    return index
+
+
+def _shown_slice(selector: "BuiltinSlice") -> str:
+    ends = [selector.start, selector.stop] if selector.step is None else [selector.start, selector.stop, selector.step]
+    return ":".join("" if end is None else str(end) for end in ends)

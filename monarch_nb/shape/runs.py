@@ -1,0 +1,41 @@
+"""Regions as runs of ranks, the way headers carry them."""
+
+import itertools
+
+from monarch_nb.wire.header import Run
+
+from .ndslice import row_major_strides
+from .region import Region
+
+
+def runs(region: Region) -> list[Run]:
+    """The base ranks of a region and their indices in it, as few runs; each goes along the longest regular stretch.
+
+    Time and number of runs are len(region) / that stretch: one for a whole mesh of any size. Runs do not come in the
+    order of their ranks, and may interleave.
+    """
+    ranks = region.ndslice
+    if not len(ranks):
+        return []
+    axes = _axes(ranks.sizes, ranks.strides)
+    if not axes:
+        return [Run(rank=ranks.offset, count=1)]
+    count, stride, index_stride = axes.pop(max(range(len(axes)), key=lambda axis: (axes[axis][0], axis)))
+    result = []
+    for place in itertools.product(*(range(size) for size, _, _ in axes)):
+        rank = ranks.offset + sum(at * step for at, (_, step, _) in zip(place, axes, strict=True))
+        index = sum(at * step for at, (_, _, step) in zip(place, axes, strict=True))
+        result.append(Run(rank=rank, count=count, stride=stride, index=index, index_stride=index_stride))
+    return result
+
+
+def _axes(sizes: list[int], strides: list[int]) -> list[tuple[int, int, int]]:
+    """(size, stride, index stride) of each dimension longer than 1; neighbours that step as one are joined."""
+    axes: list[tuple[int, int, int]] = []
+    for size, stride, index_stride in zip(sizes, strides, row_major_strides(sizes), strict=True):
+        if size == 1:
+            continue
+        if axes and axes[-1][1] == stride * size:
+            size *= axes.pop()[0]
+        axes.append((size, stride, index_stride))
+    return axes

@@ -1,0 +1,78 @@
+"""What all meshes can do with their dimensions."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self, SupportsIndex
+
+from .extent import Extent, known_dims
+from .ndslice import NDSlice
+from .region import Region, Selector
+
+
+class MeshTrait(ABC):
+    """Slicing and reshaping by name, for anything that has a region.
+
+    All of it is local arithmetic: nothing is sent, nothing waits, and the members stay the same objects or processes.
+    """
+
+    @property
+    @abstractmethod
+    def _region(self) -> Region:
+        """The region this mesh is over."""
+
+    @abstractmethod
+    def _new_with_region(self, region: Region) -> Self:
+        """A mesh of the same kind over some of the same base ranks."""
+
+    @property
+    def _ndslice(self) -> NDSlice:
+        return self._region.ndslice
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return tuple(self._region.labels)
+
+    def slice(self, /, **dims: Selector) -> Self:
+        """The part at an index (takes that dimension away) or slice (keeps it) of some dimensions.
+
+        `mesh.slice(hosts=0, gpus=slice(2, 6))`. TypeError on an unknown dimension, IndexError on an index that is
+        negative or too large, ValueError on an empty slice.
+        """
+        return self._new_with_region(self._region.slice(**dims))
+
+    def split(self, /, **splits: Sequence[str] | SupportsIndex) -> Self:
+        """The same members with dimensions split: `mesh.split(hosts=('dp', 'pp'), pp=16)`.
+
+        One size of each split may be left out and is worked out. ValueError when sizes do not fit, names clash, or a
+        size is for no new dimension.
+        """
+        return self._new_with_region(self._region.split(**splits))
+
+    def flatten(self, name: str) -> Self:
+        """The same members along a single dimension. ValueError unless their ranks are contiguous."""
+        return self._new_with_region(self._region.flatten(name))
+
+    def rename(self, /, **names: str) -> Self:
+        """The same members with other names for some dimensions: `mesh.rename(hosts='dp')`."""
+        return self._new_with_region(self._region.rename(**names))
+
+    def size(self, dim: str | Sequence[str] | None = None) -> int:
+        """Size of one dimension, or the product of several; of all by default. KeyError on an unknown one."""
+        region = self._region
+        for name in () if dim is None else (dim,) if isinstance(dim, str) else dim:
+            if name not in region.extent:
+                raise KeyError(f"{type(self).__name__} does not have dimension {name!r}; {known_dims(region.labels)}")
+        return region.size(dim)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each dimension by name, outermost first."""
+        return self._region.sizes
+
+    @property
+    def extent(self) -> Extent:
+        """The named sizes."""
+        return self._region.extent
+
+    def __len__(self) -> int:
+        return len(self._region)

@@ -1,0 +1,63 @@
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.shape import Extent, NDSlice, Region, runs
+from monarch_nb.wire.header import Run
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def expanded(some: Iterable[Run]) -> list[tuple[int, int]]:
+    """(index, rank) pairs by index."""
+    return sorted(
+        (run.index + at * run.index_stride, run.rank + at * run.stride) for run in some for at in range(run.count)
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=4),
+    st.integers(0, 9),
+)
+def test_expanding_runs_gives_back_every_index_and_rank_once(dims: list[tuple[int, int]], offset: int) -> None:
+    ranks = NDSlice(offset, [size for size, _ in dims], [stride for _, stride in dims])
+    region = Region([f"d{at}" for at in range(len(dims))], ranks)
+    assert expanded(runs(region)) == list(enumerate(region.ranks()))
+
+
+@given(st.lists(st.integers(1, 6), max_size=4), st.randoms(use_true_random=False))
+def test_slices_of_whole_meshes_need_at_most_a_run_per_outer_index(sizes: list[int], rng: random.Random) -> None:
+    region = Extent([f"d{at}" for at in range(len(sizes))], sizes).region
+    dims: dict[str, Any] = {name: slice(rng.randrange(size), None) for name, size in region.sizes.items()}
+    sliced = region.slice(**dims)
+    some = runs(sliced)
+    assert expanded(some) == list(enumerate(sliced.ranks()))
+    assert len(some) <= len(sliced) // max(sliced.sizes.values(), default=1)
+
+
+def test_a_whole_mesh_of_any_size_is_one_run() -> None:
+    assert runs(Extent(["hosts", "gpus"], [125_000, 8]).region) == [Run(rank=0, count=1_000_000)]
+    assert runs(Extent(["a", "b", "c"], [10**6, 10**6, 10**6]).region) == [Run(rank=0, count=10**18)]
+
+
+def test_a_column_of_a_mesh_is_one_strided_run() -> None:
+    region = Extent(["hosts", "gpus"], [125_000, 8]).region.slice(gpus=3)
+    assert runs(region) == [Run(rank=3, count=125_000, stride=8)]
+
+
+def test_few_columns_of_a_long_mesh_are_as_many_runs() -> None:
+    region = Extent(["hosts", "gpus"], [125_000, 8]).region.slice(gpus=slice(2, 4))
+    assert runs(region) == [
+        Run(rank=2, count=125_000, stride=8, index=0, index_stride=2),
+        Run(rank=3, count=125_000, stride=8, index=1, index_stride=2),
+    ]
+
+
+def test_one_member_and_none() -> None:
+    assert runs(Extent([], []).region) == [Run(rank=0, count=1)]
+    assert runs(Extent(["a"], [4]).region.slice(a=3)) == [Run(rank=3, count=1)]
+    assert runs(Extent(["a", "b"], [0, 3]).region) == []
