@@ -1,0 +1,70 @@
+"""What follows a link's prefix: one byte string (envelope and header) and the body's frames."""
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from monarch_nb.transport.parcel import Body, Parcel, length_of
+from monarch_nb.transport.shared import MemoryFile
+from monarch_nb.wire.header import Header, decode_header, encode_header
+
+ENVELOPE = struct.Struct("<BBxxI")  # relays passed u8, chunked u8 (0 whole, 1 its pieces follow), stream u32
+WHOLE = [ENVELOPE.pack(hops, 0, 0) for hops in range(256)]  # by relays passed
+IN_BAND = -1  # in place of a descriptor in Header.buffers
+
+
+class Item:
+    """One message, or one chunk of it, as it travels on a link; links keep it until it is acknowledged."""
+
+    __slots__ = ("bodies", "frames", "head", "header", "hops")
+
+    def __init__(
+        self,
+        head: bytes,
+        frames: Sequence[Any],
+        header: Header | None = None,
+        bodies: tuple[Body, ...] = (),
+        hops: int = 0,
+    ) -> None:
+        self.head = head  # sent: envelope and header; received: the whole first frame, prefix included
+        self.frames = frames  # further frames
+        self.header = header  # sent: to say what failed; None for chunks
+        self.bodies = bodies  # sent: keeps memory files open
+        self.hops = hops
+
+
+def pack_local(header: Header, parcel: Parcel) -> Item:
+    """For a peer on this host: large bodies by descriptor, the rest as frames."""
+    bodies = parcel.bodies
+    if parcel.in_files:
+        pid = os.getpid()
+        table = tuple((pid, b.fd, b.length) if type(b) is MemoryFile else (0, IN_BAND, length_of(b)) for b in bodies)
+        encoded = encode_header(msgspec.structs.replace(header, buffers=table))
+        frames: Sequence[Any] = [b for b in bodies if type(b) is not MemoryFile]
+    else:
+        encoded = encode_header(header)
+        frames = bodies
+    return Item(WHOLE[parcel.hops] + encoded, frames, header, bodies, parcel.hops)
+
+
+def unpack(frame0: bytes, start: int, frames: Sequence[Any]) -> tuple[Header, Parcel]:
+    """The header and parcel of a whole message. Raises msgspec.DecodeError, struct.error or SharedMemoryError."""
+    hops, _chunked, _stream = ENVELOPE.unpack_from(frame0, start)
+    header = decode_header(memoryview(frame0)[start + ENVELOPE.size :])
+    if header.buffers:
+        frames = attach(header, frames)
+    return header, Parcel(frames, hops=hops)
+
+
+def attach(header: Header, frames: Sequence[Body]) -> list[Body]:
+    """All bodies in order: frames for those in band, memory files for the others, which are opened here and now."""
+    table = header.buffers
+    header.buffers = ()
+    in_band = iter(frames)
+    try:
+        return [next(in_band) if fd == IN_BAND else MemoryFile.of_process(pid, fd, length) for pid, fd, length in table]
+    except StopIteration:
+        raise msgspec.DecodeError("fewer frames than the header names") from None

@@ -1,0 +1,110 @@
+"""Keeps Ctrl-C, and exceptions thrown into threads, out of the few lines that must run whole.
+
+A KeyboardInterrupt may be raised between any two bytecodes of the main thread, hence between two parts of one message.
+While a section runs there, SIGINT's handler is ours and only takes a note; on leaving, the handler that was there
+before (whoever installed it, whenever) is back and is called once. Swapping costs 0.5 µs; masking the signal would
+not help, since the kernel hands it to any other thread and Python still runs the handler in the main one.
+"""
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from types import FrameType
+from importlib import import_module
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_signal: Any = import_module("_signal")  # the C functions: those of `signal` cost ten times as much, for their enums
+_SIGINT: int = _signal.SIGINT
+_swap = _signal.signal
+_current = _signal.getsignal
+_main = threading.main_thread()
+_noted: list[FrameType | None] = []
+_set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
+
+
+def _note(signum: int, frame: FrameType | None) -> None:
+    _noted.append(frame)
+
+
+class _Guard:
+    """One thread's section: whoever wants to throw into the thread takes `lock` first."""
+
+    __slots__ = ("inside", "lock", "main")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = False
+        self.main = threading.current_thread() is threading.main_thread()
+
+
+class _Guards(threading.local):
+    def __init__(self) -> None:
+        self.guard = _Guard()
+        _by_thread[threading.get_ident()] = self.guard
+
+
+_by_thread: dict[int, _Guard] = {}
+_guards = _Guards()
+
+
+def inside() -> bool:
+    """Whether the calling thread is in a section now: true in a finalizer or signal handler that cut into one."""
+    return _guards.guard.inside
+
+
+def uninterrupted(function: Callable[..., T], *args: Any) -> T:
+    """Call `function(*args)` with interrupts held back until it has returned. Must be short and must not block."""
+    guard = _guards.guard
+    if guard.inside:
+        return function(*args)
+    with guard.lock:
+        if not guard.main:
+            guard.inside = True
+            try:
+                return function(*args)
+            finally:
+                guard.inside = False
+        handler = _current(_SIGINT)
+        if not callable(handler):  # ignored, deadly, or not Python's: nothing of it runs between bytecodes
+            guard.inside = True
+            try:
+                return function(*args)
+            finally:
+                guard.inside = False
+        try:
+            _swap(_SIGINT, _note)
+            guard.inside = True
+            return function(*args)
+        finally:
+            guard.inside = False
+            _swap(_SIGINT, handler)  # runs pending handlers first: the last chance for _note
+            if _noted:
+                frame = _noted.pop()
+                _noted.clear()
+                handler(_SIGINT, frame)
+
+
+def throw_into(thread: int, exception: type[BaseException]) -> bool:
+    """Raise `exception` in another thread (its ident) as soon as it runs Python outside a section.
+
+    Waits for the end of the section it is in. False if there is no such thread.
+    """
+    guard = _by_thread.get(thread)
+    if guard is None:
+        return int(_set_async_exc(thread, exception)) == 1
+    with guard.lock:
+        return int(_set_async_exc(thread, exception)) == 1
+
+
+def _after_fork() -> None:
+    _by_thread.clear()
+    _noted.clear()
+    _guards.__dict__.clear()
+    _guards.__init__()  # type: ignore[misc]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

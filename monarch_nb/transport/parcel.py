@@ -1,0 +1,91 @@
+"""Parcel: the body of one message, apart from its header."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from monarch_nb.transport import shared
+from monarch_nb.transport.shared import MemoryFile
+
+Body: TypeAlias = bytes | bytearray | memoryview | MemoryFile
+
+
+def length_of(body: Body) -> int:
+    """Bytes in one body."""
+    if isinstance(body, MemoryFile):
+        return body.length
+    return body.nbytes if isinstance(body, memoryview) else len(body)
+
+
+class Parcel:
+    """A pickle stream (frame 0) and the buffers that belong to it.
+
+    Made by `Node.snapshot`, or handed to the handler. It never changes after it was made; it may be sent many times.
+    """
+
+    __slots__ = ("_frames", "bodies", "hops", "in_files", "nbytes", "origin")
+
+    def __init__(self, bodies: Sequence[Body] = (), *, hops: int = 0) -> None:
+        self.bodies: tuple[Body, ...] = tuple(bodies)
+        nbytes = 0
+        in_files = False
+        for body in self.bodies:
+            if type(body) is bytes:
+                nbytes += len(body)
+            else:
+                nbytes += length_of(body)
+                in_files = in_files or type(body) is MemoryFile
+        self.nbytes = nbytes
+        self.in_files = in_files  # whether any body is in a memory file
+        self.hops = hops  # relays it passed
+        self.origin: tuple[Any, int, int] | None = None  # (peer, charge, peer's epoch) until consumed
+        self._frames: list[bytes | memoryview] | None = None
+
+    @property
+    def frames(self) -> list[bytes | memoryview]:
+        """Frame 0 as bytes; the others as writable buffers that belong to this parcel alone. Mapped at first use."""
+        if self._frames is None:
+            self._frames = [_first(body) if place == 0 else _private(body) for place, body in enumerate(self.bodies)]
+        return self._frames
+
+    def clone(self) -> "Parcel":
+        """Another parcel with the same content and private buffers of its own."""
+        return Parcel([bytes(body) if isinstance(body, bytearray) else body for body in self.bodies], hops=self.hops)
+
+    def close(self) -> None:
+        """Let go of everything; buffers that were handed out stay valid. More than once is fine."""
+        self.bodies = ()
+        self._frames = None
+
+    def __repr__(self) -> str:
+        return f"<Parcel of {len(self.bodies)} frames, {self.nbytes} bytes>"
+
+
+def _first(body: Body) -> bytes | memoryview:
+    if isinstance(body, MemoryFile):
+        return body.private()
+    return body if isinstance(body, bytes) else memoryview(body)
+
+
+def _private(body: Body) -> memoryview:
+    if isinstance(body, MemoryFile):
+        return body.private()
+    return memoryview(body if isinstance(body, bytearray) else bytearray(body))
+
+
+def snapshot(frames: Sequence[Any], *, portable: bool = False) -> Parcel:
+    """Copy the buffers: what the caller does to them afterwards is not seen by anybody.
+
+    Buffers of `shared.threshold` bytes and more go into one memory file each, unless `portable`. Needs contiguous
+    buffers. Raises SharedMemoryError when memory runs out.
+    """
+    bodies: list[Body] = []
+    for frame in frames:
+        if type(frame) is bytes and (portable or len(frame) < shared.threshold):
+            bodies.append(frame)  # immutable: nothing to copy
+            continue
+        data = memoryview(frame).cast("B")
+        if portable or data.nbytes < shared.threshold:
+            bodies.append(bytes(data))
+        else:
+            bodies.append(MemoryFile.holding(data))
+    return Parcel(bodies)

@@ -1,0 +1,189 @@
+"""The one thread of a process that reads its sockets and keeps its links' time."""
+
+import contextlib
+import logging
+import os
+import select
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+log = logging.getLogger("monarch_nb.transport")
+_RECENT = 5.0  # seconds; a reader that had something to do within them looks up once a second
+
+
+class Ticking(Protocol):
+    """Something with timers that are looked at while it is busy."""
+
+    def tick(self, now: float) -> bool:
+        """Do what is due; whether there will be more."""
+
+
+class Reader:
+    """A thread that waits for descriptors, calls, and ticks. Callbacks must not block."""
+
+    def __init__(self, name: str, tick: float) -> None:
+        self._tick = tick
+        self._selector = _Poll()
+        self._callbacks: dict[int, Callable[[], bool]] = {}
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._newly_busy: deque[Ticking] = deque()
+        self._busy: list[Ticking] = []
+        self._again: set[int] = set()  # descriptors whose callback stopped before it had read everything
+        self._wake_read, self._wake_write = _wake_pair()
+        self.watch(self._wake_read, self._woken)
+        self._stopping = False
+        self.deep = False  # sleeping without a time limit
+        self.ident = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stopping = True
+        self.wake()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Give the descriptors back; after `stop`."""
+        self._selector.close()
+        for fd in {self._wake_read, self._wake_write}:
+            os.close(fd)
+
+    def watch(self, fd: int, callback: Callable[[], bool]) -> None:
+        """Call `callback` when `fd` is readable; if it returns True it wants to be called again soon. Any thread."""
+        self._callbacks[fd] = callback
+        self._selector.add(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Forget a descriptor, before it is closed."""
+        if self._callbacks.pop(fd, None) is not None:
+            with contextlib.suppress(OSError, KeyError, ValueError):
+                self._selector.remove(fd)
+
+    def soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function(*args)` on the thread. Any thread, also a finalizer in the middle of something."""
+        self._calls.append((function, args))
+        self.wake()
+
+    def look_again(self, fd: int) -> None:
+        """Call the callback of `fd` soon though the descriptor may stay silent (ZeroMQ's are edge-triggered)."""
+        self.soon(self._again.add, fd)
+
+    def busy(self, peer: Ticking) -> None:
+        """Tick `peer` from now on until it says that it is idle. Any thread."""
+        self._newly_busy.append(peer)
+        if self.deep:
+            self.wake()
+
+    def wake(self) -> None:
+        """End the thread's present sleep."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"\1\0\0\0\0\0\0\0")
+
+    def _woken(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        return False
+
+    def _run(self) -> None:
+        self.ident = threading.get_ident()
+        clock = time.monotonic
+        next_tick = clock()
+        active = next_tick
+        while not self._stopping:
+            now = clock()
+            if self._again or self._calls:
+                timeout: float | None = 0.0
+            elif self._busy or self._newly_busy:
+                timeout = max(0.0, next_tick - now)
+                active = now
+            elif now - active < _RECENT:
+                timeout = 1.0
+            else:
+                self.deep = True
+                timeout = 0.0 if self._newly_busy else None
+            ready = self._selector.poll(timeout)
+            self.deep = False
+            if self._again:
+                ready = list({*ready, *self._again})
+                self._again.clear()
+            for fd in ready:
+                self._call_back(fd)
+            while self._calls:
+                function, args = self._calls.popleft()
+                _guarded(function, *args)
+            now = clock()
+            if now >= next_tick and (self._busy or self._newly_busy):
+                next_tick = now + self._tick
+                self._tick_all(now)
+
+    def _call_back(self, fd: int) -> None:
+        callback = self._callbacks.get(fd)
+        if callback is not None and _guarded(callback):
+            self._again.add(fd)
+
+    def _tick_all(self, now: float) -> None:
+        while self._newly_busy:
+            self._busy.append(self._newly_busy.popleft())
+        self._busy = [peer for peer in self._busy if _guarded(peer.tick, now)]
+
+
+def _guarded(function: Callable[..., object], *args: Any) -> object:
+    try:
+        return function(*args)
+    except Exception:
+        log.exception("monarch_nb: error on the thread that reads messages; it goes on")
+        return None
+
+
+def _wake_pair() -> tuple[int, int]:
+    if hasattr(os, "eventfd"):
+        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return fd, fd
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    return read, write
+
+
+class _Poll:
+    """epoll where there is one, since it costs the same for any number of descriptors."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        self._other = None if self._epoll else selectors.DefaultSelector()
+
+    def add(self, fd: int) -> None:
+        if self._epoll:
+            self._epoll.register(fd, select.EPOLLIN)
+        elif self._other:
+            self._other.register(fd, selectors.EVENT_READ)
+
+    def remove(self, fd: int) -> None:
+        if self._epoll:
+            self._epoll.unregister(fd)
+        elif self._other:
+            self._other.unregister(fd)
+
+    def poll(self, timeout: float | None) -> list[int]:
+        try:
+            if self._epoll:
+                return [fd for fd, _ in self._epoll.poll(timeout)]
+            assert self._other is not None
+            return [key.fd for key, _ in self._other.select(timeout)]
+        except InterruptedError:
+            return []
+
+    def close(self) -> None:
+        if self._epoll:
+            self._epoll.close()
+        elif self._other:
+            self._other.close()

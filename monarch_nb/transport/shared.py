@@ -1,0 +1,131 @@
+"""Memory files: anonymous files in RAM that carry large buffers between the processes of one host.
+
+Written once, sealed, then mapped privately by every receiver: what a receiver does to its mapping nobody else sees.
+They have no name, so nothing is left after SIGKILL, and they are not counted against /dev/shm. The file lives while
+any process holds a descriptor or a mapping of it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterable
+
+from monarch_nb.transport.errors import SharedMemoryError, descriptor_limit, is_descriptor_limit
+
+__all__ = ["MemoryFile", "available", "threshold"]
+
+threshold = 256 * 1024  # bytes; smaller buffers are cheaper in band
+_NAME = "monarch-nb"
+_PIECE = 1 << 30  # a single write() moves at most 2 GiB - 4 KiB
+
+
+def available() -> bool:
+    """Whether this system has memory files and the user did not switch them off (MONARCH_NB_PORTABLE=1)."""
+    return hasattr(os, "memfd_create") and os.environ.get("MONARCH_NB_PORTABLE", "") in ("", "0")
+
+
+class MemoryFile:
+    """One buffer in a memory file; its descriptor is closed when the last reference to this object goes."""
+
+    __slots__ = ("fd", "length", "shared")
+
+    def __init__(self, fd: int, length: int) -> None:
+        self.fd = fd
+        self.length = length
+        self.shared: memoryview | None = None
+
+    @classmethod
+    def holding(cls, data: memoryview) -> "MemoryFile":
+        """A sealed memory file with a copy of `data` (contiguous bytes)."""
+        return cls.gathering([data], data.nbytes)
+
+    @classmethod
+    def gathering(cls, pieces: Iterable[memoryview], length: int) -> "MemoryFile":
+        """A sealed memory file with the pieces one after the other."""
+        file = cls._create(length)
+        try:
+            for piece in pieces:
+                file.append(piece)
+            file.seal()
+        except OSError as error:
+            raise _no_room(error, length) from error
+        return file
+
+    @classmethod
+    def _create(cls, length: int) -> "MemoryFile":
+        try:
+            fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            if is_descriptor_limit(error):
+                raise descriptor_limit("a memory file for a large buffer") from error
+            raise _no_room(error, length) from error
+        return cls(fd, length)
+
+    @classmethod
+    def empty(cls, length: int) -> "MemoryFile":
+        """An unsealed memory file that `append` will fill up to `length`."""
+        return cls._create(length)
+
+    def append(self, piece: memoryview) -> None:
+        """Write at the end. Raises SharedMemoryError when memory runs out."""
+        done = 0
+        try:
+            while done < piece.nbytes:
+                done += os.write(self.fd, piece[done : done + _PIECE])
+        except OSError as error:
+            raise _no_room(error, self.length) from error
+
+    def seal(self) -> None:
+        """Make the content unchangeable for everybody."""
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        with contextlib.suppress(OSError):  # a kernel without seals still has the file
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
+
+    @classmethod
+    def of_process(cls, pid: int, fd: int, length: int) -> "MemoryFile":
+        """Open the memory file that process `pid` has as `fd`. Raises SharedMemoryError."""
+        path = f"/proc/{pid}/fd/{fd}"
+        try:
+            own = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            if is_descriptor_limit(error):
+                raise descriptor_limit("a large buffer that arrived") from error
+            raise SharedMemoryError(
+                f"cannot open the memory file {path} of a peer on this host ({error.strerror}). If the processes "
+                "do not see each other's /proc (containers), set MONARCH_NB_PORTABLE=1 in all of them."
+            ) from error
+        file = cls(own, length)
+        name = os.readlink(f"/proc/self/fd/{own}")
+        if not name.startswith(f"/memfd:{_NAME}") or os.fstat(own).st_size != length:
+            raise SharedMemoryError(f"{path} is not the memory file that was announced; its process may be gone")
+        return file
+
+    def private(self) -> memoryview:
+        """A writable mapping of its own: writes go to copies of the pages."""
+        if self.length == 0:
+            return memoryview(bytearray())
+        mapping = mmap.mmap(self.fd, self.length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return memoryview(mapping)
+
+    def view(self) -> memoryview:
+        """A read-only mapping, shared by all who ask, for sending over a socket."""
+        if self.shared is None:
+            self.shared = memoryview(mmap.mmap(self.fd, self.length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+        return self.shared
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self.fd)
+
+
+def _no_room(error: OSError, length: int) -> SharedMemoryError:
+    if isinstance(error, SharedMemoryError):
+        return error
+    if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
+        return SharedMemoryError(
+            f"no memory for a buffer of {length / 2**20:.0f} MiB ({error.strerror}): free some, "
+            "send it in smaller parts, or raise the memory limit of this container"
+        )
+    return SharedMemoryError(f"cannot write a memory file of {length / 2**20:.0f} MiB: {error.strerror}")
