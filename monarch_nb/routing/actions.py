@@ -6,6 +6,22 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, TypeVar
 
+__all__ = [
+    "PREFIX",
+    "PREFIX_SIZE",
+    "Acked",
+    "Action",
+    "Deliver",
+    "Failed",
+    "LinkConfig",
+    "LinkState",
+    "NewLife",
+    "PrefixKind",
+    "Skipped",
+    "Transmit",
+    "Unblocked",
+]
+
 T = TypeVar("T")
 
 PREFIX = struct.Struct("<BBxxIQQQQQ")

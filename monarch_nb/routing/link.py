@@ -361,9 +361,8 @@ class Link(Generic[T]):
             resumed = False  # a frame that was under way when the connection broke
         if kind in (_HELLO, _PROBE):
             self._answer(_RESUME if kind == _HELLO else _STATE, actions)
-        elif kind == _STATE or resumed:
-            if ack < self._base:
-                self._answer(_RESUME, actions)  # it waits for what will never come
+        elif ack < self._base and (kind == _STATE or resumed):
+            self._answer(_RESUME, actions)  # it waits for what will never come
         if resumed:
             self._rise(actions)
         elif kind == _HELLO:

@@ -1,0 +1,101 @@
+"""The replies of one cast, gathered at an agent into few messages."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+__all__ = ["Batch", "Fold", "Lost"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """These places will not answer, for one reason."""
+
+    indices: list[int]
+    reason: str
+
+
+@dataclass(slots=True)
+class Batch(Generic[T]):
+    """What to pass on now: replies by place, and the places that will not answer."""
+
+    replies: list[tuple[int, T]] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    complete: bool = False
+
+
+class Fold(Generic[T]):
+    """Gathers replies of one cast until all are here; what has waited for `flush` seconds goes on alone.
+
+    The `expected` receivers are those of one agent and of the subtrees below it. A place counts once: whatever comes
+    for it later is dropped, so a late reply after a loss, or a second copy, reaches nobody.
+    """
+
+    __slots__ = ("_batch", "_due", "_expected", "_flush", "_seen")
+
+    def __init__(self, expected: int, flush: float = 0.05) -> None:
+        self._expected = expected
+        self._flush = flush
+        self._seen: set[int] = set()
+        self._batch: Batch[T] = Batch()
+        self._due: float | None = None
+
+    def reply(self, index: int, item: T, now: float) -> Batch[T] | None:
+        """One reply; the batch to send on now, if any."""
+        self._add(index, item, now)
+        return self.tick(now)
+
+    def folded(self, batch: Batch[T], now: float) -> Batch[T] | None:
+        """What an agent below gathered; the batch to send on now, if any."""
+        for index, item in batch.replies:
+            self._add(index, item, now)
+        for lost in batch.lost:
+            self._lose(lost.indices, lost.reason, now)
+        return self.tick(now)
+
+    def lost(self, indices: Iterable[int], reason: str, now: float) -> Batch[T] | None:
+        """Places that will not answer (those that already have do not count); the batch to send on now, if any."""
+        self._lose(indices, reason, now)
+        return self.tick(now)
+
+    def tick(self, now: float) -> Batch[T] | None:
+        """The batch to send on now, if any: all is here, or something has waited for long enough."""
+        if self._due is None or (now < self._due and not self.complete):
+            return None
+        batch, self._batch, self._due = self._batch, Batch(), None
+        batch.complete = self.complete
+        return batch
+
+    @property
+    def complete(self) -> bool:
+        """Whether every place has answered or is lost."""
+        return len(self._seen) >= self._expected
+
+    @property
+    def missing(self) -> int:
+        """Places not yet heard of."""
+        return self._expected - len(self._seen)
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call `tick`; None while nothing waits."""
+        return self._due
+
+    def _add(self, index: int, item: T, now: float) -> None:
+        if index not in self._seen:
+            self._seen.add(index)
+            self._batch.replies.append((index, item))
+            self._wait(now)
+
+    def _lose(self, indices: Iterable[int], reason: str, now: float) -> None:
+        gone = [index for index in indices if index not in self._seen]
+        if gone:
+            self._seen.update(gone)
+            self._batch.lost.append(Lost(gone, reason))
+            self._wait(now)
+
+    def _wait(self, now: float) -> None:
+        if self._due is None:
+            self._due = now + self._flush

@@ -1,0 +1,222 @@
+"""Who is where, and who was heard of when. Pure bookkeeping: time is passed in."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Expired", "Hop", "Leases", "NoRoute", "Responsiveness", "Routes", "Silence"]
+
+HopKind = Literal["self", "ipc", "tcp", "inbound", "agent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """The next process on the way: `address` names it, `endpoint` is where to dial it ("" when it is not dialled)."""
+
+    kind: HopKind
+    address: str
+    endpoint: str = ""
+
+
+class NoRoute(LookupError):
+    """Nobody here knows a way to that process."""
+
+
+class Routes:
+    """Ways from one process to all others."""
+
+    __slots__ = ("_agent", "_cache", "_endpoints", "_folders", "_inbound", "_self", "_vias")
+
+    def __init__(self, address: str, agent: str | None = None) -> None:
+        """`agent` is the process address of the agent that takes what has no other way; None for agents themselves."""
+        self._self = address
+        self._agent = agent if agent != address else None
+        self._folders: dict[str, str] = {}
+        self._endpoints: dict[str, str] = {}
+        self._vias: dict[str, str] = {}
+        self._inbound: set[str] = set()
+        self._cache: dict[str, Hop] = {}
+
+    def learn(
+        self, where: str, *, endpoint: str | None = None, run_folder: str | None = None, via: str | None = None
+    ) -> None:
+        """A host, or one process ("host/name"), can be reached.
+
+        By the TCP `endpoint` of its agent (or its own), by the `run_folder` of the host if it is on this machine, or
+        through the process `via`, which goes before the others. A later word replaces an earlier one of its sort.
+        """
+        if endpoint is not None:
+            self._endpoints[where] = endpoint
+        if run_folder is not None:
+            self._folders[where] = run_folder
+        if via is not None:
+            self._vias[where] = via
+        self._cache.clear()
+
+    def attached(self, address: str) -> None:
+        """That process has a live connection to this one, which it dialled itself."""
+        if address not in self._inbound:
+            self._inbound.add(address)
+            self._cache.clear()
+
+    def detached(self, address: str) -> None:
+        """That connection is gone."""
+        if address in self._inbound:
+            self._inbound.discard(address)
+            self._cache.clear()
+
+    def forget(self, where: str) -> None:
+        """A host with all its processes, or one process, is gone."""
+        for known in (self._endpoints, self._folders, self._vias):
+            known.pop(where, None)
+        if "/" not in where:
+            self._inbound = {address for address in self._inbound if not address.startswith(f"{where}/")}
+        else:
+            self._inbound.discard(where)
+        self._cache.clear()
+
+    def next_hop(self, destination: str) -> Hop:
+        """The next process on the way to "host/name". Raises NoRoute."""
+        hop = self._cache.get(destination)
+        if hop is None:
+            if len(self._cache) > 65536:
+                self._cache.clear()
+            hop = self._cache[destination] = self._find(destination, ())
+        return hop
+
+    def _find(self, destination: str, asked: tuple[str, ...]) -> Hop:
+        if destination == self._self:
+            return Hop("self", destination)
+        host = destination.partition("/")[0]
+        via = self._vias.get(destination) or self._vias.get(host)
+        if via is not None and via != destination and destination not in asked:
+            return self._find(via, (*asked, destination))
+        hop = self._direct(destination, host)
+        if hop is None and self._agent is not None:
+            near = self._direct(self._agent, self._agent.partition("/")[0])
+            if near is not None:
+                hop = Hop("agent", near.address, near.endpoint)
+        if hop is None:
+            raise NoRoute(f"no way from {self._self} to {destination} is known")
+        return hop
+
+    def _direct(self, destination: str, host: str) -> Hop | None:
+        folder = self._folders.get(host)
+        if folder is not None:
+            return Hop("ipc", destination, f"ipc://{folder}/{destination.partition('/')[2]}")
+        if destination in self._endpoints:
+            return Hop("tcp", destination, self._endpoints[destination])
+        if destination in self._inbound:
+            return Hop("inbound", destination)
+        head = f"{host}/agent"
+        if host in self._endpoints and head != self._self:
+            return Hop("tcp", head, self._endpoints[host])
+        if head in self._inbound:
+            return Hop("inbound", head)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A lease that ran out: its owner was silent for `seconds`."""
+
+    owner: str
+    seconds: float
+
+
+class Leases:
+    """Who must be heard of now and then, lest what it owns is stopped."""
+
+    __slots__ = ("_held", "seconds")
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        self.seconds = seconds
+        self._held: dict[str, tuple[float, float]] = {}  # last heard, allowed silence
+
+    def hold(self, owner: str, now: float, seconds: float | None = None) -> None:
+        """From now on `owner` may be silent for `seconds` (default: self.seconds); for a detached one, longer."""
+        self._held[owner] = (now, self.seconds if seconds is None else seconds)
+
+    def heard(self, owner: str, now: float) -> None:
+        """A sign of life; nothing if no lease is held."""
+        lease = self._held.get(owner)
+        if lease is not None:
+            self._held[owner] = (max(now, lease[0]), lease[1])
+
+    def drop(self, owner: str) -> None:
+        """No lease any more: it ended in good order."""
+        self._held.pop(owner, None)
+
+    def expired(self, now: float) -> list[Expired]:
+        """The leases that ran out; each is told once and then no longer held."""
+        over = [Expired(owner, now - last) for owner, (last, allowed) in self._held.items() if now - last >= allowed]
+        for lease in over:
+            del self._held[lease.owner]
+        return over
+
+    def deadline(self) -> float | None:
+        """When the next one runs out if nobody is heard of."""
+        return min((last + allowed for last, allowed in self._held.values()), default=None)
+
+    def __contains__(self, owner: object) -> bool:
+        return owner in self._held
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A living process that has not answered since `since` (when it was first asked in vain)."""
+
+    address: str
+    since: float
+
+
+class Responsiveness:
+    """Asks processes whether they answer: silence is told once, and so is its end. It never means death."""
+
+    __slots__ = ("_asked", "_last", "_told", "after", "every")
+
+    def __init__(self, every: float = 1.0, after: float = 5.0) -> None:
+        """Ask `every` so many seconds; unresponsive `after` so many without an answer."""
+        self.every = every
+        self.after = after
+        self._asked: dict[str, float | None] = {}  # when the oldest unanswered question was put
+        self._last: dict[str, float] = {}  # when it was last asked
+        self._told: dict[str, float] = {}
+
+    def watch(self, address: str) -> None:
+        """Begin to ask this process."""
+        self._asked.setdefault(address, None)
+
+    def forget(self, address: str) -> None:
+        """Stop asking it (it ended)."""
+        for known in (self._asked, self._last, self._told):
+            known.pop(address, None)
+
+    def due(self, now: float) -> list[str]:
+        """Whom to ask now: one question at a time is open per process, so none pile up at a stopped one."""
+        ask = []
+        for address, open_since in self._asked.items():
+            if open_since is None and now - self._last.get(address, float("-inf")) >= self.every:
+                self._asked[address] = self._last[address] = now
+                ask.append(address)
+        return ask
+
+    def answered(self, address: str, now: float) -> Silence | None:
+        """It answered; the silence this ends, if that was told."""
+        if address not in self._asked:
+            return None
+        self._asked[address] = None
+        since = self._told.pop(address, None)
+        return Silence(address, since) if since is not None else None
+
+    def silent(self, now: float) -> list[Silence]:
+        """Those that have become unresponsive since the last call."""
+        new = []
+        for address, open_since in self._asked.items():
+            if open_since is not None and address not in self._told and now - open_since >= self.after:
+                self._told[address] = open_since
+                new.append(Silence(address, open_since))
+        return new
+
+    def since(self, address: str) -> float | None:
+        """Since when it is unresponsive; None if it is not."""
+        return self._told.get(address)

@@ -1,0 +1,336 @@
+"""A network in memory on a virtual clock: real links, no sockets, everything that can go wrong, from a seed."""
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from monarch_nb.routing.actions import Action, Deliver, Failed, LinkConfig, LinkState, Transmit, Unblocked
+from monarch_nb.routing.link import Link
+
+__all__ = ["MemoryNetwork", "MemoryNode", "NetworkFaults", "VirtualClock"]
+
+
+class VirtualClock:
+    """Time that passes only when told; calling it gives the seconds since it began."""
+
+    __slots__ = ("_count", "_due", "now")
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        self._count = count()
+
+    def __call__(self) -> float:
+        """The time now."""
+        return self.now
+
+    def after(self, delay: float, call: Callable[[], object]) -> None:
+        """Make `call` when `delay` seconds have passed; calls of one moment keep their order."""
+        heapq.heappush(self._due, (self.now + max(0.0, delay), next(self._count), call))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, making every call that falls due, each at its own time."""
+        end = self.now + seconds
+        while self._due and self._due[0][0] <= end:
+            self._step()
+        self.now = end
+
+    def settle(self, limit: float = 3600.0) -> bool:
+        """Let time pass until nothing is due any more, `limit` seconds at most; whether it came to rest."""
+        end = self.now + limit
+        while self._due and self._due[0][0] <= end:
+            self._step()
+        return not self._due
+
+    def _step(self) -> None:
+        when, _, call = heapq.heappop(self._due)
+        self.now = max(self.now, when)
+        call()
+
+
+@dataclass(slots=True)
+class NetworkFaults:
+    """What goes wrong: probabilities per frame, and seconds. May be changed while the network runs."""
+
+    delay: tuple[float, float] = (0.0001, 0.001)
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0  # such a frame may arrive up to 20 delays late; the others keep their order
+
+
+_Wire = tuple[str, str, int]  # who dialled, whom, lane
+
+
+@dataclass(slots=True)
+class _End:
+    """One node's end of one connection."""
+
+    link: Link[Any]
+    peer: str
+    wire: _Wire
+    ticking: bool = False
+    waiting: deque[tuple[Any, int]] = field(default_factory=deque)  # sends that wait for credits
+
+
+class MemoryNode:
+    """A process on the network. `received(src, item)` and `failed(dst, reason, items)` are called as time passes."""
+
+    def __init__(
+        self,
+        network: "MemoryNetwork",
+        address: str,
+        received: Callable[[str, Any], object],
+        failed: Callable[[str, str, list[Any]], object],
+    ) -> None:
+        self.address = address
+        self.alive = True
+        self.reads = True  # False: a stopped process; frames wait at its door
+        self.takes = True  # False: the application takes nothing, so no credits go back (see `take`)
+        self._network = network
+        self._received = received
+        self._failed = failed
+        self._ends: dict[_Wire, _End] = {}
+        self._untaken: list[tuple[_End, int, int]] = []
+        self._door: list[tuple[_Wire, bytes, Any, int]] = []
+
+    def send(self, dst: str, item: Any, size: int = 0, *, lane: int = 0, exempt: bool = False) -> None:
+        """Send on the link to `dst`, dialling when there is none; waits for credits in a queue, never blocks."""
+        if not self.alive:
+            raise ValueError(f"{self.address} was killed")
+        end = self._end_to(dst, lane)
+        if not exempt and (end.waiting or end.link.blocked(size)):
+            end.waiting.append((item, size))
+        else:
+            self._write(end, item, size, exempt)
+
+    def take(self) -> None:
+        """The application takes all that was delivered while `takes` was False."""
+        untaken, self._untaken = self._untaken, []
+        for end, charge, epoch in untaken:
+            self._consumed(end, charge, epoch)
+
+    def resume(self) -> None:
+        """Read again, beginning with what waited at the door."""
+        self.reads = True
+        door, self._door = self._door, []
+        for wire, prefix, item, size in door:
+            self._arrived(wire, prefix, item, size)
+
+    def links(self) -> Iterable[Link[Any]]:
+        """The links of this node."""
+        return [end.link for end in self._ends.values()]
+
+    def queued(self, dst: str) -> int:
+        """Sends to `dst` that wait for credits."""
+        return sum(len(end.waiting) for end in self._ends.values() if end.peer == dst)
+
+    # how
+
+    def _end_to(self, dst: str, lane: int) -> _End:
+        for wire in ((self.address, dst, lane), (dst, self.address, lane)):
+            end = self._ends.get(wire)
+            if end is not None and (wire[0] == self.address or end.link.state is LinkState.UP):
+                return end
+        wire = (self.address, dst, lane)
+        end = self._ends[wire] = self._network._end(wire, dst, dials=True)
+        self._do(end, end.link.connected(self._network.clock.now))
+        if not self._network.reachable(self.address, dst):
+            self._broke(wire)
+        return end
+
+    def _write(self, end: _End, item: Any, size: int, exempt: bool) -> None:
+        prefix = end.link.send((item, size), size, exempt)
+        if prefix is not None:
+            self._network._carry(self, end, prefix, (item, size), size)
+        self._keep_ticking(end)
+
+    def _arrived(self, wire: _Wire, prefix: bytes, item: Any, size: int) -> None:
+        if not self.alive:
+            return
+        if not self.reads:
+            self._door.append((wire, prefix, item, size))
+            return
+        end = self._ends.get(wire)
+        if end is None:
+            if wire[0] == self.address:
+                return  # an answer to a link of a former life
+            end = self._ends[wire] = self._network._end(wire, wire[0], dials=False)
+        outcome = end.link.received(prefix, item, size, self._network.clock.now)
+        if isinstance(outcome, int):
+            if outcome >= 0:
+                self._deliver(end, item, outcome)
+        else:
+            self._do(end, outcome)
+        self._keep_ticking(end)
+
+    def _do(self, end: _End, actions: list[Action[Any]]) -> None:
+        for action in actions:
+            match action:
+                case Transmit():
+                    self._network._carry(self, end, action.prefix, action.item, action.item[1] if action.item else 0)
+                case Deliver():
+                    self._deliver(end, action.item, action.charge)
+                case Failed():
+                    self._failed(end.peer, action.reason, [item for item, _ in action.items])
+                case Unblocked():
+                    while end.waiting and not end.link.blocked(end.waiting[0][1]):
+                        item, size = end.waiting.popleft()
+                        self._write(end, item, size, False)
+                case _:
+                    pass
+
+    def _deliver(self, end: _End, item: Any, charge: int) -> None:
+        epoch = end.link.peer_epoch
+        if self.takes:
+            self._consumed(end, charge, epoch)
+        else:
+            self._untaken.append((end, charge, epoch))
+        self._received(end.peer, item[0])
+
+    def _consumed(self, end: _End, charge: int, epoch: int) -> None:
+        prefix = end.link.consumed(charge, epoch)
+        if prefix is not None:
+            self._network._carry(self, end, prefix, None, 0)
+        self._keep_ticking(end)
+
+    def _broke(self, wire: _Wire) -> None:
+        end = self._ends.get(wire)
+        if end is None or end.link.state is LinkState.DOWN:
+            return
+        self._do(end, end.link.disconnected(self._network.clock.now))
+        self._keep_ticking(end)
+        if wire[0] == self.address:
+            self._network.clock.after(self._network.redial, lambda: self._redial(end))
+
+    def _redial(self, end: _End) -> None:
+        if not self.alive:
+            return
+        if self._network.reachable(self.address, end.peer):
+            self._do(end, end.link.connected(self._network.clock.now))
+            self._keep_ticking(end)
+        else:
+            self._network._redial_later(self, end)
+
+    def _keep_ticking(self, end: _End) -> None:
+        if not end.ticking and self.alive and not end.link.idle:
+            end.ticking = True
+            self._network.clock.after(self._network.config.tick, lambda: self._tick(end))
+
+    def _tick(self, end: _End) -> None:
+        end.ticking = False
+        if self.alive and self.reads:
+            self._do(end, end.link.tick(self._network.clock.now))
+        self._keep_ticking(end)
+
+
+class MemoryNetwork:
+    """Joins nodes by links. Deterministic: the same seed and the same calls give the same run."""
+
+    def __init__(
+        self,
+        clock: VirtualClock | None = None,
+        *,
+        seed: int = 0,
+        faults: NetworkFaults | None = None,
+        config: LinkConfig | None = None,
+        redial: float = 0.1,
+    ) -> None:
+        self.clock = clock or VirtualClock()
+        self.faults = faults or NetworkFaults()
+        self.config = config or LinkConfig()
+        self.redial = redial  # seconds between attempts to connect
+        self.frames = 0  # carried so far
+        self._random = random.Random(seed)
+        self._nodes: dict[str, MemoryNode] = {}
+        self._cuts: set[frozenset[str]] = set()
+        self._generation: dict[_Wire, int] = {}  # of the connection: a cut loses what is under way
+        self._last: dict[tuple[_Wire, str], float] = {}  # when the last frame arrives, per direction
+        self._redials: dict[frozenset[str], list[tuple[MemoryNode, _End]]] = {}
+        self._epochs = count(1)
+
+    def join(
+        self,
+        address: str,
+        received: Callable[[str, Any], object] = lambda src, item: None,
+        failed: Callable[[str, str, list[Any]], object] = lambda dst, reason, items: None,
+    ) -> MemoryNode:
+        """A new process at `address`; a new life if one was killed there."""
+        if address in self._nodes and self._nodes[address].alive:
+            raise ValueError(f"{address} is taken")
+        node = self._nodes[address] = MemoryNode(self, address, received, failed)
+        self._mended(lambda pair: address in pair)
+        return node
+
+    def kill(self, address: str) -> None:
+        """The process ends at once; its connections break, what is under way is lost."""
+        self._nodes[address].alive = False
+        self._break(lambda wire: address in wire[:2])
+
+    def cut(self, one: str, other: str) -> None:
+        """Break the connections of two nodes; they cannot connect again until `mend`."""
+        self._cuts.add(frozenset((one, other)))
+        self._break(lambda wire: {one, other} == set(wire[:2]))
+
+    def mend(self, one: str, other: str) -> None:
+        """Let them connect again."""
+        pair = frozenset((one, other))
+        self._cuts.discard(pair)
+        self._mended(lambda other_pair: other_pair == pair)
+
+    def flap(self, one: str, other: str) -> None:
+        """Break their connections, to be made again at the next attempt."""
+        self.cut(one, other)
+        self.mend(one, other)
+
+    def reachable(self, one: str, other: str) -> bool:
+        """Whether a connection could be made."""
+        node = self._nodes.get(other)
+        return node is not None and node.alive and frozenset((one, other)) not in self._cuts
+
+    # how
+
+    def _end(self, wire: _Wire, peer: str, *, dials: bool) -> _End:
+        return _End(Link(next(self._epochs), lane=wire[2], dials=dials, config=self.config), peer, wire)
+
+    def _carry(self, node: MemoryNode, end: _End, prefix: bytes, item: Any, size: int) -> None:
+        self.frames += 1
+        faults, wire = self.faults, end.wire
+        if not self.reachable(node.address, end.peer) or self._random.random() < faults.drop:
+            return
+        generation = self._generation.get(wire, 0)
+        for _ in range(2 if self._random.random() < faults.duplicate else 1):
+            delay = self._random.uniform(*faults.delay)
+            way = (wire, end.peer)
+            when = max(self.clock.now + delay, self._last.get(way, 0.0))
+            if self._random.random() < faults.reorder:
+                when += self._random.uniform(0, 20 * faults.delay[1])
+            else:
+                self._last[way] = when
+            peer = self._nodes[end.peer]
+
+            def arrive(peer: MemoryNode = peer) -> None:
+                if self._generation.get(wire, 0) == generation:
+                    peer._arrived(wire, prefix, item, size)
+
+            self.clock.after(when - self.clock.now, arrive)
+
+    def _break(self, which: Callable[[_Wire], bool]) -> None:
+        wires = {wire for node in self._nodes.values() for wire in node._ends if which(wire)}
+        for wire in sorted(wires):
+            self._generation[wire] = self._generation.get(wire, 0) + 1
+            for address in wire[:2]:
+                node = self._nodes.get(address)
+                if node is not None and node.alive:
+                    node._broke(wire)
+
+    def _redial_later(self, node: MemoryNode, end: _End) -> None:
+        self._redials.setdefault(frozenset((node.address, end.peer)), []).append((node, end))
+
+    def _mended(self, which: Callable[[frozenset[str]], bool]) -> None:
+        for pair in [pair for pair in self._redials if which(pair) and pair not in self._cuts]:
+            for node, end in self._redials.pop(pair):
+                self.clock.after(self.redial, lambda node=node, end=end: node._redial(end))  # type: ignore[misc]
