@@ -1,0 +1,58 @@
+"""What travels between processes: message headers, bodies, code by value, errors."""
+
+from monarch_nb.wire.body import Frame, decode, encode
+from monarch_nb.wire.code import register_pickle_by_value, travels_by_value, unregister_pickle_by_value
+from monarch_nb.wire.codec import current_codec
+from monarch_nb.wire.errors import (
+    ActorError,
+    RemoteException,
+    decode_exception,
+    encode_exception,
+    format_exception,
+    unpickle_failure,
+)
+from monarch_nb.wire.explain import PickleFailure, explain_unpicklable, pickle_failure
+from monarch_nb.wire.folded import fold, unfold
+from monarch_nb.wire.header import (
+    CastPlan,
+    Header,
+    Kind,
+    Layout,
+    Run,
+    Status,
+    decode_header,
+    encode_header,
+)
+from monarch_nb.wire.sources import gather_sources, received_sources, register_sources
+
+__all__ = [
+    "ActorError",
+    "CastPlan",
+    "Frame",
+    "Header",
+    "Kind",
+    "Layout",
+    "PickleFailure",
+    "RemoteException",
+    "Run",
+    "Status",
+    "current_codec",
+    "decode",
+    "decode_exception",
+    "decode_header",
+    "encode",
+    "encode_exception",
+    "encode_header",
+    "explain_unpicklable",
+    "fold",
+    "format_exception",
+    "gather_sources",
+    "pickle_failure",
+    "received_sources",
+    "register_pickle_by_value",
+    "register_sources",
+    "travels_by_value",
+    "unfold",
+    "unpickle_failure",
+    "unregister_pickle_by_value",
+]

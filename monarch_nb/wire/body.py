@@ -1,0 +1,175 @@
+"""Bodies of messages: Python objects to frames and back.
+
+Frame 0 is the pickle stream, protocol 5; the others are its out-of-band buffers. Where a message carries code by
+value, or large bytes that the stream left outside, frame 0 starts with a byte that no pickle starts with, followed by
+the length (u32) and the pickle of (class units, sources, places), and then the stream. `places` are offsets in the
+stream at which the last frames belong.
+"""
+
+import pickle
+import struct
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any
+
+from monarch_nb.wire.code import Cargo, install
+from monarch_nb.wire.codec import enter_codec, leave_codec
+from monarch_nb.wire.pickler import Pickler
+from monarch_nb.wire.tensors import without_modes
+
+Frame = bytes | bytearray | memoryview
+
+_ATOMS = frozenset({NoneType, bool, int, float, str})
+_SHORT = 4096  # bytes
+_FEW = 32  # members of a container worth looking at one by one
+_LARGE = 256 * 1024  # bytes; from here on a piece of the stream is a frame of its own
+_EXTENDED = 1  # first byte of a frame 0 with a prologue
+_PROLOGUE = struct.Struct("<BI")
+
+
+def encode(obj: object, context: object = None) -> list[Frame]:
+    """The frames of `obj`. Those after the first may be the caller's own memory: copy them before it can change.
+
+    `context` is what `current_codec()` returns meanwhile. Raises what the objects' own pickling raises.
+    """
+    if _is_plain(obj, 3):
+        return [pickle.dumps(obj, 5)]
+    previous = enter_codec(context)
+    try:
+        cargo = Cargo()
+        pickler = Pickler(cargo)
+        with without_modes():
+            pickler.dump(obj)
+            chunks, frames = pickler.chunks, pickler.buffers
+            if not cargo.classes and not pickler.files and max(map(len, chunks)) < _LARGE:
+                return [chunks[0] if len(chunks) == 1 else b"".join(chunks), *frames]
+            cargo.files.update(pickler.files)
+            units, sources = cargo.pack(_unit_pickler)
+    finally:
+        leave_codec(previous)
+    stream, places, pieces = _set_apart(chunks)
+    prologue = pickle.dumps(([tuple(unit) for unit in units], sources, places), 5)
+    return [b"".join((_PROLOGUE.pack(_EXTENDED, len(prologue)), prologue, *stream)), *frames, *pieces]
+
+
+def decode(frames: Sequence[Frame], context: object = None) -> Any:
+    """The object in `frames`. It may keep those after the first as its memory: they should be private and writable.
+
+    Runs whatever the sender's pickle says, so only frames of trusted peers may get here.
+    """
+    first = frames[0]
+    previous = enter_codec(context)
+    try:
+        with without_modes():
+            if first[0] != _EXTENDED:
+                return pickle.loads(first, buffers=frames[1:])
+            return _decode_extended(memoryview(first), frames[1:])
+    finally:
+        leave_codec(previous)
+
+
+def _decode_extended(first: memoryview, frames: Sequence[Frame]) -> Any:
+    start = _PROLOGUE.size + _PROLOGUE.unpack_from(first)[1]
+    units, sources, places = pickle.loads(first[_PROLOGUE.size : start])
+    # Held until the instances in the body hold them.
+    classes = install(units, sources) if units or sources else None
+    stream = first[start:]
+    if not places:
+        result = pickle.loads(stream, buffers=frames)
+    else:
+        count = len(frames) - len(places)
+        reader: Any = _Reader(stream, places, frames[count:])
+        result = pickle.Unpickler(reader, buffers=frames[:count]).load()
+    del classes
+    return result
+
+
+class _Reader:
+    """A stream with large pieces put back in their places; the pieces are copied once, to where they belong."""
+
+    def __init__(self, stream: memoryview, places: Sequence[int], pieces: Sequence[Frame]) -> None:
+        self._parts: list[memoryview] = []
+        last = 0
+        for place, piece in zip(places, pieces, strict=True):
+            self._parts += [stream[last:place], memoryview(piece).cast("B")]
+            last = place
+        self._parts.append(stream[last:])
+        self._parts.reverse()
+
+    def read(self, size: int) -> bytes | memoryview:
+        piece = self._take(size)
+        if len(piece) == size:
+            return piece
+        pieces = [piece]
+        while piece:
+            size -= len(piece)
+            piece = self._take(size)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def readinto(self, target: Any) -> int:
+        view, done = memoryview(target).cast("B"), 0
+        while done < len(view) and (piece := self._take(len(view) - done)):
+            view[done : done + len(piece)] = piece
+            done += len(piece)
+        return done
+
+    def readline(self) -> bytes:
+        raise pickle.UnpicklingError("not a pickle of protocol 5")
+
+    def _take(self, size: int) -> memoryview:
+        """Up to `size` bytes, all from one part; nothing at the end."""
+        while self._parts:
+            part = self._parts.pop()
+            if len(part) > size:
+                self._parts.append(part[size:])
+                return part[:size]
+            if part:
+                return part
+        return memoryview(b"")
+
+
+def _set_apart(chunks: list[Any]) -> tuple[list[Any], list[int], list[Frame]]:
+    """The stream without its large chunks, where they belong in it, and they themselves."""
+    stream: list[Any] = []
+    places: list[int] = []
+    pieces: list[Frame] = []
+    offset = 0
+    for chunk in chunks:
+        if len(chunk) < _LARGE:
+            stream.append(chunk)
+            offset += len(chunk)
+        else:
+            places.append(offset)
+            pieces.append(chunk)
+    return stream, places, pieces
+
+
+def _unit_pickler(cargo: Cargo) -> Pickler:
+    return Pickler(cargo, out_of_band=False)
+
+
+def _is_plain(obj: Any, depth: int) -> bool:
+    """Whether `obj` is small and made of nothing but builtin values, so that the C pickler does all there is to do."""
+    kind = type(obj)
+    if kind in _ATOMS:
+        return True
+    if kind is bytes:
+        return len(obj) <= _SHORT
+    if not depth:
+        return False
+    if kind is tuple or kind is list:
+        members = obj
+    elif kind is dict:
+        for key in obj:
+            if type(key) not in _ATOMS:
+                return False
+        members = obj.values()
+    else:
+        return False
+    if len(obj) > _FEW:
+        return False
+    for member in members:  # noqa: SIM110  # twice as fast as all()
+        if type(member) not in _ATOMS and not _is_plain(member, depth - 1):
+            return False
+    return True

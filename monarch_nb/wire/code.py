@@ -1,0 +1,215 @@
+"""Classes by value: each definition travels as (key, version, digest, bytes) and has one class object per process.
+
+A definition is named by the tracker id that cloudpickle gives to a class object, so redefining a class makes a new
+definition. Its bytes hold what the class and its methods refer to; other by-value classes appear in them as keys, and
+travel beside them as units of their own. That is what makes cycles cheap and lets each class be cached by itself.
+
+The process that defined a class is the only one to pickle it. Everyone else keeps the bytes that came and hands on the
+same. Receivers skip bytes whose digest they have applied; other ones of a higher version update the class object in
+place. When a class comes back to its definer it is the definer's own object, untouched. References inside the bytes
+(to actors, ports…) are handed on as they are, so they must be meaningful in any process.
+"""
+
+import collections
+import hashlib
+import io
+import pickle
+import threading
+import types
+import typing
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle.cloudpickle as cp
+
+from monarch_nb.wire.sources import gather_sources, register_sources
+
+
+class Unit(NamedTuple):
+    """One class definition as it travels."""
+
+    key: str
+    version: int  # counts the definer's changes, so that late old bytes do not undo newer ones
+    digest: bytes
+    data: bytes  # two pickles with one memo: how to make the bare class, and what to set on it
+    depends: tuple[str, ...]  # keys of the classes that the bytes name
+    files: tuple[tuple[str, str | None], ...]  # of the code in them
+
+
+class Pickling(typing.Protocol):
+    """What packing needs of a pickler that refers to classes through a `Cargo`."""
+
+    named: dict[str, type]
+    files: dict[str, str | None]
+
+    def dump(self, obj: Any) -> None:
+        """Append the pickle of `obj`, with the memo of those before."""
+
+    def getvalue(self) -> bytes:
+        """All pickles so far."""
+
+
+class _Copy:
+    """What this process knows of a class that another one defined."""
+
+    __slots__ = ("busy", "names", "unit")
+
+    def __init__(self) -> None:
+        self.unit: Unit | None = None  # as applied last
+        self.names: frozenset[str] = frozenset()  # of the attributes it set
+        self.busy = False
+
+
+_lock = threading.RLock()
+_copies: "weakref.WeakKeyDictionary[type, _Copy]" = weakref.WeakKeyDictionary()
+_own: "weakref.WeakKeyDictionary[type, tuple[int, bytes]]" = weakref.WeakKeyDictionary()  # version, digest sent last
+# Keeps the newest copies alive between messages: what their code left in class attributes and globals is to last.
+_kept: collections.deque[type] = collections.deque(maxlen=256)
+_incoming: dict[str, Unit] = {}  # units being installed; guarded by _lock
+
+
+def register_pickle_by_value(module: types.ModuleType) -> None:
+    """Let the classes and functions of `module` (and of modules below it) travel by value from now on.
+
+    The same as cloudpickle's function of this name, which works just as well.
+    """
+    cp.register_pickle_by_value(module)
+
+
+def unregister_pickle_by_value(module: types.ModuleType) -> None:
+    """Let what is in `module` travel by its name again. Raises ValueError if it was not registered."""
+    cp.unregister_pickle_by_value(module)
+
+
+def travels_by_value(obj: Any) -> bool:
+    """Whether the class or function `obj` is sent as code, not as a name to import."""
+    if isinstance(obj, type) and obj in cp._BUILTIN_TYPE_NAMES:
+        return False
+    return not cp._should_pickle_by_reference(obj)
+
+
+class Cargo:
+    """The by-value code of one message: what the pickles in it name, and the files it came from."""
+
+    def __init__(self) -> None:
+        self.classes: dict[str, type] = {}
+        self.files: dict[str, str | None] = {}
+
+    def name(self, cls: type) -> str:
+        """The key of `cls`, whose unit will be part of the message."""
+        key: str = cp._get_or_create_tracker_id(cls)
+        self.classes[key] = cls
+        return key
+
+    def pack(self, make_pickler: Callable[["Cargo"], Pickling]) -> tuple[list[Unit], dict[str, str]]:
+        """All units that the message needs, and their sources."""
+        units: dict[str, Unit] = {}
+        while len(units) < len(self.classes):
+            for key, cls in list(self.classes.items()):
+                if key not in units:
+                    units[key] = self._unit(key, cls, make_pickler)
+        for unit in units.values():
+            self.files.update(unit.files)
+        return list(units.values()), gather_sources(self.files)
+
+    def _unit(self, key: str, cls: type, make_pickler: Callable[["Cargo"], Pickling]) -> Unit:
+        copy = _copies.get(cls)
+        if copy is not None and copy.unit is not None:
+            for other in copy.unit.depends:
+                depended = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(other)
+                if isinstance(depended, type):
+                    self.name(depended)
+            return copy.unit
+        pickler = make_pickler(self)
+        head, state = _take_apart(cls)
+        pickler.dump(head)
+        pickler.dump(state)
+        data = pickler.getvalue()
+        depends = tuple(other for other in pickler.named if other != key)
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        with _lock:
+            version, last = _own.get(cls, (0, b""))
+            if digest != last:
+                version += 1
+                _own[cls] = (version, digest)
+        return Unit(key, version, digest, data, depends, tuple(pickler.files.items()))
+
+
+def install(units: Iterable[Sequence[Any]], sources: dict[str, str]) -> list[type]:
+    """Make or update the classes of a message, and its sources. Returns them; hold them while its body is unpickled."""
+    register_sources(sources)
+    arrived = [Unit(*unit) for unit in units]
+    with _lock:
+        before = dict(_incoming)
+        _incoming.update((unit.key, unit) for unit in arrived)
+        try:
+            return [_resolve(unit) for unit in arrived]
+        finally:
+            _incoming.clear()
+            _incoming.update(before)
+
+
+def class_of(key: str) -> type:
+    """The class object of this process for a definition; pickles call it."""
+    with _lock:
+        unit = _incoming.get(key)
+        if unit is not None:
+            return _resolve(unit)
+    cls = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(key)
+    if not isinstance(cls, type):
+        raise pickle.UnpicklingError(f"the definition {key} of a class is not part of the message")
+    return cls
+
+
+def _resolve(unit: Unit) -> type:
+    cls = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(unit.key)
+    copy = None
+    if cls is not None:
+        copy = _copies.get(cls)
+        if copy is None or copy.busy:
+            return typing.cast(type, cls)  # defined here, or named by what is being made of it right now
+        if copy.unit is not None and (copy.unit.digest == unit.digest or copy.unit.version >= unit.version):
+            return typing.cast(type, cls)
+    unpickler = pickle.Unpickler(io.BytesIO(unit.data))
+    make, arguments = unpickler.load()
+    if cls is None:
+        # Loading the bases may already have led here, and made the class.
+        cls = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(unit.key)
+        if cls is not None:
+            return typing.cast(type, cls)
+        cls = make(*arguments)
+        copy = _copies[cls] = _Copy()
+        _kept.append(cls)
+    assert copy is not None
+    copy.busy = True
+    try:
+        state = unpickler.load()
+        _apply(cls, state, copy)
+        copy.unit = unit
+    finally:
+        copy.busy = False
+    return typing.cast(type, cls)
+
+
+def _apply(cls: type, state: Any, copy: _Copy) -> None:
+    cp._class_setstate(cls, state)
+    names = frozenset(state[0])
+    for name in copy.names - names:
+        if name in cls.__dict__:
+            delattr(cls, name)
+    copy.names = names
+
+
+def _take_apart(cls: type) -> tuple[Any, Any]:
+    """How to make the bare class, and what to set on it then."""
+    make, arguments, state, *_ = cp._dynamic_class_reduce(cls)
+    slots = cls.__dict__.get("__slots__")
+    if (
+        slots is not None
+        and make is cp._make_skeleton_class
+        and typing.NamedTuple not in cls.__dict__.get("__orig_bases__", ())  # it makes its own
+    ):
+        # Slots must be there when the class is made: set later they would mean nothing.
+        arguments[3].setdefault("__slots__", slots)
+    return (make, arguments), state

@@ -1,0 +1,142 @@
+"""Exceptions across the wire: what was raised there is raised here, with the story of where."""
+
+import pickle
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.wire.body import Frame, decode, encode
+from monarch_nb.wire.codec import current_codec
+
+_PACKAGE = str(Path(__file__).parent.parent) + "/"
+# Attribute of an exception that came from another process: its formatted traceback there, a list of str.
+_STORY = "__monarch_traceback__"
+
+
+class ActorError(Exception):
+    """An endpoint raised.
+
+    `exception` is what it raised, `exception_formatted` its traceback as a list of lines, `message` which call it was.
+    """
+
+    def __init__(
+        self, exception: BaseException, message: str = "A remote actor call has failed.", *, formatted: Any = None
+    ) -> None:
+        super().__init__(exception, message)
+        self.exception = exception
+        self.message = message
+        self.exception_formatted: list[str] = list(formatted) if formatted else format_exception(exception)
+
+    def __str__(self) -> str:
+        story = "".join(self.exception_formatted)
+        return f"{self.message}\n Traceback of where the remote call failed (most recent call last):\n{story}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        frames = [bytes(frame) for frame in encode_exception(self.exception, current_codec())]
+        return _rebuild_actor_error, (frames, self.message, self.exception_formatted)
+
+
+class RemoteException(Exception):
+    """Stands for an exception that could not be brought here as an object.
+
+    `type_name` is its type's full name, `text` its str, `traceback` its formatted traceback, `reason` why it could not.
+    """
+
+    def __init__(self, type_name: str, text: str, traceback: str, reason: str) -> None:
+        super().__init__(type_name, text, traceback, reason)
+        self.type_name = type_name
+        self.text = text
+        self.traceback = traceback
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.text}" if self.text else self.type_name
+
+
+def format_exception(exc: BaseException) -> list[str]:
+    """The lines of `exc`'s traceback, with causes and contexts, without the engine's own frames at its top.
+
+    For one that came from another process it is the traceback there. Never raises.
+    """
+    story = getattr(exc, _STORY, None)
+    if isinstance(story, list):
+        return list(story)
+    try:
+        whole = traceback.TracebackException.from_exception(exc)
+        _trim(whole, set())
+        return list(whole.format())
+    except Exception as failure:
+        return [f"{_type_name(exc)}: {_text(exc)} (its traceback could not be formatted: {_type_name(failure)})\n"]
+
+
+def encode_exception(exc: BaseException, context: object = None) -> list[Frame]:
+    """The frames of `exc`. Never raises: what cannot be pickled travels as its names and texts."""
+    formatted = format_exception(exc)
+    reason = ""
+    try:
+        frames = encode(exc, context)
+    except BaseException as failure:
+        frames, reason = [], f"it could not be pickled: {_type_name(failure)}: {_text(failure)}"
+    return [pickle.dumps((_type_name(exc), _text(exc), formatted, reason), 5), *frames]
+
+
+def decode_exception(frames: Sequence[Frame], context: object = None) -> BaseException:
+    """The exception in `frames`, or a RemoteException in its place. Raises only on frames of something else."""
+    type_name, text, formatted, reason = pickle.loads(frames[0])
+    if not reason:
+        try:
+            exc = decode(frames[1:], context)
+        except Exception as failure:
+            reason = f"it could not be unpickled: {_type_name(failure)}: {_text(failure)}"
+        else:
+            if isinstance(exc, BaseException):
+                return _tell(exc, formatted)
+            reason = f"it unpickled as a {type(exc).__name__}"
+    return _tell(RemoteException(type_name, text, "".join(formatted), reason), formatted)
+
+
+def unpickle_failure(failure: BaseException, what: str, where: str) -> ActorError:
+    """The error for `what` (result, argument) that arrived but could not be unpickled in the `where` process."""
+    return ActorError(failure, f"The {what} could not be unpickled in the {where} process.")
+
+
+def _tell(exc: BaseException, formatted: list[str]) -> BaseException:
+    try:
+        setattr(exc, _STORY, formatted)
+    except Exception:  # an exception that refuses attributes
+        pass
+    return exc
+
+
+def _rebuild_actor_error(frames: list[Frame], message: str, formatted: list[str]) -> ActorError:
+    return ActorError(decode_exception(frames, current_codec()), message, formatted=formatted)
+
+
+def _trim(story: traceback.TracebackException, seen: set[int]) -> None:
+    """Drop leading frames inside of the engine, of the whole chain; keep them where there is nothing else."""
+    if id(story) in seen:
+        return
+    seen.add(id(story))
+    own = 0
+    for frame in story.stack:
+        if not frame.filename.startswith(_PACKAGE):
+            break
+        own += 1
+    if own < len(story.stack):
+        del story.stack[:own]
+    for other in (story.__cause__, story.__context__, *(story.exceptions or ())):
+        if other is not None:
+            _trim(other, seen)
+
+
+def _type_name(exc: BaseException) -> str:
+    cls = type(exc)
+    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _text(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception:
+        return "<its str() failed>"

@@ -1,0 +1,186 @@
+"""Which part of an object cannot be pickled, in words that a user can act on."""
+
+import pickle
+import re
+import time
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from monarch_nb.wire.body import encode
+
+_TRIES = 500
+_SECONDS = 2.0
+_DEPTH = 20
+_MEMBERS = 200  # looked at in one container
+
+# What unpicklable things are good for elsewhere, by the start of their type's full name.
+_ADVICE = {
+    "_thread.": "locks belong to one process: make it where it is used",
+    "threading.": "threads and their tools belong to one process: make it where it is used",
+    "_io.": "open files belong to one process: send the path",
+    "socket.": "sockets belong to one process: connect where it is used",
+    "builtins.generator": "a running generator cannot be sent: send a list, or the function that makes it",
+    "builtins.coroutine": "a coroutine cannot be sent: await it, or send the function that makes it",
+    "builtins.frame": "frames belong to one process",
+    "_asyncio.": "futures and tasks belong to one event loop: send the result",
+}
+
+
+class PickleFailure(TypeError, pickle.PicklingError):
+    """Something cannot be sent; the text names the culprit and the way to it."""
+
+
+def pickle_failure(failure: Exception, obj: object, label: str) -> Exception:
+    """What to raise from `failure`, which encoding `obj` raised: it with the culprit named.
+
+    An error of the object's own making (raised by its `__getstate__` or `__reduce__`) is returned as it is.
+    """
+    usual = (TypeError, pickle.PicklingError, AttributeError, NotImplementedError, RecursionError)
+    if not isinstance(failure, usual) or isinstance(failure, PickleFailure):
+        return failure
+    return PickleFailure(explain_unpicklable(obj, label))
+
+
+def explain_unpicklable(obj: object, label: str) -> str:
+    """A sentence that says why `obj` cannot be sent: "<label> cannot be sent: `config.lock` is a _thread.lock…".
+
+    Paths start with what stands in backquotes in `label`. Looks for at most about two seconds.
+    """
+    quoted = re.search("`([^`]+)`", label)
+    search = _Search()
+    failure = search.failure(obj)
+    if failure is None:
+        return f"{label} can be sent"
+    path, culprit, failure = search.smallest(obj, quoted[1] if quoted else "it", failure)
+    name = _type_name(culprit)
+    advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), "")
+    told = (
+        f"`{path}` is {_article(name)} {name.removeprefix('builtins.')}"
+        if path != "it"
+        else f"it is {_article(name)} {name.removeprefix('builtins.')}"
+    )
+    reason = _first_line(failure)
+    return f"{label} cannot be sent: {told} ({reason})" + (f"; {advice}" if advice else "")
+
+
+class _Search:
+    def __init__(self) -> None:
+        self.tries = _TRIES
+        self.deadline = time.monotonic() + _SECONDS
+        self.seen: dict[int, Any] = {}  # the objects are held, so that ids stay theirs
+
+    def failure(self, obj: object) -> BaseException | None:
+        """What pickling `obj` raises."""
+        self.tries -= 1
+        try:
+            encode(obj)
+        except Exception as failure:
+            return failure
+        return None
+
+    def smallest(self, obj: object, path: str, failure: BaseException) -> tuple[str, object, BaseException]:
+        """The deepest object on the way down from `obj` that cannot be pickled."""
+        for _ in range(_DEPTH):
+            self.seen[id(obj)] = obj
+            for step, member in _members(obj):
+                if self.tries <= 0 or time.monotonic() > self.deadline:
+                    return path, obj, failure
+                if id(member) in self.seen or isinstance(member, (bool, int, float, str, bytes, type(None))):
+                    continue
+                if (deeper := self.failure(member)) is not None:
+                    obj, path, failure = member, step.format(path), deeper
+                    break
+                self.seen[id(member)] = member
+            else:
+                break
+        return path, obj, failure
+
+
+def _members(obj: Any) -> Iterator[tuple[str, Any]]:
+    """What `obj` holds, each with how a path goes on: `{}` is the path so far."""
+    if isinstance(obj, dict):
+        for key, value in list(obj.items())[:_MEMBERS]:
+            yield _index(key), value
+            yield f"key {_short(key)} of {{}}", key
+    elif isinstance(obj, (list, tuple)):
+        for place, value in enumerate(obj[:_MEMBERS]):
+            yield f"{{}}[{place}]", value
+    elif isinstance(obj, (set, frozenset)):
+        for value in list(obj)[:_MEMBERS]:
+            yield f"member {_short(value)} of {{}}", value
+    elif isinstance(obj, types.MethodType):
+        yield "{}.__self__", obj.__self__
+        yield "{}.__func__", obj.__func__
+    elif isinstance(obj, types.FunctionType):
+        for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
+            try:
+                yield f"{name}, which {{}} closes over", cell.cell_contents
+            except ValueError:  # not bound yet
+                pass
+        for name in _globals_of(obj.__code__):
+            if name in obj.__globals__:
+                yield f"global {name} of {{}}", obj.__globals__[name]
+        for place, value in enumerate(obj.__defaults__ or ()):
+            yield f"default {place} of {{}}", value
+    elif isinstance(obj, type):
+        for name, value in list(obj.__dict__.items()):
+            if not name.startswith("__") or isinstance(value, types.FunctionType):
+                yield f"{{}}.{name}", value
+    else:
+        yield from _attributes(obj)
+
+
+def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        state = obj.__getstate__()
+    except Exception:
+        state = None
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    for part in parts:
+        if isinstance(part, dict):
+            for name, value in list(part.items())[:_MEMBERS]:
+                yield f"{{}}.{_escape(str(name))}", value
+    for name in ("func", "args", "keywords", "__wrapped__", "fget", "__func__"):
+        try:
+            yield f"{{}}.{name}", object.__getattribute__(obj, name)
+        except Exception:
+            pass
+    yield "type of {}", type(obj)
+
+
+def _globals_of(code: types.CodeType) -> list[str]:
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += _globals_of(constant)
+    return names
+
+
+def _index(key: object) -> str:
+    return f"{{}}[{_short(key)}]"
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = type(value).__name__
+    return _escape(text if len(text) <= 40 else text[:37] + "...")
+
+
+def _escape(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _type_name(obj: object) -> str:
+    cls = type(obj)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _article(name: str) -> str:
+    return "an" if name.removeprefix("builtins.")[:1].lower() in "aeiou" else "a"
+
+
+def _first_line(failure: BaseException) -> str:
+    return (str(failure).strip().splitlines() or [type(failure).__name__])[0]

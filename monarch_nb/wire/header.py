@@ -1,0 +1,114 @@
+"""The header of every message: small, flat, encoded by msgspec, readable without unpickling anything."""
+
+from enum import IntEnum
+
+import msgspec
+
+
+class Kind(IntEnum):
+    """What a message is for."""
+
+    CALL = 1  # run an endpoint of one actor
+    REPLY = 2  # the answer to a CALL, to a port
+    CAST = 3  # a CALL for many actors, to be spread by host agents
+    FOLDED = 4  # several REPLYs in one message, folded by a host agent
+    PORT = 5  # a value for a port that somebody opened by hand
+    CONTROL = 6  # engine to engine; the body is msgspec, never a pickle
+    RETURNED = 7  # a message that could not be delivered, back at its sender's process
+
+
+class Status(IntEnum):
+    """What a REPLY carries."""
+
+    VALUE = 0
+    EXCEPTION = 1  # the endpoint raised: an ordinary error for the caller
+    FAILURE = 2  # the actor or its process is gone: a supervision error for the caller
+
+
+class Layout(msgspec.Struct, array_like=True, frozen=True):
+    """Where the procs of one proc mesh live: rank r is on hosts[r // per_host]."""
+
+    uid: str
+    hosts: tuple[str, ...]
+    per_host: int
+
+    @property
+    def size(self) -> int:
+        """Number of procs."""
+        return len(self.hosts) * self.per_host
+
+    def host_of(self, rank: int) -> str:
+        """The host id on which `rank` lives."""
+        return self.hosts[rank // self.per_host]
+
+    def address(self, rank: int, incarnation: int = 0) -> str:
+        """The process address of one rank in one of its lives."""
+        return f"{self.host_of(rank)}/{self.uid}.{rank}.{incarnation}"
+
+
+class Run(msgspec.Struct, array_like=True, frozen=True):
+    """`count` ranks from `rank` in steps of `stride` that share both incarnations and their next number.
+
+    `index` is the first one's place in the region the message was sent to; places step by `index_stride`.
+    """
+
+    rank: int
+    count: int
+    stride: int = 1
+    proc_incarnation: int = 0
+    incarnation: int = 0
+    seq: int = -1
+    index: int = 0
+    index_stride: int = 1
+
+
+class CastPlan(msgspec.Struct, array_like=True, frozen=True):
+    """One cast as a host agent sees it: its runs of ranks, and its place in the tree of agents."""
+
+    layout: Layout
+    runs: tuple[Run, ...]
+    position: int = 0
+    fanout: int = 8
+    hosts: tuple[int, ...] = ()  # indices into layout.hosts that hold any of the ranks, the tree's nodes in order
+
+
+class Header(msgspec.Struct, array_like=True, gc=False):
+    """Says where a message goes and what it is; the body follows in frames of its own."""
+
+    kind: int
+    dst: str  # process address
+    src: str  # process address
+    mesh: str = ""  # uid of the receiving actor mesh; "" is the process itself
+    rank: int = 0  # receiving actor's rank in that mesh
+    incarnation: int = 0  # of the receiving actor
+    sender: str = ""  # stream: the sending actor instance
+    seq: int = -1  # number in the stream from sender to this actor incarnation; -1 is unordered
+    method: str = ""  # endpoint, or the CONTROL verb
+    port: int = 0  # reply port in the src process; in REPLY/PORT/FOLDED: the port meant at dst; 0 is nobody
+    index: int = 0  # place in the region the message was sent to; a REPLY echoes it
+    extent: tuple[tuple[str, ...], tuple[int, ...]] | None = None  # of that region
+    status: int = 0
+    call: str = ""  # id of the call all this belongs to: logs, deadlocks
+    chain: tuple[str, ...] = ()  # calls that wait for this one, outermost first
+    log: int = 0  # REPLY: where the process's log stood when the endpoint returned
+    plan: CastPlan | None = None
+    buffers: tuple[tuple[int, int, int], ...] = ()  # (pid, fd, length) of bodies in memory files, after the frames
+    flags: int = 0
+    actor: str = ""  # human name of who sent it, for errors
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Header)
+
+
+def encode_header(header: Header) -> bytes:
+    """The header as bytes."""
+    return _encoder.encode(header)
+
+
+def decode_header(data: bytes | memoryview) -> Header:
+    """The header of some bytes. Raises msgspec.DecodeError on garbage."""
+    try:
+        return _decoder.decode(data)
+    except UnicodeDecodeError as error:  # which msgspec lets through
+        raise msgspec.DecodeError(str(error)) from None

@@ -1,0 +1,161 @@
+"""The pickler of message bodies: cloudpickle, with tensors and classes by value in our own way."""
+
+import functools
+import pickle
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle.cloudpickle as cp
+
+from monarch_nb.wire.captures import warn_of_big_captures
+from monarch_nb.wire.code import Cargo, class_of, travels_by_value
+from monarch_nb.wire.tensors import Storage, reduce_storage, reduce_tensor, tensor_types
+
+SMALLEST_BUFFER = 4096  # bytes; below, a copy into the pickle is cheaper than a frame
+
+
+class _Sink:
+    """What a pickler writes to. It hands over bytes and bytearrays of 64 KiB and more as they are, without copying."""
+
+    __slots__ = ("write",)
+
+    def __init__(self, write: Callable[[Any], object]) -> None:
+        self.write = write
+
+
+class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Pickles into `chunks`, and buffers into `buffers`. By-value classes go into `cargo`."""
+
+    def __init__(self, cargo: Cargo, *, out_of_band: bool = True) -> None:
+        self.cargo = cargo
+        self.chunks: list[Any] = []
+        self.buffers: list[memoryview] = []
+        self.named: dict[str, type] = {}
+        self.files: dict[str, str | None] = {}
+        self._storages: dict[tuple[int, int], Storage] = {}
+        self._tensors = tensor_types()
+        keep = _keeper(self.buffers) if out_of_band else None
+        super().__init__(_Sink(self.chunks.append), protocol=5, buffer_callback=keep)
+
+    def getvalue(self) -> bytes:
+        """All pickles so far, in one."""
+        return b"".join(self.chunks)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How `obj` is taken apart; called for everything but the plainest types."""
+        kind = type(obj)
+        if kind in self._tensors:
+            return reduce_tensor(obj, self._storages)
+        if issubclass(kind, type):
+            if obj in cp._BUILTIN_TYPE_NAMES:
+                return cp._class_reduce(obj)
+            if not travels_by_value(obj):
+                return NotImplemented
+            key = self.cargo.name(obj)
+            self.named[key] = obj
+            return class_of, (key,)
+        if kind is types.FunctionType:
+            return self._reduce_function(obj)
+        if issubclass(kind, BaseException):
+            return _reduce_exception(obj)
+        special = _SPECIAL.get(kind)
+        if special is not None:
+            return special(obj)
+        if self._tensors and kind.__name__ in ("UntypedStorage", "TypedStorage"):
+            return reduce_storage(obj)
+        return NotImplemented
+
+    def _reduce_function(self, function: types.FunctionType) -> Any:
+        reduced = super().reducer_override(function)
+        if reduced is NotImplemented:
+            return reduced
+        warn_of_big_captures(function, reduced[2][1]["__globals__"])
+        self.files[function.__code__.co_filename] = function.__globals__.get("__name__")
+        return reduced
+
+
+def _keeper(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        """Whether the pickle is to hold the buffer itself."""
+        view = buffer.raw()
+        if view.nbytes < SMALLEST_BUFFER:
+            return True
+        buffers.append(view)
+        return False
+
+    return keep
+
+
+def _reduce_exception(exc: BaseException) -> Any:
+    """Exceptions with an `__init__` of their own are rebuilt without calling it: `args` need not be what it takes."""
+    cls = type(exc)
+    if (
+        cls.__reduce__ is not BaseException.__reduce__
+        or cls.__reduce_ex__ is not object.__reduce_ex__
+        or not isinstance(cls.__init__, types.FunctionType)
+    ):
+        return NotImplemented
+    return rebuild_exception, (cls, exc.args, exc.__dict__ or None)
+
+
+def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any] | None) -> BaseException:
+    """The exception that was pickled as its class, arguments and attributes."""
+    exc: BaseException = cls.__new__(cls, *args)
+    for base in cls.__mro__:
+        if not isinstance(base.__dict__.get("__init__"), (types.FunctionType, type(None))):
+            base.__dict__["__init__"](exc, *args)  # that of a builtin, which sets what it keeps outside of __dict__
+            break
+    exc.args = args
+    if state:
+        exc.__dict__.update(state)
+    return exc
+
+
+# What would pickle as a name in __main__, or not at all.
+
+
+def _reduce_lru_cache(cached: Any) -> Any:
+    if not travels_by_value(cached.__wrapped__):
+        return NotImplemented
+    parameters = cached.cache_parameters()
+    return rebuild_lru_cache, (cached.__wrapped__, parameters["maxsize"], parameters["typed"])
+
+
+def rebuild_lru_cache(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+    """An empty cache around `function`."""
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _reduce_cached_property(prop: Any) -> Any:
+    return rebuild_cached_property, (prop.func, prop.attrname)
+
+
+def rebuild_cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
+    """A cached property, which holds a lock up to Python 3.11."""
+    prop = functools.cached_property(function)
+    if name is not None:
+        prop.attrname = name
+    return prop
+
+
+def _reduce_new_type(new_type: Any) -> Any:
+    if new_type.__module__ != "__main__":
+        return NotImplemented
+    return rebuild_new_type, (new_type.__name__, new_type.__supertype__, new_type.__module__)
+
+
+def rebuild_new_type(name: str, supertype: Any, module: str) -> Any:
+    """A `typing.NewType` that has no module to be imported from."""
+    make: Any = typing.NewType  # a variable, as type checkers take the call for a declaration
+    new_type = make(name, supertype)
+    new_type.__module__ = module
+    return new_type
+
+
+_SPECIAL: dict[type, Callable[[Any], Any]] = {
+    functools._lru_cache_wrapper: _reduce_lru_cache,
+    functools.cached_property: _reduce_cached_property,
+    typing.NewType: _reduce_new_type,
+}

@@ -1,0 +1,180 @@
+"""How torch tensors travel: their storage out of band, everything else in a few words of pickle.
+
+What arrives equals what was sent in shape, dtype, values, strides, `requires_grad` and being a Parameter; it is always
+on the CPU. A tensor that covers at least half of its storage brings the storage along, and every later view of that
+storage in the same message shares it there too. A smaller view brings its own elements only, never the big storage
+behind it (a scattered one is made dense). What has no plain strided memory (sparse, quantized, meta, subclasses,
+tensors with attributes or hooks of their own) is left to torch's own pickling.
+"""
+
+import ctypes
+import pickle
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+# torch.dtype -> its name in torch
+_dtype_names: dict[Any, str] = {}
+
+
+class Storage:
+    """The bytes of one storage, on their way into a message."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_storage, (pickle.PickleBuffer(self.buffer),)
+
+
+def tensor_types() -> tuple[type, ...]:
+    """`torch.Tensor` and `Parameter`, if torch is imported; else nothing."""
+    parameter = getattr(sys.modules.get("torch.nn.parameter"), "Parameter", None)
+    return () if parameter is None else (sys.modules["torch"].Tensor, parameter)
+
+
+def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage]) -> Any:
+    """A reduction of `tensor`, or NotImplemented where torch's own has to do. `storages` are the message's so far."""
+    torch: Any = sys.modules["torch"]
+    on_cpu = tensor.is_cpu
+    if (
+        not (on_cpu or tensor.is_cuda)
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.__dict__
+        or tensor._backward_hooks
+    ):
+        return NotImplemented
+    dtype = tensor.dtype
+    name = _dtype_names.get(dtype) or _dtype_names.setdefault(dtype, str(dtype).removeprefix("torch."))
+    requires_grad = tensor.requires_grad
+    is_parameter = type(tensor) is not torch.Tensor
+    plain = tensor.detach() if requires_grad or is_parameter else tensor
+    if not on_cpu:
+        plain = plain.cpu()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    shape = tuple(plain.shape)
+    if not plain.numel():
+        return rebuild_tensor, (None, name, 0, shape, plain.stride(), requires_grad, is_parameter)
+    memory = plain.untyped_storage()
+    size = memory.nbytes()
+    key = (memory.data_ptr(), size)
+    storage = storages.get(key)
+    if storage is None:
+        if not size:
+            return NotImplemented  # its memory was freed
+        if 2 * plain.nbytes < size:
+            if plain.is_contiguous():
+                span = Storage(_bytes_of(torch, memory, plain.storage_offset() * plain.itemsize, plain.nbytes))
+                return rebuild_tensor, (span, name, 0, shape, None, requires_grad, is_parameter)
+            plain = plain.clone(memory_format=torch.preserve_format)
+            memory = plain.untyped_storage()
+            size = memory.nbytes()
+            key = (memory.data_ptr(), size)
+        storage = storages[key] = Storage(_bytes_of(torch, memory, 0, size))
+    offset = plain.storage_offset()
+    strides = None if plain.is_contiguous() else plain.stride()
+    return rebuild_tensor, (storage, name, offset, shape, strides, requires_grad, is_parameter)
+
+
+def reduce_storage(storage: Any) -> Any:
+    """A reduction of a bare torch storage: one on a GPU becomes one on the CPU, others are left to torch."""
+    untyped = getattr(storage, "_untyped_storage", storage)  # asking the typed one itself warns
+    if untyped.device.type in ("cpu", "meta"):
+        return NotImplemented
+    if untyped is storage:
+        return _same, (untyped.cpu(),)
+    return _same, (type(storage)(wrap_storage=untyped.cpu(), dtype=storage.dtype, _internal=True),)
+
+
+def open_storage(buffer: Any) -> Any:
+    """The torch storage made of `buffer`, without a copy if it may be written to."""
+    import torch
+
+    if memoryview(buffer).readonly:
+        buffer = bytearray(buffer)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def rebuild_tensor(
+    storage: Any,
+    dtype: str,
+    offset: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    requires_grad: bool,
+    is_parameter: bool,
+) -> Any:
+    """The tensor that `reduce_tensor` took apart."""
+    import torch
+
+    # The device is said because of `torch.set_default_device`.
+    if storage is None:
+        tensor = torch.empty_strided(shape, strides or (), dtype=getattr(torch, dtype), device="cpu")
+    else:
+        tensor = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
+        if strides is None:
+            strides = _contiguous(shape)
+        tensor.set_(storage, offset, shape, strides)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """A context in which no torch mode (fake tensors, default devices…) of the calling thread is in force."""
+    functions: Any = getattr(sys.modules.get("torch"), "_C", None)
+    try:
+        dispatching, overriding = functions._len_torch_dispatch_stack(), functions._len_torch_function_stack()
+    except AttributeError:  # no torch, or one without these
+        return _NOTHING
+    if not dispatching and not overriding:
+        return _NOTHING
+    return _ModesOff(dispatching > 0, overriding > 0)
+
+
+_NOTHING = nullcontext()
+
+
+class _ModesOff:
+    def __init__(self, dispatching: bool, overriding: bool) -> None:
+        import torch
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        contexts = (_disable_current_modes(),) if dispatching else ()
+        # DisableTorchFunction also switches off what modes do to functions.
+        self._contexts: list[Any] = [*contexts, *((torch._C.DisableTorchFunction(),) if overriding else ())]
+
+    def __enter__(self) -> None:
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*error)
+
+
+def _bytes_of(torch: Any, memory: Any, start: int, size: int) -> Any:
+    """A buffer over the storage `memory` that keeps it alive."""
+    raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory, start, (size,), (1,))
+    try:
+        return raw.numpy()
+    except RuntimeError:  # torch without numpy
+        array: Any = (ctypes.c_ubyte * size).from_address(raw.data_ptr())
+        array.owner = raw
+        return array
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return tuple(reversed(strides))
+
+
+def _same(value: Any) -> Any:
+    return value

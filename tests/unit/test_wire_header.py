@@ -1,0 +1,61 @@
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch_nb.wire import CastPlan, Header, Kind, Layout, Run, decode_header, encode_header
+
+LAYOUT = Layout("p1", ("h1", "h2"), 4)
+FULL = Header(
+    Kind.CAST,
+    "h1/agent",
+    "h0/c",
+    mesh="m",
+    sender="s",
+    seq=4,
+    method="step",
+    port=9,
+    extent=(("hosts", "gpus"), (2, 4)),
+    chain=("a", "b"),
+    plan=CastPlan(LAYOUT, (Run(0, 8, seq=3),), hosts=(0, 1)),
+    buffers=((1, 2, 300_000),),
+)
+
+
+def decodes_or_refuses(data):
+    try:
+        header = decode_header(data)
+    except msgspec.DecodeError:  # ValidationError is one
+        return
+    assert isinstance(header, Header)
+
+
+def test_header_survives_the_trip():
+    assert decode_header(encode_header(FULL)) == FULL
+    assert decode_header(memoryview(encode_header(FULL))) == FULL
+
+
+def test_layout_places_ranks_row_major():
+    assert LAYOUT.size == 8
+    assert LAYOUT.address(5) == "h2/p1.5.0"
+    assert LAYOUT.address(3, 2) == "h1/p1.3.2"
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=300, deadline=None)
+def test_random_bytes_raise_nothing_but_decode_errors(data):
+    decodes_or_refuses(data)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8), st.integers(0, 10_000))
+@settings(max_examples=500, deadline=None)
+def test_damaged_headers_raise_nothing_but_decode_errors(changes, cut):
+    data = bytearray(encode_header(FULL))
+    for place, value in changes:
+        data[place % len(data)] = value
+    decodes_or_refuses(bytes(data[: cut % (len(data) + 1)]))
+    decodes_or_refuses(bytes(data))
+
+
+def test_deeply_nested_garbage_does_not_exhaust_the_stack():
+    decodes_or_refuses(b"\x91" * 100_000)
+    decodes_or_refuses(b"\xdd\xff\xff\xff\xff" * 100)

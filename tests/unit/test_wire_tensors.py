@@ -1,0 +1,193 @@
+import gc
+
+import pytest
+
+from monarch_nb.wire import decode, encode
+
+torch = pytest.importorskip("torch")
+
+
+def trip(obj):
+    first, *others = encode(obj)
+    return decode([bytes(first), *map(bytearray, others)])
+
+
+def assert_same(back, sent):
+    assert type(back) is type(sent)
+    assert back.dtype == sent.dtype
+    assert back.shape == sent.shape
+    assert back.requires_grad == sent.requires_grad
+    assert back.device.type == "cpu"
+    assert torch.equal(back.detach(), sent.detach())
+
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.complex64,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [3, 5000])
+def test_every_dtype_survives_small_and_large(dtype, size):
+    tensor = torch.arange(size).to(dtype)
+    back = trip([tensor])[0]
+    assert back.dtype == dtype
+    assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+
+
+BASE = torch.arange(120_000, dtype=torch.float32)
+SHAPES = {
+    "scalar": torch.tensor(3.5),
+    "empty": torch.zeros(3, 0, 2),
+    "transposed": BASE.reshape(300, 400).t(),
+    "expanded": torch.arange(100.0).unsqueeze(1).expand(100, 50),
+    "row of a big one": BASE.reshape(300, 400)[7],
+    "column of a big one": BASE.reshape(300, 400)[:, 7],
+    "half": BASE[60_000:],
+    "channels last": torch.randn(2, 16, 20, 20).to(memory_format=torch.channels_last),
+    "conjugated": torch.randn(2000, dtype=torch.complex64).conj(),
+    "negated": torch.randn(2000, dtype=torch.complex64).conj().imag,
+    "permuted slice": BASE.reshape(30, 40, 100)[3:5].permute(2, 0, 1),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_views_of_all_sorts_survive(name):
+    assert_same(trip({"t": SHAPES[name]})["t"], SHAPES[name])
+
+
+@pytest.mark.parametrize("name", ["transposed", "expanded", "channels last"])
+def test_strides_of_dense_and_expanded_tensors_are_kept(name):
+    assert trip([SHAPES[name]])[0].stride() == SHAPES[name].stride()
+
+
+def test_a_small_view_does_not_bring_the_big_storage_behind_it():
+    big = torch.zeros(1_000_000)
+    for view in (big[10:2000], big.reshape(1000, 1000)[:, 3]):
+        frames = encode([view])
+        assert sum(len(frame) for frame in frames) < 20_000
+        assert_same(trip([view])[0], view)
+
+
+def test_large_tensors_are_neither_copied_when_encoding_nor_when_decoding():
+    tensor = torch.zeros(100_000)
+    first, buffer = encode((tensor,))
+    assert len(first) < 500
+    tensor[0] = 1
+    memory = bytearray(buffer)
+    assert memory[:4] == bytes(torch.tensor([1.0]).view(torch.uint8).tolist())
+    (back,) = decode([first, memory])
+    memory[:4] = bytes(4)
+    assert back[0] == 0
+
+
+def test_what_arrives_may_be_written_to_and_is_private():
+    tensor = torch.ones(10_000)
+    back = trip([tensor])[0]
+    back.zero_()
+    assert tensor.sum() == 10_000
+    first, *others = encode([tensor])
+    from_read_only = decode([first, *map(bytes, others)])[0]
+    from_read_only.zero_()
+
+
+def test_temporary_copies_live_until_the_frames_are_gone():
+    frames = encode([BASE.reshape(300, 400)[:, 7], torch.randn(3000, dtype=torch.complex64).conj()])
+    gc.collect()
+    trash = [torch.full((400,), float(n)) for n in range(100)]
+    back = decode([frames[0], *map(bytearray, frames[1:])])
+    assert torch.equal(back[0], SHAPES["column of a big one"])
+    del trash
+
+
+def test_gradients_wanted_and_parameters_stay_so():
+    leaf = torch.randn(2000, requires_grad=True)
+    assert_same(trip([leaf])[0], leaf)
+    result = trip([leaf * 2])[0]
+    assert result.requires_grad
+    assert result.is_leaf
+    for wanted in (True, False):
+        parameter = torch.nn.Parameter(torch.randn(50, 50), requires_grad=wanted)
+        assert_same(trip([parameter])[0], parameter)
+    (back,) = trip([leaf])
+    (back * 2).sum().backward()
+    assert back.grad is not None
+
+
+def test_modules_survive_with_tied_weights():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(64, 64)
+            self.b = torch.nn.Linear(64, 64)
+            self.b.weight = self.a.weight
+            self.register_buffer("mean", torch.zeros(64))
+
+    module = Tied()
+    back = trip(module)
+    assert back.b.weight is back.a.weight
+    x = torch.randn(2, 64)
+    assert torch.equal(back.b(x), module.b(x))
+    lstm = torch.nn.LSTM(8, 8)
+    assert torch.equal(trip(lstm)(x[:, :8])[0], lstm(x[:, :8])[0])
+
+
+def test_views_of_one_storage_keep_sharing_it():
+    flat = torch.zeros(3000)
+    flat_back, head, tail = trip((flat, flat[:10], flat[10:]))
+    flat_back.fill_(4)
+    assert head.sum() == 40
+    assert tail.sum() == 4 * 2990
+    left, right = trip((flat[:1500], flat[1500:]))
+    assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+
+
+def test_optimizer_state_survives():
+    parameter = torch.nn.Parameter(torch.randn(40, 40))
+    optimizer = torch.optim.Adam([parameter])
+    parameter.sum().backward()
+    optimizer.step()
+    back = trip(optimizer.state_dict())
+    assert torch.equal(back["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+def test_the_rest_is_left_to_torch():
+    sparse = torch.eye(50).to_sparse()
+    assert torch.equal(trip([sparse])[0].to_dense(), sparse.to_dense())
+    meta = trip([torch.empty(3, device="meta")])[0]
+    assert meta.is_meta
+    marked = torch.ones(2000)
+    marked.note = "mine"
+    back = trip([marked])[0]
+    assert back.note == "mine"
+    assert torch.equal(back, marked)
+    size, dtype, device = trip((torch.Size([1, 2]), torch.bfloat16, torch.device("cpu")))
+    assert size == torch.Size([1, 2])
+    assert dtype is torch.bfloat16
+    assert device == torch.device("cpu")
+
+
+def test_modes_of_the_calling_thread_do_not_get_in_the_way():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    tensor = torch.randn(3000)
+    scattered = tensor[::3]
+    with torch.device("meta"):
+        assert_same(trip([tensor])[0], tensor)
+    with FakeTensorMode():
+        back = trip([tensor, scattered])[0]
+    assert_same(back, tensor)
+    with torch.no_grad():
+        leaf = torch.ones(2, requires_grad=True)
+        assert_same(trip([leaf])[0], leaf)
+    with torch.inference_mode():
+        assert_same(trip([tensor])[0], tensor)
