@@ -1,0 +1,213 @@
+"""The host agent process: its own session, no user code, no pickles; one loop that keeps the procs of a host."""
+
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from monarch_nb._version import __version__
+from monarch_nb.host import folders
+from monarch_nb.host.child import Child
+from monarch_nb.host.children import Children
+from monarch_nb.host.leases import Leases
+from monarch_nb.host.linux import become_subreaper, close_other_fds, name_process
+from monarch_nb.host.logs import LogTailer
+from monarch_nb.host.loop import READ, Loop
+from monarch_nb.host.options import Options, parse
+from monarch_nb.host.post import Post
+from monarch_nb.host.protocol import Exited, Ready, Started
+from monarch_nb.host.pulse import Pulse
+from monarch_nb.host.reaper import end_descendants
+from monarch_nb.host.service import Service
+from monarch_nb.host.stopping import Stopper
+from monarch_nb.transport import Node, Parcel
+from monarch_nb.wire.header import Header, Kind
+
+log = logging.getLogger(__name__)
+
+_MOST_FDS = 65536
+_ORPHANED_TIMEOUT_S = 0.5  # between SIGTERM and SIGKILL when the owner is gone
+
+
+class Agent:
+    """Joins the parts of an agent; `run()` returns once it has ended and nothing of it is left."""
+
+    def __init__(self, options: Options) -> None:
+        self.address = f"{options.host}/agent"
+        self._options = options
+        self._folder = options.run_folder
+        self._lock = folders.hold(self._folder)
+        self._loop = Loop()
+        # Whoever should end with this process has the other end; its closing is the kernel's job, whatever kills us.
+        self._cord, self._cord_end = os.pipe()
+        self._node = self._make_node()
+        self._post = Post(self._node, self.address)
+        self._leases = Leases(options.lease_s)
+        self._logs = LogTailer(self._post, self._folder / "logs")
+        self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self)
+        self._stopper = Stopper(self._loop, self._children, self._post)
+        self._pulse = Pulse(self._loop, self._children, self._post)
+        self._service = Service(
+            host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
+            leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None,
+            learn=self._learn, end=self.end,
+        )  # fmt: skip
+        self._watching_leases = False
+        self._ending = False
+
+    def run(self, say_ready: Callable[[Ready], None]) -> None:
+        """Serve until the owner is gone or somebody asks for the end."""
+        become_subreaper()
+        self._node.start()
+        if self._options.owner_fd is not None:
+            self._loop.register(self._options.owner_fd, READ, self._owner_pipe)
+        signal.signal(signal.SIGTERM, lambda *_: self._loop.post(lambda: self.end("the host agent was terminated")))
+        if self._options.prewarm:
+            self._children.forker.prewarm()
+        say_ready(Ready(host=self._options.host, pid=os.getpid(), address=self.address, run_folder=str(self._folder),
+                        endpoint=getattr(self._node, "endpoint", None), python=sys.version.split()[0],
+                        version=__version__))  # fmt: skip
+        try:
+            self._loop.run()
+        finally:
+            self._children.close()
+            self._node.close()
+            end_descendants()
+            if not self._options.keep_folder:
+                folders.remove_run_folder(self._folder)
+
+    def end(self, reason: str, timeout_s: float = 0.0,
+            done: Callable[[list[Exited]], None] = lambda _exits: None) -> None:  # fmt: skip
+        """Stop every proc, then the agent."""
+        self._ending = True
+
+        def all_gone(exits: list[Exited]) -> None:
+            done(exits)
+            self._loop.call_later(0.0, self._loop.stop)
+
+        self._stopper.stop(self._children.alive(), timeout_s=timeout_s, grace_s=_ORPHANED_TIMEOUT_S, reason=reason,
+                           done=all_gone)  # fmt: skip
+
+    # What happens to procs.
+
+    def started(self, child: Child) -> None:
+        """A process exists."""
+        if self._ending and not child.stop_wanted:
+            self._children.signal(child, signal.SIGKILL)
+        self._pulse.start()
+        self._watch_leases()
+        self._post.tell_all(child.watchers, "proc.started", Started(
+            address=child.address, pid=child.pid, how=child.how, why=child.why,
+            seconds=time.monotonic() - child.requested_at))  # fmt: skip
+
+    def exited(self, child: Child) -> None:
+        """A process is gone, or never came to be: first of all its watchers are told."""
+        assert child.exit is not None
+        self._post.tell_all(child.watchers - {child.address}, "proc.exited", child.exit)
+        self._node.forget(child.address, child.exit.reason)
+        self._logs.ended(child.address)
+        self._service.owner_gone(child.address, child.exit.reason)
+        self._stopper.gone(child)
+
+    def pong(self, child: Child) -> None:
+        """A proc answered a ping."""
+        self._pulse.pong(child)
+
+    # What comes in.
+
+    def _handle(self, header: Header, parcel: Parcel) -> None:
+        """On the node's reader thread."""
+        if header.kind == Kind.CONTROL:
+            body = bytes(parcel.frames[0]) if parcel.frames else b""
+            self._loop.post(lambda: self._service.handle(header, body))
+        self._node.consumed(parcel)
+
+    def _link_failed(self, header: Header, _parcel: Parcel, reason: str) -> None:
+        log.debug("%s to %s was lost: %s", header.method, header.dst, reason)
+
+    def _owner_pipe(self, _events: int) -> None:
+        assert self._options.owner_fd is not None
+        if os.read(self._options.owner_fd, 4096):
+            return
+        self._loop.unregister(self._options.owner_fd)
+        wait = self._leases.detached_until - time.monotonic()
+        if wait > 0:
+            self._loop.call_later(wait, self._detached_too_long)
+        else:
+            self.end("the process that owned this host is gone")
+
+    def _detached_too_long(self) -> None:
+        wait = self._leases.detached_until - time.monotonic()
+        if wait > 0:
+            self._loop.call_later(wait, self._detached_too_long)
+        else:
+            self.end("nobody came back to this detached host in time")
+
+    def _watch_leases(self) -> None:
+        if self._leases and not self._watching_leases:
+            self._watching_leases = True
+            self._loop.call_later(min(1.0, self._leases.seconds / 4), self._look_at_leases)
+
+    def _look_at_leases(self) -> None:
+        self._watching_leases = False
+        now = time.monotonic()
+        for owner in self._leases.expired(now):
+            self._service.owner_gone(owner, "nothing was heard of it any more")
+        for owner in self._leases.due(now):
+            self._service.ask_after(owner)
+        self._watch_leases()
+
+    def _learn(self, host: str, endpoint: str) -> None:
+        self._node.learn(host, endpoint=endpoint)
+
+    def _make_node(self) -> Node:
+        extra: dict[str, Any] = {}
+        if self._options.tcp is not None:
+            extra["tcp_bind"] = self._options.tcp
+        if self._options.key is not None:
+            from monarch_nb.transport.keys import Keys
+
+            extra["keys"] = Keys.load_or_create(self._options.key)
+        return Node(self.address, run_folders={self._options.host: self._folder}, agent=None, handler=self._handle,
+                    on_link_failed=self._link_failed, **extra)  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    """Be a host agent until its end. Raises nothing; what goes wrong at the start is on stderr."""
+    options = parse(argv)
+    folders.make_run_folder(options.run_folder)
+    _settle(options)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    agent = Agent(options)
+
+    def say_ready(ready: Ready) -> None:
+        os.write(options.ready_fd, msgspec.json.encode(ready) + b"\n")
+        if options.ready_fd > 2:
+            os.close(options.ready_fd)
+
+    agent.run(say_ready)
+    return 0
+
+
+def _settle(options: Options) -> None:
+    """Away from the terminal and the session of whoever started this, with nothing of theirs left open."""
+    try:
+        os.setsid()
+    except PermissionError:
+        pass  # already a leader
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    name_process("mnb-agent")
+    close_other_fds({fd for fd in (options.owner_fd, options.ready_fd) if fd is not None})
+    if options.owner_fd is not None:
+        os.set_inheritable(options.owner_fd, False)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FDS if hard == resource.RLIM_INFINITY else min(hard, _MOST_FDS)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

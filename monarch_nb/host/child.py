@@ -1,0 +1,45 @@
+"""One proc as its agent knows it."""
+
+import time
+from dataclasses import dataclass, field
+
+from monarch_nb.host.leash import Leash
+from monarch_nb.host.protocol import Exited, ProcSpec, ProcState
+
+
+@dataclass(eq=False)
+class Child:
+    """A proc from the request for it to its end. States: starting, running, stopping, exited."""
+
+    spec: ProcSpec
+    watchers: set[str]
+    state: str = "starting"
+    pid: int = 0
+    how: str = ""
+    why: str = ""
+    leash: Leash | None = None
+    requested_at: float = field(default_factory=time.monotonic)
+    started_at: float = 0.0  # wall clock
+    asked_at: float | None = None  # monotonic: a ping is out since
+    unresponsive_since: float | None = None  # wall clock
+    stop_wanted: bool = False
+    stop_reason: str = ""
+    exit: Exited | None = None
+
+    @property
+    def address(self) -> str:
+        """The proc's address."""
+        return self.spec.address
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended; one that is still being started counts."""
+        return self.exit is None
+
+    def describe(self) -> ProcState:
+        """What agent.status says of it."""
+        return ProcState(
+            address=self.address, pid=self.pid, state=self.state, owner=self.spec.owner, name=self.spec.name,
+            how=self.how, why=self.why, started_at=self.started_at, unresponsive_since=self.unresponsive_since,
+            exit=self.exit,
+        )  # fmt: skip

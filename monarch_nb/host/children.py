@@ -1,0 +1,226 @@
+"""The procs of one host: starting them one way or the other, and taking note of how they end."""
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from monarch_nb.host import cold, exits
+from monarch_nb.host.child import Child
+from monarch_nb.host.environment import overlaid, reason_for_cold_start
+from monarch_nb.host.forker import Forker
+from monarch_nb.host.leash import Leash
+from monarch_nb.host.linux import portable
+from monarch_nb.host.loop import Loop
+from monarch_nb.host.protocol import Exited, ProcSpec
+from monarch_nb.host.reaper import Reaper, kill_group
+
+_REMEMBERED = 4096  # ended procs, for those who ask late
+
+
+class Listener(Protocol):
+    """What happens to procs."""
+
+    def started(self, child: Child) -> None:
+        """A process exists."""
+
+    def exited(self, child: Child) -> None:
+        """A process is gone, or never came to be."""
+
+    def pong(self, child: Child) -> None:
+        """A proc answered a ping."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How one proc is to be started."""
+
+    spec: ProcSpec
+    python: str | None = None
+    bind: Mapping[str, str] | None = None
+    cold: bool = False
+
+
+class Children:
+    """Starts procs and keeps them. Everything happens on the loop's thread."""
+
+    def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, listener: Listener) -> None:
+        self._loop = loop
+        self._environment = environment
+        self._cord = cord
+        self._listener = listener
+        self._starts: dict[Leash, tuple[Child, Start]] = {}
+        self._children: dict[str, Child] = {}
+        self._popen: dict[int, subprocess.Popen[bytes]] = {}
+        self._oom = exits.OomCounter()
+        self.reaper = Reaper(loop, self._drain)
+        self.forker = Forker(loop, folder, environment, cord, self._refused, self.reaper)
+
+    def alive(self) -> list[Child]:
+        """Procs that have not ended."""
+        return [child for child in self._children.values() if child.alive]
+
+    def find(self, address: str) -> Child | None:
+        """A proc by address, ended ones too for a while."""
+        return self._children.get(address)
+
+    def all(self) -> list[Child]:
+        """Every remembered proc."""
+        return list(self._children.values())
+
+    def start(self, starts: Sequence[Start], watchers: Iterable[str]) -> None:
+        """Start procs. Returns at once; the listener hears how it went."""
+        forks = []
+        for start in starts:
+            child = Child(start.spec, set(watchers))
+            self._children[child.address] = child
+            child.why = self._why_cold(start)
+            try:
+                leash = child.leash = self._leash(child)
+            except OSError as error:
+                self._failed(child, explain(error))
+                continue
+            self._starts[leash] = (child, start)
+            if child.why:
+                self._start_cold(leash)
+            else:
+                forks.append(leash)
+        if forks:
+            self.forker.fork(forks)
+        self._forget_old()
+
+    def signal(self, child: Child, signum: int) -> None:
+        """Send a signal to a living proc; SIGKILL goes to everything in its session's group."""
+        if not child.alive or not child.pid:
+            child.stop_wanted = child.stop_wanted or signum in (signal.SIGKILL, signal.SIGTERM)
+        elif signum == signal.SIGKILL:
+            kill_group(child.pid)
+            os.kill(child.pid, signum)
+        else:
+            os.kill(child.pid, signum)
+
+    def close(self) -> None:
+        """Kill the template."""
+        self.forker.close()
+
+    def _why_cold(self, start: Start) -> str:
+        if portable():
+            return "no fork on this system"
+        if start.python:
+            return "another interpreter"
+        if start.bind:
+            return "proc_bind"
+        return "asked for" if start.cold else reason_for_cold_start(start.spec.env, self._environment)
+
+    def _leash(self, child: Child) -> Leash:
+        leash: Leash
+
+        def line(words: list[str]) -> None:
+            self._heard(leash, child, words)
+
+        def end() -> None:
+            self._leash_ended(leash, child)
+
+        leash = Leash(self._loop, child.spec, line, end)
+        return leash
+
+    def _heard(self, leash: Leash, child: Child, words: list[str]) -> None:
+        match words:
+            case ["pong"]:
+                self._listener.pong(child)
+            case ["pid", number] if child.state == "starting":
+                self._starts.pop(leash, None)
+                if not child.pid:
+                    child.pid, child.how = int(number), "fork"
+                    self.reaper.watch(child.pid, lambda status: self._died(child, status))
+                child.state, child.started_at = "running", time.time()
+                if child.stop_wanted:
+                    self.signal(child, signal.SIGKILL)
+                self._listener.started(child)
+            case ["error", *text] if child.state == "starting":
+                self._starts.pop(leash, None)
+                self._failed(child, " ".join(text))
+
+    def _leash_ended(self, leash: Leash, child: Child) -> None:
+        if leash in self._starts and not child.pid:  # nobody holds its other end: it will never be
+            self._refused(leash, self.forker.why_lost())
+
+    def _refused(self, leash: Leash, why: str) -> None:
+        """The template cannot: the same proc by the cold path, with a new leash."""
+        child, start = self._starts.pop(leash)
+        leash.close()
+        if child.stop_wanted:
+            self._failed(child, "it was stopped before it started")
+            return
+        child.why = why
+        try:
+            child.leash = self._leash(child)
+        except OSError as error:
+            self._failed(child, explain(error))
+            return
+        self._starts[child.leash] = (child, start)
+        self._start_cold(child.leash)
+
+    def _start_cold(self, leash: Leash) -> None:
+        child, start = self._starts[leash]
+        try:
+            process = cold.start(leash, self._cord, overlaid(self._environment, start.spec.env), python=start.python,
+                                 bind=start.bind, log=start.spec.log)  # fmt: skip
+        except (OSError, ValueError) as error:
+            self._starts.pop(leash)
+            self._failed(child, explain(error))
+            return
+        child.pid, child.how = process.pid, "cold"
+        self._popen[process.pid] = process  # held until reaped, or subprocess would reap it behind our back
+        self.reaper.watch(process.pid, lambda status: self._died(child, status))
+
+    def _drain(self) -> None:
+        for leash in list(self._starts):
+            leash.drain()
+
+    def _died(self, child: Child, status: int) -> None:
+        code, signum = exits.outcome(status)
+        process = self._popen.pop(child.pid, None)
+        if process is not None:
+            process.returncode = -signum if signum is not None else code
+        if child.leash is not None:
+            self._starts.pop(child.leash, None)
+        oom = signum == signal.SIGKILL and not child.stop_wanted and self._oom.struck()
+        why = child.stop_reason if child.stop_wanted and child.stop_reason else exits.reason(code, signum, oom=oom)
+        self._end(child, Exited(address=child.address, host=child.spec.host, reason=why, pid=child.pid, exitcode=code,
+                                signal=signum, last_lines=exits.last_lines(child.spec.log), oom=oom,
+                                expected=child.stop_wanted, at=time.time()))  # fmt: skip
+
+    def _failed(self, child: Child, why: str) -> None:
+        reason = f"the process could not be started on host {child.spec.host}: {why}"
+        self._end(child, Exited(address=child.address, host=child.spec.host, expected=child.stop_wanted,
+                                at=time.time(), reason=reason))  # fmt: skip
+
+    def _end(self, child: Child, exit: Exited) -> None:
+        child.exit, child.state = exit, "exited"
+        if child.leash is not None:
+            child.leash.close()
+        self._listener.exited(child)
+
+    def _forget_old(self) -> None:
+        for address in [child.address for child in self._children.values() if not child.alive][:-_REMEMBERED]:
+            del self._children[address]
+
+
+def explain(error: Exception) -> str:
+    """Why a process could not be made, with what to do about it."""
+    number = getattr(error, "errno", None)
+    if number in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"no file descriptors left (limit {limit}); raise it with `ulimit -n` before the host agent starts"
+    if number == errno.EAGAIN:
+        return "no more processes allowed; see `ulimit -u` and the control group's pids.max"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.strerror}: {error.filename}"
+    return (getattr(error, "strerror", None) or str(error)) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,58 @@
+"""What the environment of a proc means for how it is started, and how it is put in place."""
+
+import os
+from collections.abc import Mapping
+
+POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+# Read once, when a library or the interpreter is loaded: a fork of a process that has loaded it would not see them.
+_READ_AT_LOAD = ("LD_", "DYLD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "PYTORCH_", "TORCH_", "PYTHON", "CUDA_",
+                 "CUBLAS_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "MALLOC_", "GLIBC_", "LC_", "LANG", "ATEN_", "NUMPY_",
+                 "NPY_", "TRITON_", "DNNL_", "ONEDNN_")  # fmt: skip
+# Read late (NCCL_* too: at init_process_group), or put right in the fork.
+_FINE = {"CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "OMP_NUM_THREADS",
+         "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}  # fmt: skip
+
+
+def overlaid(base: Mapping[str, str], overlay: Mapping[str, str | None]) -> dict[str, str]:
+    """`base` with `overlay` laid over it; None removes."""
+    result = {**base, **{name: value for name, value in overlay.items() if value is not None}}
+    for name, value in overlay.items():
+        if value is None:
+            result.pop(name, None)
+    return result
+
+
+def reason_for_cold_start(overlay: Mapping[str, str | None], base: Mapping[str, str]) -> str:
+    """Why a proc with this environment cannot be a fork of a template that has `base`; empty if it can.
+
+    Only names whose value differs from the template's count.
+    """
+    for name, value in sorted(overlay.items()):
+        if value != base.get(name) and name not in _FINE and name.startswith(_READ_AT_LOAD):
+            return f"{name} is read when libraries load"
+    return ""
+
+
+def held_back(base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a template: `base` with every thread pool held back to the calling thread."""
+    return {**base, **dict.fromkeys(POOLS, "1")}
+
+
+def install(environment: Mapping[str, str]) -> None:
+    """Make `environment` this process's own, in C as well."""
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def wanted_threads(environment: Mapping[str, str], *names: str) -> int:
+    """How many threads a pool may have: the first of `names` that is set, else the usable processors."""
+    for name in names:
+        value = environment.get(name, "").split(",")[0]
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1

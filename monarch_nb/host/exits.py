@@ -1,0 +1,86 @@
+"""Telling how a process ended: status words, its last lines, and whether the kernel was out of memory."""
+
+import os
+import signal
+from pathlib import Path
+
+LAST_LINES = 20
+_LAST_BYTES = 16 * 1024
+
+
+def outcome(status: int) -> tuple[int | None, int | None]:
+    """A wait status as (exit code, signal); one of them is None."""
+    code = os.waitstatus_to_exitcode(status)
+    return (code, None) if code >= 0 else (None, -code)
+
+
+def reason(exitcode: int | None, signum: int | None, *, oom: bool = False) -> str:
+    """One line in the words people search for."""
+    if signum is not None:
+        word = f"Killed(sig={signum})"
+        name = _signal_name(signum)
+        extra = "the kernel was out of memory" if oom else name
+        return f"the process this actor was running on failed: {word}" + (f" ({extra})" if extra else "")
+    if exitcode == 0:
+        return "the process this actor was running on ended: Exited(code=0)"
+    return f"the process this actor was running on failed: Exited(code={exitcode})"
+
+
+def last_lines(path: str, count: int = LAST_LINES) -> tuple[str, ...]:
+    """The last lines a proc wrote; empty if that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LAST_BYTES))
+            data = file.read()
+    except OSError:
+        return ()
+    lines = data.decode("utf-8", "replace").splitlines()
+    return tuple(lines[-count:])
+
+
+class OomCounter:
+    """Notices that the kernel's out-of-memory killer was at work in this control group since the last look."""
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> None:
+        self._files = [file for file in _candidates(root, membership) if file.is_file()]
+        self._count = self._read()
+
+    def struck(self) -> bool:
+        """Whether a process was killed for memory since the last call."""
+        before, self._count = self._count, self._read()
+        return self._count > before
+
+    def _read(self) -> int:
+        total = 0
+        for file in self._files:
+            try:
+                for line in file.read_text().splitlines():
+                    if line.startswith("oom_kill "):
+                        total += int(line.split()[1])
+            except (OSError, ValueError):
+                pass
+        return total
+
+
+def _candidates(root: Path, membership: Path) -> list[Path]:
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        below = path.lstrip("/")
+        if not controllers:
+            found += [root / below / "memory.events", root / "unified" / below / "memory.events"]
+        elif "memory" in controllers.split(","):
+            found += [root / "memory" / below / "memory.oom_control", root / "memory" / "memory.oom_control"]
+    return found
+
+
+def _signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return ""

@@ -1,0 +1,73 @@
+"""Run folders: one short, private folder a host, with its sockets and logs; nothing of it outlives the host."""
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+_MARK = "mnb"
+_STALE_AFTER_S = 30.0
+_LONGEST = 60  # leaves room for "/<proc uid>.<rank>.<incarnation>" below the 100 bytes a socket path may have
+
+
+def new_host_id() -> str:
+    """A fresh short host id, such as `h1f2e3d`."""
+    return "h" + secrets.token_hex(3)
+
+
+def base_folder() -> Path:
+    """Where run folders go: `$XDG_RUNTIME_DIR` if it is there and short enough, else the temporary folder."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    for candidate in (runtime, tempfile.gettempdir(), "/tmp"):
+        if candidate and len(candidate) < _LONGEST - 30 and os.access(candidate, os.W_OK | os.X_OK):
+            return Path(candidate)
+    return Path(tempfile.gettempdir())
+
+
+def run_folder_for(host: str, base: Path | None = None) -> Path:
+    """The path of a host's run folder; nothing is made."""
+    return (base or base_folder()) / f"{_MARK}-{os.getuid()}-{host}"
+
+
+def make_run_folder(path: Path) -> None:
+    """Make the folder, and `logs` in it, for this user only. Raises PermissionError if somebody else made it before."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = path.lstat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise PermissionError(f"{path} is not this user's own private folder")
+    (path / "logs").mkdir(mode=0o700, exist_ok=True)
+
+
+def hold(path: Path) -> int:
+    """Mark the folder as in use while the returned descriptor is open. Raises BlockingIOError if it is already."""
+    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def remove_run_folder(path: Path) -> None:
+    """Remove the folder with all it holds; never raises."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep(base: Path | None = None) -> list[Path]:
+    """Remove this user's run folders whose agent is gone (killed together with its owner); returns which."""
+    removed = []
+    for path in (base or base_folder()).glob(f"{_MARK}-{os.getuid()}-*"):
+        try:
+            if time.time() - path.stat().st_mtime < _STALE_AFTER_S or not (path / "lock").exists():
+                continue
+            fd = hold(path)
+        except OSError:
+            continue
+        remove_run_folder(path)
+        os.close(fd)
+        removed.append(path)
+    return removed

@@ -1,0 +1,179 @@
+"""The agent's side of the template process: start it, wait until it is ready, ask it for forks, notice its death."""
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from monarch_nb.host.bootstrap import command
+from monarch_nb.host.environment import held_back
+from monarch_nb.host.leash import Leash
+from monarch_nb.host.loop import READ, Loop, Timer
+from monarch_nb.host.reaper import Reaper
+from monarch_nb.host.template import BATCH
+
+log = logging.getLogger(__name__)
+
+_ANSWER_TIMEOUT_S = 10.0
+
+Refuse = Callable[[Leash, str], None]
+
+
+class Forker:
+    """Asks a template for forks. `refuse(leash, why)` is called for each that has to start some other way.
+
+    A leash that was handed over and ends without a word belongs to whoever made it: ask `why_lost()`.
+    """
+
+    def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, refuse: Refuse,
+                 reaper: Reaper, *,
+                 ready_timeout_s: float = 60.0) -> None:  # fmt: skip
+        self._loop = loop
+        self._folder = folder
+        self._environment = environment
+        self._cord = cord
+        self._refuse = refuse
+        self._reaper = reaper
+        self._ready_timeout_s = ready_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._hello = b""
+        self._ready = False
+        self._waiting: list[Leash] = []
+        self._timer: Timer | None = None  # for being ready, later for answering
+        self._unanswered = 0
+        self._began = 0.0
+        self.threads: int | None = None
+        self.seconds: float | None = None
+        self.error = ""
+
+    @property
+    def pid(self) -> int | None:
+        """The template's process id, if there is a template."""
+        return self._process.pid if self._process is not None else None
+
+    def prewarm(self) -> None:
+        """Start the template unless it is there."""
+        if self._process is None and not self._unusable:
+            self._start()
+
+    def fork(self, leashes: Sequence[Leash]) -> None:
+        """Have one proc forked for each leash; queued until the template is ready. Never blocks."""
+        self.prewarm()
+        self._waiting += leashes
+        if self._process is None:
+            self._refuse_waiting(self.error)
+        elif self._ready:
+            self._hand_over()
+
+    def why_lost(self) -> str:
+        """Why a fork was lost."""
+        return "the template process died" if self.pid is None else "the template process could not fork"
+
+    def close(self) -> None:
+        """Kill the template; it has no state."""
+        if self._socket is not None:
+            self._loop.unregister(self._socket.fileno())
+        if self._process is not None:
+            self._process.kill()
+
+    @property
+    def _unusable(self) -> bool:
+        return self.threads is not None and self.threads != 1
+
+    def _start(self) -> None:
+        own, far = socket.socketpair()
+        self._began = time.monotonic()
+        try:
+            with far, open(self._folder / "logs" / "template.log", "ab") as out:
+                self._process = subprocess.Popen(
+                    command("monarch_nb.host.template", far.fileno(), self._cord),
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=(far.fileno(), self._cord),
+                    env=held_back(self._environment), start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            own.close()
+            self.error = f"the template process could not be started: {error.strerror}"
+            return
+        own.setblocking(False)
+        self._socket, self._hello, self._ready, self.error = own, b"", False, ""
+        self._loop.register(own.fileno(), READ, self._read)
+        self._reaper.watch(self._process.pid, self._died)
+        self._unanswered = 0
+        self._be_patient(self._ready_timeout_s)
+
+    def _read(self, _events: int) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()  # it has ended, or is to; then _died() is called
+        elif self._ready:
+            self._unanswered -= len(data)
+            self._be_patient(_ANSWER_TIMEOUT_S if self._unanswered else None)
+        else:
+            self._hello += data
+            self._greeted()
+
+    def _greeted(self) -> None:
+        if self._hello.endswith(b"\n"):
+            self.threads = json.loads(self._hello)["threads"]
+            self.seconds = time.monotonic() - self._began
+            self._be_patient(None)
+            if self._unusable:
+                self.error = f"the template process has {self.threads} threads after its imports"
+                self.close()
+            else:
+                self._ready = True
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        assert self._socket is not None
+        while self._waiting:
+            batch = self._waiting[:BATCH]
+            try:
+                socket.send_fds(self._socket, [len(batch).to_bytes(4, "big")], [leash.far_fd for leash in batch])
+            except BlockingIOError:
+                self.error = "the template process does not answer"
+                self.close()
+                return
+            except OSError:
+                return  # its end is about to be read
+            del self._waiting[: len(batch)]
+            for leash in batch:
+                leash.handed_over()
+            self._unanswered += 1
+            self._be_patient(_ANSWER_TIMEOUT_S)
+
+    def _be_patient(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self.error = "the template process did not answer in time"
+        self.close()
+
+    def _died(self, status: int) -> None:
+        """The template is gone; the next request starts another."""
+        assert self._process is not None
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        self._be_patient(None)
+        if self._socket is not None:
+            self._loop.unregister(self._socket.fileno())
+            self._socket.close()
+        self._process, self._socket, self._ready = None, None, False
+        self._refuse_waiting(self.error or "the template process died")
+
+    def _refuse_waiting(self, why: str) -> None:
+        waiting, self._waiting = self._waiting, []
+        for leash in waiting:
+            self._refuse(leash, why)

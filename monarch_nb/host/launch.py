@@ -1,0 +1,148 @@
+"""Starting a host agent from a controller: one subprocess in its own session, held by a pipe."""
+
+import os
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from monarch_nb.host import folders
+from monarch_nb.host.bootstrap import command
+from monarch_nb.host.exits import last_lines
+from monarch_nb.host.protocol import Ready
+
+
+class AgentStartError(RuntimeError):
+    """A host agent did not come up; the message holds what it said."""
+
+
+class AgentHandle:
+    """A host agent that this process owns: it and its procs end with this process, or with `close()`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", ready: Ready, run_folder: Path) -> None:
+        self.host = ready.host
+        self.address = ready.address
+        self.endpoint = ready.endpoint
+        self.pid = ready.pid
+        self.run_folder = run_folder
+        self._process = process
+
+    @property
+    def alive(self) -> bool:
+        """Whether the agent still runs."""
+        return self._process.poll() is None
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Block until the agent has ended; returns its exit status. Raises TimeoutError."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the agent of host {self.host} still runs after {timeout_s:g} s") from None
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Stop the procs (SIGTERM, then SIGKILL) and the agent; blocks until they are gone. Removes the run folder."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the procs go with it
+            self._process.wait()
+        folders.remove_run_folder(self.run_folder)
+
+    def __enter__(self) -> "AgentHandle":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def start_agent(
+    host: str | None = None,
+    run_folder: Path | str | None = None,
+    *,
+    python: str | None = None,
+    env: Mapping[str, str] | None = None,
+    tcp: str | None = None,
+    key: Path | None = None,
+    lease_s: float = 60.0,
+    prewarm: bool = True,
+    keep_folder: bool = False,
+    timeout_s: float = 30.0,
+) -> AgentHandle:
+    """Start a host agent that this process owns. Blocks until it listens (about 0.2 s).
+
+    Raises AgentStartError, with the agent's own words, if it ends or is not ready within `timeout_s` seconds.
+    """
+    host = host or folders.new_host_id()
+    folder = Path(run_folder) if run_folder is not None else folders.run_folder_for(host)
+    folders.sweep()
+    folders.make_run_folder(folder)
+    options: list[object] = ["--host", host, "--run-folder", folder, "--lease-s", lease_s]
+    options += ["--tcp", tcp] if tcp is not None else []
+    options += ["--key", key] if key is not None else []
+    options += ["--prewarm"] * prewarm + ["--keep-folder"] * keep_folder
+    log = folder / "logs" / "agent.log"
+    with open(log, "ab") as errors:
+        try:
+            process = subprocess.Popen(
+                command("monarch_nb.host.agent", *options, python=python or sys.executable),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+                env=None if env is None else dict(env),
+            )  # fmt: skip
+        except OSError as error:
+            folders.remove_run_folder(folder)
+            raise AgentStartError(f"the agent of host {host} could not be started: {error}") from error
+    assert process.stdin is not None
+    assert process.stdout is not None
+    _only_ours(process.stdin)
+    try:
+        with process.stdout as out:
+            ready = msgspec.json.decode(_first_line(out.fileno(), timeout_s), type=Ready)
+    except (TimeoutError, EOFError) as error:
+        process.kill()
+        process.stdin.close()
+        status = process.wait()
+        said = "\n".join(last_lines(str(log))) or "(nothing)"
+        folders.remove_run_folder(folder)
+        said = f"the agent of host {host} did not start: {error} (status {status}). It said:\n{said}"
+        raise AgentStartError(said) from None
+    return AgentHandle(process, ready, folder)
+
+
+def _first_line(fd: int, timeout_s: float) -> bytes:
+    deadline = time.monotonic() + timeout_s
+    line = b""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not poller.poll(left * 1000):
+            raise TimeoutError(f"not ready within {timeout_s:g} s")
+        data = os.read(fd, 4096)
+        if not data:
+            raise EOFError("it ended at once")
+        line += data
+    return line
+
+
+_pipes: "weakref.WeakSet[IO[bytes]]" = weakref.WeakSet()
+
+
+def _only_ours(pipe: IO[bytes]) -> None:
+    """Keep the owner pipe out of processes that this one forks without exec: they would hold the host alive."""
+    if not _pipes:
+        os.register_at_fork(after_in_child=_close_in_fork)
+    _pipes.add(pipe)
+
+
+def _close_in_fork() -> None:
+    for pipe in list(_pipes):
+        if not pipe.closed:
+            os.close(pipe.fileno())

@@ -1,0 +1,54 @@
+"""Who may let procs live: leases of owners that this host cannot see die by itself. Pure; times are passed in."""
+
+
+class Leases:
+    """Deadlines by owner address."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._until: dict[str, float] = {}
+        self._length: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
+        self.detached_until = 0.0  # an agent whose owner pipe has closed lives till then
+
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
+    def grant(self, owner: str, now: float, seconds: float | None = None) -> None:
+        """Begin or renew a lease; `seconds` stays in force for later renewals."""
+        length = self._length[owner] = seconds or self._length.get(owner, self.seconds)
+        self._until[owner] = now + length
+
+    def renew(self, owner: str, now: float) -> None:
+        """A sign of life: renew the lease if there is one."""
+        if owner in self._until:
+            self._until[owner] = max(self._until[owner], now + self._length[owner])
+
+    def end(self, owner: str) -> None:
+        """No lease any more, none needed."""
+        self._until.pop(owner, None)
+        self._length.pop(owner, None)
+        self._asked.pop(owner, None)
+
+    def due(self, now: float) -> list[str]:
+        """Owners worth asking after again: each once in a quarter of its lease."""
+        due = [owner for owner in self._until if now - self._asked.get(owner, 0.0) >= self._length[owner] / 4]
+        self._asked = {owner: now if owner in due else self._asked[owner] for owner in self._until}
+        return due
+
+    def expired(self, now: float) -> list[str]:
+        """Owners whose time is up; they are forgotten."""
+        late = [owner for owner, until in self._until.items() if until <= now]
+        for owner in late:
+            self.end(owner)
+        return late
+
+
+def host_of(address: str) -> str:
+    """The host part of a process address."""
+    return address.partition("/")[0]
+
+
+def is_proc(address: str) -> bool:
+    """Whether an address is that of a proc: not an agent, not a controller."""
+    return "." in address.partition("/")[2]

@@ -1,0 +1,135 @@
+"""The few Linux calls that Python lacks; every one says whether it worked, so that other systems take other ways."""
+
+import ctypes
+import fcntl
+import itertools
+import os
+import select
+import signal
+import sys
+
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+F_SETSIG = 10
+IN_NONBLOCK = 0o4000
+IN_CLOEXEC = 0o2000000
+IN_MODIFY = 2
+
+
+def portable() -> bool:
+    """Whether to keep to what every POSIX system has (`MONARCH_NB_PORTABLE=1` asks for that on Linux too)."""
+    return sys.platform != "linux" or os.environ.get("MONARCH_NB_PORTABLE", "") not in ("", "0")
+
+
+def has_pidfd() -> bool:
+    """Whether pidfds work here (a kernel or sandbox may lack them)."""
+    if portable() or not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+def become_subreaper() -> bool:
+    """Make orphaned descendants children of this process."""
+    return _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> bool:
+    """Set the name `ps` and `top` show (15 bytes)."""
+    return _prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+def thread_count() -> int:
+    """Threads of this process; 0 where that cannot be told."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 0
+
+
+def die_with_pipe(fd: int) -> int | None:
+    """Have the kernel SIGKILL this process's group when the last writer of pipe `fd` is gone.
+
+    The kernel delivers it even to a process that is stopped or sits in C code with the GIL held. The pipe must never
+    carry data. A parent-death signal would not do: it fires when the thread that forked ends. Returns the descriptor
+    that has to stay open for it, or None where this cannot be had.
+    """
+    if portable():
+        return None
+    try:
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(own, F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    except OSError:
+        return None
+    if poll_readable(own):
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    return own
+
+
+def poll_readable(fd: int) -> bool:
+    """Whether `fd` has data or has ended, without waiting."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def close_other_fds(keep: set[int]) -> None:
+    """Close every descriptor from 3 up, save `keep`."""
+    try:
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > 2 and fd not in keep:
+                _close(fd)
+        return
+    except OSError:
+        pass
+    limit = os.sysconf("SC_OPEN_MAX")
+    edges = [2, *sorted(fd for fd in keep if fd > 2), limit if limit > 0 else 65536]
+    for low, high in itertools.pairwise(edges):
+        os.closerange(low + 1, high)
+
+
+def watch_folder(path: str) -> int | None:
+    """An inotify descriptor that becomes readable when a file in `path` is written to; None where there is none."""
+    if portable():
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = int(libc.inotify_init1(IN_NONBLOCK | IN_CLOEXEC))
+    if fd < 0:
+        return None
+    if libc.inotify_add_watch(fd, os.fsencode(path), IN_MODIFY) < 0:
+        os.close(fd)
+        return None
+    return fd
+
+
+def line_buffer_c_stdio() -> None:
+    """Let what C libraries print leave the process line by line, so that a SIGKILL loses none of it."""
+    try:
+        libc = ctypes.CDLL(None)
+        for name in ("stdout", "__stdoutp"):
+            if hasattr(libc, name):
+                libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, 1, ctypes.c_size_t(0))
+                return
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def _close(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        pass  # the listing's own descriptor
+
+
+def _prctl(option: int, value: object) -> bool:
+    if portable():
+        return False
+    try:
+        return int(ctypes.CDLL(None).prctl(option, value, 0, 0, 0)) == 0
+    except (OSError, AttributeError):
+        return False

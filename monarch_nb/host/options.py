@@ -1,0 +1,45 @@
+"""The command line of a host agent."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_nb.host.folders import new_host_id, run_folder_for
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an agent is told at its start."""
+
+    host: str
+    run_folder: Path
+    owner_fd: int | None
+    ready_fd: int
+    tcp: str | None
+    key: Path | None
+    lease_s: float
+    prewarm: bool
+    keep_folder: bool
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read the command line; prints usage and exits on a wrong one."""
+    parser = argparse.ArgumentParser(prog="python -m monarch_nb.host", description="Run a Monarch host agent.")
+    parser.add_argument("--host", help="host id (default: a new one)")
+    parser.add_argument("--run-folder", type=Path, help="private folder for sockets and logs (default: a new one)")
+    parser.add_argument("--tcp", help="also listen here, such as tcp://0.0.0.0:0")
+    parser.add_argument("--key", type=Path, help="key file for TCP")
+    parser.add_argument("--owner-fd", type=int, default=0, help="end when this pipe closes (default: stdin)")
+    parser.add_argument("--keep", action="store_true", help="outlive owners; procs live on leases")
+    parser.add_argument("--ready-fd", type=int, default=1, help="where to say that it is ready (default: stdout)")
+    parser.add_argument("--lease-s", type=float, default=60.0, help="seconds that procs of a silent owner live")
+    parser.add_argument("--prewarm", action="store_true", help="start the template process at once")
+    parser.add_argument("--keep-folder", action="store_true", help="leave the run folder behind, to read the logs")
+    found = parser.parse_args(argv)
+    host = found.host or new_host_id()
+    return Options(
+        host=host, run_folder=(found.run_folder or run_folder_for(host)).absolute(), tcp=found.tcp, key=found.key,
+        owner_fd=None if found.keep else found.owner_fd, ready_fd=found.ready_fd, lease_s=found.lease_s,
+        prewarm=found.prewarm, keep_folder=found.keep_folder,
+    )  # fmt: skip

@@ -1,0 +1,121 @@
+"""The first code of a proc, forked or fresh: tidy up what came with the process, then run the runtime."""
+
+import faulthandler
+import importlib
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Sequence
+
+from monarch_nb.host.environment import install, overlaid, wanted_threads
+from monarch_nb.host.leash import Tether
+from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process
+from monarch_nb.host.output import redirect
+from monarch_nb.host.protocol import ProcSpec
+
+_keep: list[object] = []
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry of the cold path: the descriptors of the leash and of the agent's cord."""
+    leash, cord = int(argv[0]), int(argv[1])
+    Tether(leash).say("pid", os.getpid())
+    return run(leash, cord, forked=False)
+
+
+def run(leash: int, cord: int, *, forked: bool) -> int:
+    """Be a proc until its runner returns; returns the exit status."""
+    lifeline = die_with_pipe(cord)  # first of all: from here on nothing of this outlives the agent
+    tether = Tether(leash)
+    try:
+        spec = tether.read_spec()
+    except EOFError:
+        return 1
+    _settle(spec, forked=forked, keep={leash} if lifeline is None else {leash, lifeline})
+    threading.Thread(target=tether.serve, args=(_end_with_agent,), name="monarch-tether", daemon=True).start()
+    try:
+        return _runner(spec.runner)(spec) or 0
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
+    close_other_fds(keep)
+    for fd in keep:
+        os.set_inheritable(fd, False)
+    redirect(spec.log or os.devnull)
+    _default_signals()
+    faulthandler.enable(file=2)
+    if forked:
+        install(overlaid(os.environ, spec.env))
+        _reseed()
+        _restore_threads()
+    if spec.cwd:
+        try:
+            os.chdir(spec.cwd)
+        except OSError as error:
+            sys.stderr.write(f"cannot change to {spec.cwd}: {error.strerror}; staying in {os.getcwd()}\n")
+    sys.path[:] = dict.fromkeys([*spec.sys_path, *sys.path])
+    importlib.invalidate_caches()
+    sys.argv = [spec.address]
+    # Cells define classes in a __main__ of their own; multiprocessing must not take the template for the program.
+    _keep.append(sys.modules["__main__"])
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["__main__"].__dict__["__builtins__"] = __builtins__
+    name_process(f"mnb:{spec.address.partition('/')[2]}")
+
+
+def _default_signals() -> None:
+    """What a fresh interpreter has, whatever the parent ignored or blocked."""
+    ignored = {signal.SIGPIPE, *(s for s in (getattr(signal, "SIGXFSZ", None),) if s)}
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        try:
+            if signum in ignored:
+                signal.signal(signum, signal.SIG_IGN)
+            elif signum == signal.SIGINT:
+                signal.signal(signum, signal.default_int_handler)
+            elif signal.getsignal(signum) is not signal.SIG_DFL:
+                signal.signal(signum, signal.SIG_DFL)
+        except (OSError, ValueError):
+            pass
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _reseed() -> None:
+    """Give each fork randomness of its own where a fresh process would have it. torch's default seed is a constant in
+    fresh processes too, and nothing has drawn from it."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _restore_threads() -> None:
+    """Give thread pools the size they would have had without the template."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        wanted = wanted_threads(os.environ, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        if wanted != torch.get_num_threads():
+            torch.set_num_threads(wanted)
+    if "numpy" in sys.modules:
+        from monarch_nb.host.blas import set_openblas_threads
+
+        set_openblas_threads(wanted_threads(os.environ, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
+
+
+def _runner(path: str) -> Callable[[ProcSpec], int | None]:
+    module, _, name = path.partition(":")
+    found: Callable[[ProcSpec], int | None] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _end_with_agent() -> None:
+    """Where the kernel did not do it: the agent is gone, so is this process and what it started."""
+    os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -1,0 +1,232 @@
+"""Bodies of the CONTROL messages between host agents, procs and controllers: msgspec structs, never pickles."""
+
+from typing import TypeVar
+
+import msgspec
+
+from monarch_nb.wire.header import Layout
+
+RUNNER = "monarch_nb.runtime:run_proc"
+Environment = dict[str, str | None]  # laid over the agent's own environment; None removes a name
+
+
+class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one proc is told at its start."""
+
+    address: str
+    agent: str
+    host: str
+    run_folder: str
+    layout: Layout
+    rank: int
+    incarnation: int
+    owner: str
+    name: str = ""
+    env: Environment = {}
+    cwd: str | None = None
+    sys_path: tuple[str, ...] = ()
+    setup: int = 0
+    log: str = ""
+    runner: str = RUNNER
+
+
+class SpawnProcs(msgspec.Struct, frozen=True, kw_only=True):
+    """agent.spawn: start `ranks` of a proc mesh on this host.
+
+    `env` and `proc_bind` hold one entry for each rank, one entry for all, or nothing. `owner` defaults to the sender.
+    """
+
+    layout: Layout
+    ranks: tuple[int, ...]
+    incarnations: tuple[int, ...] = ()
+    owner: str = ""
+    name: str = ""
+    env: tuple[Environment, ...] = ()
+    proc_bind: tuple[dict[str, str], ...] = ()
+    python: str | None = None
+    bootstrap_env_cold: bool = False  # never fork from the template
+    cwd: str | None = None
+    sys_path: tuple[str, ...] = ()
+    setup: int = 0
+    runner: str = RUNNER
+
+
+class Spawning(msgspec.Struct, frozen=True):
+    """Reply to agent.spawn: the procs that are being started; proc.started or proc.exited follows for each."""
+
+    addresses: tuple[str, ...]
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """proc.started: a process exists and has been told its spec."""
+
+    address: str
+    pid: int
+    how: str  # "fork" or "cold"
+    why: str = ""  # why not "fork"
+    seconds: float = 0.0  # from the request to the process's first words
+
+
+class Exited(msgspec.Struct, frozen=True, kw_only=True):
+    """proc.exited: a process is gone, or never came to be."""
+
+    address: str
+    host: str
+    reason: str
+    pid: int = 0
+    exitcode: int | None = None
+    signal: int | None = None
+    last_lines: tuple[str, ...] = ()
+    oom: bool = False
+    expected: bool = False  # somebody asked for it
+    at: float = 0.0  # wall clock, seconds
+
+
+class Addresses(msgspec.Struct, frozen=True):
+    """agent.watch, agent.unwatch, agent.interrupt: which procs."""
+
+    addresses: tuple[str, ...]
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """agent.stop: proc.stop to each, SIGTERM after `timeout_s`, SIGKILL `grace_s` later. Replies when all are gone."""
+
+    addresses: tuple[str, ...]
+    timeout_s: float = 10.0
+    reason: str = ""
+    grace_s: float = 1.0
+
+
+class ProcStop(msgspec.Struct, frozen=True):
+    """proc.stop: the proc should end by itself within `timeout_s`."""
+
+    reason: str = ""
+    timeout_s: float = 10.0
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """agent.kill: send a signal, at once."""
+
+    addresses: tuple[str, ...]
+    signal: int = 9
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """Reply to agent.stop: how each proc ended."""
+
+    exits: tuple[Exited, ...]
+
+
+class Shutdown(msgspec.Struct, frozen=True):
+    """agent.shutdown: stop every proc, reply, end."""
+
+    timeout_s: float = 3.0
+    reason: str = "the host was shut down"
+
+
+class Hosts(msgspec.Struct, frozen=True):
+    """agent.hosts: TCP endpoints of other hosts."""
+
+    endpoints: dict[str, str]
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """agent.tail: stream (or stop streaming) the output of procs from byte `offset` on; -1 is from now on."""
+
+    addresses: tuple[str, ...]
+    on: bool = True
+    offset: int = 0
+
+
+class LogChunk(msgspec.Struct, frozen=True):
+    """proc.log: bytes of a proc's output, starting at byte `offset` of its log file."""
+
+    address: str
+    offset: int
+    data: bytes
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """agent.lease: `owner` lives; without another word within `seconds` its procs are stopped.
+
+    `detach` also keeps an agent alive for that long whose owner pipe has closed.
+    """
+
+    owner: str = ""
+    seconds: float = 60.0
+    detach: bool = False
+
+
+class Prewarm(msgspec.Struct, frozen=True):
+    """agent.prewarm: start the template now."""
+
+
+class Pressed(msgspec.Struct, frozen=True, kw_only=True):
+    """proc.unresponsive, proc.responsive: since when (wall clock) a living proc has not answered."""
+
+    address: str
+    pid: int
+    since: float
+
+
+class ProcState(msgspec.Struct, frozen=True, kw_only=True):
+    """One proc as its agent sees it."""
+
+    address: str
+    pid: int
+    state: str  # starting, running, stopping, exited
+    owner: str
+    name: str = ""
+    how: str = ""
+    why: str = ""
+    started_at: float = 0.0
+    unresponsive_since: float | None = None
+    exit: Exited | None = None
+
+
+class HostState(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply to agent.status."""
+
+    host: str
+    pid: int
+    procs: tuple[ProcState, ...]
+    template_pid: int | None = None
+    template_threads: int | None = None
+    template_seconds: float | None = None  # from its start to its first words
+    template_error: str = ""
+
+
+class Done(msgspec.Struct, frozen=True):
+    """Reply to what has nothing else to say."""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Reply with status EXCEPTION: why a request was not carried out."""
+
+    error: str
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """The line an agent prints, as JSON, once it listens."""
+
+    host: str
+    pid: int
+    address: str
+    endpoint: str | None
+    run_folder: str
+    python: str
+    version: str
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(body: msgspec.Struct) -> bytes:
+    """A body as the bytes of its frame."""
+    return _encoder.encode(body)
+
+
+def decode(data: bytes | memoryview, form: type[S]) -> S:
+    """The body in a frame. Raises msgspec.DecodeError or ValidationError on anything else."""
+    return msgspec.msgpack.decode(data, type=form)

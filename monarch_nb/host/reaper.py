@@ -1,0 +1,100 @@
+"""Seeing children die: by pidfd where there is one, by SIGCHLD everywhere; orphans that were adopted are reaped too."""
+
+import os
+import signal
+from collections.abc import Callable
+
+from monarch_nb.host.linux import has_pidfd, portable
+from monarch_nb.host.loop import READ, Loop
+
+Died = Callable[[int], None]
+
+
+class Reaper:
+    """Calls back with the wait status of each watched child, once. `before_orphans` may still claim unknown pids."""
+
+    def __init__(self, loop: Loop, before_orphans: Callable[[], None]) -> None:
+        self._loop = loop
+        self._before_orphans = before_orphans
+        self._watched: dict[int, Died] = {}
+        self._pidfds: dict[int, int] = {}
+        self._use_pidfd = has_pidfd()
+        self._adopts = not portable()
+        loop.on_child_signal(self._sweep)
+
+    def watch(self, pid: int, died: Died) -> None:
+        """Call `died(status)` when child `pid` is gone. Until then the pid means that child and no other."""
+        self._watched[pid] = died
+        if self._use_pidfd:
+            try:
+                fd = os.pidfd_open(pid)
+            except OSError:
+                self._loop.post(self._sweep)  # already dead, or no descriptors left: SIGCHLD tells as well
+                return
+            self._pidfds[pid] = fd
+            self._loop.register(fd, READ, lambda _events: self._reap(pid))
+
+    def _reap(self, pid: int) -> None:
+        """Take the status of a child known to be dead."""
+        fd = self._pidfds.pop(pid, -1)
+        if fd >= 0:
+            self._loop.unregister(fd)
+            os.close(fd)
+        died = self._watched.pop(pid, None)
+        if died is not None:
+            kill_group(pid)  # while the zombie still keeps the number: what it started in its session goes with it
+        try:
+            status = os.waitpid(pid, 0)[1]
+        except ChildProcessError:
+            return
+        if died is not None:
+            died(status)
+
+    def _sweep(self) -> None:
+        if not self._adopts:
+            self._poll()
+            return
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            if found.si_pid not in self._watched:
+                self._before_orphans()
+            self._reap(found.si_pid)
+
+    def _poll(self) -> None:
+        for pid, died in list(self._watched.items()):
+            try:
+                done, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+            if done:
+                del self._watched[pid]
+                kill_group(pid)
+                died(status)
+
+
+def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
+    """Signal the process group a proc leads; nothing if it is empty."""
+    try:
+        os.killpg(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def end_descendants() -> None:
+    """SIGKILL every child that is left, adopted ones too (Linux)."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            pids = [int(word) for word in file.read().split()]
+    except OSError:
+        return
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass

@@ -1,0 +1,78 @@
+"""Ending procs: ask, then SIGTERM, then SIGKILL; a stopped (SIGSTOP) or deaf process ends too."""
+
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from monarch_nb.host.child import Child
+from monarch_nb.host.children import Children
+from monarch_nb.host.loop import Loop, Timer
+from monarch_nb.host.post import Post
+from monarch_nb.host.protocol import Exited, ProcStop
+
+
+@dataclass(eq=False)
+class _Round:
+    """One request to stop some procs."""
+
+    waiting: dict[str, Child]
+    done: Callable[[list[Exited]], None]
+    exits: list[Exited] = field(default_factory=list)
+    timer: Timer | None = None
+
+
+class Stopper:
+    """Carries out requests to stop procs, several at once if need be."""
+
+    def __init__(self, loop: Loop, children: Children, post: Post) -> None:
+        self._loop = loop
+        self._children = children
+        self._post = post
+        self._rounds: list[_Round] = []
+
+    def stop(self, procs: Iterable[Child], *, timeout_s: float, grace_s: float, reason: str,
+             done: Callable[[list[Exited]], None] = lambda _exits: None) -> None:  # fmt: skip
+        """Stop procs; `done` hears of their exits, in time `timeout_s + grace_s` and a little.
+
+        With `timeout_s` zero they are not asked first.
+        """
+        found = list(procs)
+        round_ = _Round({child.address: child for child in found if child.alive}, done)
+        round_.exits = [child.exit for child in found if child.exit is not None]
+        for child in round_.waiting.values():
+            child.stop_wanted = True
+            child.stop_reason = child.stop_reason or reason
+            if child.state == "running":
+                child.state = "stopping"
+                if timeout_s > 0:
+                    self._post.tell(child.address, "proc.stop", ProcStop(reason, timeout_s))
+        self._rounds.append(round_)
+        if timeout_s > 0:
+            round_.timer = self._loop.call_later(timeout_s, lambda: self._terminate(round_, grace_s))
+        else:
+            self._terminate(round_, grace_s)
+        self._check(round_)
+
+    def gone(self, child: Child) -> None:
+        """A proc has ended."""
+        for round_ in list(self._rounds):
+            if round_.waiting.pop(child.address, None) is not None and child.exit is not None:
+                round_.exits.append(child.exit)
+                self._check(round_)
+
+    def _terminate(self, round_: _Round, grace_s: float) -> None:
+        for child in list(round_.waiting.values()):
+            self._children.signal(child, signal.SIGTERM)
+            self._children.signal(child, signal.SIGCONT)  # or a stopped one would not even see it
+        round_.timer = self._loop.call_later(grace_s, lambda: self._kill(round_))
+
+    def _kill(self, round_: _Round) -> None:
+        for child in list(round_.waiting.values()):
+            self._children.signal(child, signal.SIGKILL)
+
+    def _check(self, round_: _Round) -> None:
+        if not round_.waiting and round_ in self._rounds:
+            self._rounds.remove(round_)
+            if round_.timer is not None:
+                round_.timer.cancel()
+            round_.done(round_.exits)

@@ -1,0 +1,105 @@
+"""The template process: imports what every proc needs, then forks for each one. Single-threaded, or it refuses.
+
+Protocol, on one unix socket with the agent: a request is one 4-byte count with that many descriptors (the far ends of
+leashes); the template says one JSON line when ready, then one "+" for each request done. Each child speaks on its own
+leash from its first moment, so nothing is lost whoever dies on the way. A child's parent leaves at once: the agent, as
+the nearest subreaper, adopts it.
+"""
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from monarch_nb.host.linux import die_with_pipe, name_process, thread_count
+
+WORTH_IMPORTING = ("msgspec", "cloudpickle", "zmq", "numpy", "torch", "monarch_nb.runtime", "monarch_nb.transport",
+                   "monarch_nb.supervision", "monarch_nb.mesh", "monarch_nb.host.proc_main")  # fmt: skip
+BATCH = 64  # descriptors in one request; the kernel allows 253
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until the agent is gone; in a forked child, become a proc and return its exit status."""
+    control = socket.socket(fileno=int(argv[0]))
+    control.set_inheritable(False)
+    cord = int(argv[1])
+    die_with_pipe(cord)
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    name_process("mnb-template")
+    imported = import_all(WORTH_IMPORTING)
+    gc.collect()
+    gc.freeze()  # keeps the collector from touching, and thereby copying, shared pages
+    hello = {"pid": os.getpid(), "threads": thread_count(), "imported": imported}
+    control.sendall(json.dumps(hello).encode() + b"\n")
+    leash = _serve(control)
+    if leash is None:
+        return 0
+    control.close()
+    from monarch_nb.host.proc_main import run
+
+    return run(leash, cord, forked=True)
+
+
+def import_all(names: Sequence[str]) -> list[str]:
+    """Import what there is of `names`; returns those. What is missing or broken is left for the procs to meet."""
+    done = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+            done.append(name)
+        except Exception as error:
+            if not isinstance(error, ModuleNotFoundError):
+                sys.stderr.write(f"template: {name}: {error!r}\n")
+    return done
+
+
+def _serve(control: socket.socket) -> int | None:
+    """Fork for each request. Returns a leash in a child, None in the template once the agent is gone."""
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 4, BATCH)
+        if not data:
+            return None
+        child = _fork_batch(fds)
+        if child is not None:
+            return child
+        for fd in fds:
+            os.close(fd)
+        control.send(b"+")
+
+
+def _fork_batch(leashes: list[int]) -> int | None:
+    """Fork a middle process that forks one child for each leash. Returns the leash in a child."""
+    try:
+        middle = os.fork()
+    except OSError as error:
+        _complain(leashes, error)
+        return None
+    if middle:
+        os.waitpid(middle, 0)
+        return None
+    for at, leash in enumerate(leashes):
+        try:
+            child = os.fork()
+        except OSError as error:
+            _complain(leashes[at:], error)
+            break
+        if child == 0:
+            os.setsid()  # before the first words: from then on the agent signals the group
+            os.write(leash, f"pid {os.getpid()}\n".encode())
+            return leash
+        os.close(leash)
+    os._exit(0)
+
+
+def _complain(leashes: Sequence[int], error: OSError) -> None:
+    for leash in leashes:
+        os.write(leash, f"error {error.strerror or error}\n".encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

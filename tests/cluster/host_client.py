@@ -1,0 +1,148 @@
+"""A bare controller for tests of the host agent: sends CONTROL messages and waits for what comes back."""
+
+import itertools
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from monarch_nb.host import AgentHandle, protocol, start_agent
+from monarch_nb.transport import Node, Parcel
+from monarch_nb.wire.header import Header, Kind, Layout
+
+ROOT = str(Path(__file__).resolve().parents[2])
+RUNNERS = "tests.cluster.host_runners"
+FORMS: dict[str, type[msgspec.Struct]] = {
+    "proc.started": protocol.Started,
+    "proc.exited": protocol.Exited,
+    "proc.log": protocol.LogChunk,
+    "proc.unresponsive": protocol.Pressed,
+    "proc.responsive": protocol.Pressed,
+}
+
+
+class Refusal(Exception):
+    pass
+
+
+class Client:
+    """A process of its own address (`<host>/c` unless told otherwise) that talks to one agent."""
+
+    def __init__(self, host: str, run_folder: Path, name: str = "c", at: str | None = None) -> None:
+        self.host = host
+        self.agent = f"{host}/agent"
+        self.address = f"{at or host}/{name}"
+        self._ports = itertools.count(10)
+        self._replies: dict[int, queue.Queue[tuple[Header, bytes]]] = {}
+        self.events: list[tuple[float, str, Any]] = []
+        self._arrived: queue.Queue[tuple[float, str, Any]] = queue.Queue()
+        self._uids = itertools.count()
+        self.node = Node(
+            self.address,
+            run_folders={host: run_folder},
+            agent=self.agent,
+            handler=self._handle,
+            on_link_failed=lambda *_: None,
+        )
+        self.node.start()
+
+    def _handle(self, header: Header, parcel: Parcel) -> None:
+        body = bytes(parcel.frames[0])
+        if header.method == "reply":
+            self._replies[header.port].put((header, body))
+        elif header.method in FORMS:
+            self._arrived.put((time.time(), header.method, protocol.decode(body, FORMS[header.method])))
+        self.node.consumed(parcel)
+
+    def send(self, verb: str, body: msgspec.Struct, port: int = 0) -> None:
+        header = Header(kind=Kind.CONTROL, dst=self.agent, src=self.address, method=verb, port=port)
+        self.node.send(header, Parcel([protocol.encode(body)]), lane=1)
+
+    def ask(self, verb: str, body: msgspec.Struct, form: type[protocol.S], timeout: float = 20.0) -> protocol.S:
+        port = next(self._ports)
+        self._replies[port] = queue.Queue()
+        self.send(verb, body, port)
+        header, data = self._replies[port].get(timeout=timeout)
+        if header.status:
+            raise Refusal(protocol.decode(data, protocol.Refused).error)
+        return protocol.decode(data, form)
+
+    def spawn(self, count: int = 1, runner: str = "idle", *, per_host: int | None = None, **more: Any) -> list[str]:
+        """Start procs; returns their addresses."""
+        layout = more.pop("layout", None) or Layout(f"p{next(self._uids)}", (self.host,), per_host or count)
+        wish = protocol.SpawnProcs(
+            layout=layout, ranks=tuple(range(count)), sys_path=(ROOT,), runner=f"{RUNNERS}:{runner}", **more
+        )
+        return list(self.ask("agent.spawn", wish, protocol.Spawning).addresses)
+
+    def started(self, *addresses: str, timeout: float = 30.0) -> list[protocol.Started]:
+        return [self.event("proc.started", lambda e, a=address: e.address == a, timeout) for address in addresses]
+
+    def exited(self, *addresses: str, timeout: float = 20.0) -> list[protocol.Exited]:
+        return [self.event("proc.exited", lambda e, a=address: e.address == a, timeout) for address in addresses]
+
+    def event(self, method: str, fits: Callable[[Any], bool] = lambda _e: True, timeout: float = 20.0) -> Any:
+        """The first event that fits, kept or to come; it is taken out."""
+        deadline = time.monotonic() + timeout
+        while True:
+            for at, (_, name, body) in enumerate(self.events):
+                if name == method and fits(body):
+                    del self.events[at]
+                    return body
+            left = deadline - time.monotonic()
+            try:
+                self.events.append(self._arrived.get(timeout=max(left, 0.001)))
+            except queue.Empty:
+                raise AssertionError(f"no {method} within {timeout} s; there were {self.events}") from None
+
+    def log(self, address: str, until: str, timeout: float = 20.0) -> str:
+        """Follow a proc's output until some text is in it."""
+        self.ask("agent.tail", protocol.Tail((address,)), protocol.Done)
+        data = b""
+        while until.encode() not in data:
+            chunk = self.event("proc.log", lambda e: e.address == address, timeout)
+            assert chunk.offset == len(data)
+            data += chunk.data
+        self.ask("agent.tail", protocol.Tail((address,), on=False), protocol.Done)
+        return data.decode()
+
+    def status(self) -> protocol.HostState:
+        return self.ask("agent.status", protocol.Done(), protocol.HostState)
+
+    def close(self) -> None:
+        self.node.close(0.2)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    """Poll for a fact of the operating system that nobody reports."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; zombies do not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def mentioning(text: str) -> list[int]:
+    """Pids of processes with some text in their environment or command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if text.encode() in (entry / "cmdline").read_bytes() and alive(int(entry.name)):
+                    found.append(int(entry.name))
+            except OSError:
+                pass
+    return found
+
+
+__all__ = ["ROOT", "AgentHandle", "Client", "Refusal", "alive", "mentioning", "start_agent", "wait_until"]

@@ -1,0 +1,96 @@
+"""What procs run in tests of the host agent, in place of the runtime."""
+
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from monarch_nb.host.linux import thread_count
+from monarch_nb.host.protocol import ProcSpec
+
+
+def idle(spec: ProcSpec) -> int:
+    threading.Event().wait()
+    return 0
+
+
+def facts(spec: ProcSpec) -> int:
+    """Print one JSON line about this process, then idle."""
+    torch = sys.modules.get("torch")
+    print(json.dumps({
+        "argv": sys.argv, "cwd": os.getcwd(), "fds": _fds(), "threads": thread_count(), "random": random.random(),
+        "stdin": sys.stdin.read(), "sid": os.getsid(0), "pid": os.getpid(), "env": dict(os.environ),
+        "int": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+        "hup": signal.getsignal(signal.SIGHUP) is signal.SIG_DFL, "path0": sys.path[0], "main": sys.modules["__main__"].__name__,
+        "torch_threads": torch.get_num_threads() if torch else None, "spec": spec.address,
+    }))  # fmt: skip
+    return idle(spec)
+
+
+def _fds() -> list[str]:
+    found = []
+    for fd in sorted(map(int, os.listdir("/proc/self/fd"))):
+        try:
+            found.append(f"{fd}:{os.readlink(f'/proc/self/fd/{fd}').partition(':')[0]}")
+        except OSError:
+            pass
+    return found
+
+
+def returns_three(spec: ProcSpec) -> int:
+    print("leaving with three")
+    return 3
+
+
+def raises(spec: ProcSpec) -> int:
+    raise RuntimeError("the runner is broken")
+
+
+def talks(spec: ProcSpec) -> int:
+    """Says 30 lines, then is silent without end."""
+    for number in range(30):
+        print("line", number)
+    ctypes.CDLL(None).puts(b"from C")
+    return idle(spec)
+
+
+def deaf(spec: ProcSpec) -> int:
+    """Ignores SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("deaf now")
+    return idle(spec)
+
+
+def with_child(spec: ProcSpec) -> int:
+    """Has a subprocess in its own session's group, and prints its pid."""
+    print("child", subprocess.Popen(["sleep", "1000"]).pid)
+    return idle(spec)
+
+
+def holds_gil(spec: ProcSpec) -> int:
+    """Keeps the GIL for five seconds in one C call."""
+    print("holding")
+    ctypes.PyDLL(None).usleep(5_000_000)
+    return idle(spec)
+
+
+def interruptible(spec: ProcSpec) -> int:
+    print("waiting")
+    try:
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        print("interrupted")
+        return 7
+    return 0
+
+
+def floods(spec: ProcSpec) -> int:
+    """Writes for as long as it may, then says on descriptor-free ground that it lives."""
+    for _ in range(2000):
+        print("x" * 1000)
+    sys.exit(5)
