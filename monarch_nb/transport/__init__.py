@@ -2,11 +2,15 @@
 
 from monarch_nb.transport.errors import DescriptorLimitError, SharedMemoryError, TransportError, TrustError
 from monarch_nb.transport.interrupts import throw_into
+from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.node import Node
 from monarch_nb.transport.parcel import Parcel
+from monarch_nb.transport.sockets import Limits
 
 __all__ = [
     "DescriptorLimitError",
+    "Keys",
+    "Limits",
     "Node",
     "Parcel",
     "SharedMemoryError",

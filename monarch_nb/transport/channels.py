@@ -1,4 +1,4 @@
-"""The ways to write to a peer: a socket dialled by us, or the link that the peer dialled."""
+"""The ways to write to a peer: a socket dialled by us, or the connection that the peer dialled."""
 
 import threading
 from collections import deque
@@ -8,23 +8,30 @@ from typing import Any, Protocol
 import zmq
 from zmq.backend import Socket as _Raw
 
+from monarch_nb.transport.monitor import Monitor
+from monarch_nb.transport.reader import Reader
+from monarch_nb.transport.sockets import Socket, read_dealer
+
 _send = _Raw.send  # the compiled method: the wrapper around it costs more than the call
-_MORE = zmq.SNDMORE | zmq.NOBLOCK
-_LAST = zmq.NOBLOCK
-COPY_BELOW = 64 * 1024  # bytes; larger frames are lent to the I/O thread, which costs a note to be sent back
+_get = _Raw.get
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
+_MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
+_LAST = int(zmq.NOBLOCK)
+COPY_BELOW = 256 * 1024  # bytes; larger frames are lent to the I/O thread, which costs a note to be sent back
 
 
 class Channel(Protocol):
-    """Somewhere to write a multipart message. Never blocks; called under the peer's lock."""
+    """Somewhere to write a multipart message. Called under the peer's lock; never blocks."""
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
-        """Queue one message."""
+        """Queue one message. Raises zmq.Again if there is no connection to put it into."""
 
-    def close(self) -> None:
-        """Stop using it."""
+    def close(self, linger_ms: int) -> None:
+        """Stop using it; what is queued may leave within `linger_ms`."""
 
 
-def write_parts(socket: "zmq.Socket[bytes]", frame0: bytes, frames: Sequence[Any]) -> None:
+def write_parts(socket: Socket, frame0: bytes, frames: Sequence[Any]) -> None:
     """Write one multipart message to a socket without a high-water mark."""
     if not frames:
         _send(socket, frame0, _LAST, True, False)
@@ -38,54 +45,77 @@ def write_parts(socket: "zmq.Socket[bytes]", frame0: bytes, frames: Sequence[Any
 class Dialled:
     """Our own DEALER, connected to the peer's listening socket."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+    __slots__ = ("_closed", "_fd", "_monitor", "_reader", "answered_elsewhere", "socket")
+
+    def __init__(self, socket: Socket, reader: Reader, monitor: Monitor | None) -> None:
         self.socket = socket
+        self.answered_elsewhere = False  # the peer answers on a connection of its own, to our ROUTER
+        self._reader = reader
+        self._monitor = monitor
+        self._fd = int(socket.FD)
+        self._closed = False
+
+    def listen(self, callback: Callable[[], bool]) -> None:
+        """Have `callback` called on the reader thread when the peer answers on this connection."""
+        self._reader.watch(self._fd, callback)
+        self._reader.look_again(self._fd)
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
         """Write straight to the socket."""
         write_parts(self.socket, frame0, frames)
+        if not self.answered_elsewhere:
+            events: Any = _get(self.socket, _EVENTS)
+            if events & _POLLIN:  # the write took the signal that something can be read: the reader would sleep on
+                self._reader.look_again(self._fd)
 
-    def close(self) -> None:
-        """Close the socket; what is queued goes out within its linger time."""
-        self.socket.close()
+    def read(self) -> tuple[bytes, list[Any]] | None:
+        """One message from the peer, if there is one."""
+        return None if self._closed else read_dealer(self.socket)
+
+    def close(self, linger_ms: int) -> None:
+        """Close the socket."""
+        self._closed = True
+        self._reader.unwatch(self._fd)
+        if self._monitor is not None:
+            self._monitor.close()
+        self.socket.close(linger_ms)
 
 
 class Inbound:
-    """The peer's connection to our ROUTER, which only the reader thread may touch."""
+    """The peer's connection to our ROUTER, which only the reader thread may touch: others hand it their messages."""
 
-    def __init__(
-        self,
-        router: "zmq.Socket[bytes]",
-        routing_id: bytes,
-        lost: Callable[[], None],
-        outgoing: "deque[Callable[[], None]]",
-        wake: Callable[[], None],
-        reader: Callable[[], int],
-    ) -> None:
-        self._router, self._routing_id, self._lost = router, routing_id, lost
+    __slots__ = ("_closed", "_lost", "_queue", "_reader", "_router", "_routing_id")
+
+    def __init__(self, router: Socket, routing_id: bytes, reader: Reader, lost: Callable[[], None]) -> None:
+        self._router, self._routing_id, self._reader, self._lost = router, routing_id, reader, lost
         self._queue: deque[tuple[bytes, Sequence[Any]]] = deque()
-        self._outgoing, self._wake, self._reader = outgoing, wake, reader
+        self._closed = False
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
-        """Write now on the reader thread, else leave it to that thread."""
+        """Write at once on the reader thread, else leave it to that thread."""
         self._queue.append((frame0, frames))
-        if threading.get_ident() == self._reader():
+        if threading.get_ident() == self._reader.ident:
             self._flush()
         else:
-            self._outgoing.append(self._flush)
-            self._wake()
+            self._reader.soon(self._flush)
 
     def _flush(self) -> None:
-        while self._queue:
+        while self._queue and not self._closed:
             frame0, frames = self._queue.popleft()
             try:
                 _send(self._router, self._routing_id, _MORE, True, False)
-            except zmq.ZMQError:  # EHOSTUNREACH: the connection is gone; the link resends when the peer dials again
+            except zmq.ZMQError:  # EHOSTUNREACH: it is gone; the link keeps the frames until the peer dials again
                 self._queue.clear()
-                self._lost()
+                self._reader.soon(self._lost)  # not from here, where the peer's lock may be held
                 return
             write_parts(self._router, frame0, frames)
 
-    def close(self) -> None:
+    def close(self, linger_ms: int) -> None:
         """Forget what was not yet written."""
+        self._flush_last()
+        self._closed = True
         self._queue.clear()
+
+    def _flush_last(self) -> None:
+        if threading.get_ident() == self._reader.ident:
+            self._flush()

@@ -11,13 +11,14 @@ from monarch_nb.transport.parcel import Body, Parcel, length_of
 from monarch_nb.transport.shared import MemoryFile
 from monarch_nb.wire.header import Header, decode_header, encode_header
 
-ENVELOPE = struct.Struct("<BBxxI")  # relays passed u8, chunked u8 (0 whole, 1 its pieces follow), stream u32
-WHOLE = [ENVELOPE.pack(hops, 0, 0) for hops in range(256)]  # by relays passed
+ENVELOPE = struct.Struct("<BBxx")  # relays passed, 1 if pieces of it follow
+WHOLE = [ENVELOPE.pack(hops, 0) for hops in range(256)]  # by relays passed
+CHUNKED = [ENVELOPE.pack(hops, 1) for hops in range(256)]
 IN_BAND = -1  # in place of a descriptor in Header.buffers
 
 
 class Item:
-    """One message, or one chunk of it, as it travels on a link; links keep it until it is acknowledged."""
+    """One message, or one piece of it, as it travels on a link; links keep it until it is acknowledged."""
 
     __slots__ = ("bodies", "frames", "head", "header", "hops")
 
@@ -31,9 +32,15 @@ class Item:
     ) -> None:
         self.head = head  # sent: envelope and header; received: the whole first frame, prefix included
         self.frames = frames  # further frames
-        self.header = header  # sent: to say what failed; None for chunks
+        self.header = header  # sent: says what failed
         self.bodies = bodies  # sent: keeps memory files open
         self.hops = hops
+
+
+def pack_whole(header: Header, parcel: Parcel) -> Item:
+    """All bodies as frames."""
+    frames = [body.view() if type(body) is MemoryFile else body for body in parcel.bodies]
+    return Item(WHOLE[parcel.hops] + encode_header(header), frames, header, parcel.bodies, parcel.hops)
 
 
 def pack_local(header: Header, parcel: Parcel) -> Item:
@@ -50,17 +57,17 @@ def pack_local(header: Header, parcel: Parcel) -> Item:
     return Item(WHOLE[parcel.hops] + encoded, frames, header, bodies, parcel.hops)
 
 
-def unpack(frame0: bytes, start: int, frames: Sequence[Any]) -> tuple[Header, Parcel]:
-    """The header and parcel of a whole message. Raises msgspec.DecodeError, struct.error or SharedMemoryError."""
-    hops, _chunked, _stream = ENVELOPE.unpack_from(frame0, start)
-    header = decode_header(memoryview(frame0)[start + ENVELOPE.size :])
-    if header.buffers:
-        frames = attach(header, frames)
-    return header, Parcel(frames, hops=hops)
+def unpack(frame0: bytes, start: int) -> tuple[Header, int, bool]:
+    """Header, relays passed, and whether pieces follow. Raises msgspec.DecodeError or struct.error."""
+    hops, chunked = ENVELOPE.unpack_from(frame0, start)
+    return decode_header(memoryview(frame0)[start + ENVELOPE.size :]), hops, chunked == 1
 
 
 def attach(header: Header, frames: Sequence[Body]) -> list[Body]:
-    """All bodies in order: frames for those in band, memory files for the others, which are opened here and now."""
+    """All bodies in order: frames for those in band, memory files for the others, which are opened here and now.
+
+    Raises SharedMemoryError, or DecodeError if the frames do not fit the header.
+    """
     table = header.buffers
     header.buffers = ()
     in_band = iter(frames)

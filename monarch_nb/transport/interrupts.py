@@ -10,8 +10,8 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
-from types import FrameType
 from importlib import import_module
+from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")

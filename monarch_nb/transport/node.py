@@ -3,26 +3,32 @@
 import logging
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.transport import interrupts, sockets
-from monarch_nb.transport.channels import Channel, Dialled
-from monarch_nb.transport.envelope import Item, pack_local
+from monarch_nb.transport.doors import Gatekeeper, Turnstile
 from monarch_nb.transport.errors import TransportError
+from monarch_nb.transport.keys import Keys, require_keys
+from monarch_nb.transport.links import Connection, Links
 from monarch_nb.transport.parcel import Parcel, snapshot
-from monarch_nb.transport.peer import Peer
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.shared import available
+from monarch_nb.transport.sockets import Context, Limits, Socket
 from monarch_nb.wire.header import Header, Kind
 
 log = logging.getLogger("monarch_nb.transport")
 _EXEMPT = frozenset({Kind.REPLY, Kind.FOLDED, Kind.CONTROL, Kind.RETURNED})  # waiting for credits here could deadlock
 _AT_ONCE = 256  # messages read before timers and calls are looked at
+_MAX_HOPS = 8  # relays a message passes at most
+_ANYBODY = "*"  # as a destination: whoever gets it
 
 Handler = Callable[[Header, Parcel], None]
 LinkFailed = Callable[[Header, Parcel, str], None]
@@ -31,8 +37,11 @@ LinkFailed = Callable[[Header, Parcel, str], None]
 class Node:
     """A process's address on the network.
 
-    `handler` and `on_link_failed` are called on the reader thread (the latter also from `forget` and `close`), must be
-    quick and run no user code. All methods may be called from any thread.
+    `run_folders` names the folders of the hosts on this machine; the process listens in its own host's, if that is
+    among them. `agent` takes what has no other way. `tcp_bind` (needs `keys`) makes it listen on TCP too.
+    `handler`, `on_link_failed` (a message of this process will never arrive, and why) and `on_connection` (a TCP peer's
+    address, whether it is connected, a word) are called on the reader thread, the latter two also from `forget` and
+    `close`: they must be quick and run no user code. All methods may be called from any thread.
     """
 
     def __init__(
@@ -43,57 +52,103 @@ class Node:
         agent: str | None = None,
         handler: Handler,
         on_link_failed: LinkFailed,
+        keys: Keys | None = None,
+        tcp_bind: str | None = None,
+        insecure_loopback: bool = False,
+        on_connection: Connection | None = None,
         config: LinkConfig | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.address = address
         self.host, self.name = address.split("/", 1)
-        self._folders = {host: Path(folder) for host, folder in run_folders.items()}
-        self._agent = agent if agent != address else None
-        self._handler = handler
-        self._on_link_failed = on_link_failed
-        self._config = config or LinkConfig()
-        self._peers: dict[tuple[str, int], Peer] = {}
-        self._routes: dict[tuple[str, int], Peer] = {}
-        self._by_id: dict[bytes, Peer] = {}
-        self._gone: dict[str, str] = {}
-        self._lock = threading.RLock()
-        self._reader = Reader(f"monarch-nb-{self.name}", self._config.tick)
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._listening: list[zmq.Socket[bytes]] = []
+        self.tcp_endpoint: str | None = None  # where others reach it, once started
+        self.garbage = 0  # messages dropped because they made no sense
+        self._own_folder = run_folders.get(self.host)
+        self._handler, self._on_link_failed = handler, on_link_failed
+        self._keys, self._tcp_bind, self._insecure_loopback = keys, tcp_bind, insecure_loopback
+        self._limits = limits or Limits()
+        config = config or LinkConfig()
         self._portable = not available()
-        self._pid = os.getpid()
-        self.garbage = 0  # messages dropped because they could not be understood
-        self._closed = False
+        self._reader = Reader(f"monarch-nb-{self.name}", config.tick)
+        self._links = Links(
+            address,
+            agent,
+            self,
+            reader=self._reader,
+            keys=keys,
+            insecure_loopback=insecure_loopback,
+            portable=self._portable,
+            config=config,
+            limits=self._limits,
+            on_connection=on_connection,
+        )
+        for host, folder in run_folders.items():
+            self._links.learn(host, None, folder, None)
+        self._context: Context | None = None
+        self._routers: list[Socket] = []
+        self._gatekeeper: Gatekeeper | None = None
+        self._turnstile: Turnstile | None = None
+        self._life = threading.Lock()
+        self._state = "new"
 
     # life
 
     def start(self) -> None:
-        """Bind and start to read. Raises TransportError or TrustError."""
-        self._context = sockets.new_context()
-        folder = self._folders.get(self.host)
-        if folder is not None:
-            self._listen(sockets.listen_ipc(self._context, folder, self.name))
+        """Listen and start to read. Raises TrustError, DescriptorLimitError or TransportError; then nothing is left."""
+        if self._tcp_bind is not None:
+            require_keys(self._tcp_bind, self._keys, self._insecure_loopback)
+        with self._life:
+            if self._state != "new":
+                raise TransportError(f"this node is {self._state}")
+            self._state = "started"
+        try:
+            self._listen()
+        except BaseException:
+            self.close(0)
+            raise
         self._reader.start()
+        _alive.add(self)
 
-    def _listen(self, router: "zmq.Socket[bytes]") -> None:
-        self._listening.append(router)
-        self._reader.watch(router.FD, lambda: self._read_router(router))
-        self._reader.look_again(router.FD)
+    def _listen(self) -> None:
+        sockets.spare_descriptors("the message layer")
+        context = self._context = self._links.context = sockets.new_context()
+        if self._own_folder is not None:
+            self._read_from(sockets.listen_ipc(context, Path(self._own_folder), self.name, self._limits), tcp=False)
+        if self._tcp_bind is not None:
+            if self._keys is not None:
+                self._gatekeeper = Gatekeeper(context, self._reader, self._keys)
+            router = sockets.listen_tcp(context, self._tcp_bind, self._keys, self._limits)
+            self.tcp_endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
+            port = int(self.tcp_endpoint.rpartition(":")[2])
+            self._turnstile = Turnstile(router, self._reader, port, self._limits)
+            self._read_from(router, tcp=True)
+
+    def _read_from(self, router: Socket, *, tcp: bool) -> None:
+        self._routers.append(router)
+        self._reader.watch(int(router.FD), lambda: self._read(router, tcp))
+        self._reader.look_again(int(router.FD))
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Stop; waits up to `linger_s` seconds for what is queued to leave this process."""
-        with self._lock:
-            if self._closed:
+        """Stop; blocks up to `linger_s` seconds until what was sent is acknowledged. No thread or file is left."""
+        with self._life:
+            if self._state in ("closed", "inherited"):
                 return
-            self._closed = True
-            peers = list(self._peers.values())
+            started, self._state = self._state == "started", "closed"
+        end = time.monotonic() + linger_s
+        while started and self._reader.running and not self._links.settled and time.monotonic() < end:
+            time.sleep(0.005)
         self._reader.stop()
-        for peer in peers:
-            peer.close("this process closed its connections")
-        for router in self._listening:
-            router.close()
+        self._links.close(int(linger_s * 1000))
+        self._reader.run_calls()
+        if self._turnstile is not None:
+            self._turnstile.close()
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
+        self._reader.run_calls()
+        for router in self._routers:
+            router.close(0 if linger_s == 0 else None)
         if self._context is not None:
-            self._context.destroy(linger=int(linger_s * 1000))
+            self._context.term()
         self._reader.close()
 
     # sending
@@ -107,125 +162,134 @@ class Node:
 
         Raises TransportError when the destination is gone or nobody knows a way to it.
         """
+        if self._state != "started":
+            raise TransportError(self._why_not())
         if interrupts.inside():  # a finalizer that cut into another send: it must not come in between
-            self._reader.soon(self.send, header, parcel.clone())
-            return
-        dst = header.dst
-        if dst == self.address:
+            self._reader.soon(self._send_later, header, parcel.clone(), lane)
+        elif header.dst == self.address:
             self._reader.soon(self._handler, header, parcel.clone())
-            return
-        peer = self._routes.get((dst, lane)) or self._route(dst, lane)
-        item = pack_local(header, parcel)
-        exempt = lane != 0 or header.kind in _EXEMPT
-        patient = exempt or threading.get_ident() != self._reader.ident
-        peer.send(item, len(item.head) + parcel.nbytes, exempt, patient)
+        else:
+            exempt = lane != 0 or header.kind in _EXEMPT or threading.get_ident() == self._reader.ident
+            self._links.to(header.dst, lane).send(header, parcel, exempt)
+
+    def _send_later(self, header: Header, parcel: Parcel, lane: int) -> None:
+        try:
+            self.send(header, parcel, lane=lane)
+        except TransportError as error:
+            self.undeliverable(header, parcel, str(error))
 
     def consumed(self, parcel: Parcel) -> None:
         """The application took this message: its sender may send more."""
         origin, parcel.origin = parcel.origin, None
         if origin is not None:
             peer, charge, epoch = origin
-            peer.consumed(charge, epoch)
+            if interrupts.inside():
+                self._reader.soon(peer.consumed, charge, epoch)
+            else:
+                peer.consumed(charge, epoch)
+
+    def _why_not(self) -> str:
+        if self._state == "inherited":
+            return "this process was forked from one with open connections: it needs a node of its own"
+        return f"this node is {self._state}"
 
     # membership
 
-    def learn(self, host: str, endpoint: str | None = None, run_folder: Path | None = None) -> None:
-        """From now on `host` is reached there."""
-        with self._lock:
-            if run_folder is not None:
-                self._folders[host] = Path(run_folder)
-            self._routes.clear()
+    def learn(
+        self, where: str, endpoint: str | None = None, run_folder: Path | None = None, via: str | None = None
+    ) -> None:
+        """A host (or one process, "host/name") is reached at a TCP endpoint, in a run folder here, or via a process.
 
-    def forget(self, address: str, reason: str) -> None:
-        """The process is dead: close its links; what it did not acknowledge is reported with `reason`."""
-        with self._lock:
-            self._gone[address] = reason
-            peers = [peer for peer in self._peers.values() if peer.address == address]
-            for peer in peers:
-                del self._peers[peer.address, peer.lane]
-            self._routes.clear()
-            self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in peers}
-        for peer in peers:
-            peer.close(reason)
+        Raises TrustError for a TCP endpoint without keys.
+        """
+        self._links.learn(where, endpoint, run_folder, via)
 
-    def _route(self, dst: str, lane: int) -> Peer:
-        with self._lock:
-            if self._closed:
-                raise TransportError("this process has closed its connections")
-            if dst in self._gone:
-                raise TransportError(f"{dst} cannot be reached: {self._gone[dst]}")
-            hop = dst if dst.split("/", 1)[0] in self._folders else self._agent
-            if hop is None:
-                raise TransportError(f"no way to {dst} is known here")
-            peer = self._peer(hop, lane)
-            self._routes[dst, lane] = peer
-            return peer
+    def forget(self, where: str, reason: str) -> None:
+        """A process (or host) is dead: its connections are closed; what it did not acknowledge is reported."""
+        self._links.forget(where, reason)
 
-    def _peer(self, address: str, lane: int) -> Peer:
-        with self._lock:
-            peer = self._peers.get((address, lane))
-            if peer is None:
-                peer = Peer(self, address, lane, dials=True, local=True, config=self._config)
-                self._peers[address, lane] = peer
-            return peer
+    # receiving; the reader thread calls these
 
-    # what a peer asks
-
-    def open_channel(self, peer: Peer) -> Channel | None:
-        """Dial."""
-        if self._context is None or self._closed:
-            return None
-        host, name = peer.address.split("/", 1)
-        endpoint = sockets.ipc_endpoint(self._folders[host], name)
-        return Dialled(sockets.dial(self._context, endpoint, f"{self.address}|{peer.lane}|{peer.epoch:x}"))
-
-    def mark_busy(self, peer: Peer) -> None:
-        """Tick it."""
-        self._reader.busy(peer)
-
-    def arrived(self, peer: Peer, header: Header, parcel: Parcel) -> None:
-        """A whole message."""
-        self._handler(header, parcel)
-
-    def link_failed(self, peer: Peer, items: Sequence[Item], reason: str) -> None:
-        """Messages that never arrive."""
-        for item in items:
-            if item.header is not None:
-                self._on_link_failed(item.header, Parcel(item.bodies, hops=item.hops), reason)
-
-    def dropped(self, peer: Peer | None, why: BaseException | str) -> None:
-        """Count and say it, but never more than the log can bear."""
-        self.garbage += 1
-        if self.garbage & (self.garbage - 1) == 0:  # the 1st, 2nd, 4th, 8th...
-            sender = peer.address if peer else "an unknown process"
-            log.warning(
-                "monarch_nb: dropped a message from %s that makes no sense (%s; %d so far)", sender, why, self.garbage
-            )
-
-    # reading
-
-    def _read_router(self, router: "zmq.Socket[bytes]") -> bool:
+    def _read(self, router: Socket, tcp: bool) -> bool:
         for _ in range(_AT_ONCE):
-            parts = sockets.read(router)
-            if parts is None:
+            message = sockets.read_router(router)
+            if message is None:
                 return False
-            routing_id, frame0, frames = parts
-            peer = self._by_id.get(routing_id) or self._incoming(routing_id)
-            if peer is None:
-                continue
-            try:
-                peer.receive(frame0, frames)
-            except Exception as error:
-                self.dropped(peer, error)
+            routing_id, frame0, frames = message
+            peer = self._links.incoming(router, routing_id, tcp)
+            if peer is not None:
+                try:
+                    peer.receive(frame0, frames)
+                except Exception as error:
+                    self.dropped(peer.address, f"{type(error).__name__}: {error}")
         return True
 
-    def _incoming(self, routing_id: bytes) -> Peer | None:
+    def arrived(self, header: Header, parcel: Parcel) -> None:
+        """A whole message: for us, or to be passed on."""
+        if header.dst == self.address or header.dst == _ANYBODY:
+            try:
+                self._handler(header, parcel)
+            except Exception:
+                log.exception("monarch_nb: error while a message was taken in")
+        else:
+            self._pass_on(header, parcel)
+
+    def _pass_on(self, header: Header, parcel: Parcel) -> None:
+        parcel.hops += 1
+        if parcel.hops > _MAX_HOPS:
+            reason = f"went through {_MAX_HOPS} processes without finding {header.dst}"
+            self.undeliverable(header, parcel, reason)
+            self.consumed(parcel)
+            return
+        lane = 0 if parcel.origin is None else parcel.origin[0].lane
         try:
-            address, lane, _epoch = routing_id.decode().split("|")
-            address.index("/")
-            peer = self._peer(address, int(lane))
-        except ValueError:
-            self.dropped(None, "no address")
-            return None
-        self._by_id[routing_id] = peer
-        return peer
+            peer = self._links.to(header.dst, lane)
+            peer.relay(header, parcel, lane != 0 or header.kind in _EXEMPT, lambda: self.consumed(parcel))
+        except TransportError as error:
+            self.undeliverable(header, parcel, str(error))
+            self.consumed(parcel)
+
+    def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
+        """Tell the sender: a call of ours directly, one of another process by a RETURNED message."""
+        if header.src == self.address:
+            self._on_link_failed(header, parcel, reason)
+        elif header.kind != Kind.RETURNED and self._state == "started":
+            body = Parcel([msgspec.msgpack.encode(reason)])
+            self._reader.soon(self._try_to_tell, returned(header, self.address), body)
+
+    def _try_to_tell(self, header: Header, parcel: Parcel) -> None:
+        try:
+            self.send(header, parcel, lane=1)
+        except TransportError as error:
+            log.info("monarch_nb: could not return a message to %s: %s", header.dst, error)
+
+    def dropped(self, sender: str, why: object) -> None:
+        """Count what makes no sense and say it, but ever more rarely."""
+        self.garbage += 1
+        if self.garbage & (self.garbage - 1) == 0:  # the 1st, 2nd, 4th, 8th...
+            log.warning("monarch_nb: dropped a message from %s: %s (%d dropped so far)", sender, why, self.garbage)
+
+    def _inherit(self) -> None:
+        self._state = "inherited"
+        _inherited.append(self)  # never finalized: the sockets belong to the parent
+
+
+def returned(header: Header, by: str) -> Header:
+    """The header of an undeliverable message on its way back; `status` is what kind it was, the body says why."""
+    return msgspec.structs.replace(
+        header, kind=int(Kind.RETURNED), dst=header.src, src=by, status=int(header.kind), sender="", seq=-1, buffers=()
+    )
+
+
+_alive: "weakref.WeakSet[Node]" = weakref.WeakSet()
+_inherited: list[Node] = []
+
+
+def _forked() -> None:
+    for node in list(_alive):
+        node._inherit()
+    _alive.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

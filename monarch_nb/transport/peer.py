@@ -2,109 +2,163 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import zmq
+
 from monarch_nb.routing.actions import (
-    PREFIX_SIZE,
     Action,
     Deliver,
     Failed,
     LinkConfig,
+    NewLife,
     PrefixKind,
+    Skipped,
     Transmit,
     Unblocked,
 )
 from monarch_nb.routing.link import Link
-from monarch_nb.transport import envelope
-from monarch_nb.transport.channels import Channel
-from monarch_nb.transport.envelope import Item
+from monarch_nb.transport.channels import Channel, Dialled
+from monarch_nb.transport.chunks import SIZE, pack_chunked
+from monarch_nb.transport.envelope import Item, pack_local, pack_whole
 from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.parcel import Parcel
+from monarch_nb.transport.unpacking import Unpacker
 from monarch_nb.wire.header import Header
 
 _CHUNK = int(PrefixKind.CHUNK)
-_REFUSED = object()
+_AT_ONCE = 64
 _clock = time.monotonic
+_Items = Sequence[Item]
 
 
 class Owner(Protocol):
-    """What a peer asks of its node."""
+    """What a peer asks of the process it belongs to."""
 
-    def open_channel(self, peer: "Peer") -> Channel | None:
-        """The way to write to the peer, or None if there is none now."""
+    def dial(self, peer: "Peer") -> Dialled | None:
+        """Open our connection to the peer; None when this process is closing."""
 
     def mark_busy(self, peer: "Peer") -> None:
         """Tick the peer from now on."""
 
-    def arrived(self, peer: "Peer", header: Header, parcel: Parcel) -> None:
+    def arrived(self, header: Header, parcel: Parcel) -> None:
         """A message is complete. Called without the peer's lock, on the reader thread."""
 
-    def link_failed(self, peer: "Peer", items: Sequence[Item], reason: str) -> None:
-        """These messages will never arrive. Called without the peer's lock."""
+    def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
+        """A message will never arrive, or arrived incomplete. Called without the peer's lock."""
 
-    def dropped(self, peer: "Peer", why: BaseException) -> None:
-        """A message could not be understood."""
+    def dropped(self, sender: str, why: object) -> None:
+        """Something arrived that makes no sense."""
+
+    def later(self, function: Callable[[], object]) -> None:
+        """Call on the reader thread."""
 
 
 class Peer:
     """All that is known about one other process on one lane."""
 
-    def __init__(self, owner: Owner, address: str, lane: int, *, dials: bool, local: bool, config: LinkConfig) -> None:
+    def __init__(
+        self, owner: Owner, address: str, lane: int, endpoint: str, *, portable: bool, config: LinkConfig
+    ) -> None:
         self.address = address
         self.lane = lane
-        self.dials = dials  # we connect to it; else it connects to us
-        self.local = local  # on this host: buffers may travel in memory files
+        self.endpoint = endpoint  # where we dial it; "": it dials us
+        self.local = endpoint.startswith("ipc:") and not portable  # buffers may travel in memory files
         self.epoch = time.time_ns()
         self.gone: str | None = None  # why nothing can be sent any more
-        self.inbound: tuple[Any, bytes] | None = None  # (ROUTER, routing id) of the peer's own connection
         self._owner = owner
-        self._link: Link[Item] = Link(self.epoch, lane=lane, dials=dials, config=config)
+        self._link: Link[Item] = Link(self.epoch, lane=lane, dials=bool(endpoint), config=config)
+        if endpoint.startswith("tcp:"):
+            self._link.disconnected(_clock())  # messages are kept until the handshake went well
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._busy = False
+        self._unpacker = Unpacker(portable=portable)
         self._credits = threading.Condition()
-        self._parked: list[Callable[[], None]] = []
+        self._parked: deque[tuple[Header, Parcel, Callable[[], None]]] = deque()
+
+    @property
+    def heard(self) -> int:
+        """The latest life of the peer that was heard; 0 for none."""
+        return self._link.peer_epoch
 
     # sending
 
-    def send(self, item: Item, size: int, exempt: bool, patient: bool) -> None:
-        """Write one message. Waits for credits, interruptibly, if `patient`; else goes over the limit."""
-        while not uninterrupted(self._send, item, size, exempt or not patient):
+    def send(self, header: Header, parcel: Parcel, exempt: bool) -> None:
+        """Write one message. Waits for credits, interruptibly, unless exempt."""
+        items = self._pack(header, parcel)
+        while not uninterrupted(self._send, items, parcel.nbytes, exempt):
             with self._credits:
-                # The reader notifies after the link was told: look again under its lock, then wait a little.
-                if self._still_blocked(size):
+                # Whoever gives credits back notifies after the link knows of them.
+                if uninterrupted(self._blocked, parcel.nbytes):
                     self._credits.wait(0.2)
 
-    def _still_blocked(self, size: int) -> bool:
-        return uninterrupted(self._blocked, size)
+    def relay(self, header: Header, parcel: Parcel, exempt: bool, handed_on: Callable[[], None]) -> None:
+        """Write one message without waiting: kept here while credits lack. `handed_on` is called when it is written."""
+        if not exempt and (self._parked or uninterrupted(self._blocked, parcel.nbytes)):
+            self._parked.append((header, parcel, handed_on))
+            if self.gone is not None:
+                self._owner.later(self._unpark)
+            return
+        uninterrupted(self._send, self._pack(header, parcel), parcel.nbytes, True, not exempt)
+        handed_on()
+
+    def _unpark(self) -> None:
+        """Write what was kept; reader thread only."""
+        while self._parked:
+            header, parcel, handed_on = self._parked[0]
+            try:
+                if not uninterrupted(self._send, self._pack(header, parcel), parcel.nbytes, False):
+                    return
+            except TransportError as error:
+                self._owner.undeliverable(header, parcel, self.gone or str(error))
+            self._parked.popleft()
+            handed_on()
+
+    def _pack(self, header: Header, parcel: Parcel) -> Item | list[Item]:
+        if self.local:
+            return pack_local(header, parcel)
+        if parcel.nbytes <= SIZE:
+            return pack_whole(header, parcel)
+        return pack_chunked(header, parcel)
 
     def _blocked(self, size: int) -> bool:
         with self._lock:
+            self._keep_time()
             return self.gone is None and self._link.blocked(size)
 
-    def _send(self, item: Item, size: int, exempt: bool) -> bool:
+    def _send(self, items: Item | list[Item], size: int, exempt: bool, charged: bool = False) -> bool:
         with self._lock:
             if self.gone is not None:
                 raise TransportError(f"{self.address} cannot be reached: {self.gone}")
             channel = self._channel or self._open()
             link = self._link
             if not exempt and link.blocked(size):
-                self._keep_time()
                 return False
-            prefix = link.send(item, size, exempt)
+            first = items if type(items) is Item else items[0]  # type: ignore[index]
+            prefix = link.send(first, len(first.head) + size, exempt and not charged)
             if prefix is not None and channel is not None:
-                channel.write(prefix + item.head, item.frames)
+                self._write(channel, prefix + first.head, first.frames)
+            if first is not items:
+                for item in items[1:]:  # type: ignore[index]
+                    prefix = link.send(item, 0, True, _CHUNK)
+                    if prefix is not None and channel is not None:
+                        self._write(channel, prefix, item.frames)
             if not self._busy:
                 self._keep_time()
             return True
 
     def _open(self) -> Channel | None:
-        channel = self._owner.open_channel(self)
+        if not self.endpoint:
+            return None
+        channel = self._owner.dial(self)
         if channel is not None:
             self._channel = channel
-            if self.dials:
+            channel.listen(self._read)
+            if self.endpoint.startswith("ipc:"):
                 self._transmit(self._link.connected(_clock()))
         return channel
 
@@ -113,71 +167,111 @@ class Peer:
             self._busy = True
             self._owner.mark_busy(self)
 
+    def _write(self, channel: Channel, frame0: bytes, frames: Sequence[Any]) -> None:
+        try:
+            channel.write(frame0, frames)
+        except zmq.Again:  # the connection has just gone; its monitor will say so too
+            self._link.disconnected(_clock())
+
     def _transmit(self, actions: Sequence[Action[Item]]) -> list[Action[Item]]:
         """Write what is to be written, in order; what is left is for outside the lock."""
         rest = []
         for action in actions:
             if type(action) is Transmit:
                 channel = self._channel or self._open()
+                item = action.item
                 if channel is None:
                     continue
-                item = action.item
                 if item is None:
-                    channel.write(action.prefix, ())
+                    self._write(channel, action.prefix, ())
                 else:
-                    channel.write(action.prefix + item.head, item.frames)
+                    self._write(channel, action.prefix + item.head, item.frames)
             else:
                 rest.append(action)
         return rest
 
     # receiving
 
+    def attach(self, channel: Channel) -> None:
+        """The peer has dialled us, perhaps again: answer there, unless we dial it."""
+        uninterrupted(self._attach, channel)
+
+    def _attach(self, channel: Channel) -> None:
+        with self._lock:
+            if not self.endpoint and self.gone is None:
+                self._channel = channel
+            elif isinstance(self._channel, Dialled):
+                self._channel.answered_elsewhere = True
+
+    def _read(self) -> bool:
+        """Read our dialled connection."""
+        for _ in range(_AT_ONCE):
+            with self._lock:
+                channel = self._channel
+                message = channel.read() if isinstance(channel, Dialled) else None
+            if message is None:
+                return False
+            self.receive(*message)
+        return True
+
     def receive(self, frame0: bytes, frames: Sequence[Any]) -> None:
         """Take what arrived on one of the connections; reader thread only."""
         uninterrupted(self._receive, frame0, frames)
 
     def _receive(self, frame0: bytes, frames: Sequence[Any]) -> None:
-        size = len(frame0) + (sum(map(len, frames)) if frames else 0)
+        size = len(frame0)
+        for frame in frames:
+            size += len(frame)
         item = Item(frame0, frames)
-        messages: list[tuple[Header, Parcel]] = []
-        rest: list[Action[Item]] = []
+        rest: Sequence[Action[Item]] = ()
+        unpacker = self._unpacker
         with self._lock:
+            if self.gone is not None:
+                return
             outcome = self._link.received(frame0, item, size, _clock())
             if type(outcome) is int:
                 if outcome >= 0:
-                    self._unpack(item, outcome, messages)
+                    unpacker.take(item, outcome)
             else:
-                assert isinstance(outcome, list)
-                for action in outcome:
+                for action in outcome:  # type: ignore[union-attr]
                     if type(action) is Deliver:
-                        self._unpack(action.item, action.charge, messages)
-                rest = self._transmit(outcome)
+                        unpacker.take(action.item, action.charge)
+                    elif type(action) is Skipped or type(action) is NewLife:
+                        unpacker.broken()
+                rest = self._transmit(outcome)  # type: ignore[arg-type]
+            life = self._link.peer_epoch
             if not self._busy:
                 self._keep_time()
-        for header, parcel in messages:
-            self._owner.arrived(self, header, parcel)
+        self._hand_up(life)
         if rest:
             self._outside(rest)
 
-    def _unpack(self, item: Item, charge: int, messages: list[tuple[Header, Parcel]]) -> None:
-        try:
-            header, parcel = envelope.unpack(item.head, PREFIX_SIZE, item.frames)
-        except Exception as error:
-            self._owner.dropped(self, error)
-            self._link.consumed(charge, self._link.peer_epoch)
-            return
-        if charge:
-            parcel.origin = (self, charge, self._link.peer_epoch)
-        messages.append((header, parcel))
+    def _hand_up(self, life: int) -> None:
+        unpacker = self._unpacker
+        while unpacker.ready:
+            header, parcel, charge = unpacker.ready.popleft()
+            if charge:
+                parcel.origin = (self, charge, life)
+            self._owner.arrived(header, parcel)
+        while unpacker.refused:
+            refused, reason, charge = unpacker.refused.popleft()
+            self.consumed(charge, life)
+            if refused is None:
+                self._owner.dropped(self.address, reason)
+            else:
+                self._owner.undeliverable(refused, Parcel(), reason)
 
     def consumed(self, charge: int, epoch: int) -> None:
         """Our application took a message from this peer: its credits go back."""
-        uninterrupted(self._consumed, charge, epoch)
+        if charge:
+            uninterrupted(self._consumed, charge, epoch)
 
     def _consumed(self, charge: int, epoch: int) -> None:
         with self._lock:
+            if self.gone is not None:
+                return
             prefix = self._link.consumed(charge, epoch)
-            if prefix is not None and self.gone is None:
+            if prefix is not None:
                 self._transmit([Transmit(prefix, None)])
             if not self._busy:
                 self._keep_time()
@@ -193,8 +287,7 @@ class Peer:
             if self.gone is not None:
                 return False
             rest = self._transmit(self._link.tick(now))
-            self._busy = not self._link.idle
-            busy = self._busy
+            busy = self._busy = not self._link.idle
         if rest:
             self._outside(rest)
         return busy
@@ -204,7 +297,7 @@ class Peer:
         uninterrupted(self._event, self._link.disconnected)
 
     def found(self) -> None:
-        """The connection is there again; reader thread."""
+        """The dialled connection is there, perhaps again; reader thread."""
         uninterrupted(self._event, self._link.connected)
 
     def _event(self, event: Callable[[float], list[Action[Item]]]) -> None:
@@ -215,25 +308,41 @@ class Peer:
             self._keep_time()
         self._outside(rest)
 
-    def close(self, reason: str) -> None:
-        """Nothing is sent any more: what is unacknowledged fails with `reason`, whoever waits is told."""
-        uninterrupted(self._close, reason)
+    @property
+    def settled(self) -> bool:
+        """Whether everything sent was acknowledged."""
+        return self._link.unacked == 0
 
-    def _close(self, reason: str) -> None:
+    def close(self, reason: str, linger_ms: int = 0) -> None:
+        """Nothing is sent any more: what is unacknowledged fails with `reason`, and whoever waits is told."""
+        uninterrupted(self._close, reason, linger_ms)
+
+    def _close(self, reason: str, linger_ms: int) -> None:
         with self._lock:
             if self.gone is not None:
                 return
+            if linger_ms and self._channel is not None:
+                self._transmit(self._link.tick(_clock()))  # what is owed: acknowledgements
             self.gone = reason
             rest = [action for action in self._link.give_up(reason) if type(action) is not Transmit]
             if self._channel is not None:
-                self._channel.close()
+                self._channel.close(linger_ms)
                 self._channel = None
         self._outside([*rest, Unblocked()])
 
     def _outside(self, actions: Sequence[Action[Item]]) -> None:
         for action in actions:
             if type(action) is Failed:
-                self._owner.link_failed(self, action.items, action.reason)
+                self._report(action.items, action.reason)
             elif type(action) is Unblocked:
                 with self._credits:
                     self._credits.notify_all()
+                if self._parked:
+                    self._owner.later(self._unpark)
+
+    def _report(self, items: _Items, reason: str) -> None:
+        last = None
+        for item in items:
+            if item.header is not None and item.header is not last:  # pieces of one message share its header
+                last = item.header
+                self._owner.undeliverable(last, Parcel(item.bodies, hops=item.hops), reason)

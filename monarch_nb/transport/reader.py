@@ -48,8 +48,19 @@ class Reader:
         """End the thread and wait for it."""
         self._stopping = True
         self.wake()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if self.running:
             self._thread.join()
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread runs and the caller is another one."""
+        return self._thread.is_alive() and threading.current_thread() is not self._thread
+
+    def run_calls(self) -> None:
+        """Run what was left for the thread; after `stop`, so that nothing asked for is forgotten."""
+        while self._calls:
+            function, args = self._calls.popleft()
+            _guarded(function, *args)
 
     def close(self) -> None:
         """Give the descriptors back; after `stop`."""
@@ -117,9 +128,7 @@ class Reader:
                 self._again.clear()
             for fd in ready:
                 self._call_back(fd)
-            while self._calls:
-                function, args = self._calls.popleft()
-                _guarded(function, *args)
+            self.run_calls()
             now = clock()
             if now >= next_tick and (self._busy or self._newly_busy):
                 next_tick = now + self._tick

@@ -1,118 +1,206 @@
 """The ZeroMQ sockets that we use, with their options, in one place."""
 
 import os
-import stat
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import zmq
 from zmq.backend import Socket as _Raw
 
-from monarch_nb.transport.errors import TransportError, TrustError, descriptor_limit, is_descriptor_limit
+from monarch_nb.transport.chunks import SIZE
+from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
+from monarch_nb.transport.folders import private_folder
+from monarch_nb.transport.keys import Keys
+
+Socket: TypeAlias = "zmq.Socket[bytes]"
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 _recv = _Raw.recv
 _get = _Raw.get
 _RCVMORE = int(zmq.RCVMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
-_PATH_MAX = 100  # bytes of a unix socket's path, with a little room (107 on Linux, 103 on macOS)
-_BACKLOG = 2048
-_RECONNECT_MS = 3
-_RECONNECT_MAX_MS = 200
-_LINGER_MS = 1000
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
+_CHUNK = 1  # PrefixKind.CHUNK, the first byte of frame 0
+_SPARE = 6  # descriptors that a new connection and its monitor need, with a little room
 
 
-def new_context() -> "zmq.Context[zmq.Socket[bytes]]":
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of sockets: milliseconds, bytes, counts."""
+
+    reconnect_ms: int = 3
+    reconnect_max_ms: int = 200
+    linger_ms: int = 1000
+    backlog: int = 2048
+    heartbeat_ms: int = 5_000  # TCP only: libzmq's own threads answer, no GIL is needed
+    heartbeat_timeout_ms: int = 20_000
+    handshake_ms: int = 5_000  # TCP: whoever has not shown the key by then is cut off
+    strangers: int = 256  # TCP: connections at a time that have not yet shown it
+    max_frame: int = SIZE + (1 << 20)  # bytes; TCP: a larger frame cuts the connection
+
+
+def new_context() -> Context:
     """A context for one node."""
     try:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context: Context = zmq.Context()
         context.set(zmq.MAX_SOCKETS, min(65535, context.get(zmq.SOCKET_LIMIT)))  # 1023 otherwise
     except zmq.ZMQError as error:
         raise _limit(error, "the message layer") from error
     return context
 
 
-def listen_ipc(context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, name: str) -> "zmq.Socket[bytes]":
+def listen_ipc(context: Context, folder: Path, name: str, limits: Limits) -> Socket:
     """A ROUTER in a run folder, which is created if need be and must be private."""
     private_folder(folder)
-    endpoint = ipc_endpoint(folder, name)
-    router = _socket(context, zmq.ROUTER, "the listening socket")
-    try:
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.BACKLOG, _BACKLOG)
-        router.bind(endpoint)
-    except zmq.ZMQError as error:
-        router.close(0)
-        raise _cannot_bind(error, endpoint) from error
-    return router
+    return _bind(_router(context, limits), ipc_endpoint(folder, name))
 
 
-def dial(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, routing_id: str) -> "zmq.Socket[bytes]":
+def listen_tcp(context: Context, endpoint: str, keys: Keys | None, limits: Limits) -> Socket:
+    """A ROUTER on TCP that talks only to those who have the same keys, if any are given."""
+    router = _router(context, limits)
+    _tcp(router, limits)
+    router.setsockopt(zmq.HANDSHAKE_IVL, limits.handshake_ms)
+    if keys is not None:
+        router.setsockopt(zmq.CURVE_SERVER, 1)
+        router.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        router.setsockopt(zmq.ZAP_DOMAIN, b"monarch-nb")
+    return _bind(router, endpoint)
+
+
+def dial(context: Context, endpoint: str, routing_id: str, keys: Keys | None, limits: Limits) -> Socket:
     """A DEALER connected to `endpoint`, which need not be there yet."""
-    dealer = _socket(context, zmq.DEALER, f"a connection to {endpoint}")
+    spare_descriptors(f"a connection to {endpoint}")
+    dealer = _socket(context, zmq.DEALER, f"a connection to {endpoint}", limits)
     try:
         dealer.setsockopt(zmq.ROUTING_ID, routing_id.encode())
-        dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-        dealer.connect(endpoint)
+        dealer.setsockopt(zmq.RECONNECT_IVL, limits.reconnect_ms)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, limits.reconnect_max_ms)
+        if endpoint.startswith("tcp:"):
+            _tcp(dealer, limits)
+            # What is written while there is no connection stays in our link, which knows what the peer lacks.
+            dealer.setsockopt(zmq.IMMEDIATE, 1)
+            if keys is not None:
+                dealer.setsockopt(zmq.CURVE_SERVERKEY, keys.public)
+                dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+                dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
     except BaseException:
         dealer.close(0)
         raise
     return dealer
 
 
-def read(router: "zmq.Socket[bytes]") -> tuple[bytes, bytes, list[Any]] | None:
+def connect(dealer: Socket, endpoint: str) -> None:
+    """Begin to connect; apart from `dial` so that a monitor can be there before."""
+    try:
+        dealer.connect(endpoint)
+    except zmq.ZMQError as error:
+        dealer.close(0)
+        if is_descriptor_limit(None, error.errno):
+            raise descriptor_limit(f"a connection to {endpoint}") from error
+        raise TransportError(f"cannot connect to {endpoint}: {error}") from error
+
+
+def read_router(router: Socket) -> tuple[bytes, bytes, list[Any]] | None:
     """One message of a ROUTER as (routing id, frame 0, further frames), or None when there is none."""
     try:
         routing_id: Any = _recv(router, _NOBLOCK, True, False)
     except zmq.Again:
         return None
-    frame0: Any = _recv(router, _NOBLOCK, True, False) if _get(router, _RCVMORE) else b""
-    frames: list[Any] = []
-    while _get(router, _RCVMORE):
-        frames.append(_recv(router, _NOBLOCK, True, False))
+    if not _get(router, _RCVMORE):
+        return routing_id, b"", []
+    frame0, frames = _read_rest(router)
     return routing_id, frame0, frames
+
+
+def read_dealer(dealer: Socket) -> tuple[bytes, list[Any]] | None:
+    """One message of a DEALER as (frame 0, further frames), or None when there is none."""
+    events: Any = _get(dealer, _EVENTS)
+    if not events & _POLLIN:
+        return None
+    return _read_rest(dealer)
+
+
+def _read_rest(socket: Socket) -> tuple[bytes, list[Any]]:
+    frame0: Any = _recv(socket, _NOBLOCK, True, False)
+    frames: list[Any] = []
+    if frame0[:1] == b"\1":  # a chunk: lent, not copied, since it is copied to its place at once
+        while _get(socket, _RCVMORE):
+            lent: Any = _recv(socket, _NOBLOCK, False, False)
+            frames.append(memoryview(lent))
+    else:
+        while _get(socket, _RCVMORE):
+            frames.append(_recv(socket, _NOBLOCK, True, False))
+    return frame0, frames
 
 
 def ipc_endpoint(folder: Path, name: str) -> str:
     """Where process `name` of the host with this run folder listens."""
-    path = os.fspath(folder / name)
-    if len(os.fsencode(path)) >= _PATH_MAX:
+    return checked_path(f"ipc://{os.fspath(folder / name)}")
+
+
+def checked_path(endpoint: str) -> str:
+    """The same endpoint if a unix socket can have such a path. Raises TransportError."""
+    path = endpoint.removeprefix("ipc://")
+    if len(os.fsencode(path)) >= 100:  # 107 on Linux, 103 on macOS, with a little room
         raise TransportError(
             f"the socket path {path} is too long for this system: choose a shorter run folder "
             "(XDG_RUNTIME_DIR or TMPDIR)"
         )
-    return f"ipc://{path}"
+    return endpoint
 
 
-def private_folder(folder: Path) -> None:
-    """Create a run folder that nobody else can enter, or check that it is one. Raises TrustError."""
+def spare_descriptors(what: str) -> None:
+    """Raise DescriptorLimitError if not even a few are left: libzmq would only try again and again in silence."""
+    spare: list[int] = []
     try:
-        folder.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        pass
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise TrustError(f"{folder} is not a folder of its own: refusing to listen there")
-    if found.st_uid != os.geteuid():
-        raise TrustError(
-            f"{folder} belongs to user {found.st_uid}: refusing to listen there; choose another run folder"
-        )
-    if found.st_mode & 0o077:
-        raise TrustError(
-            f"{folder} can be entered by others (mode {stat.S_IMODE(found.st_mode):o}): "
-            "refusing to listen there; `chmod 700` it if it is yours"
-        )
+        for _ in range(_SPARE):
+            spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        if is_descriptor_limit(error):
+            raise descriptor_limit(what) from error
+    finally:
+        for fd in spare:
+            os.close(fd)
 
 
-def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, what: str) -> "zmq.Socket[bytes]":
+def _router(context: Context, limits: Limits) -> Socket:
+    router = _socket(context, zmq.ROUTER, "a listening socket", limits)
+    router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that connects again is the same peer
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.BACKLOG, limits.backlog)
+    return router
+
+
+def _tcp(socket: Socket, limits: Limits) -> None:
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.MAXMSGSIZE, limits.max_frame)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, limits.heartbeat_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, limits.heartbeat_timeout_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, limits.heartbeat_timeout_ms)
+
+
+def _bind(router: Socket, endpoint: str) -> Socket:
+    try:
+        router.bind(endpoint)
+    except zmq.ZMQError as error:
+        router.close(0)
+        if is_descriptor_limit(None, error.errno):
+            raise descriptor_limit(f"listening on {endpoint}") from error
+        raise TransportError(f"cannot listen on {endpoint}: {error}") from error
+    return router
+
+
+def _socket(context: Context, kind: int, what: str, limits: Limits) -> Socket:
     try:
         socket = context.socket(kind)
     except zmq.ZMQError as error:
         raise _limit(error, what) from error
     socket.setsockopt(zmq.SNDHWM, 0)  # nothing is ever dropped silently: our own credits keep queues short
     socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    socket.setsockopt(zmq.LINGER, limits.linger_ms)
     return socket
 
 
@@ -120,9 +208,3 @@ def _limit(error: zmq.ZMQError, what: str) -> TransportError:
     if is_descriptor_limit(None, error.errno):
         return descriptor_limit(what)
     return TransportError(f"cannot open {what}: {error}")
-
-
-def _cannot_bind(error: zmq.ZMQError, endpoint: str) -> TransportError:
-    if is_descriptor_limit(None, error.errno):
-        return descriptor_limit(f"listening on {endpoint}")
-    return TransportError(f"cannot listen on {endpoint}: {error}")

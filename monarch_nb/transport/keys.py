@@ -1,0 +1,111 @@
+"""Who may take part: one CurveZMQ key pair per job, in a file that only its user can read.
+
+Both ends of a connection use the same pair, and a listener accepts no other. Inside a host the run folder's permissions
+do the same.
+"""
+
+import contextlib
+import ipaddress
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from monarch_nb.transport.errors import TrustError
+
+__all__ = ["Keys", "require_keys"]
+
+_TITLE = "monarch-nb key 1"
+_HOW = (
+    "Make one with `Keys.load_or_create(path)` (monarch_nb.transport), give every host the same file with mode 0600, "
+    "and pass it on both sides."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """One job's key pair (Z85 text)."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def create(cls) -> "Keys":
+        """A new pair, kept nowhere."""
+        return cls(*zmq.curve_keypair())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Keys":
+        """Read a key file. Raises TrustError if others could have read it, FileNotFoundError if it is not there."""
+        place = Path(path)
+        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with open(fd, "rb") as file:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid():
+                raise TrustError(f"the key file {place} belongs to another user (uid {found.st_uid})")
+            if found.st_mode & 0o077:
+                mode = stat.S_IMODE(found.st_mode)
+                raise TrustError(f"the key file {place} can be read by others (mode {mode:o}): chmod 600 it")
+            return cls.from_text(file.read(4096), str(place))
+
+    @classmethod
+    def from_text(cls, text: bytes, where: str = "the given text") -> "Keys":
+        """The pair of a key file's content. Raises TrustError if it is none."""
+        lines = text.split(b"\n")
+        try:
+            title, public, secret = lines[0], lines[1].strip(), lines[2].strip()
+            if title.strip() != _TITLE.encode() or zmq.curve_public(secret) != public:
+                raise ValueError("not a key pair")
+        except (IndexError, ValueError, zmq.ZMQError) as error:
+            raise TrustError(f"{where} is not a monarch-nb key file: remove it and have it made again") from error
+        return cls(public, secret)
+
+    def to_text(self) -> bytes:
+        """What a key file contains, for handing over by a launcher's own secret channel."""
+        return b"\n".join([_TITLE.encode(), self.public, self.secret, b""])
+
+    @classmethod
+    def load_or_create(cls, path: str | os.PathLike[str]) -> "Keys":
+        """The pair in `path`; if there is no such file, a new pair is made and kept there (mode 0600).
+
+        Processes may do this at the same time: all get the same pair.
+        """
+        place = Path(path)
+        with contextlib.suppress(FileNotFoundError):
+            return cls.load(place)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = place.with_name(f".{place.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(fd, "wb") as file:
+                file.write(cls.create().to_text())
+                file.flush()
+                os.fsync(fd)
+            with contextlib.suppress(FileExistsError):  # somebody else was first: theirs it is
+                os.link(draft, place)
+        finally:
+            os.unlink(draft)
+        return cls.load(place)
+
+
+def require_keys(endpoint: str, keys: Keys | None, insecure_loopback: bool) -> None:
+    """Raise TrustError unless this TCP endpoint may be used with these keys.
+
+    Without keys only addresses of this machine itself (127.0.0.0/8, ::1) may be, and only with `insecure_loopback`.
+    """
+    if keys is not None or not endpoint.startswith("tcp://"):
+        return
+    if insecure_loopback and _is_loopback(endpoint):
+        return
+    detail = " (without one, only 127.0.0.1 and ::1 are allowed)" if insecure_loopback else ""
+    raise TrustError(f"{endpoint} needs a key{detail}. {_HOW}")
+
+
+def _is_loopback(endpoint: str) -> bool:
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: where it leads is not known
+        return False

@@ -1,0 +1,219 @@
+"""The peers of a process: who they are, which way leads to them, and the sockets that are dialled."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from monarch_nb.routing.actions import LinkConfig
+from monarch_nb.routing.membership import Hop, NoRoute, Routes
+from monarch_nb.transport import monitor, sockets
+from monarch_nb.transport.channels import Dialled, Inbound
+from monarch_nb.transport.errors import TransportError
+from monarch_nb.transport.keys import Keys, require_keys
+from monarch_nb.transport.monitor import Monitor
+from monarch_nb.transport.parcel import Parcel
+from monarch_nb.transport.peer import Peer
+from monarch_nb.transport.reader import Reader
+from monarch_nb.transport.sockets import Context, Limits, Socket
+from monarch_nb.wire.header import Header
+
+_REMEMBERED = 4096  # dead processes, so that nothing is sent to them
+Connection = Callable[[str, bool, str], None]
+
+
+class Sink(Protocol):
+    """Where messages and bad news go."""
+
+    def arrived(self, header: Header, parcel: Parcel) -> None:
+        """A message is complete."""
+
+    def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
+        """A message will never arrive."""
+
+    def dropped(self, sender: str, why: object) -> None:
+        """Something arrived that makes no sense."""
+
+
+class Links:
+    """All peers of one process. Any thread."""
+
+    def __init__(
+        self,
+        address: str,
+        agent: str | None,
+        sink: Sink,
+        *,
+        reader: Reader,
+        keys: Keys | None,
+        insecure_loopback: bool,
+        portable: bool,
+        config: LinkConfig,
+        limits: Limits,
+        on_connection: Connection | None,
+    ) -> None:
+        self.address = address
+        self.context: Context | None = None
+        self.arrived, self.undeliverable, self.dropped = sink.arrived, sink.undeliverable, sink.dropped
+        self._routes = Routes(address, agent)
+        self._reader = reader
+        self._keys, self._insecure_loopback = keys, insecure_loopback
+        self._portable, self._config, self._limits = portable, config, limits
+        self._on_connection = on_connection
+        self._peers: dict[tuple[str, int], Peer] = {}
+        self._ways: dict[tuple[str, int], Peer] = {}
+        self._by_id: dict[bytes, Peer] = {}
+        self._gone: dict[str, tuple[str, int, int]] = {}  # why, our clock then, its last life heard
+        self._lock = threading.RLock()
+        self._closed = False
+
+    # ways
+
+    def learn(self, where: str, endpoint: str | None, run_folder: Path | None, via: str | None) -> None:
+        """A host or process can be reached. Raises TrustError for TCP without a key."""
+        if endpoint is not None:
+            require_keys(endpoint, self._keys, self._insecure_loopback)
+        with self._lock:
+            folder = None if run_folder is None else str(run_folder)
+            self._routes.learn(where, endpoint=endpoint, run_folder=folder, via=via)
+            self._gone.pop(where, None)
+            self._gone.pop(f"{where}/agent", None)
+            self._ways.clear()
+
+    def to(self, destination: str, lane: int) -> Peer:
+        """The peer that a message to this process is written to. Raises TransportError."""
+        return self._ways.get((destination, lane)) or self._find(destination, lane)
+
+    def _find(self, destination: str, lane: int) -> Peer:
+        with self._lock:
+            if self._closed:
+                raise TransportError("this process has closed its connections")
+            try:
+                hop = self._routes.next_hop(destination)
+            except NoRoute as error:
+                raise TransportError(str(error)) from None
+            for address in (destination, hop.address):
+                if address in self._gone:
+                    raise TransportError(f"{destination} cannot be reached: {self._gone[address][0]}")
+            peer = self._peer(hop, lane)
+            if len(self._ways) > 65536:
+                self._ways.clear()
+            self._ways[destination, lane] = peer
+            return peer
+
+    def _peer(self, hop: Hop, lane: int) -> Peer:
+        key = (hop.address, lane)
+        peer = self._peers.get(key)
+        if peer is None:
+            if hop.endpoint.startswith("ipc:"):
+                sockets.checked_path(hop.endpoint)
+            peer = Peer(self, hop.address, lane, hop.endpoint, portable=self._portable, config=self._config)
+            self._peers[key] = peer
+        return peer
+
+    def incoming(self, router: Socket, routing_id: bytes, tcp: bool) -> Peer | None:
+        """The peer that sent this; None if it may not speak."""
+        return self._by_id.get(routing_id) or self._met(router, routing_id, tcp)
+
+    def _met(self, router: Socket, routing_id: bytes, tcp: bool) -> Peer | None:
+        try:
+            address, lane, life = routing_id.decode().split("|")
+            host, name = address.split("/")
+            key, epoch = (address, int(lane)), int(life, 16)
+            if not (host and name and 0 <= key[1] < 256):
+                raise ValueError("no address")
+        except ValueError:
+            self.dropped("an unknown process", "not an address of ours")
+            return None
+        with self._lock:
+            if self._closed:
+                return None
+            if address in self._gone:
+                _, then, heard = self._gone[address]
+                if epoch <= (heard if tcp else then):
+                    return None  # late words of the dead
+                del self._gone[address]
+            self._routes.attached(address)
+            peer = self._peers.get(key)
+            if peer is None:
+                hop = self._routes.next_hop(address)
+                if hop.address != address:
+                    hop = Hop("inbound", address)
+                peer = self._peer(hop, key[1])
+            for old in [known for known, other in self._by_id.items() if other is peer]:
+                del self._by_id[old]
+            self._by_id[routing_id] = peer
+            self._ways.clear()
+        peer.attach(Inbound(router, routing_id, self._reader, peer.lost))
+        if tcp and self._on_connection is not None:
+            self._on_connection(address, True, "it dialled")
+        return peer
+
+    def forget(self, where: str, reason: str) -> None:
+        """A process, or a host with all its processes, is dead."""
+        with self._lock:
+            prefix = f"{where}/"
+            dead = [p for p in self._peers.values() if p.address == where or p.address.startswith(prefix)]
+            heard = max((peer.heard for peer in dead), default=0)
+            for address in {where, *(peer.address for peer in dead)}:
+                self._gone[address] = (reason, time.time_ns(), heard)
+            while len(self._gone) > _REMEMBERED:
+                del self._gone[next(iter(self._gone))]
+            self._routes.forget(where)
+            for peer in dead:
+                del self._peers[peer.address, peer.lane]
+            self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in dead}
+            self._ways.clear()
+        for peer in dead:
+            peer.close(reason)
+
+    # what a peer asks
+
+    def dial(self, peer: Peer) -> Dialled | None:
+        """A socket connected, or connecting, to the peer. Raises DescriptorLimitError, TrustError."""
+        context = self.context
+        if context is None or self._closed:
+            return None
+        require_keys(peer.endpoint, self._keys, self._insecure_loopback)
+        name = f"{self.address}|{peer.lane}|{peer.epoch:x}"
+        socket = sockets.dial(context, peer.endpoint, name, self._keys, self._limits)
+        watcher = None
+        if peer.endpoint.startswith("tcp:"):
+            watcher = Monitor(socket, self._reader, lambda event, _: self._told(peer, event))
+        sockets.connect(socket, peer.endpoint)
+        return Dialled(socket, self._reader, watcher)
+
+    def _told(self, peer: Peer, event: int) -> None:
+        if event == monitor.UP:
+            peer.found()
+        elif event == monitor.DOWN:
+            peer.lost()
+        elif event & monitor.REFUSED:
+            self.dropped(peer.address, f"{peer.endpoint} did not accept our key, or is no monarch-nb process")
+        if self._on_connection is not None and event in (monitor.UP, monitor.DOWN):
+            self._on_connection(peer.address, event == monitor.UP, "connected" if event == monitor.UP else "cut")
+
+    def mark_busy(self, peer: Peer) -> None:
+        """Tick it from now on."""
+        self._reader.busy(peer)
+
+    def later(self, function: Callable[[], object]) -> None:
+        """Call it on the reader thread."""
+        self._reader.soon(function)
+
+    def close(self, linger_ms: int) -> None:
+        """Close all connections; what leaves within `linger_ms` leaves."""
+        with self._lock:
+            self._closed = True
+            peers = list(self._peers.values())
+            self._peers.clear()
+            self._ways.clear()
+            self._by_id.clear()
+        for peer in peers:
+            peer.close("this process closed its connections", linger_ms)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every message was acknowledged by the next process on its way."""
+        return all(peer.settled for peer in list(self._peers.values()))

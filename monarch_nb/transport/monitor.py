@@ -1,0 +1,48 @@
+"""What happens to a socket's connections, as libzmq tells it."""
+
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from monarch_nb.transport.reader import Reader
+from monarch_nb.transport.sockets import Socket
+
+UP = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+DOWN = int(zmq.EVENT_DISCONNECTED)
+REFUSED = int(
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+ACCEPTED = int(zmq.EVENT_ACCEPTED)
+ALL = UP | DOWN | REFUSED | ACCEPTED
+
+
+class Monitor:
+    """Calls `told(event, value)` on the reader thread."""
+
+    def __init__(self, socket: Socket, reader: Reader, told: Callable[[int, int], None]) -> None:
+        self._socket, self._reader, self._told = socket, reader, told
+        self._pair = socket.get_monitor_socket(ALL)
+        self._pair.setsockopt(zmq.LINGER, 0)
+        self._fd = int(self._pair.FD)
+        self._closed = False
+        reader.watch(self._fd, self._read)
+        reader.look_again(self._fd)
+
+    def _read(self) -> bool:
+        while not self._closed:
+            try:
+                message = self._pair.recv_multipart(zmq.NOBLOCK)
+            except zmq.ZMQError:
+                break
+            event = parse_monitor_message(message)
+            self._told(int(event["event"]), int(event["value"]))
+        return False
+
+    def close(self) -> None:
+        """End it. The pair itself is closed by the thread that reads it."""
+        if not self._closed:
+            self._closed = True
+            self._reader.unwatch(self._fd)
+            self._socket.disable_monitor()
+            self._reader.soon(self._pair.close, 0)
