@@ -202,6 +202,8 @@ class Link(Generic[T]):
         if self._free:
             return False
         used = self._spent - self._forgiven - self._granted
+        if used < 0:
+            self._forgiven += used  # given up, yet it came back: counts once
         if used <= 0 or used + ((size + 1023) >> 10 or 1) <= self._window:
             return False
         self._wanted = True
@@ -266,25 +268,26 @@ class Link(Generic[T]):
             if now - self._asked_at >= self._asked_wait:
                 self._asked_at, self._asked_wait = now, min(2 * self._asked_wait, config.probe_max)
                 actions.append(self._say(_HELLO))
-        elif self._kept and config.down_timeout is not None:
+        elif (self._kept or self._wanted) and config.down_timeout is not None:
             if self._down_since is None:
                 self._down_since = now
             elif now - self._down_since >= config.down_timeout:
                 self._down_since = now  # what is sent from here on has its own time
-                self._fail(f"no connection for {config.down_timeout:g} s", self._next, actions)
+                self._give_up(f"no connection for {config.down_timeout:g} s", actions)
         return actions
 
     def give_up(self, reason: str) -> list[Action[T]]:
         """Fail everything kept (the peer died, the link closes); the link stays usable."""
         actions: list[Action[T]] = []
-        self._fail(reason, self._next, actions)
+        self._give_up(reason, actions)
         return actions
 
     @property
     def idle(self) -> bool:
         """Whether `tick` has nothing to do until the next other event."""
-        waiting = self._kept or self._buffer or self._owed or self._owed_credit or self._wanted
-        return not waiting and self.state is not _RESUMING
+        if self.state is not _UP:
+            return self.state is _DOWN and not self._kept and not self._wanted
+        return not (self._kept or self._buffer or self._owed or self._owed_credit or self._wanted)
 
     @property
     def unacked(self) -> int:
@@ -350,6 +353,7 @@ class Link(Generic[T]):
             actions.append(NewLife(epoch))
             self._granted, self._forgiven = 0, self._spent
             self._fail("the peer was restarted", self._next, actions, charges=False)
+            self._unblock(actions)
         if not self._dials and self.state is not _UP:
             self._rise(actions)
         if former and self._base:
@@ -371,6 +375,7 @@ class Link(Generic[T]):
             # What was written after our question may still be under way.
             limit = self._next if self._probed < 0 else self._probed
             self._probed = -1
+            self._asked = -1  # it answers: the pauses between questions begin short again
             self._resend(limit, now, actions)
 
     def _answer(self, kind: int, actions: list[Action[T]]) -> None:
@@ -417,6 +422,14 @@ class Link(Generic[T]):
         actions.append(Failed(reason, items))
         if charges and self.state is _UP:
             actions.append(self._say(_RESUME))
+        self._unblock(actions)
+
+    def _give_up(self, reason: str, actions: list[Action[T]]) -> None:
+        self._fail(reason, self._next, actions)
+        self._forgiven = self._spent - self._granted  # nobody shall wait for credits that may never come
+        self._unblock(actions)
+
+    def _unblock(self, actions: list[Action[T]]) -> None:
         if self._wanted:
             self._wanted = False
             actions.append(Unblocked())
@@ -433,9 +446,7 @@ class Link(Generic[T]):
                 actions.append(Acked(released))
         if credit > self._granted:
             self._granted = credit
-            if self._wanted:
-                self._wanted = False
-                actions.append(Unblocked())
+            self._unblock(actions)
 
     def _take(self, seq: int, item: T, charge: int, size: int, actions: list[Action[T]]) -> None:
         self._owed += 1

@@ -1,0 +1,305 @@
+"""Links under thousands of random interleavings: at most once, in order, nothing lost without a name."""
+
+import random
+from collections import defaultdict
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from monarch_nb.routing import Deliver, Failed, Link, LinkConfig, Transmit
+from monarch_nb.testing import MemoryNetwork, NetworkFaults, VirtualClock
+
+pytestmark = pytest.mark.timeout(120)
+
+CONFIG = LinkConfig(window=64 << 10, gap_timeout=5.0, ack_frames=7)
+
+
+class TwoLinks(RuleBasedStateMachine):
+    """Two nodes, one connection; the machine chooses which frame arrives next, twice, or never."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        self.epochs = 1
+        self.links = {"a": self.link(True), "b": self.link(False)}
+        self.flying = {"a": [], "b": []}  # frames on their way to ...
+        self.connected = True
+        self.sent = {"a": [], "b": []}
+        self.got = {"a": [], "b": []}  # (life of the receiver, item)
+        self.failed = {"a": [], "b": []}
+        self.restarts = 0
+        self.items = 0
+        self.do("a", self.links["a"].connected(0.0))
+
+    def link(self, dials):
+        self.epochs += 1
+        return Link(self.epochs, dials=dials, config=CONFIG)
+
+    def do(self, who, actions):
+        peer = "b" if who == "a" else "a"
+        for action in actions:
+            if isinstance(action, Transmit):
+                if self.connected:
+                    self.flying[peer].append((action.prefix, action.item))
+            elif isinstance(action, Deliver):
+                self.deliver(who, action.item, action.charge)
+            elif isinstance(action, Failed):
+                self.failed[who] += action.items
+
+    def deliver(self, who, item, charge):
+        link = self.links[who]
+        self.got[who].append((link.epoch, item))
+        prefix = link.consumed(charge, link.peer_epoch)
+        if prefix:
+            self.do(who, [Transmit(prefix, None)])
+
+    def arrive(self, who, prefix, item):
+        outcome = self.links[who].received(prefix, item, 2000, self.now)
+        if isinstance(outcome, list):
+            self.do(who, outcome)
+        elif outcome >= 0:
+            self.deliver(who, item, outcome)
+
+    @rule(who=st.sampled_from("ab"), count=st.integers(1, 5))
+    def send(self, who, count):
+        link = self.links[who]
+        for _ in range(count):
+            if (who == "b" and not link.peer_epoch) or link.blocked(2000):
+                return
+            item = (link.epoch, self.items)
+            self.items += 1
+            self.sent[who].append(item)
+            prefix = link.send(item, 2000)
+            if prefix:
+                self.do(who, [Transmit(prefix, item)])
+
+    @rule(who=st.sampled_from("ab"), count=st.integers(1, 20))
+    def arrive_in_order(self, who, count):
+        for _ in range(min(count, len(self.flying[who]))):
+            self.arrive(who, *self.flying[who].pop(0))
+
+    @rule(who=st.sampled_from("ab"), pick=st.integers(0, 1 << 20))
+    def arrive_out_of_order(self, who, pick):
+        if self.flying[who]:
+            self.arrive(who, *self.flying[who].pop(pick % len(self.flying[who])))
+
+    @rule(who=st.sampled_from("ab"), pick=st.integers(0, 1 << 20))
+    def arrive_and_stay(self, who, pick):
+        if self.flying[who]:
+            self.arrive(who, *self.flying[who][pick % len(self.flying[who])])
+
+    @rule(who=st.sampled_from("ab"), pick=st.integers(0, 1 << 20))
+    def lose(self, who, pick):
+        if self.flying[who]:
+            self.flying[who].pop(pick % len(self.flying[who]))
+
+    @rule(seconds=st.sampled_from([0.02, 0.5, 3.0]))
+    def wait(self, seconds):
+        self.now += seconds
+        for who, link in self.links.items():
+            if not link.idle:
+                self.do(who, link.tick(self.now))
+
+    @precondition(lambda self: self.connected)
+    @rule(keep=st.booleans())
+    def disconnect(self, keep):
+        self.connected = False
+        for who, link in self.links.items():
+            self.do(who, link.disconnected(self.now))
+            if not keep:  # else late frames still come out of buffers
+                self.flying[who].clear()
+
+    @precondition(lambda self: not self.connected)
+    @rule()
+    def connect(self):
+        self.connected = True
+        self.do("a", self.links["a"].connected(self.now))
+
+    @precondition(lambda self: self.restarts < 4)
+    @rule(who=st.sampled_from("ab"))
+    def restart(self, who):
+        self.restarts += 1
+        was = self.connected
+        if was:
+            self.disconnect(True)
+        self.links[who] = self.link(who == "a")
+        if was or who == "a":
+            self.connect()
+
+    @invariant()
+    def at_most_once_in_order(self):
+        for who, peer in (("a", "b"), ("b", "a")):
+            for life in {life for life, _ in self.got[who]}:
+                numbers = [item for at, item in self.got[who] if at == life]
+                assert numbers == sorted(set(numbers))
+            everything = [item for _, item in self.got[who]]
+            assert len(everything) == len(set(everything)), "delivered to two lives"
+            assert set(everything) <= set(self.sent[peer])
+
+    def teardown(self):
+        if not self.connected:
+            self.connect()
+        for _ in range(4000):
+            self.arrive_in_order("a", len(self.flying["a"]))
+            self.arrive_in_order("b", len(self.flying["b"]))
+            self.wait(0.02)
+            if all(link.idle for link in self.links.values()) and not any(self.flying.values()):
+                break
+        self.at_most_once_in_order()
+        for who, peer in (("a", "b"), ("b", "a")):
+            link = self.links[who]
+            assert link.unacked == 0, "it never came to rest"
+            known = {item for _, item in self.got[peer]} | set(self.failed[who])
+            mine = [item for item in self.sent[who] if item[0] == link.epoch]  # a dead sender names nothing
+            assert set(mine) <= known, "lost without a name"
+            assert not link.blocked(2000)
+
+
+TestTwoLinks = TwoLinks.TestCase
+TestTwoLinks.settings = settings(max_examples=300, stateful_step_count=60, deadline=None, derandomize=True)
+TestTwoLinks.pytestmark = [pytest.mark.timeout(120)]
+
+
+class Traffic:
+    """Random traffic among a few nodes; checks per direction of a pair."""
+
+    def __init__(self, seed, faults, nodes=3):
+        self.random = random.Random(seed)
+        self.network = MemoryNetwork(VirtualClock(), seed=seed, faults=faults, config=LinkConfig(window=64 << 10, ack_frames=7))
+        self.names = [f"h{number}/agent" for number in range(nodes)]
+        self.nodes, self.lives = {}, defaultdict(int)
+        self.sent = []
+        self.got = defaultdict(list)
+        self.failed = set()
+        for name in self.names:
+            self.join(name)
+
+    def join(self, name):
+        self.lives[name] += 1
+        key = (name, self.lives[name])
+        self.nodes[name] = self.network.join(
+            name, lambda src, item: self.got[key].append(item), lambda dst, reason, items: self.failed.update(items)
+        )
+
+    def send(self):
+        src, dst = self.random.sample(self.names, 2)
+        lane = self.random.choice([0, 0, 0, 1])
+        item = (src, self.lives[src], dst, lane, len(self.sent))
+        self.sent.append(item)
+        self.nodes[src].send(dst, item, self.random.choice([10, 3000, 100_000]), lane=lane)
+
+    def check(self):
+        everything = [item for items in self.got.values() for item in items]
+        assert len(everything) == len(set(everything))
+        known = set(everything) | self.failed
+        for item in self.sent:
+            if self.lives[item[0]] == item[1]:
+                assert item in known, "lost without a name"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_lossy_network_delivers_everything_once_to_living_nodes(seed):
+    faults = NetworkFaults(drop=0.1, duplicate=0.1, reorder=0.1)
+    traffic = Traffic(seed, faults)
+    for _ in range(150):
+        for _ in range(traffic.random.randrange(4)):
+            traffic.send()
+        traffic.network.clock.advance(traffic.random.choice([0.0, 0.001, 0.05]))
+    assert traffic.network.clock.settle(600)
+    traffic.check()
+    assert not traffic.failed
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_cuts_and_restarts_lose_nothing_without_a_name(seed):
+    traffic = Traffic(seed, NetworkFaults(drop=0.02, duplicate=0.05, reorder=0.05))
+    dice, network = traffic.random, traffic.network
+    for _ in range(150):
+        for _ in range(dice.randrange(4)):
+            traffic.send()
+        network.clock.advance(dice.choice([0.0, 0.001, 0.05]))
+        match dice.randrange(20):
+            case 0:
+                network.flap(*dice.sample(traffic.names, 2))
+            case 1:
+                pair = dice.sample(traffic.names, 2)
+                network.cut(*pair)
+                network.clock.after(dice.choice([0.01, 1.0]), lambda pair=pair: network.mend(*pair))
+            case 2:
+                name = dice.choice(traffic.names)
+                network.kill(name)
+                traffic.join(name)
+    assert network.clock.settle(900)
+    traffic.check()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_without_restarts_reconnecting_loses_nothing_at_all(seed):
+    traffic = Traffic(seed, NetworkFaults())
+    for name in traffic.names:  # everybody has heard of everybody
+        for other in traffic.names:
+            if other != name:
+                traffic.nodes[name].send(other, (name, 1, other, 0, -1), 1)
+    network = traffic.network
+    network.clock.advance(1.0)
+    for _ in range(300):
+        traffic.send()
+        if traffic.random.random() < 0.1:
+            network.flap(*traffic.random.sample(traffic.names, 2))
+        network.clock.advance(traffic.random.choice([0.0, 0.001, 0.3]))
+    assert network.clock.settle(600)
+    traffic.check()
+    assert not {item for item in traffic.failed if item[3] == 0}
+
+
+def test_a_stopped_peer_is_asked_rarely_and_fails_nothing():
+    network = MemoryNetwork(seed=1)
+    got, failed = [], []
+    a = network.join("h0/agent", failed=lambda dst, reason, items: failed.extend(items))
+    b = network.join("h1/agent", lambda src, item: got.append(item))
+    a.send("h1/agent", 0, 10)
+    network.clock.advance(1.0)
+    b.reads = False
+    before = network.frames
+    for number in range(1, 6):
+        a.send("h1/agent", number, 10)
+    network.clock.advance(600.0)
+    assert network.frames - before < 80
+    assert not failed
+    b.resume()
+    network.clock.advance(30.0)
+    assert got == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_application_that_takes_nothing_stops_its_sender_and_frees_it_again():
+    network = MemoryNetwork(config=LinkConfig(window=100 << 10))
+    got = []
+    a = network.join("h0/agent")
+    b = network.join("h1/agent", lambda src, item: got.append(item))
+    b.takes = False
+    for number in range(1000):
+        a.send("h1/agent", number, 10_000)
+    network.clock.advance(10.0)
+    assert len(got) == 10
+    assert a.queued("h1/agent") == 990
+    b.takes = True
+    b.take()
+    network.clock.advance(60.0)
+    assert got == list(range(1000))
+
+
+def test_the_same_seed_gives_the_same_run():
+    def run(seed):
+        traffic = Traffic(seed, NetworkFaults(drop=0.1, duplicate=0.1, reorder=0.1))
+        for _ in range(100):
+            traffic.send()
+            traffic.network.clock.advance(0.01)
+        traffic.network.clock.settle(600)
+        return traffic.network.frames, traffic.network.clock.now, dict(traffic.got)
+
+    assert run(3) == run(3)
+    assert run(3) != run(4)
+
+
