@@ -1,0 +1,56 @@
+"""Who owns what, who is told of a failure, and how a mesh is healed: a pure state machine."""
+
+from .actions import (
+    Action,
+    FailActor,
+    FailCalls,
+    Healed,
+    HealRefused,
+    Recreate,
+    Respawn,
+    RootFault,
+    StopMesh,
+    Supervise,
+    Tell,
+)
+from .book import MeshKind, MeshSpec, RankStatus, State
+from .cause import Cause, CauseKind
+from .driver import Driver, Hands, Refusal, UndeliverableMessage
+from .errors import DeviceMeshError, HealError, SupervisionError
+from .failure import MeshFailure, decode_failure
+from .machine import Machine, RootPolicy
+from .ranks import Extent, Life, Selection
+
+__all__ = [
+    "Action",
+    "Cause",
+    "CauseKind",
+    "DeviceMeshError",
+    "Driver",
+    "Extent",
+    "FailActor",
+    "FailCalls",
+    "Hands",
+    "HealError",
+    "HealRefused",
+    "Healed",
+    "Life",
+    "Machine",
+    "MeshFailure",
+    "MeshKind",
+    "MeshSpec",
+    "RankStatus",
+    "Recreate",
+    "Refusal",
+    "Respawn",
+    "RootFault",
+    "RootPolicy",
+    "Selection",
+    "State",
+    "StopMesh",
+    "Supervise",
+    "SupervisionError",
+    "Tell",
+    "UndeliverableMessage",
+    "decode_failure",
+]

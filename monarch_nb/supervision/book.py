@@ -1,0 +1,226 @@
+"""The meshes a process knows, and how each of their ranks is. Ranks that never failed take no room."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from monarch_nb.wire.header import Layout
+
+from .cause import Cause, stop_cause
+from .failure import MeshFailure
+from .ranks import Extent, Life, Selection, label, selects
+
+State = Literal["alive", "failed", "healing", "stopped"]
+MeshKind = Literal["procs", "actors"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """How one rank is: since `cause.at` if it is not alive."""
+
+    state: State = "alive"
+    incarnation: int = 0
+    cause: Cause | None = None
+    failure_id: int = 0
+
+
+ALIVE = RankStatus()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSpec:
+    """A mesh as it was spawned. `ranks` are proc ranks in its own row-major order; `on` is the uid of its procs."""
+
+    uid: str
+    name: str
+    kind: MeshKind
+    ranks: Sequence[int]
+    extent: Extent = ((), ())
+    on: str | None = None
+    layout: Layout | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Mesh:
+    """One mesh, and how its ranks are."""
+
+    spec: MeshSpec
+    owner: str | None = None  # an actor of this process; None: somebody elsewhere, we only hold a reference
+    process: str = ""  # where the owner lives, if elsewhere
+    ended: Cause | None = None
+    odd: dict[int, RankStatus] = field(default_factory=dict)
+    uid: str = field(init=False)
+    name: str = field(init=False)
+    on: str | None = field(init=False)
+    _places: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.uid, self.name, self.on = self.spec.uid, self.spec.name, self.spec.on
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Its proc ranks."""
+        return self.spec.ranks
+
+    @property
+    def is_procs(self) -> bool:
+        """Whether it is a proc mesh."""
+        return self.spec.kind == "procs"
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self.ranks if isinstance(self.ranks, range) else rank in self._index()
+
+    def _index(self) -> dict[int, int]:
+        if not self._places and self.ranks:
+            self._places = {rank: place for place, rank in enumerate(self.ranks)}
+        return self._places
+
+    def place(self, rank: int) -> int:
+        """The row-major index of `rank` in this mesh."""
+        return self.ranks.index(rank) if isinstance(self.ranks, range) else self._index()[rank]
+
+    def at(self, rank: int) -> RankStatus:
+        """How a rank is."""
+        status = self.odd.get(rank, ALIVE)
+        if self.ended is None:
+            return status
+        state: State = "stopped" if self.ended.kind == "stopped" else "failed"
+        return RankStatus(state, status.incarnation, self.ended)
+
+    def is_current(self, rank: int, incarnation: int) -> bool:
+        """Whether something that happened to this life of a rank still matters."""
+        status = self.at(rank)
+        return rank in self and status.state in ("alive", "healing") and status.incarnation == incarnation
+
+    def learn(self, rank: int, incarnation: int) -> bool:
+        """Take note that another owner healed a rank of a mesh that is only referred to here."""
+        news = self.owner is None and rank in self and incarnation > self.odd.get(rank, ALIVE).incarnation
+        if news:
+            self.put(rank, "alive", incarnation)
+        return news
+
+    def put(self, rank: int, state: State, incarnation: int, cause: Cause | None = None, failure_id: int = 0) -> None:
+        """Say how a rank is from now on."""
+        self.odd[rank] = RankStatus(state, incarnation, cause, failure_id)
+
+    def failed(self, selection: Selection = None) -> list[int]:
+        """Selected ranks that have failed or are being healed, in rank order."""
+        return sorted(
+            rank
+            for rank, status in self.odd.items()
+            if status.state in ("failed", "healing") and selects(selection, rank)
+        )
+
+    def lives(self, ranks: Iterable[int]) -> tuple[Life, ...]:
+        """Ranks with the incarnation each is in."""
+        return tuple((rank, self.odd.get(rank, ALIVE).incarnation) for rank in ranks)
+
+    def ranks_on(self, host: str) -> Iterator[int]:
+        """The ranks whose procs are on a host."""
+        layout = self.spec.layout
+        for index, name in enumerate(layout.hosts if layout else ()):
+            if layout and name == host:
+                first = index * layout.per_host
+                yield from (rank for rank in range(first, first + layout.per_host) if rank in self)
+
+    def label(self, rank: int) -> str:
+        """What a rank is called."""
+        return self.name + label(self.spec.extent, self.place(rank))
+
+    def failure(
+        self, ranks: Sequence[int], cause: Cause, failure_id: int = 0, also: tuple[str, ...] = (), healing: bool = False
+    ) -> MeshFailure:
+        """The failure of some ranks as people are told it."""
+        if not cause.actor:
+            name = self.label(ranks[0]) if len(ranks) == 1 else self.name
+            cause = msgspec.structs.replace(cause, actor=name)
+        return MeshFailure(
+            mesh_name=self.name,
+            cause=cause,
+            failure_id=failure_id,
+            mesh_uid=self.uid,
+            procs=self.is_procs,
+            extent=self.spec.extent,
+            places=tuple(map(self.place, ranks)),
+            also=also,
+            healing=healing,
+        )
+
+
+class Book:
+    """All meshes by uid, and the actor meshes on each proc mesh in the order they were spawned."""
+
+    def __init__(self) -> None:
+        self.meshes: dict[str, Mesh] = {}
+        self._on: dict[str, list[str]] = {}
+
+    def add(self, mesh: Mesh) -> None:
+        """Write a mesh down, and its procs, if those are another owner's."""
+        known = self.meshes.get(mesh.uid)
+        if known is not None:  # procs that were first seen through actors on them
+            mesh.odd, mesh.ended = known.odd, known.ended
+        self.meshes[mesh.uid] = mesh
+        if mesh.on is None or known is not None:
+            return
+        self._on.setdefault(mesh.on, []).append(mesh.uid)
+        if mesh.on not in self.meshes:
+            layout = mesh.spec.layout
+            size = layout.size if layout else max(mesh.ranks, default=-1) + 1
+            spec = MeshSpec(
+                uid=mesh.on,
+                name=f"the procs of {mesh.name}",
+                kind="procs",
+                ranks=range(size),
+                extent=(("procs",), (size,)),
+                layout=layout,
+            )
+            self.meshes[mesh.on] = Mesh(spec)
+
+    def remove(self, uid: str) -> None:
+        """Forget a mesh, and procs of another owner that were known only for it."""
+        mesh = self.meshes.pop(uid, None)
+        if mesh is None or mesh.on is None:
+            return
+        left = self._on[mesh.on]
+        left.remove(uid)
+        procs = self.meshes.get(mesh.on)
+        if not left:
+            del self._on[mesh.on]
+            if procs is not None and procs.owner is None and not procs.process:
+                del self.meshes[mesh.on]
+
+    def on(self, proc_mesh_uid: str) -> list[Mesh]:
+        """The actor meshes on some procs, in the order they were spawned."""
+        return [self.meshes[uid] for uid in self._on.get(proc_mesh_uid, ())]
+
+    def family(self, mesh: Mesh) -> list[Mesh]:
+        """The procs and all actor meshes on them, in the order they were spawned."""
+        root = mesh if mesh.on is None else self.meshes[mesh.on]
+        return [root, *self.on(root.uid)]
+
+    def hit_with(self, mesh: Mesh, ranks: Iterable[int]) -> list[tuple[Mesh, int]]:
+        """What is lost with some ranks of a mesh: those that still lived, and if they are procs, the actors on them."""
+        found: list[tuple[Mesh, int]] = []
+        for rank in ranks:
+            for each in (mesh, *self.on(mesh.uid)):
+                if rank in each and each.at(rank).state in ("alive", "healing"):
+                    found.append((each, rank))
+        return found
+
+    def broken(self, mesh: Mesh, selection: Selection) -> MeshFailure | None:
+        """What calls on these ranks of a mesh are answered with, if any of them cannot take any."""
+        if mesh.ended is not None:
+            return mesh.failure((), mesh.ended)
+        bad = [rank for rank, status in mesh.odd.items() if status.state != "alive" and selects(selection, rank)]
+        if not bad:
+            return None
+        first = mesh.odd[min(bad, key=lambda rank: (mesh.odd[rank].failure_id, rank))]
+        cause = first.cause or stop_cause(f"{mesh.name} is {first.state}")
+        return mesh.failure(sorted(bad), cause, first.failure_id, healing=first.state == "healing")
+
+    def status(self, uid: str) -> Mapping[int, RankStatus]:
+        """How each rank of a mesh is, in the mesh's order. Raises KeyError for a mesh nobody wrote down."""
+        mesh = self.meshes[uid]
+        return {rank: mesh.at(rank) for rank in mesh.ranks}

@@ -1,0 +1,55 @@
+"""What made something fail: plain data that travels between processes and chains upwards through owners."""
+
+from typing import Literal
+
+import msgspec
+
+CauseKind = Literal[
+    "exception",  # an endpoint raised and nobody waited for it, or it raised something that is not an Exception
+    "init",  # the actor's __init__ raised
+    "exit",  # the process ended by itself
+    "signal",  # the process was ended by a signal
+    "host",  # the host, or the way to it, was lost
+    "aborted",  # the actor failed itself: abort() or kill()
+    "undeliverable",  # a message of the actor could not be delivered
+    "unhandled",  # an owner did not handle `chain`
+    "raised",  # an owner raised while it handled `chain`
+    "spawn",  # it could not be started again
+    "owner",  # who owned it is gone
+    "stopped",  # it was stopped: not a failure, but nothing can be called on it any more
+]
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why something failed. `at` is in seconds since the epoch, 0 if unknown; `chain` is what this one came from."""
+
+    kind: CauseKind
+    text: str = ""
+    actor: str = ""  # human name of what failed
+    host: str = ""
+    pid: int = 0
+    exitcode: int | None = None
+    signal: int | None = None
+    oom: bool = False
+    last_lines: tuple[str, ...] = ()
+    traceback: str = ""
+    at: float = 0.0
+    chain: "Cause | None" = None
+
+    @property
+    def links(self) -> tuple["Cause", ...]:
+        """This cause and those behind it, the first to happen last."""
+        found = [self]
+        while found[-1].chain is not None:
+            found.append(found[-1].chain)
+        return tuple(found)
+
+    @property
+    def origin(self) -> "Cause":
+        """What happened first."""
+        return self.links[-1]
+
+
+def stop_cause(text: str) -> Cause:
+    """The cause that calls on a stopped mesh are answered with."""
+    return Cause(kind="stopped", text=text)

@@ -1,0 +1,126 @@
+"""MeshFailure: the event that an owner's `__supervise__` is handed."""
+
+from math import prod
+from typing import NoReturn
+
+import msgspec
+
+from .cause import Cause
+from .ranks import Extent, where
+from .report import error_text, event_text, facts, last_lines_text
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class MeshFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Some ranks of a mesh failed. `crashed_ranks` count row-major in that mesh; `also` names other meshes it hit."""
+
+    mesh_name: str
+    cause: Cause
+    failure_id: int = 0  # 0 is a failure that no owner in this process hears of
+    mesh_uid: str = ""
+    procs: bool = False  # a proc mesh, else an actor mesh
+    extent: Extent = ((), ())
+    places: tuple[int, ...] = ()
+    also: tuple[str, ...] = ()
+    healing: bool = False
+
+    @property
+    def mesh(self) -> None:
+        """Always None, as it is upstream: the mesh is named, not handed out."""
+        return
+
+    @property
+    def crashed_ranks(self) -> list[int]:
+        """The ranks that failed."""
+        return list(self.places)
+
+    @property
+    def host(self) -> str:
+        """The host on which it happened, "" if unknown."""
+        return self.cause.host or self.cause.origin.host
+
+    @property
+    def at(self) -> float:
+        """When, in seconds since the epoch; 0 if unknown."""
+        return self.cause.at or self.cause.origin.at
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines that the failed process wrote."""
+        return self.cause.last_lines or self.cause.origin.last_lines
+
+    @property
+    def chain(self) -> tuple[Cause, ...]:
+        """Its causes: the nearest first, what started it all last."""
+        return self.cause.links
+
+    @property
+    def next_step(self) -> str:
+        """What can be done about it."""
+        name, kind = self.mesh_name, self.cause.kind
+        if kind in ("stopped", "owner"):
+            return f"{name} cannot be used again: spawn a new one"
+        if self.healing:
+            return f"{name} is being healed: wait for heal_mesh({name})"
+        first = {"host": f"once host {self.host or 'it was on'} is back, ", "init": "once its cause is mended, "}
+        many = len(self.places) > 1
+        if kind in ("init", "exception", "aborted"):
+            verb = f"re-creates {'them with their' if many else 'it with its'} original arguments"
+        else:
+            verb = f"brings {'them' if many else 'it'} back"
+        steps = [f"{first.get(kind, '')}heal_mesh({name}) {verb}"]
+        if self.cause.origin.oom:
+            steps.insert(0, "give it less to hold, or its host more memory")
+        if 0 < len(self.places) < prod(self.extent[1]):
+            steps.append(f"{name}.slice(...) without {'them' if many else self._where()} still works")
+        return "; ".join(steps)
+
+    def report(self) -> str:
+        """The whole story: who, what, where, its last lines and what to do next."""
+        if self.cause.kind in ("stopped", "owner"):
+            what = "proc mesh" if self.procs else "actor mesh"
+            state = "stopped" if self.cause.kind == "stopped" else "failed"
+            return f"{what} {self.mesh_name} has status: {state}: {self.cause.text}\n  next      {self.next_step}"
+        who = f"The {'proc' if self.procs else 'actor'} {self.cause.actor} and all its descendants have failed:"
+        error = error_text(self.cause)
+        if self.procs:
+            error = error.replace("the process this actor was running on", "its process", 1)
+        lines = [who, *(f"  {line}" for line in error.splitlines()), ""]
+        known = [("mesh", f"{self.mesh_name}, {self._where()}"), *facts(self.cause.origin)]
+        if self.also:
+            known.append(("also hit", ", ".join(self.also)))
+        lines += [f"  {what:<9} {value}" for what, value in known]
+        lines += filter(None, [last_lines_text(self.last_lines)])
+        return "\n".join([*lines, f"  {'next':<9} {self.next_step}"])
+
+    def encode(self) -> bytes:
+        """The failure as bytes, for messages between our own processes."""
+        return _encoder.encode(self)
+
+    def _where(self) -> str:
+        if not self.places:
+            return "all ranks"
+        if len(self.places) > 1:
+            shown = ", ".join(map(str, self.places[:8])) + (", …" if len(self.places) > 8 else "")
+            return f"{len(self.places)} ranks ({shown})"
+        return where(self.extent, self.places[0]) or f"rank {self.places[0]}"
+
+    def __str__(self) -> str:
+        return (
+            f"MeshFailure(mesh_name={self.mesh_name}, crashed_ranks={self.crashed_ranks}, "
+            f"event={event_text(self.cause)})"
+        )
+
+    __repr__ = __str__
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a MeshFailure cannot be pickled: send its report() instead")
+
+
+_decoder = msgspec.msgpack.Decoder(MeshFailure)
+
+
+def decode_failure(data: bytes | memoryview) -> MeshFailure:
+    """The failure of some bytes. Raises msgspec.DecodeError on garbage."""
+    return _decoder.decode(data)

@@ -1,0 +1,223 @@
+"""Heals in progress: procs first, then the actor meshes on them, one after the other as they were spawned."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from .actions import Action, Healed, HealRefused, Recreate, Respawn, StopMesh
+from .book import Book, Mesh
+from .failure import MeshFailure
+from .intensity import Intensity
+from .ranks import Life, Selection, where
+from .report import ending
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Somebody wants a mesh healed."""
+
+    number: int
+    mesh_uid: str
+    selection: Selection
+    now: float
+
+
+@dataclass(slots=True)
+class Heal:
+    """The one heal that a proc mesh and the actors on it are in."""
+
+    targets: dict[str, dict[int, int]]  # of each mesh, the lives that are to come back
+    stages: deque[str]
+    stage: str = ""
+    waiting: set[int] = field(default_factory=set)  # ranks of `stage` not yet heard of
+    requests: list[Request] = field(default_factory=list)
+    later: list[Request] = field(default_factory=list)  # these need more than this heal brings
+    again: list[MeshFailure] = field(default_factory=list)
+    follow: set[int] = field(default_factory=set)  # procs that their owner elsewhere brought back meanwhile
+
+
+class Healing:
+    """All heals, by the uid of their procs."""
+
+    def __init__(self, book: Book, intensity: Intensity, tell: Callable[[MeshFailure], list[Action]]) -> None:
+        self._tell = tell
+        self._book = book
+        self.intensity = intensity
+        self._heals: dict[str, Heal] = {}
+
+    def request(self, request: Request) -> list[Action]:
+        """Begin a heal, or join the one that is under way."""
+        mesh = self._book.meshes.get(request.mesh_uid)
+        if mesh is None or mesh.ended is not None or mesh.owner is None:
+            return self._refuse(request, _unfit(mesh, request.mesh_uid))
+        needed = self._needed(mesh, request.selection)
+        if not needed:
+            return [Healed((request.number,))]
+        running = self._heals.get(self._root(mesh))
+        if running is not None:
+            (running.requests if self._all_healing(needed) else running.later).append(request)
+            return []
+        root = self._book.meshes[self._root(mesh)]
+        if root.uid in needed and root.owner is None:
+            return self._refuse(request, f"{mesh.name} needs its procs back: heal those first, where they were spawned")
+        for uid, ranks in needed.items():
+            for rank in ranks:
+                wait = self.intensity.wait(uid, rank, request.now)
+                if wait is not None:
+                    return self._refuse(request, self._too_often(uid, rank, wait), wait)
+        for uid, ranks in needed.items():
+            for rank in ranks:
+                self.intensity.count(uid, rank, request.now)
+        return self._begin(root, needed, [request])
+
+    def follow(self, procs: Mesh, ranks: Iterable[int]) -> list[Action]:
+        """Procs owned elsewhere were healed there: bring this process's actors on them back too."""
+        running = self._heals.get(procs.uid)
+        if running is not None:
+            running.follow.update(ranks)
+            return []
+        wanted = {rank for rank in ranks if procs.at(rank).state == "alive"}
+        mine = [mesh for mesh in self._book.on(procs.uid) if mesh.owner is not None and mesh.ended is None]
+        needed = {mesh.uid: mesh.failed(wanted) for mesh in mine}
+        return self._begin(procs, {uid: lost for uid, lost in needed.items() if lost}, [])
+
+    def arrived(self, mesh: Mesh, lives: Iterable[Life]) -> list[Action]:
+        """Lives of a mesh are there."""
+        if mesh.ended is not None:
+            return [StopMesh(mesh.uid)]  # stopped while they were being started
+        heal = self._heals.get(self._root(mesh))
+        if heal is None or heal.stage != mesh.uid:
+            return []
+        for rank, incarnation in lives:
+            if rank in heal.waiting and heal.targets[mesh.uid].get(rank) == incarnation:
+                heal.waiting.discard(rank)
+                mesh.put(rank, "alive", incarnation)
+        return self.settle(mesh)
+
+    def lost(self, mesh: Mesh, rank: int) -> bool:
+        """A rank fails. Whether it did so while being healed for its owner, who hears of it from the heal."""
+        heal = self._heals.get(self._root(mesh))
+        if heal is None or heal.targets.get(mesh.uid, {}).pop(rank, None) is None:
+            return False
+        if heal.stage == mesh.uid:
+            heal.waiting.discard(rank)
+        return mesh.owner in {self._owner(request.mesh_uid) for request in heal.requests}
+
+    def report(self, mesh: Mesh, failure: MeshFailure) -> None:
+        """Let the heal say that something failed again."""
+        heal = self._heals.get(self._root(mesh))
+        if heal is not None:
+            heal.again.append(failure)
+
+    def dropped(self, mesh: Mesh, ranks: Iterable[int]) -> list[Action]:
+        """Some ranks were stopped and need no healing any more."""
+        for rank in ranks:
+            self.lost(mesh, rank)
+        return self.settle(mesh)
+
+    def cancelled(self, mesh: Mesh) -> list[Action]:
+        """A whole mesh was stopped."""
+        root = self._root(mesh)
+        heal = self._heals.get(root)
+        if heal is None:
+            return []
+        if root == mesh.uid:
+            del self._heals[root]
+            over, heal.requests = [*heal.requests, *heal.later], []
+        else:
+            over = [request for request in heal.requests if request.mesh_uid == mesh.uid]
+            heal.requests = [request for request in heal.requests if request.mesh_uid != mesh.uid]
+            heal.targets.pop(mesh.uid, None)
+            if heal.stage == mesh.uid:
+                heal.waiting.clear()
+        refused: list[Action] = []
+        for request in over:
+            refused += self._refuse(request, f"{self._name(request.mesh_uid)} was stopped while it was being healed")
+        return [*refused, *self.settle(mesh)]
+
+    def settle(self, mesh: Mesh) -> list[Action]:
+        """Go on with the heal a mesh is in, if nothing of its stage is awaited any more."""
+        root = self._root(mesh)
+        heal = self._heals.get(root)
+        if heal is None or heal.waiting:
+            return []
+        while heal.stages:
+            uid = heal.stages.popleft()
+            wanted = heal.targets.get(uid)
+            if wanted:
+                heal.stage, heal.waiting = uid, set(wanted)
+                lives = tuple(wanted.items())
+                return [Respawn(uid, lives) if self._book.meshes[uid].is_procs else Recreate(uid, lives)]
+        del self._heals[root]
+        numbers = tuple(request.number for request in heal.requests)
+        back = tuple((uid, tuple(lives.items())) for uid, lives in heal.targets.items() if lives)
+        hearing = {self._owner(request.mesh_uid) for request in heal.requests}
+        again = [failure for failure in heal.again if self._owner(failure.mesh_uid) in hearing]
+        actions: list[Action] = [Healed(numbers, back, tuple(again))] if numbers or back else []
+        for failure in heal.again:
+            if failure not in again:  # who asked for it lost interest: its owner is told as of any failure
+                actions += self._tell(failure)
+        if heal.follow:
+            actions += self.follow(self._book.meshes[root], heal.follow)
+        for request in heal.later:
+            actions += self.request(request)
+        return actions
+
+    def _begin(self, root: Mesh, needed: dict[str, list[int]], requests: list[Request]) -> list[Action]:
+        targets: dict[str, dict[int, int]] = {}
+        for uid, ranks in needed.items():
+            mesh = self._book.meshes[uid]
+            targets[uid] = {}
+            for rank in ranks:
+                before = mesh.at(rank)
+                targets[uid][rank] = before.incarnation + 1
+                mesh.put(rank, "healing", before.incarnation + 1, before.cause, before.failure_id)
+        self._heals[root.uid] = Heal(targets, deque(needed), requests=requests)
+        return self.settle(root)
+
+    def _needed(self, mesh: Mesh, selection: Selection) -> dict[str, list[int]]:
+        """What has to come back for these ranks to work: the procs, then the actors on them."""
+        procs, *actors = self._book.family(mesh)
+        dead = procs.failed(selection if procs is mesh else set(mesh.failed(selection))) if procs.is_procs else []
+        needed = {procs.uid: dead}
+        for other in actors or [mesh]:
+            if other.owner is not None and other.ended is None:
+                needed[other.uid] = other.failed(selection if mesh is procs or mesh is other else set(dead))
+        return {uid: ranks for uid, ranks in needed.items() if ranks}
+
+    def _all_healing(self, needed: dict[str, list[int]]) -> bool:
+        meshes = self._book.meshes
+        return all(meshes[uid].at(rank).state == "healing" for uid, ranks in needed.items() for rank in ranks)
+
+    def _refuse(self, request: Request, text: str, wait: float | None = None) -> list[Action]:
+        return [HealRefused(request.number, request.mesh_uid, text, wait)]
+
+    def _too_often(self, uid: str, rank: int, wait: float) -> str:
+        mesh, limit = self._book.meshes[uid], self.intensity
+        at = where(mesh.spec.extent, mesh.place(rank)) or f"rank {mesh.place(rank)}"
+        cause = mesh.at(rank).cause
+        last = "" if cause is None else f" (last: {cause.text or ending(cause)})"
+        return (
+            f"{mesh.name} at {at} was healed {limit.limit} times within {limit.window:g} s and failed again{last}. "
+            f"Find out why first; it may be healed again in {max(wait, 1):.0f} s, its other ranks work meanwhile, "
+            "and the limit is a setting"
+        )
+
+    def _root(self, mesh: Mesh) -> str:
+        return mesh.on if mesh.on is not None else mesh.uid
+
+    def _owner(self, uid: str) -> str | None:
+        mesh = self._book.meshes.get(uid)
+        return mesh.owner if mesh else None
+
+    def _name(self, uid: str) -> str:
+        mesh = self._book.meshes.get(uid)
+        return mesh.name if mesh else uid
+
+
+def _unfit(mesh: Mesh | None, uid: str) -> str:
+    if mesh is None:
+        return f"there is no mesh {uid} here to heal"
+    if mesh.ended is not None:
+        return f"{mesh.name} cannot be healed: {mesh.ended.text}; spawn a new one"
+    return f"{mesh.name} belongs to another process: it has to be healed where it was spawned"

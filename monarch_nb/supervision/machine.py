@@ -1,0 +1,352 @@
+"""The supervision of one process: events in, actions out. No I/O, no clock, no threads."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Literal
+
+import msgspec
+
+from .actions import Action, FailActor, FailCalls, RootFault, StopMesh, Supervise, Tell
+from .book import Book, Mesh, MeshSpec, RankStatus
+from .cause import Cause, stop_cause
+from .failure import MeshFailure
+from .healing import Healing, Request
+from .intensity import Intensity
+from .ranks import Life, Selection
+from .report import PROCS_STOPPED
+from .tree import Entry, Tree
+
+RootPolicy = Literal["notebook", "script"]
+
+
+class Machine:
+    """Knows the meshes that this process's actors own, and those it holds references to; decides who is told what.
+
+    A dead process hits its own rank and every actor on it, but an owner is told once of it: in the name of the actor
+    mesh that somebody awaits a call of (`pending`), else of the first actor mesh spawned there, else of the procs.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str | None = None,
+        root_policy: RootPolicy = "script",
+        root_supervises: bool = False,
+        max_restarts: int = 3,
+        window: float = 60.0,
+    ) -> None:
+        self.root = root
+        self.root_policy: RootPolicy = root_policy
+        self.root_supervises = root_supervises  # the root has a handler of its own, asked before anything is shown
+        self._book = Book()
+        self._tree = Tree()
+        self._healing = Healing(self._book, Intensity(max_restarts, window), self._tell)
+        self._ids = count(1)
+        self._awaited: dict[int, MeshFailure] = {}
+        if root is not None:
+            self._tree.join(root, "<root>")
+
+    # What there is
+
+    def join(self, actor: str, name: str, mesh_uid: str | None = None, life: Life | None = None) -> None:
+        """Name an owner before it owns, and say which life in which mesh it is."""
+        self._tree.join(actor, name, mesh_uid, life)
+
+    def own(self, owner: str, spec: MeshSpec) -> list[Action]:
+        """An actor of this process spawned a mesh."""
+        record = self._tree.join(owner)
+        mesh = Mesh(spec, owner)
+        self._book.add(mesh)
+        if record is None:
+            mesh.ended = stop_cause("its owner is gone")
+            return [StopMesh(mesh.uid)]
+        record.owned[mesh.uid] = None
+        if mesh.on is None:
+            return []
+        procs = self._book.meshes[mesh.on]
+        if procs.ended is not None:
+            mesh.ended = stop_cause(PROCS_STOPPED)
+            return []
+        actions: list[Action] = []
+        for rank in [rank for rank in procs.odd if rank in mesh]:
+            status = procs.odd[rank]
+            if status.state == "stopped":
+                mesh.put(rank, "stopped", 0, stop_cause(PROCS_STOPPED))
+            elif status.state != "alive":
+                actions += self._fail([(mesh, rank)], status.cause or Cause(kind="exit"), ())
+        return actions
+
+    def know(self, process: str, spec: MeshSpec) -> None:
+        """This process holds a reference to a mesh owned in another `process`: track it, tell no owner."""
+        known = self._book.meshes.get(spec.uid)
+        if known is None or not (known.owner or known.process):
+            self._book.add(Mesh(spec, process=process))
+
+    def disown(self, mesh_uid: str) -> list[Action]:
+        """Forget a mesh, and the actor meshes on it, once they are stopped or nobody refers to them."""
+        mesh = self._book.meshes.get(mesh_uid)
+        if mesh is None:
+            return []
+        actions = self._stop(mesh, "it is gone")
+        for gone in reversed(self._book.family(mesh) if mesh.is_procs else [mesh]):
+            owner = self._tree.get(gone.owner) if gone.owner is not None else None
+            if owner is not None:
+                owner.owned.pop(gone.uid, None)
+            self._book.remove(gone.uid)
+            self._healing.intensity.forget(gone.uid)
+        return actions
+
+    def status(self, mesh_uid: str) -> Mapping[int, RankStatus]:
+        """How each rank of a mesh is. Raises KeyError if the mesh is not known here."""
+        return self._book.status(mesh_uid)
+
+    def incarnations(self, mesh_uid: str) -> dict[int, int]:
+        """The incarnation of each rank that was ever healed; all others are in their first, 0."""
+        odd = self._book.meshes[mesh_uid].odd
+        return {rank: status.incarnation for rank, status in odd.items() if status.incarnation}
+
+    def check(self, mesh_uid: str, selection: Selection = None) -> MeshFailure | None:
+        """What a call on these ranks must raise at once; None if all of them work, or the mesh is not known here."""
+        mesh = self._book.meshes.get(mesh_uid)
+        return None if mesh is None else self._book.broken(mesh, selection)
+
+    # Failures
+
+    def actor_failed(
+        self, mesh_uid: str, rank: int, incarnation: int, cause: Cause, pending: Collection[str] = ()
+    ) -> list[Action]:
+        """One actor failed while its process lives. `pending` are meshes somebody awaits a call of, at that rank."""
+        mesh = self._book.meshes.get(mesh_uid)
+        if mesh is None:
+            return []
+        mesh.learn(rank, incarnation)
+        return self._fail([(mesh, rank)], cause, pending) if mesh.is_current(rank, incarnation) else []
+
+    def proc_exited(
+        self, mesh_uid: str, rank: int, incarnation: int, cause: Cause, pending: Collection[str] = ()
+    ) -> list[Action]:
+        """A process of a proc mesh ended, and every actor on it."""
+        procs = self._book.meshes.get(mesh_uid)
+        if procs is None:
+            return []
+        procs.learn(rank, incarnation)
+        if not procs.is_current(rank, incarnation):
+            return []
+        return self._fail(self._book.hit_with(procs, [rank]), cause, pending)
+
+    def host_lost(self, hosts: Collection[str], cause: Cause, pending: Collection[str] = ()) -> list[Action]:
+        """Hosts are gone, with all their processes."""
+        actions: list[Action] = []
+        for procs in [mesh for mesh in self._book.meshes.values() if mesh.is_procs]:
+            for host in hosts:
+                lost = self._book.hit_with(procs, procs.ranks_on(host))
+                actions += self._fail(lost, msgspec.structs.replace(cause, host=host), pending)
+        return actions
+
+    def owner_gone(self, process: str, reason: str = "") -> list[Action]:
+        """A process that owns meshes known here ended: nobody looks after those any more."""
+        why = f": {reason}" if reason else ""
+        text = f"timed out reaching controller {process}, which owned it and is gone{why}"
+        actions: list[Action] = []
+        for mesh in [mesh for mesh in self._book.meshes.values() if mesh.process == process]:
+            if mesh.ended is None:
+                mesh.ended = Cause(kind="owner", text=text)
+                actions.append(FailCalls(mesh.uid, None, mesh.failure((), mesh.ended)))
+        return actions
+
+    # Owners
+
+    def owner_result(self, failure_id: int, handled: bool, raised: Cause | None = None) -> list[Action]:
+        """`__supervise__` is done: it handled the failure, or it did not, or it raised."""
+        done = self._tree.finish(failure_id)
+        if done is None:
+            return []
+        owner, entry = done
+        actions: list[Action] = []
+        if raised is not None or not handled:
+            failure = entry.failure
+            cause = Cause(kind="unhandled", actor=owner.name, at=failure.at, chain=failure.cause)
+            if raised is not None:
+                cause = msgspec.structs.replace(raised, kind="raised", actor=owner.name, chain=failure.cause)
+                failure = msgspec.structs.replace(failure, cause=cause)
+            if owner.actor != self.root:
+                return [*self.owner_stopped(owner.actor), FailActor(owner.actor, cause)]
+            actions.append(self._root_fault(failure, entry.awaited))
+        following = self._tree.advance(owner)
+        if following is not None:
+            actions.append(Supervise(owner.actor, following.failure))
+        return actions
+
+    def owner_stopped(self, actor: str) -> list[Action]:
+        """An actor of this process ends, however: what it owns stops first, and it is told of nothing any more."""
+        owned = [self._book.meshes[uid] for uid in self._tree.end(actor)]
+        actions: list[Action] = []
+        for mesh in owned:
+            if mesh.is_procs:  # so that no heal goes on with what is about to stop
+                actions += self._healing.cancelled(mesh)
+        for mesh in owned:
+            actions += self._stop(mesh, "its owner ended", ask=True)
+        return actions
+
+    def told(self, failure_id: int) -> None:
+        """A call raised this failure of the root's."""
+        self._awaited.pop(failure_id, None)
+
+    def unheard(self, failure_id: int) -> list[Action]:
+        """The call that was to raise this failure is not waited for any more: show it instead, unless it was told."""
+        failure = self._awaited.pop(failure_id, None)
+        return [] if failure is None else [Tell(failure)]
+
+    # Stops
+
+    def stopping(self, mesh_uid: str, ranks: Collection[int] | None = None, reason: str = "") -> list[Action]:
+        """A mesh, or some of its ranks, begin to stop: from now on nothing that happens to them is a failure."""
+        mesh = self._book.meshes.get(mesh_uid)
+        if mesh is None:
+            return []
+        if ranks is None:
+            return self._stop(mesh, reason or "it was stopped")
+        actions: list[Action] = []
+        for member, rank in self._book.hit_with(mesh, ranks):
+            text = PROCS_STOPPED if member is not mesh else reason or "it was stopped"
+            life = (rank, member.at(rank).incarnation)
+            actions += self._healing.dropped(member, [rank])
+            member.put(rank, "stopped", life[1], stop_cause(text))
+            for actor in list(self._tree.members(member.uid, life)):
+                actions += self.owner_stopped(actor)
+        return actions
+
+    def stopped(self, mesh_uid: str, ranks: Collection[int] | None = None, reason: str = "") -> list[Action]:
+        """A mesh, or some of its ranks, have stopped: calls still waiting for them will not be answered."""
+        mesh = self._book.meshes.get(mesh_uid)
+        if mesh is None:
+            return []
+        actions = self.stopping(mesh_uid, ranks, reason)
+        if ranks is not None:
+            for member in self._book.family(mesh) if mesh.is_procs else [mesh]:
+                gone = [rank for rank in ranks if rank in member and member.at(rank).state == "stopped"]
+                failure = self._book.broken(member, frozenset(gone))
+                if failure is not None:
+                    actions.append(FailCalls(member.uid, member.lives(gone), failure))
+            return actions
+        for member in self._book.family(mesh) if mesh.is_procs else [mesh]:
+            if member.ended is not None:
+                actions.append(FailCalls(member.uid, None, member.failure((), member.ended)))
+        return actions
+
+    # Heals
+
+    def heal_requested(self, mesh_uid: str, now: float, request: int, selection: Selection = None) -> list[Action]:
+        """Bring the failed ranks of a mesh back. Each request is answered once, by Healed or HealRefused."""
+        return self._healing.request(Request(request, mesh_uid, selection, now))
+
+    def respawned(self, mesh_uid: str, lives: Sequence[Life]) -> list[Action]:
+        """Processes are back: those this process asked for, or those of another owner, whose actors here follow."""
+        procs = self._book.meshes.get(mesh_uid)
+        if procs is None:
+            return []
+        if procs.owner is not None:
+            return self._healing.arrived(procs, lives)
+        actions: list[Action] = []
+        for rank, incarnation in lives:
+            actions += self._replaced(procs, rank, incarnation)
+        return [*actions, *self._healing.follow(procs, [rank for rank, _ in lives])]
+
+    def recreated(self, mesh_uid: str, lives: Iterable[Life]) -> list[Action]:
+        """Actors are back."""
+        mesh = self._book.meshes.get(mesh_uid)
+        if mesh is None:
+            return []
+        if mesh.owner is not None:
+            return self._healing.arrived(mesh, lives)
+        for rank, incarnation in lives:
+            mesh.learn(rank, incarnation)
+        return []
+
+    def heal_failed(self, mesh_uid: str, lives: Iterable[Life], cause: Cause) -> list[Action]:
+        """Some lives could not be started: the heal says so when it ends."""
+        mesh = self._book.meshes.get(mesh_uid)
+        if mesh is None:
+            return []
+        current = [rank for rank, incarnation in lives if mesh.is_current(rank, incarnation)]
+        return self._fail(self._book.hit_with(mesh, current), cause, ())
+
+    def _replaced(self, procs: Mesh, rank: int, incarnation: int) -> list[Action]:
+        before = procs.at(rank)
+        if not procs.learn(rank, incarnation) or before.state == "failed":
+            return []
+        # Nobody told us that the old process ended; its actors are gone all the same.
+        lost = [(mesh, rank) for mesh, rank in self._book.hit_with(procs, [rank]) if mesh is not procs]
+        return self._fail(lost, Cause(kind="exit", text="it was replaced"), ())
+
+    # The parts they share
+
+    def _fail(self, hit: list[tuple[Mesh, int]], cause: Cause, pending: Collection[str]) -> list[Action]:
+        """Ranks of one family of meshes fail, all for one reason."""
+        if not hit:
+            return []
+        ends: list[Action] = []
+        by_owner: dict[str | None, dict[int, list[Mesh]]] = {}
+        in_heal: set[tuple[str, int]] = set()
+        for mesh, rank in hit:
+            if self._healing.lost(mesh, rank):
+                in_heal.add((mesh.uid, rank))
+            by_owner.setdefault(mesh.owner, {}).setdefault(rank, []).append(mesh)
+        tellings: dict[tuple[str | None, str, bool], list[int]] = {}
+        for owner, by_rank in by_owner.items():
+            for rank, meshes in by_rank.items():
+                first = next((m for m in meshes if m.uid in pending), None)
+                first = first or next((m for m in meshes if not m.is_procs), meshes[0])
+                by_heal = any((m.uid, rank) in in_heal for m in meshes)
+                tellings.setdefault((owner, first.uid, by_heal), []).append(rank)
+        tells: list[Action] = []
+        calls: list[Action] = []
+        for (owner, uid, by_heal), ranks in tellings.items():
+            failure_id = next(self._ids) if owner is not None else 0
+            touched = {m.uid: m for rank in ranks for m in by_owner[owner][rank]}
+            also = tuple(m.name for m in touched.values() if m.uid != uid)
+            failure = touched[uid].failure(ranks, cause, failure_id, also)
+            for mesh in touched.values():
+                lost = [rank for rank in ranks if mesh in by_owner[owner][rank]]
+                lives = mesh.lives(lost)
+                for life in lives:
+                    mesh.put(life[0], "failed", life[1], cause, failure_id)
+                    for actor in list(self._tree.members(mesh.uid, life)):
+                        ends += self.owner_stopped(actor)
+                calls.append(FailCalls(mesh.uid, lives, mesh.failure(lost, cause, failure_id)))
+            if by_heal:
+                self._healing.report(touched[uid], failure)
+            elif owner is not None:
+                tells += self._tell(failure, any(uid in pending for uid in touched))
+        return [*calls, *ends, *tells, *self._healing.settle(hit[0][0])]
+
+    def _tell(self, failure: MeshFailure, awaited: bool = False) -> list[Action]:
+        mesh = self._book.meshes.get(failure.mesh_uid)
+        if mesh is None or mesh.owner is None:
+            return []
+        if mesh.owner == self.root and not self.root_supervises:
+            return [self._root_fault(failure, awaited)]
+        now = self._tree.push(mesh.owner, Entry(failure, awaited))
+        return [] if now is None else [Supervise(mesh.owner, now.failure)]
+
+    def _root_fault(self, failure: MeshFailure, awaited: bool) -> RootFault:
+        if self.root_policy == "script":
+            return RootFault(failure, "fatal")
+        if not awaited:
+            return RootFault(failure, "show")
+        self._awaited[failure.failure_id] = failure
+        return RootFault(failure, "call")
+
+    def _stop(self, mesh: Mesh, text: str, *, ask: bool = False) -> list[Action]:
+        """Mark a mesh stopped, and what lives in it; with `ask`, have the driver stop it, after what it owns."""
+        if mesh.ended is not None:
+            return []
+        mesh.ended = stop_cause(text)
+        actions = self._healing.cancelled(mesh)
+        for actor in list(self._tree.members(mesh.uid)):
+            actions += self.owner_stopped(actor)
+        for member in self._book.on(mesh.uid):
+            actions += self._stop(member, PROCS_STOPPED)
+        if ask:
+            actions.append(StopMesh(mesh.uid))
+        return actions

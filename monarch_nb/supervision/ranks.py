@@ -1,0 +1,50 @@
+"""Ranks: which ones a selection means, and where in its mesh one lies."""
+
+from collections.abc import Container, Sequence
+
+from monarch_nb.wire.header import Run
+
+Extent = tuple[tuple[str, ...], tuple[int, ...]]
+"""Labels and sizes of a mesh."""
+
+Life = tuple[int, int]
+"""A rank and which of its incarnations."""
+
+Selection = Container[int] | Sequence[Run] | None
+"""Some ranks: a container of them, runs as in a message, or None for all."""
+
+
+def selects(selection: Selection, rank: int) -> bool:
+    """Whether `rank` is among the selected ones."""
+    if selection is None:
+        return True
+    if isinstance(selection, (list, tuple)) and selection and isinstance(selection[0], Run):
+        return any(in_run(run, rank) for run in selection)
+    return rank in selection
+
+
+def in_run(run: Run, rank: int) -> bool:
+    """Whether a run goes through `rank`."""
+    steps, rest = divmod(rank - run.rank, run.stride or 1)
+    return rest == 0 and 0 <= steps < run.count
+
+
+def coordinates(extent: Extent, place: int) -> dict[str, int]:
+    """The point with row-major index `place`."""
+    labels, sizes = extent
+    point: dict[str, int] = {}
+    for label, size in zip(reversed(labels), reversed(sizes), strict=True):
+        place, point[label] = divmod(place, size)
+    return {label: point[label] for label in labels}
+
+
+def label(extent: Extent, place: int) -> str:
+    """How a member's name ends, such as "{'gpus': 2/4}"."""
+    sizes = dict(zip(*extent, strict=True))
+    parts = (f"'{name}': {at}/{sizes[name]}" for name, at in coordinates(extent, place).items())
+    return "{" + ", ".join(parts) + "}" if sizes else ""
+
+
+def where(extent: Extent, place: int) -> str:
+    """How people write a point, such as "hosts=0, gpus=2"."""
+    return ", ".join(f"{name}={at}" for name, at in coordinates(extent, place).items())

@@ -1,0 +1,81 @@
+"""The words in which a failure is told."""
+
+import signal
+from datetime import datetime
+from textwrap import indent
+
+from .cause import Cause
+
+NO_REASON = "no reason provided"
+PROCS_STOPPED = "actor mesh is stopped due to proc mesh shutdown"
+RAISED_WHILE_HANDLING = "This error occurred while handling another failure:"
+
+_SHOWN_LINES = 20
+
+
+def ending(cause: Cause) -> str:
+    """How a process ended, such as "Killed(sig=9)"."""
+    if cause.signal is not None:
+        return f"Killed(sig={cause.signal})" + (", out of memory" if cause.oom else "")
+    if cause.exitcode is not None:
+        return f"Exited(code={cause.exitcode})"
+    return cause.text or "for an unknown reason"
+
+
+def error_text(cause: Cause) -> str:
+    """What went wrong, without saying to whom; what it came from follows, indented."""
+    text = cause.traceback.rstrip() or cause.text or NO_REASON
+    match cause.kind:
+        case "exit" | "signal":
+            return f"the process this actor was running on failed: {ending(cause)}"
+        case "host":
+            return f"the host {cause.host or 'it was on'} was lost" + (f": {cause.text}" if cause.text else "")
+        case "init":
+            return f"its __init__ raised:\n{text}"
+        case "spawn":
+            return f"it could not be started again: {text}"
+        case "unhandled":
+            what = f"actor {cause.actor} failed because it did not handle a supervision event from its child."
+            return f"{what} The event was:\n{_behind(cause)}"
+        case "raised":
+            return f"{text}\n{RAISED_WHILE_HANDLING}\n{_behind(cause)}"
+        case _:
+            return text
+
+
+def event_text(cause: Cause) -> str:
+    """The whole event: who failed, and of what."""
+    return f"Supervision event: actor {cause.actor} failed:\n{indent(error_text(cause), '  ')}"
+
+
+def _behind(cause: Cause) -> str:
+    return indent(event_text(cause.chain), "  ") if cause.chain else "  (not known)"
+
+
+def facts(cause: Cause) -> list[tuple[str, str]]:
+    """Where and how it ended, one (what, value) a line; only what is known."""
+    lines: list[tuple[str, str]] = []
+    if cause.host or cause.pid:
+        lines.append(("host", ", ".join(filter(None, (cause.host, f"pid {cause.pid}" if cause.pid else "")))))
+    if cause.signal is not None:
+        lines.append(("ended", f"by signal {cause.signal}{_signal_name(cause.signal)}"))
+        if cause.oom:
+            lines.append(("memory", "the host killed it because it ran out of memory"))
+    elif cause.exitcode is not None:
+        lines.append(("ended", f"with exit status {cause.exitcode}"))
+    if cause.at:
+        lines.append(("at", datetime.fromtimestamp(cause.at).astimezone().strftime("%H:%M:%S")))
+    return lines
+
+
+def last_lines_text(lines: tuple[str, ...]) -> str:
+    """The end of its output, or "" if it wrote none."""
+    shown = [f"    | {line.rstrip()}" for line in lines[-_SHOWN_LINES:]]
+    return "\n".join(["  its last lines:", *shown]) if shown else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f" ({signal.Signals(number).name})"
+    except ValueError:
+        return ""
