@@ -253,3 +253,29 @@ def test_an_owner_that_did_not_ask_for_the_heal_is_told_what_failed_again() -> N
     (healed,) = heals(actions)
     assert isinstance(healed, Healed)
     assert [failure.mesh_name for failure in healed.again] == ["a"]
+
+
+def test_no_heal_goes_on_when_its_owner_ends() -> None:
+    supervised = machine()
+    supervised.proc_exited("P", 1, 0, KILLED)
+    supervised.heal_requested("P", 0, 1)
+    supervised.respawned("P", [(1, 1)])
+    refused, *stops = supervised.owner_stopped("root")
+    assert isinstance(refused, HealRefused)
+    assert stops == [StopMesh("B"), StopMesh("A"), StopMesh("P")]
+
+
+def test_what_failed_again_is_told_although_nobody_waits_for_the_heal_any_more() -> None:
+    supervised = machine()
+    supervised.proc_exited("P", 1, 0, KILLED)
+    supervised.heal_requested("A", 0, 1)
+    supervised.respawned("P", [(1, 1)])
+    supervised.recreated("A", [(1, 1)])
+    assert heals(supervised.proc_exited("P", 1, 1, KILLED)), "the heal is over, and says so"
+    supervised.actor_failed("B", 2, 0, RAISED)
+    supervised.actor_failed("B", 3, 0, RAISED)
+    supervised.heal_requested("B", 1, 2, frozenset({2, 3}))
+    supervised.heal_failed("B", [(2, 1)], RAISED)
+    (refused, *rest) = supervised.stopping("B")
+    assert isinstance(refused, HealRefused)
+    assert [type(action) for action in rest] == [RootFault]
