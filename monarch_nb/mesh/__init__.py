@@ -1,1 +1,41 @@
-"""Host, proc, actor and value meshes."""
+"""Host, proc, actor and value meshes, with the adverbs that work on them."""
+
+from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.console import run_on
+from monarch_nb.mesh.controller import (
+    become_controller,
+    exit_on_fault,
+    local_hosts,
+    notebook_mode,
+    set_hook_lookup,
+    shutdown,
+    shutdown_context,
+)
+from monarch_nb.mesh.endpoint import Endpoint, send
+from monarch_nb.mesh.heal import heal_mesh, interrupt
+from monarch_nb.mesh.host import HostMesh, this_host, this_proc
+from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.value import ValueMesh
+from monarch_nb.runtime import set_factory
+
+set_factory(become_controller)
+
+__all__ = [
+    "ActorMesh",
+    "Endpoint",
+    "HostMesh",
+    "ProcMesh",
+    "ValueMesh",
+    "exit_on_fault",
+    "heal_mesh",
+    "interrupt",
+    "local_hosts",
+    "notebook_mode",
+    "run_on",
+    "send",
+    "set_hook_lookup",
+    "shutdown",
+    "shutdown_context",
+    "this_host",
+    "this_proc",
+]

@@ -1,0 +1,183 @@
+"""What an endpoint is on a mesh: the adverbs with which its members are called."""
+
+import functools
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
+
+from monarch_nb.mesh.sending import send_region
+from monarch_nb.mesh.value import ValueMesh
+from monarch_nb.runtime import EndpointProperty, Future, PendingCall, Port, StreamCall, runtime
+from monarch_nb.shape import NDSlice, Region
+from monarch_nb.wire import encode, pickle_failure
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.actor import ActorMesh
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@functools.lru_cache(maxsize=1024)
+def _arity(method: Callable[..., Any], hidden: int) -> tuple[inspect.Signature, int, int]:
+    """The signature without its `hidden` first parameters; how few and how many positional arguments surely fit."""
+    signature = inspect.signature(method)
+    parameters = list(signature.parameters.values())[hidden:]
+    signature = signature.replace(parameters=parameters)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.kind == p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
+        return signature, 1, 0  # never surely
+    return signature, sum(p.default is p.empty for p in positional), len(positional)
+
+
+def check_arguments(
+    method: Callable[..., Any], hidden: int, title: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raises TypeError here, at the caller, for arguments that do not fit."""
+    signature, least, most = _arity(method, hidden)
+    if not kwargs and least <= len(args) <= most:
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{title}{signature}: {error}") from None
+
+
+def encode_arguments(
+    title: str, args: tuple[Any, ...], kwargs: dict[str, Any], method: Callable[..., Any] | None = None, hidden: int = 0
+) -> list[Any]:
+    """The body of a call. Raises TypeError that names the argument which cannot be sent, and the way to the culprit."""
+    try:
+        return encode((args, kwargs), runtime())
+    except Exception as error:
+        names: dict[str, Any] = {}
+        if method is not None:
+            try:
+                names = dict(_arity(method, hidden)[0].bind(*args, **kwargs).arguments)
+            except TypeError:
+                names = {}
+        for name, value in names.items():
+            try:
+                encode(value, runtime())
+            except Exception:
+                raise pickle_failure(error, value, f"argument `{name}` of {title}") from error
+        raise pickle_failure(error, (args, kwargs), f"`arguments` of {title}") from error
+
+
+class Endpoint(Generic[P, R]):
+    """One endpoint of a mesh (or slice). Messages are sent when an adverb is called; futures only collect."""
+
+    def __init__(self, mesh: "ActorMesh[Any]", name: str, declared: EndpointProperty[P, R]) -> None:
+        self._mesh = mesh
+        self._name = name
+        self._declared = declared
+
+    @property
+    def _title(self) -> str:
+        return f"{self._mesh._state.name}.{self._name}"
+
+    def _frames(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        hidden = 2 if self._declared._explicit_response_port else 1
+        check_arguments(self._declared._method, hidden, self._title, args, kwargs)
+        return encode_arguments(self._title, args, kwargs, self._declared._method, hidden)
+
+    def _begin(self, call: PendingCall, region: Region, frames: list[Any]) -> None:
+        engine = runtime()
+        context = engine.context()
+        call.call = call.future.wait_id = engine.new_call()
+        engine.calls[call.call] = call
+        state = self._mesh._state
+        broken = engine.supervisor.check(state, region, call)
+        if broken is not None:
+            call.fail(broken)
+            return
+        try:
+            send_region(engine, context, state, region, self._name, frames, port=call.number, call=call.call)
+        except BaseException:
+            call.close()
+            raise
+
+    def _pending(self, region: Region, build: Callable[[list[Callable[[], Any]]], Any]) -> PendingCall:
+        return PendingCall(runtime(), self._title, self._mesh._state.uid, region.ranks, len(region), build)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+        """Runs it on every member; the future gives a ValueMesh, or raises the first error in rank order."""
+        frames = self._frames(args, kwargs)
+        region = self._mesh._region
+        call = self._pending(region, lambda replies: ValueMesh._of_thunks(region, replies))
+        self._begin(call, region, frames)
+        return call.future
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Runs it on the only member. Raises ValueError at once when there are more."""
+        region = self._mesh._region
+        if len(region) != 1:
+            raise ValueError(
+                f"call_one requires exactly 1 actor, but mesh has {len(region)}: "
+                f"slice {self._mesh._state.name} to one, or use .call() or .choose()"
+            )
+        return self._one(region, args, kwargs)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Runs it on one member, picked uniformly at random."""
+        region = self._mesh._region
+        rank = region.ndslice.get(random.randrange(len(region)))
+        return self._one(Region((), NDSlice(rank, (), ())), args, kwargs)
+
+    def _one(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[R]:
+        frames = self._frames(args, kwargs)
+        call = self._pending(region, lambda replies: replies[0]())
+        self._begin(call, region, frames)
+        return call.future
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
+        """Runs it on every member; gives one future each, which resolve in the order the answers arrive."""
+        frames = self._frames(args, kwargs)
+        region = self._mesh._region
+        call = StreamCall(runtime(), self._title, self._mesh._state.uid, region.ranks, len(region))
+        self._begin(call, region, frames)
+        return call.futures()
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Runs it on every member and waits for nothing: an exception in it fails the actor."""
+        send(self, args, kwargs)
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Belongs to the tensor engine, which is not there yet."""
+        raise NotImplementedError(f"{self._title}.rref: distributed tensors are not part of this version yet")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"{self._title} is an endpoint: say how to call it, e.g. {self._title}.call(...).get() for all members, "
+            f".call_one(...) for one, .broadcast(...) without waiting"
+        )
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._title} of {self._mesh!r}>"
+
+
+def send(
+    endpoint: Endpoint[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    port: Port[Any] | None = None,
+    selection: Literal["all", "choose"] = "all",
+) -> None:
+    """The lowest level: sends a call whose answers, if any are wanted, go to `port`, tagged with their rank."""
+    frames = endpoint._frames(args, kwargs)
+    mesh = endpoint._mesh
+    region = mesh._region
+    engine = runtime()
+    context = engine.context()
+    if selection == "choose":
+        region = Region((), NDSlice(region.ndslice.get(random.randrange(len(region))), (), ()))
+    broken = engine.supervisor.check(mesh._state, region, None)
+    if broken is not None:
+        raise broken
+    if port is not None and port._address != engine.address:
+        raise ValueError("send: the port must have been opened in this process")
+    number = 0 if port is None else port._number
+    send_region(
+        engine, context, mesh._state, region, endpoint._name, frames, port=number, call=engine.new_call()
+    )

@@ -1,0 +1,72 @@
+"""What a spawned process runs: it takes its place in a proc mesh, and lives until it is told to stop."""
+
+import contextlib
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monarch_nb.host.protocol import ProcSpec, ProcStop, decode
+from monarch_nb.mesh.console import Console, run_in_actor
+from monarch_nb.mesh.keeper import Keeper
+from monarch_nb.runtime import Runtime, SpawnActor, install
+from monarch_nb.transport import Node
+from monarch_nb.wire import Header
+
+if TYPE_CHECKING:
+    from monarch_nb.transport import Parcel
+
+
+def run_proc(spec: ProcSpec) -> int:
+    """Runs a process of a mesh; returns its exit status when it is stopped. On the main thread."""
+    engine = Runtime(spec.address, spec.agent, root_id=f"<{spec.name or 'proc'}>")
+    engine.run_in_actor = run_in_actor
+    Keeper(engine, root=None)
+    install(engine)
+    if spec.log:
+        engine.keep_log(1)
+    engine.begin_setup()
+    console = engine.host_actor(
+        SpawnActor(
+            name=spec.name,
+            class_name="Console",
+            kind="sync",
+            labels=(),
+            offset=spec.rank,
+            sizes=(),
+            strides=(),
+            owner="",
+            owner_process=spec.owner,
+            owner_id="<root>",
+            where=1,
+        ),
+        spec.layout.uid,
+        spec.rank,
+        spec.incarnation,
+        Console(spec.rank),
+    )
+
+    def stop(header: Header, parcel: "Parcel") -> None:
+        wish = decode(parcel.frames[0], ProcStop)
+        threading.Thread(target=leave, args=(wish,), name="monarch-stop", daemon=True).start()
+
+    def leave(wish: ProcStop) -> None:
+        reason = wish.reason or "its process was stopped"
+        engine.stop_actors(reason, max(0.1, wish.timeout_s - 0.5))
+        console.stop(reason)
+
+    engine.controls["proc.stop"] = stop
+    node = Node(
+        spec.address,
+        run_folders={spec.host: Path(spec.run_folder)},
+        agent=spec.agent,
+        handler=engine.handle,
+        on_link_failed=lambda header, parcel, reason: engine.undelivered(header, reason),
+    )
+    engine.start(node)
+    console.executor.run()  # type: ignore[union-attr]
+    engine.close()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    return 0

@@ -1,0 +1,37 @@
+"""heal_mesh: the same mesh, whole again."""
+
+from typing import Any, TypeVar
+
+from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.runtime import runtime
+
+M = TypeVar("M")
+
+
+def heal_mesh(mesh: M, *, timeout: float | None = None) -> M:
+    """Brings the failed ranks of a mesh (or slice) back and returns the very same object. Blocks until they are ready.
+
+    Lost processes are started again, with their set-up; their actors are re-created with the newest class and their
+    original arguments; all references to them, anywhere, work again. Calls that were under way have failed and are not
+    repeated. Raises HealError when ranks fail again, or were healed too often (3 times in 60 s).
+    """
+    if not isinstance(mesh, (ActorMesh, ProcMesh)):
+        raise TypeError(f"heal_mesh takes a proc or actor mesh, not {type(mesh).__name__}")
+    reference: Any = mesh
+    if reference._state.stopped is not None:
+        raise RuntimeError(f"{reference._state.name} was stopped ({reference._state.stopped}): spawn a new one")
+    runtime().keeper.heal(reference._state, reference._region).get(timeout)
+    return mesh
+
+
+def interrupt(mesh: Any) -> None:
+    """Raises KeyboardInterrupt in what runs on the ranks of a mesh: cells of a ProcMesh, endpoints of an ActorMesh.
+
+    Best effort: a rank that sits in C code notices when it returns from it. Does not block.
+    """
+    engine = runtime()
+    state = mesh._state
+    procs = getattr(state, "procs", None) or state
+    for rank in mesh._region.ranks():
+        engine.control(procs.address(rank), "actor.interrupt", (state.uid, rank))

@@ -1,0 +1,104 @@
+"""Proc meshes: references to arrays of processes."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
+
+from monarch_nb.mesh.actor import spawn_actors
+from monarch_nb.mesh.state import ProcState
+from monarch_nb.runtime import Future, runtime
+from monarch_nb.shape import MeshTrait, Region
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.host import HostMesh
+
+A = TypeVar("A")
+
+
+class ProcMesh(MeshTrait):
+    """A reference to a mesh of processes, or a slice of one."""
+
+    def __init__(self, state: ProcState, region: Region) -> None:
+        self._state = state
+        self.__region = region
+
+    @property
+    def _region(self) -> Region:
+        return self.__region
+
+    def _new_with_region(self, region: Region) -> Self:
+        return type(self)(self._state, region)
+
+    @property
+    def name(self) -> str:
+        """The name it was spawned with."""
+        return self._state.name
+
+    def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
+        """Spawns one `cls(*args, **kwargs)` on each proc, as an ActorMesh. Does not block.
+
+        Raises ValueError for a class that is no Actor or mixes sync and async, TypeError for arguments that do not fit.
+        """
+        if self._state.stopped is not None:
+            raise RuntimeError(
+                f"`ProcMesh` has already been stopped: {self._state.name} ({self._state.stopped}); spawn a new one"
+            )
+        return cast(A, spawn_actors(self, name, cls, args, kwargs))
+
+    @property
+    def initialized(self) -> Future[Literal[True]]:
+        """Resolves when all processes run and their set-up is done; fails with SupervisionError otherwise."""
+        born = self._state.born
+        if self._state.stopped is not None:
+            failed: Future[Literal[True]] = Future._make()
+            failed._fail(RuntimeError(f"`ProcMesh` has already been stopped: {self._state.name}"))
+            return failed
+        return cast("Future[Literal[True]]", born.initialized) if born is not None else Future._resolved(True)
+
+    @property
+    def host_mesh(self) -> "HostMesh":
+        """The hosts of a mesh of one process. Raises NotImplementedError for larger ones."""
+        from monarch_nb.mesh.host import HostMesh
+
+        if len(self) != 1:
+            raise NotImplementedError("host_mesh: only for a ProcMesh of one process; slice it first")
+        return HostMesh.of_host(self._state.layout.host_of(self._region.ndslice.get(0)))
+
+    def stop(self, reason: str = "stopped by client") -> Future[None]:
+        """Stops the processes, their actors' clean-up first; that is no failure. Resolves when all are gone."""
+        return cast("Future[None]", runtime().keeper.stop_mesh(self._state, reason))
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        """Runs `function(*args, **kwargs)` on the main thread of each process; gives a ValueMesh of the results."""
+        return cast("Future[Any]", self._console.run.call(function, args, kwargs))
+
+    @property
+    def _console(self) -> Any:
+        from monarch_nb.mesh.console import console_of
+
+        return console_of(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state.stopped is None:
+            await self.stop()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcMesh) and self._state.uid == other._state.uid and self._region == other._region
+
+    def __hash__(self) -> int:
+        return hash((self._state.uid, self._region))
+
+    def __reduce__(self) -> Any:
+        from monarch_nb.mesh.reference import reduce_proc_mesh
+
+        return reduce_proc_mesh(self)
+
+    def __repr__(self) -> str:
+        dims = ", ".join(f"{label}={size}" for label, size in self.extent.items())
+        told = f", stopped: {self._state.stopped}" if self._state.stopped else ""
+        return f"<ProcMesh {self._state.name!r} {{{dims}}}{told}>"

@@ -1,0 +1,84 @@
+"""Requests to host agents and other processes' engines: CONTROL messages that are answered."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from monarch_nb.runtime import Future, Runtime
+from monarch_nb.wire import Header, Status
+
+if TYPE_CHECKING:
+    from monarch_nb.transport import Parcel
+
+S = TypeVar("S")
+
+
+class RequestError(RuntimeError):
+    """A host agent, or another process, refused a request; the text says why."""
+
+
+class _Request:
+    """One answer, on the reading thread."""
+
+    def __init__(self, engine: Runtime, title: str, form: Any) -> None:
+        self.engine = engine
+        self.form = form
+        self.number = engine.ports.open(self)
+        self.future: Future[Any] = Future._make(story=lambda: f"{title} has not been answered yet")
+
+    def arrive(self, header: Header, parcel: "Parcel") -> None:
+        """The answer."""
+        self.engine.ports.close(self.number)
+        try:
+            if header.status != Status.VALUE:
+                raise RequestError(msgspec.msgpack.decode(parcel.frames[0])["error"])
+            self.future._set(msgspec.msgpack.decode(parcel.frames[0], type=self.form))
+        except Exception as error:
+            self.future._fail(error)
+
+    def lost(self, reason: str) -> None:
+        """It will not be answered."""
+        self.engine.ports.close(self.number)
+        self.future._fail(RequestError(reason))
+
+
+def request(engine: Runtime, dst: str, verb: str, body: Any, form: "type[S] | Any" = Any) -> "Future[S]":
+    """Sends a request; the future gives the answer, or fails with RequestError."""
+    asked = _Request(engine, f"{verb} of {dst}", form)
+    try:
+        engine.control(dst, verb, body, port=asked.number)
+    except Exception as error:
+        asked.lost(f"{dst} cannot be reached: {error}")
+    return asked.future
+
+
+def gather(futures: "list[Future[Any]]", story: Callable[[], str], result: Any = None) -> Future[Any]:
+    """Resolves when all have; with the first error, if any."""
+    whole: Future[Any] = Future._make(story=story)
+    left = [len(futures)]
+    if not futures:
+        whole._set(result)
+
+    def done(future: Future[Any]) -> None:
+        left[0] -= 1
+        error = future.exception(0)
+        if error is not None:
+            whole._fail(error)
+        elif left[0] == 0:
+            whole._set(result)
+
+    for future in futures:
+        future._on_done(done)
+    return whole
+
+
+def route_answers(engine: Runtime) -> None:
+    """Brings CONTROL answers to those who asked."""
+
+    def answer(header: Header, parcel: "Parcel") -> None:
+        handler = engine.ports.get(header.port)
+        if handler is not None:
+            handler.arrive(header, parcel)
+
+    engine.controls["reply"] = answer

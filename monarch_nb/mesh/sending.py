@@ -1,0 +1,153 @@
+"""Sending one message to every member of a region: directly to a few local ranks, along a tree of agents to many."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch_nb.mesh.state import ActorState
+from monarch_nb.routing import plan_cast
+from monarch_nb.runtime import SKIP, Context, Runtime
+from monarch_nb.shape import Region
+from monarch_nb.transport import uninterrupted
+from monarch_nb.wire import Header, Kind, Run
+
+if TYPE_CHECKING:
+    from monarch_nb.transport import Parcel
+
+DIRECT = 16  # up to that many ranks, all on this host, are sent to one by one
+
+
+def _header(context: Context, runtime: Runtime, actor: ActorState, method: str, port: int, call: str, region: Region) -> Header:
+    extent = region.extent
+    return Header(
+        Kind.CALL,
+        "",
+        runtime.address,
+        mesh=actor.uid,
+        sender=context.actor_instance.stream,
+        method=method,
+        port=port,
+        extent=(tuple(extent.labels), tuple(extent.sizes)),
+        call=call,
+        chain=context.chain,
+        actor=str(context.actor_instance),
+    )
+
+
+def _each(runs: Iterable[Run]) -> Iterable[tuple[int, int, int, int, int]]:
+    for run in runs:
+        for place in range(run.count):
+            yield (
+                run.rank + place * run.stride,
+                run.proc_incarnation,
+                run.incarnation,
+                run.seq,
+                run.index + place * run.index_stride,
+            )
+
+
+def _is_direct(runtime: Runtime, actor: ActorState, region: Region) -> bool:
+    """Few ranks, or ranks of one process only, whose processes can be reached without an agent."""
+    size = len(region)
+    if size == 1:
+        return True
+    if size > DIRECT:
+        return False
+    hosts = actor.procs.layout.hosts
+    if len(hosts) == 1:
+        return hosts[0] in runtime.local_hosts
+    return all(actor.procs.layout.host_of(rank) in runtime.local_hosts for rank in region.ranks())
+
+
+def send_region(
+    runtime: Runtime,
+    context: Context,
+    actor: ActorState,
+    region: Region,
+    method: str,
+    frames: Sequence[Any],
+    *,
+    port: int = 0,
+    call: str = "",
+    ordered: bool = True,
+    index: int | None = None,
+) -> None:
+    """Sends one message to each rank of `region`; the body is copied before this returns.
+
+    Blocks, interruptibly, while receivers' credits are used up. What is interrupted has reached a rank whole or not at all.
+    """
+    header = _header(context, runtime, actor, method, port, call, region)
+    parcel = runtime.node.snapshot(frames)
+    runs = actor.runs(region)
+    if index is not None:  # one rank of a call that is sent piece by piece
+        runs = [msgspec.structs.replace(run, index=index) for run in runs]
+    numbered: list[list[Run]] = []
+    try:
+        if ordered:
+            uninterrupted(_number, context, actor, runs, numbered)
+            runs = numbered[0]
+        _send(runtime, actor, region, header, runs, parcel)
+    except BaseException:
+        if numbered:
+            uninterrupted(_skip, runtime, actor, region, header, numbered[0])
+        raise
+
+
+def _number(context: Context, actor: ActorState, runs: list[Run], into: list[list[Run]]) -> None:
+    instance = context.actor_instance
+    with instance.numbering:
+        into.append(instance.outbox.number(actor.uid, runs))
+
+
+def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: list[Run]) -> None:
+    """Fills the numbers of a message that was cut off; ranks that have it already drop this one."""
+    header.method, header.port = SKIP, 0
+    try:
+        _send(runtime, actor, region, header, runs, runtime.node.snapshot([b""]))
+    except Exception:  # the link itself is broken: its own failure is told by supervision
+        return
+
+
+def _send(
+    runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: list[Run], parcel: "Parcel"
+) -> None:
+    layout = actor.procs.layout
+    if _is_direct(runtime, actor, region):
+        for rank, proc_incarnation, incarnation, seq, index in _each(runs):
+            one = Header(
+                Kind.CALL,
+                layout.address(rank, proc_incarnation),
+                header.src,
+                header.mesh,
+                rank,
+                incarnation,
+                header.sender,
+                seq,
+                header.method,
+                header.port,
+                index,
+                header.extent,
+                0,
+                header.call,
+                header.chain,
+                actor=header.actor,
+            )
+            runtime.send(one, parcel)
+        return
+    for dst, plan in plan_cast(layout, runs):
+        one = Header(
+            Kind.CAST,
+            dst,
+            header.src,
+            header.mesh,
+            sender=header.sender,
+            method=header.method,
+            port=header.port,
+            extent=header.extent,
+            call=header.call,
+            chain=header.chain,
+            plan=plan,
+            actor=header.actor,
+        )
+        runtime.send(one, parcel)

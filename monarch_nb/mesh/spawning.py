@@ -1,0 +1,157 @@
+"""Spawning processes: from a wish to messages for host agents, at first and again at a heal."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+
+
+from monarch_nb.host.protocol import SpawnProcs
+from monarch_nb.mesh.endpoint import encode_arguments
+from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.sending import send_region
+from monarch_nb.mesh.state import ProcState
+from monarch_nb.runtime import Future, Held, Instance, PendingCall, Runtime, runtime
+from monarch_nb.shape import Extent, NDSlice, Region
+from monarch_nb.wire import Layout
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.proc import ProcMesh
+
+Life = tuple[int, int]
+RUNNER = "monarch_nb.mesh.entry:run_proc"
+
+
+@dataclass(eq=False)
+class ProcBorn:
+    """How a proc mesh came to be: enough to start any of its ranks again."""
+
+    instance: Instance
+    setup: Held
+    env: tuple[dict[str, str | None], ...]
+    proc_bind: tuple[dict[str, str], ...]
+    python: str | None
+    initialized: Future[Any] = field(default_factory=lambda: Future._resolved(True))
+
+
+def _environment(engine: Runtime, host: str) -> dict[str, str | None]:
+    """What has changed in this process's environment since its host agent was started."""
+    before: dict[str, str] | None = getattr(engine.keeper, "agent_environment", {}).get(host)
+    if before is None:
+        return {}
+    now = dict(os.environ)
+    changed: dict[str, str | None] = {name: value for name, value in now.items() if before.get(name) != value}
+    changed.update({name: None for name in before if name not in now})
+    return changed
+
+
+def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[Any]:
+    """Asks the agents for these lives and runs their set-up; resolves when it is done, fails when one is lost."""
+    born: ProcBorn = state.born
+    layout = state.layout
+    by_host: dict[str, list[Life]] = {}
+    for rank, incarnation in lives:
+        by_host.setdefault(layout.host_of(rank), []).append((rank, incarnation))
+    call = PendingCall(
+        engine, f"{state.name}.set-up", state.uid, lambda: [rank for rank, _ in lives], len(lives), lambda replies: True
+    )
+    call.call = call.future.wait_id = engine.new_call()
+    engine.calls[call.call] = call
+    try:
+        for host, mine in by_host.items():
+            shared = _environment(engine, host)
+            wish = SpawnProcs(
+                layout=layout,
+                ranks=tuple(rank for rank, _ in mine),
+                incarnations=tuple(incarnation for _, incarnation in mine),
+                env=tuple({**shared, **born.env[rank % layout.per_host]} for rank, _ in mine),
+                proc_bind=tuple(born.proc_bind[rank % layout.per_host] for rank, _ in mine) if born.proc_bind else (),
+                python=born.python,
+                bootstrap_env_cold=bool(born.proc_bind) or born.python is not None,
+                cwd=os.getcwd(),
+                sys_path=tuple(path or os.getcwd() for path in sys.path),
+                owner=engine.address,
+                name=state.name,
+                setup=1,
+                runner=RUNNER,
+            )
+            asked = request(engine, f"{host}/agent", "agent.spawn", wish)
+            asked._on_done(_refused(call))
+        from monarch_nb.mesh.console import console_of
+        from monarch_nb.mesh.proc import ProcMesh
+
+        console = console_of(ProcMesh(state, state.region))._state
+        context = engine.root_context if born.instance is engine.root else engine.context()
+        whole = len(lives) == len(state.region)
+        body = encode_arguments(f"{state.name}.set-up", (*born.setup.load(engine)[0], ProcMesh(state, state.region)), {})
+        if whole:
+            send_region(engine, context, console, state.region, "setup", body, port=call.number, call=call.call)
+        else:
+            for place, (rank, _) in enumerate(lives):
+                _send_one(engine, context, console, rank, place, body, call)
+    except BaseException:
+        call.close()
+        raise
+    return call.future
+
+
+def _send_one(
+    engine: Runtime, context: Any, console: Any, rank: int, place: int, body: list[Any], call: PendingCall
+) -> None:
+    one = Region((), NDSlice(rank, (), ()))
+    send_region(engine, context, console, one, "setup", body, port=call.number, call=call.call, index=place)
+
+
+def _refused(call: PendingCall) -> Callable[[Future[Any]], None]:
+    def look(future: Future[Any]) -> None:
+        error = future.exception(0)
+        if error is not None:
+            call.fail(error)
+
+    return look
+
+
+def spawn_proc_mesh(
+    *,
+    hosts: tuple[str, ...],
+    per_host: int,
+    extent: Extent,
+    name: str,
+    bootstrap: Callable[[], Any] | None,
+    setup: tuple[tuple[str, str], ...],
+    proc_bind: tuple[dict[str, str], ...],
+    python: str | None,
+    env: tuple[dict[str, str | None], ...],
+) -> "ProcMesh":
+    """Spawns `per_host` processes on each host, row-major with the hosts outside. Does not block."""
+    from monarch_nb.mesh.proc import ProcMesh
+
+    engine = runtime()
+    instance = engine.context().actor_instance
+    for source, filename in setup:
+        compile(source, filename, "exec", dont_inherit=True)  # a typo is told here
+    region = Region(tuple(extent.labels), NDSlice.new_row_major(tuple(extent.sizes)))
+    uid = engine.new_uid("p")
+    born = ProcBorn(
+        instance,
+        Held(encode_arguments(f"{name}.set-up", (list(setup), bootstrap), {})),
+        env,
+        proc_bind,
+        python,
+    )
+    state = ProcState(
+        uid=uid,
+        name=name,
+        region=region,
+        home=engine.address,
+        layout=Layout(uid, hosts, per_host),
+        born=born,
+    )
+    engine.meshes[uid] = state
+    engine.keeper.own(instance, state)
+    born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
+    return ProcMesh(state, region)
+
+

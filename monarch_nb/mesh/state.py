@@ -1,0 +1,98 @@
+"""What a process knows of a mesh: one shared record per mesh, behind all its slices and references."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_nb.runtime.endpoint import Kind as ActorKind
+from monarch_nb.shape import Region, runs
+from monarch_nb.wire import Layout, Run
+
+
+@dataclass(eq=False)
+class MeshState:
+    """The record of one mesh in this process; `home` is the process of its owner, which is always right."""
+
+    uid: str
+    name: str
+    region: Region  # the whole mesh, over base ranks of its proc mesh
+    home: str
+    incarnations: dict[int, int] = field(default_factory=dict)  # only ranks that were healed
+    version: int = 0  # grows with each heal; what is older than it is ignored
+    stopped: str | None = None  # why, once it is
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def incarnation(self, rank: int) -> int:
+        """The current life of a rank."""
+        return self.incarnations.get(rank, 0)
+
+    def renew(self, incarnations: dict[int, int], version: int) -> None:
+        """Takes over what a heal has changed."""
+        with self.lock:
+            if version > self.version:
+                self.incarnations = dict(incarnations)
+                self.version = version
+
+
+@dataclass(eq=False)
+class ProcState(MeshState):
+    """A mesh of processes."""
+
+    layout: Layout = Layout("", (), 1)
+    born: Any = None  # how it was spawned; kept at home for heal
+    actors: "dict[str, ActorState]" = field(default_factory=dict)  # actor meshes spawned on it from this process
+
+    def address(self, rank: int) -> str:
+        """The address of a rank's current process."""
+        return self.layout.address(rank, self.incarnation(rank))
+
+
+@dataclass(eq=False)
+class ActorState(MeshState):
+    """A mesh of actors; a rank lives in the process of the same rank."""
+
+    procs: ProcState = None  # type: ignore[assignment]
+    cls: type = object
+    kind: ActorKind = "async"
+    born: Any = None  # how it was spawned; kept at home for heal
+
+    def runs(self, region: Region) -> list[Run]:
+        """The ranks of a slice, run-length encoded, each with both its incarnations."""
+        plain = runs(region)
+        healed = self._healed()
+        if not healed:
+            return plain
+        return [part for run in plain for part in self._split(run, healed)]
+
+    def _healed(self) -> set[int]:
+        return self.incarnations.keys() | self.procs.incarnations.keys()
+
+    def _split(self, run: Run, healed: set[int]) -> list[Run]:
+        inside = sorted(
+            (rank - run.rank) // run.stride
+            for rank in healed
+            if (rank == run.rank or (run.stride and (rank - run.rank) % run.stride == 0))
+            and 0 <= (rank - run.rank) // (run.stride or 1) < run.count
+        )
+        parts, at = [], 0
+        for place in inside:
+            if place > at:
+                parts.append(self._part(run, at, place - at))
+            parts.append(self._part(run, place, 1))
+            at = place + 1
+        if at < run.count:
+            parts.append(self._part(run, at, run.count - at))
+        return parts
+
+    def _part(self, run: Run, place: int, count: int) -> Run:
+        rank = run.rank + place * run.stride
+        return Run(
+            rank=rank,
+            count=count,
+            stride=run.stride,
+            proc_incarnation=self.procs.incarnation(rank),
+            incarnation=self.incarnation(rank),
+            seq=run.seq,
+            index=run.index + place * run.index_stride,
+            index_stride=run.index_stride,
+        )

@@ -1,0 +1,47 @@
+"""One per process: mailboxes, ports, futures, context, and how an endpoint is executed."""
+
+from monarch_nb.runtime.actor import Actor
+from monarch_nb.runtime.calls import DeadlockError, PendingCall, StreamCall
+from monarch_nb.runtime.cell import EXEC, HOOK, SKIP, ActorCell, SpawnActor
+from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
+from monarch_nb.runtime.endpoint import EndpointProperty, concurrent_endpoint, endpoint, endpoints_of, kind_of
+from monarch_nb.runtime.future import Future, Waiter, waiters
+from monarch_nb.runtime.held import Held
+from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver
+from monarch_nb.runtime.process import SPAWN, Runtime, Supervising, install, runtime, set_factory
+
+__all__ = [
+    "SKIP",
+    "SPAWN",
+    "EXEC",
+    "HOOK",
+    "Actor",
+    "ActorCell",
+    "ActorId",
+    "Channel",
+    "Context",
+    "DeadlockError",
+    "EndpointProperty",
+    "Future",
+    "Held",
+    "Instance",
+    "PendingCall",
+    "Port",
+    "PortReceiver",
+    "RankedPortReceiver",
+    "Runtime",
+    "SpawnActor",
+    "StopRequested",
+    "StreamCall",
+    "Supervising",
+    "Waiter",
+    "concurrent_endpoint",
+    "current",
+    "endpoint",
+    "endpoints_of",
+    "install",
+    "kind_of",
+    "runtime",
+    "set_factory",
+    "waiters",
+]

@@ -1,0 +1,47 @@
+"""What users derive their actors from."""
+
+import logging
+from collections.abc import Awaitable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _default(method: "Callable[..., Any]") -> "Callable[..., Any]":
+    method._monarch_default = True  # type: ignore[attr-defined]
+    return method
+
+
+class Actor:
+    """An object with private state whose `@endpoint` methods are called with messages, one at a time.
+
+    `__init__` runs in the actor's own process and thread, before its first message.
+    """
+
+    @cached_property
+    def logger(self) -> logging.Logger:
+        """A logger named after the class."""
+        logger = logging.getLogger(type(self).__name__)
+        logger.setLevel(logging.DEBUG)
+        return logger
+
+    @_default
+    def __supervise__(self, failure: Any) -> bool:
+        """Called with a `MeshFailure` when a mesh this actor owns fails. Return True when it is handled."""
+        return False
+
+    @_default
+    def __cleanup__(self, exc: Exception | None) -> None | Awaitable[None]:
+        """Called when the actor stops, after the meshes it owns; `exc` is None for an ordinary stop."""
+        return None
+
+    @_default
+    def __healed__(self, points: Any) -> None:
+        """Called on ranks that survived, between messages, with the points that were re-created by `heal_mesh`."""
+
+    @_default
+    def _handle_undeliverable_message(self, message: Any) -> bool | Awaitable[bool]:
+        """Called when a message this actor sent could not be delivered. Return True when that is no fault."""
+        return False

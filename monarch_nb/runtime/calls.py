@@ -1,0 +1,186 @@
+"""Calls that wait for replies: one of them collects the answers of every actor it was sent to."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.runtime.future import Future
+from monarch_nb.wire import ActorError, Header, Kind, Status, decode, decode_exception, unfold, unpickle_failure
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.process import Runtime
+    from monarch_nb.transport import Parcel
+
+Thunk = Callable[[], Any]
+
+
+class DeadlockError(RuntimeError):
+    """A wait that can never end, since what it waits for waits for the waiting actor."""
+
+
+class PendingCall:
+    """Collects `size` replies. Replies come on the reading thread, and are decoded by whoever looks at the result."""
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        title: str,
+        mesh: str,
+        ranks: Callable[[], Sequence[int]],
+        size: int,
+        build: Callable[[list[Thunk]], Any],
+    ) -> None:
+        self.runtime = runtime
+        self.title = title  # "trainers.step"
+        self.mesh = mesh
+        self.call = ""
+        self.size = size
+        self._ranks = ranks
+        self._build = build
+        self._replies: list[Thunk | None] = [None] * size
+        self._errors: dict[int, Thunk] = {}
+        self.missing = size
+        self.blocked: str = ""  # the story of a deadlock, once it is known
+        self.logs: dict[str, int] = {}  # process address -> where its log stood when it replied
+        self.number = runtime.ports.open(self)
+        self.future: Future[Any] = Future._make(story=self.story)
+
+    # -- reading thread ---------------------------------------------------------------------------------------------
+
+    def arrive(self, header: Header, parcel: "Parcel") -> None:
+        """A reply, or several folded by a host agent."""
+        if header.kind == Kind.FOLDED:
+            for one, frames in unfold(header, parcel.frames):
+                self._reply(one, frames, None)
+            self.runtime.node.consumed(parcel)
+        else:
+            self._reply(header, None, parcel)
+
+    def _reply(self, header: Header, frames: Sequence[Any] | None, parcel: "Parcel | None") -> None:
+        index = header.index
+        if not 0 <= index < self.size or self._replies[index] is not None:
+            return
+        if header.log:
+            self.logs[header.src] = header.log
+        if header.status == Status.FAILURE:
+            opened = frames if parcel is None else parcel.frames
+            self.fail(self.runtime.supervision_error(opened or (), self))
+            return
+        thunk = self._thunk(header.status, frames, parcel)
+        self._replies[index] = thunk
+        if header.status != Status.VALUE:
+            self._errors[index] = thunk
+        self._settle(thunk)
+
+    def _thunk(self, status: int, frames: Sequence[Any] | None, parcel: "Parcel | None") -> Thunk:
+        runtime, title = self.runtime, self.title
+
+        def value() -> Any:
+            try:
+                body = frames if parcel is None else parcel.frames
+                assert body is not None
+                if status == Status.VALUE:
+                    try:
+                        return decode(body, runtime)
+                    except Exception as error:
+                        raise unpickle_failure(error, f"result of {title}", "calling") from error
+                raise ActorError(decode_exception(body, runtime), f"Actor call {title} failed.")
+            finally:
+                if parcel is not None:
+                    runtime.node.consumed(parcel)
+
+        return value
+
+    def _settle(self, thunk: Thunk) -> None:
+        self.missing -= 1
+        if self.missing == 0:
+            self.close()
+            self.future._set_lazy(self._result)
+
+    def _result(self) -> Any:
+        if self._errors:
+            self._errors[min(self._errors)]()  # raises: the first error in rank order
+        return self._build([reply for reply in self._replies if reply is not None])
+
+    # -- failures ---------------------------------------------------------------------------------------------------
+
+    def waits_for(self, ranks: set[int]) -> list[int]:
+        """Those of `ranks` whose answer has not come."""
+        return [r for r, reply in zip(self._ranks(), self._replies, strict=True) if reply is None and r in ranks]
+
+    def missing_ranks(self) -> list[int]:
+        """Base ranks that have not answered yet."""
+        return [rank for rank, reply in zip(self._ranks(), self._replies, strict=True) if reply is None]
+
+    def fail(self, error: BaseException) -> bool:
+        """Ends the call with an error; True if it was still waiting."""
+        self.close()
+        return self.future._fail(error)
+
+    def deadlock(self, story: str) -> None:
+        """An actor it was sent to cannot take it before this one's caller is done."""
+        self.blocked = story
+        self.runtime.check_deadlock(self)
+
+    def close(self) -> None:
+        """Later replies are dropped."""
+        self.runtime.calls.pop(self.call, None)
+        self.runtime.ports.close(self.number)
+
+    def story(self) -> str:
+        """What is being waited for, in a few words."""
+        if self.size == 1:
+            return f"{self.title}() has not answered yet"
+        return f"{self.size - self.missing} of {self.size} ranks have answered {self.title}()"
+
+
+class StreamCall(PendingCall):
+    """Hands each reply to the next future that is looked at, in the order of arrival."""
+
+    def __init__(self, runtime: "Runtime", title: str, mesh: str, ranks: Callable[[], Sequence[int]], size: int) -> None:
+        super().__init__(runtime, title, mesh, ranks, size, lambda replies: None)
+        self._ready: deque[Thunk] = deque()
+        self._claims: deque[Future[Any]] = deque()
+        self._error: BaseException | None = None
+
+    def _settle(self, thunk: Thunk) -> None:
+        self._ready.append(thunk)
+        self.missing -= 1
+        if self.missing == 0:
+            self.close()
+        self._match()
+
+    def _match(self) -> None:
+        while self._claims:
+            try:
+                thunk = self._ready.popleft()
+            except IndexError:
+                break
+            try:
+                self._claims.popleft()._set_lazy(thunk)
+            except IndexError:  # another thread matched the last claim
+                self._ready.appendleft(thunk)
+                break
+        if self._error is not None and not self._ready:
+            while self._claims:
+                self._claims.popleft()._fail(self._error)
+
+    def fail(self, error: BaseException) -> bool:
+        """Replies that have come stay; the futures still waiting get the error."""
+        self._error = error
+        self.close()
+        self._match()
+        return True
+
+    def futures(self) -> Iterator[Future[Any]]:
+        """Exactly as many as there are actors."""
+        for _ in range(self.size):
+            future: Future[Any] = Future._make(story=self.story)
+            future.wait_id = self.call
+
+            def claim(future: Future[Any] = future) -> None:
+                self._claims.append(future)
+                self._match()
+
+            future._start = claim
+            yield future

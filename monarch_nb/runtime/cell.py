@@ -1,0 +1,382 @@
+"""One life of one actor in its process: its inbox, its object, and how its messages are run."""
+
+import asyncio
+import contextlib
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from monarch_nb.routing import Inbox
+from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
+from monarch_nb.runtime.endpoint import Kind as ActorKind
+from monarch_nb.runtime.endpoint import endpoints_of
+from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
+from monarch_nb.runtime.ports import ReplyPort
+from monarch_nb.shape import Extent, NDSlice, Point, Region
+from monarch_nb.transport import throw_into
+from monarch_nb.wire import Header, Status, decode, encode, encode_exception, format_exception, pickle_failure
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.process import Runtime
+    from monarch_nb.transport import Parcel
+
+EXEC = "__cell__"  # runs a cell's source between messages
+HOOK = "__healed__"  # tells survivors who was re-created
+SKIP = "__skip__"  # stands in the place of a message that was numbered and then not sent
+
+State = Literal["starting", "alive", "failed", "stopped"]
+
+
+class SpawnActor(msgspec.Struct, array_like=True, frozen=True):
+    """What a process needs to know to host one rank of an actor mesh; its class and arguments follow, pickled."""
+
+    name: str
+    class_name: str
+    kind: ActorKind
+    labels: tuple[str, ...]  # of the region the mesh was spawned on
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    owner: str  # stream of the owning actor
+    owner_process: str
+    owner_id: str  # its human name
+    where: int = 0  # executed on: 0 its own thread or loop, 1 the main thread
+
+
+class ActorCell:
+    """Hosts one actor. `arrive` is called by the reading thread; all user code runs on the executor's thread."""
+
+    def __init__(self, runtime: "Runtime", spec: SpawnActor, header: Header, parcel: "Parcel | None") -> None:
+        self.runtime = runtime
+        self.spec = spec
+        self.mesh, self.rank, self.incarnation = header.mesh, header.rank, header.incarnation
+        self.inbox: Inbox = Inbox()
+        self._arriving = threading.Lock()
+        self.state: State = "starting"
+        self.cause: Any = None  # a supervision Cause, encoded, once failed or stopped
+        self.ending = False
+        self.ended = False
+        self._on_end: list[Callable[[], object]] = []
+        self.end_error: Exception | None = None
+        self.obj: Any = None
+        self.running: tuple[str, str, float] | None = None  # (call id, endpoint, since)
+        self.waiting_on: str = ""  # id of the call its current endpoint is blocked on without a limit
+        self.task: asyncio.Task[Any] | None = None
+        self._spawn = (header, parcel)
+        region = Region(spec.labels, NDSlice(spec.offset, spec.sizes, spec.strides))
+        point = region.point_of_base_rank(header.rank)
+        shown = f"{spec.owner_id}.<{spec.class_name} {spec.name}{point}>" if spec.labels else (
+            f"{spec.owner_id}.<{spec.class_name} {spec.name}>"
+        )
+        self.instance = Instance(
+            runtime,
+            stream=f"{header.mesh}.{header.rank}.{header.incarnation}",
+            actor_id=ActorId(shown),
+            name=spec.name,
+            class_name=spec.class_name,
+            rank=point,
+            creator=spec.owner_id,
+            mesh=header.mesh,
+            base_rank=header.rank,
+            incarnation=header.incarnation,
+            cell=self,
+        )
+        self.endpoints: dict[str, Any] = {}
+        self.cell_namespace: dict[str, Any] = {"__name__": "__main__"}  # of cells run on this actor
+        self.executor: SyncExecutor | AsyncExecutor = (
+            AsyncExecutor(self) if spec.kind == "async" else SyncExecutor(self, main=spec.where == 1)
+        )
+
+    # -- reading thread ---------------------------------------------------------------------------------------------
+
+    def arrive(self, header: Header, parcel: "Parcel") -> None:
+        """Takes a message in; it is queued as soon as all before it have come."""
+        if self.cause is not None:
+            self.refuse(header, parcel)
+            return
+        with self._arriving:  # the reading thread, and actors of this process that send to it
+            if header.seq < 0:
+                self._enqueue(header, parcel)
+                return
+            for message in self.inbox.arrive(header.sender, header.seq, (header, parcel), time.monotonic()):
+                self._enqueue(*message)
+            waits = self.inbox.waiting
+        if waits:
+            self.runtime.watch_gap(self)
+
+    def expire_gaps(self, now: float) -> list[Any]:
+        """Gaps that will not be filled any more; what came after them is run."""
+        with self._arriving:
+            gaps = list(self.inbox.expired(now))
+            for gap in gaps:
+                for message in self.inbox.skip(gap.sender):
+                    self._enqueue(*message)
+        return gaps
+
+    def queued(self) -> list[Any]:
+        """Messages that wait, for diagnosis."""
+        return self.executor.waiting()
+
+    def _enqueue(self, header: Header, parcel: "Parcel") -> None:
+        if header.method == SKIP:  # only keeps the numbers whole
+            self.runtime.node.consumed(parcel)
+            return
+        waits_for = self.waiting_on
+        if waits_for and waits_for in header.chain:
+            self.runtime.tell_deadlock(self, header)
+        self.executor.put((header, parcel))
+        if self.cause is not None:  # it ended in between: nobody else will look into the queue
+            self.refuse_queued()
+
+    def refuse(self, header: Header, parcel: "Parcel") -> None:
+        """Answers a message that will never be run."""
+        self.runtime.node.consumed(parcel)
+        self.runtime.refuse(header, self.cause)
+
+    def refuse_queued(self) -> None:
+        """Answers all that waits."""
+        for message in self.executor.drain():
+            self.refuse(*message)
+
+    # -- the executor's thread --------------------------------------------------------------------------------------
+
+    def construct(self) -> None:
+        """Makes the object; on failure the actor fails with the error as its cause."""
+        header, parcel = self._spawn
+        context = Context(self.instance, self.instance.rank)
+        token = current.set(context)
+        try:
+            self.runtime.await_setup()
+            if self.obj is None and parcel is not None:
+                cls, args, kwargs = self.runtime.decode_spawn(parcel)
+                self.endpoints = endpoints_of(cls)
+                obj = cls.__new__(cls, *args, **kwargs) if cls.__new__ is not object.__new__ else object.__new__(cls)
+                obj.__init__(*args, **kwargs)
+                self.obj = obj
+            else:
+                self.endpoints = endpoints_of(type(self.obj))
+            self.state = "alive"
+            self.runtime.reply(header, Status.VALUE, encode(None))
+        except BaseException as error:
+            self.fail("init", error, header)
+        finally:
+            self._spawn = (header, None)
+            current.reset(token)
+            if parcel is not None:
+                self.runtime.node.consumed(parcel)
+
+    def is_concurrent(self, method: str) -> bool:
+        """True for endpoints that do not hold up the next message."""
+        endpoint = self.endpoints.get(method)
+        return endpoint is not None and endpoint._concurrent
+
+    def _open(self, header: Header, parcel: "Parcel") -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """The method and arguments of a message."""
+        try:
+            args, kwargs = decode(parcel.frames, self.runtime)
+        finally:
+            self.runtime.node.consumed(parcel)
+        if header.method == EXEC:
+            return self.runtime.run_in_actor, (self.obj, self.cell_namespace, *args), kwargs
+        if header.method == HOOK:
+            return self.obj.__healed__, args, kwargs
+        endpoint = self.endpoints.get(header.method)
+        if endpoint is None:
+            raise AttributeError(f"{self.spec.class_name} has no endpoint {header.method!r} in this process")
+        method = endpoint._method.__get__(self.obj)
+        if endpoint._explicit_response_port:
+            args = (ReplyPort(header), *args)
+        return method, args, kwargs
+
+    def _enter(self, header: Header) -> tuple[Any, Any]:
+        extent = header.extent
+        point = Point(header.index, Extent(*extent)) if extent is not None else self.instance.rank
+        self.running = (header.call, header.method, time.monotonic())
+        return current.set(Context(self.instance, point, header.call, (*header.chain, header.call))), self.running
+
+    def run_sync(self, header: Header, parcel: "Parcel") -> None:
+        """Runs one message to its end and answers it."""
+        token, _ = self._enter(header)
+        try:
+            method, args, kwargs = self._open(header, parcel)
+            self._answer(header, method(*args, **kwargs))
+        except BaseException as error:
+            self._raised(header, error)
+        finally:
+            self.running = None
+            current.reset(token)
+
+    async def run_async(self, header: Header, parcel: "Parcel") -> None:
+        """Like `run_sync` on the actor's loop."""
+        token, mine = self._enter(header)
+        try:
+            method, args, kwargs = self._open(header, parcel)
+            result = method(*args, **kwargs)
+            self._answer(header, await result if inspect.isawaitable(result) else result)
+        except BaseException as error:
+            self._raised(header, error)
+        finally:
+            if self.running is mine:
+                self.running = None
+            current.reset(token)
+
+    def _explicit(self, header: Header) -> bool:
+        endpoint = self.endpoints.get(header.method)
+        return endpoint is not None and endpoint._explicit_response_port
+
+    def _answer(self, header: Header, result: Any) -> None:
+        if header.port == 0 or self._explicit(header):
+            return
+        try:
+            frames = encode(result, self.runtime)
+        except Exception as error:
+            told = pickle_failure(error, result, f"the `result` of {self.spec.name}.{header.method}")
+            self.runtime.reply(header, Status.EXCEPTION, encode_exception(told))
+            return
+        self.runtime.reply(header, Status.VALUE, frames)
+
+    def _raised(self, header: Header, error: BaseException) -> None:
+        if isinstance(error, StopRequested):
+            self._refuse_current(header)
+            return
+        interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
+        ordinary = isinstance(error, Exception) or (interrupted and not self.ending)
+        if ordinary and header.port and not self._explicit(header):
+            self.runtime.reply(header, Status.EXCEPTION, encode_exception(error))
+            return
+        if interrupted and self.ending:
+            self._refuse_current(header)
+            return
+        self.fail("exception", error, header)
+
+    def _refuse_current(self, header: Header) -> None:
+        if header.port and not self._explicit(header):
+            self.runtime.refuse(header, self.cause)
+
+    def fail_with(self, cause: Any, error: Exception) -> None:
+        """The actor fails for a reason from outside: a failure it did not handle. Any thread."""
+        if self.cause is None or self.state == "stopped":
+            self.state = "failed"
+            self.cause = cause
+            self.end_error = error
+            self.runtime.actor_failed(self)
+        self.executor.urge(self._end)
+
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        """The actor is the one who acts, outside a message: its hooks."""
+        token = current.set(Context(self.instance, self.instance.rank))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ValueError):
+                current.reset(token)
+
+    def fail(self, kind: str, error: BaseException, header: Header) -> None:
+        """The actor has failed: its owner is told, all that wait for it are told."""
+        self.state = "failed"
+        text = "".join(format_exception(error))
+        self.cause = self.runtime.cause_of(kind, error, text, self, header.method)
+        self.end_error = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        self.ending = True
+        self.runtime.actor_failed(self)
+        if header.port:
+            self.runtime.refuse(header, self.cause)
+        self.refuse_queued()
+
+    # -- ending -----------------------------------------------------------------------------------------------------
+
+    def end_self(self, how: str, reason: str | None) -> None:
+        """The actor asks for its own end, from within an endpoint."""
+        if how == "stop":
+            self.stop(reason or "it stopped itself")
+        else:
+            told = RuntimeError(reason or "no reason provided")
+            self.state = "failed"
+            self.cause = self.runtime.cause_of("aborted", told, str(told), self, "")
+            self.end_error = told
+            self.runtime.actor_failed(self)
+            self.runtime.later(0.0, lambda: self.executor.urge(self._end))
+        if how != "stop":
+            raise StopRequested
+
+    def stop(self, reason: str, *, cause: Any = None, error: Exception | None = None) -> None:
+        """Ends it after the current message; any thread. `cause` is what later callers are told."""
+        if self.cause is None:
+            self.state = "stopped" if error is None else "failed"
+            self.cause = cause if cause is not None else self.runtime.stopped_cause(self, reason)
+            self.end_error = error
+        self.executor.urge(self._end)
+
+    def _end(self) -> None:
+        self.ending = True
+
+    def interrupt(self) -> None:
+        """Raises KeyboardInterrupt in the running endpoint; best effort: one that sits in C code notices later."""
+        if self.running is None:
+            return
+        executor = self.executor
+        if isinstance(executor, AsyncExecutor):
+            executor.urge(lambda: self.task.cancel() if self.task is not None else None)
+        elif executor.thread.ident is not None:
+            throw_into(executor.thread.ident, KeyboardInterrupt)
+
+    def _cleanup_hook(self) -> Callable[..., Any] | None:
+        hook = getattr(self.obj, "__cleanup__", None)
+        return None if hook is None or getattr(hook, "_monarch_default", False) else hook
+
+    def _cleaned(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            self.cause = self.runtime.cause_of("cleanup", error, "".join(format_exception(error)), self, "__cleanup__")
+            self.runtime.actor_failed(self)
+        self.refuse_queued()
+        self.obj = None
+        self.runtime.cell_ended(self)
+        with self._arriving:
+            self.ended = True
+            waiting, self._on_end = self._on_end, []
+        for function in waiting:
+            function()
+
+    def on_end(self, function: Callable[[], object]) -> None:
+        """Calls back once the actor has ended and cleaned up; at once if it has."""
+        with self._arriving:
+            if not self.ended:
+                self._on_end.append(function)
+                return
+        function()
+
+    def finish(self) -> None:
+        """The thread's last act: owned meshes first, then the user's clean-up."""
+        error: BaseException | None = None
+        token = current.set(Context(self.instance, self.instance.rank))
+        try:
+            self.runtime.stop_children(self.instance)
+            hook = self._cleanup_hook()
+            if hook is not None:
+                hook(self.end_error)
+        except BaseException as raised:
+            error = raised
+        finally:
+            with contextlib.suppress(ValueError):
+                current.reset(token)
+        self._cleaned(error)
+
+    async def finish_async(self) -> None:
+        """The same on a loop."""
+        error: BaseException | None = None
+        current.set(Context(self.instance, self.instance.rank))
+        try:
+            await asyncio.to_thread(self.runtime.stop_children, self.instance)
+            hook = self._cleanup_hook()
+            if hook is not None:
+                result = hook(self.end_error)
+                if inspect.isawaitable(result):
+                    await asyncio.wait_for(result, self.runtime.cleanup_timeout)
+        except BaseException as raised:
+            error = raised
+        self._cleaned(error)

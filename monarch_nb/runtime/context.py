@@ -1,0 +1,94 @@
+"""Who is running: the current actor instance and the message it handles."""
+
+import threading
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from monarch_nb.routing import Outbox
+from monarch_nb.shape import Extent, Point
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.process import Runtime
+
+_NOWHERE = Point(0, Extent((), ()))
+
+
+class ActorId(str):
+    """Names an actor instance for people: `<root>` or `<root>.<module.Class name{'gpus': 0/2}>`."""
+
+    __slots__ = ()
+
+
+class StopRequested(BaseException):
+    """Unwinds an endpoint whose actor asked to stop, be killed or aborted."""
+
+
+@dataclass(eq=False)
+class Instance:
+    """One life of one actor: its names, its place, and what it can do to itself."""
+
+    runtime: "Runtime"
+    stream: str  # unique per life: the sender of its messages
+    actor_id: ActorId
+    name: str
+    class_name: str
+    rank: Point = _NOWHERE
+    creator: "str | None" = None
+    mesh: str = ""
+    base_rank: int = 0
+    incarnation: int = 0
+    cell: Any = None
+    outbox: Outbox = field(default_factory=Outbox)
+    numbering: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def proc_id(self) -> str:
+        """The address of the process it lives in."""
+        return self.runtime.address
+
+    @property
+    def proc(self) -> Any:
+        """The process it lives in, as a ProcMesh of one."""
+        return self.runtime.this_proc()
+
+    @property
+    def proc_mesh(self) -> Any:
+        """The ProcMesh its process belongs to."""
+        return self.runtime.proc_mesh()
+
+    def _end(self, how: str, reason: str | None) -> None:
+        if self.cell is None:
+            raise RuntimeError(f"the root client cannot {how} itself; leave the program, or shutdown_context()")
+        self.cell.end_self(how, reason)
+
+    def abort(self, reason: str | None = None) -> None:
+        """Fails this actor: its owner is told with `reason`."""
+        self._end("abort", reason)
+
+    def kill(self, reason: str | None = None) -> None:
+        """Like `abort`."""
+        self._end("kill", reason)
+
+    def stop(self, reason: str | None = None) -> None:
+        """Stops this actor gracefully after the current message; that is no failure."""
+        self._end("stop", reason)
+
+    def __str__(self) -> str:
+        return str(self.actor_id)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an actor instance cannot be sent; send a reference to its mesh")
+
+
+@dataclass(slots=True)
+class Context:
+    """What is running now: an actor instance, and the place of this message in the slice it was sent to."""
+
+    actor_instance: Instance
+    message_rank: Point = _NOWHERE
+    call: str = ""  # id of the call being handled
+    chain: tuple[str, ...] = ()  # calls that wait for it, outermost first, itself last
+
+
+current: ContextVar[Context | None] = ContextVar("monarch_context", default=None)

@@ -1,0 +1,146 @@
+"""Endpoints: which methods of an actor may be called from elsewhere, and how an actor class runs them."""
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Kind = Literal["sync", "async"]
+
+_USER_HOOKS = ("__supervise__", "__cleanup__", "_handle_undeliverable_message")
+
+
+class EndpointProperty(Generic[P, R]):
+    """A method marked as callable from elsewhere; on a mesh it becomes an endpoint with adverbs."""
+
+    def __init__(
+        self,
+        method: Callable[..., Any],
+        *,
+        propagate: Any = None,
+        explicit_response_port: bool = False,
+        instrument: bool = True,
+        concurrent: bool = False,
+    ) -> None:
+        functools.update_wrapper(self, method)
+        self._method = method
+        self._propagator = propagate
+        self._explicit_response_port = explicit_response_port
+        self._instrument = instrument
+        self._concurrent = concurrent
+
+    @property
+    def is_async(self) -> bool:
+        """True for `async def` endpoints."""
+        return inspect.iscoroutinefunction(self._method)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        # On the class: the property itself. On the implementation object: the plain method, so actors can call their own.
+        return self if instance is None else self._method.__get__(instance, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._method(*args, **kwargs)
+
+
+@overload
+def endpoint(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(
+    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+) -> Callable[[Callable[..., Any]], EndpointProperty[..., Any]]: ...
+def endpoint(
+    method: Callable[..., Any] | None = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Marks a method of an `Actor` as callable from elsewhere; one message at a time runs in an actor.
+
+    With `explicit_response_port` the method gets a `Port` as its first argument and answers through it.
+    """
+
+    def mark(function: Callable[..., Any]) -> EndpointProperty[..., Any]:
+        if isinstance(function, EndpointProperty):
+            raise ValueError(f"{function.__name__} is an endpoint already")
+        return EndpointProperty(
+            function,
+            propagate=propagate,
+            explicit_response_port=explicit_response_port,
+            instrument=instrument,
+        )
+
+    return mark if method is None else mark(method)
+
+
+def concurrent_endpoint(
+    method: Callable[..., Any] | None = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Like `endpoint`, for `async def` only: its body runs as a task while the actor handles further messages."""
+
+    def mark(function: Callable[..., Any]) -> EndpointProperty[..., Any]:
+        if isinstance(function, EndpointProperty):
+            raise ValueError(f"{function.__name__}: use either @endpoint or @concurrent_endpoint, not both")
+        if not inspect.iscoroutinefunction(function):
+            raise ValueError(f"concurrent_endpoint {function.__name__} must be an `async def`")
+        return EndpointProperty(
+            function,
+            propagate=propagate,
+            explicit_response_port=explicit_response_port,
+            instrument=instrument,
+            concurrent=True,
+        )
+
+    return mark if method is None else mark(method)
+
+
+def endpoints_of(cls: type) -> dict[str, EndpointProperty[..., Any]]:
+    """The endpoints of an actor class by name, inherited ones included."""
+    found: dict[str, EndpointProperty[..., Any]] = {}
+    for base in reversed(cls.__mro__):
+        for name, value in vars(base).items():
+            if isinstance(value, EndpointProperty):
+                found[name] = value
+            else:
+                found.pop(name, None)
+    return found
+
+
+def _overrides(cls: type, hook: str) -> Callable[..., Any] | None:
+    method = getattr(cls, hook, None)
+    return None if method is None or getattr(method, "_monarch_default", False) else method
+
+
+def kind_of(cls: type) -> Kind:
+    """How an actor class is executed: "sync" on a thread of its own, "async" on an event loop of its own.
+
+    Raises ValueError for classes that mix both.
+    """
+    endpoints = endpoints_of(cls)
+    asynchronous = [name for name, ep in endpoints.items() if ep.is_async]
+    synchronous = [name for name in endpoints if name not in asynchronous]
+    name = cls.__name__
+    if asynchronous and synchronous:
+        raise ValueError(
+            f"{name} mixes both async and sync endpoints: {', '.join(asynchronous)} are async, "
+            f"{', '.join(synchronous)} are not. Make all of them `def` or all of them `async def`"
+        )
+    hooks = {hook: inspect.iscoroutinefunction(method) for hook in _USER_HOOKS if (method := _overrides(cls, hook))}
+    if synchronous:
+        for hook, is_async in hooks.items():
+            if is_async:
+                raise ValueError(f"{name} has sync endpoints, but an async {hook}; make it `def`")
+        return "sync"
+    if asynchronous and hooks.get("__cleanup__") is False:
+        raise ValueError(f"{name} has async endpoints, but a sync __cleanup__; make it `async def`")
+    return "async"

@@ -1,0 +1,200 @@
+"""What runs an actor's messages: a thread of its own, an event loop of its own, or the process's main thread."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.cell import ActorCell
+    from monarch_nb.transport import Parcel
+    from monarch_nb.wire import Header
+
+    Message = tuple[Header, Parcel]
+
+YIELD_AFTER = 64  # messages an async actor handles in a row before its other tasks get a turn
+
+
+class Executor(Protocol):
+    """Runs one actor's messages, in the order they were put, one at a time."""
+
+    thread: threading.Thread
+
+    def start(self) -> None:
+        """Begins with the actor's constructor."""
+
+    def put(self, message: "Message") -> None:
+        """Queues a message. Any thread; does not block."""
+
+    def urge(self, control: Callable[[], Any]) -> None:
+        """Queues something that goes before all messages. Any thread; does not block."""
+
+    def waiting(self) -> "list[Message]":
+        """What waits, in order."""
+
+    def drain(self) -> "list[Message]":
+        """Takes out all that wait; used when the actor has ended."""
+
+
+class SyncExecutor:
+    """A thread without an event loop, on which everything of one sync actor runs; blocking there is legal."""
+
+    def __init__(self, cell: "ActorCell", *, main: bool = False) -> None:
+        self._cell = cell
+        self._queue: SimpleQueue[bool] = SimpleQueue()
+        self._items: deque[Message] = deque()  # the queue's tokens stand for these: they can be looked at
+        self._control: deque[Callable[[], Any]] = deque()
+        self._main = main
+        self.thread = (
+            threading.main_thread()
+            if main
+            else threading.Thread(target=self.run, name="monarch-actor-driver", daemon=True)
+        )
+
+    def start(self) -> None:
+        """Begins with the actor's constructor; one that runs on the main thread is run by its process."""
+        if not self._main:
+            self.thread.start()
+
+    def put(self, message: "Message") -> None:
+        """Queues a message."""
+        self._items.append(message)
+        self._queue.put(True)
+
+    def urge(self, control: Callable[[], Any]) -> None:
+        """Queues something that goes before all messages."""
+        self._control.append(control)
+        self._queue.put(False)
+
+    def waiting(self) -> "list[Message]":
+        """What waits, in order."""
+        return list(self._items)
+
+    def drain(self) -> "list[Message]":
+        """Takes out all that wait."""
+        return _drain(self._items)
+
+    def run(self) -> None:
+        """The thread's whole life."""
+        cell = self._cell
+        cell.construct()
+        while not cell.ending:
+            try:
+                token = self._queue.get()
+                while self._control and not cell.ending:
+                    self._control.popleft()()
+                if token and not cell.ending and self._items:
+                    cell.run_sync(*self._items.popleft())
+            except KeyboardInterrupt:  # an interrupt that came between two messages has nothing to interrupt
+                continue
+        cell.finish()
+
+
+def _drain(items: "deque[Message]") -> "list[Message]":
+    left = []
+    while items:
+        left.append(items.popleft())
+    return left
+
+
+class AsyncExecutor:
+    """A thread with an event loop, on which everything of one async actor runs."""
+
+    def __init__(self, cell: "ActorCell") -> None:
+        self._cell = cell
+        self._items: deque[Message] = deque()
+        self._control: deque[Callable[[], Any]] = deque()
+        self._idle = False
+        self._wake = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.thread = threading.Thread(target=self._run, name="monarch-actor-loop", daemon=True)
+
+    def start(self) -> None:
+        """Begins with the actor's constructor, on the loop."""
+        self.thread.start()
+
+    def _soon(self, function: Callable[[], Any]) -> None:
+        loop = self.loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(function)
+            except RuntimeError:  # the loop has ended; what is queued is refused by `drain`
+                pass
+
+    def put(self, message: "Message") -> None:
+        """Queues a message."""
+        self._items.append(message)
+        if self._idle:
+            self._soon(self._wake.set)
+
+    def urge(self, control: Callable[[], Any]) -> None:
+        """Runs a control function on the loop soon; if it returns a coroutine, as a task of its own."""
+        self._control.append(control)
+        self._soon(self._controls)
+
+    def waiting(self) -> "list[Message]":
+        """What waits, in order."""
+        return list(self._items)
+
+    def drain(self) -> "list[Message]":
+        """Takes out all that wait."""
+        return _drain(self._items)
+
+    def spawn(self, coroutine: Any) -> "asyncio.Task[Any]":
+        """A task that is cancelled when the actor ends. On the loop only."""
+        assert self.loop is not None
+        task = self.loop.create_task(coroutine)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            runner.run(self._main())
+
+    def _controls(self) -> None:
+        while self._control and not self._cell.ending:
+            result = self._control.popleft()()
+            if asyncio.iscoroutine(result):
+                self.spawn(result)
+        if self._cell.ending:
+            self._wake.set()
+
+    async def _next(self) -> None:
+        """Sleeps until there is a message, or the actor is to end."""
+        self._idle = True
+        while not self._items and not self._cell.ending:
+            await self._wake.wait()
+            self._wake.clear()
+        self._idle = False
+
+    async def _main(self) -> None:
+        cell = self._cell
+        self.loop = asyncio.get_running_loop()
+        cell.construct()
+        self._controls()
+        in_a_row = 0
+        while not cell.ending:
+            if not self._items:
+                await self._next()
+                in_a_row = 0
+                continue
+            message = self._items.popleft()
+            if cell.is_concurrent(message[0].method):
+                self.spawn(cell.run_async(*message))
+                await asyncio.sleep(0)  # the body starts before the next message is looked at
+            else:
+                cell.task = self.loop.create_task(cell.run_async(*message))
+                await asyncio.wait((cell.task,))
+            in_a_row += 1
+            if in_a_row >= YIELD_AFTER:
+                in_a_row = 0
+                await asyncio.sleep(0)
+        outstanding = [task for task in self.tasks if not task.done()]
+        for task in outstanding:
+            task.cancel()
+        await asyncio.gather(*outstanding, return_exceptions=True)
+        await cell.finish_async()

@@ -1,0 +1,231 @@
+"""The result of a call that is under way: block for it, await it, or look again later."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+R = TypeVar("R")
+
+
+class Waiter(Protocol):
+    """Told while a thread blocks in `Future.get`: progress displays, deadlock checks."""
+
+    def waiting(self, future: "Future[Any]", seconds: float) -> None:
+        """Called on the waiting thread, first after `WAIT_TICK` seconds and again each tick; may raise."""
+
+
+WAIT_TICK = 0.25
+waiters: list[Waiter] = []
+
+# Entered for the whole of a blocking wait; the runtime puts its bookkeeping of who waits for what here.
+_wait_guards: list[Callable[["Future[Any]", bool], Callable[[], None] | None]] = []
+
+
+# Held for a few instructions only: two threads may resolve one future, a third may add a callback.
+_transitions = threading.Lock()
+
+
+def _checked(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout) or timeout < 0:
+        raise ValueError(f"timeout must be None or a number of seconds >= 0, not {timeout!r}")
+    return None if math.isinf(timeout) else float(timeout)
+
+
+class Future(Generic[R]):
+    """The result of a call, which was sent when the adverb returned this object.
+
+    `get` blocks, `await` suspends; both may be used any number of times and from any thread.
+    A time-out leaves the operation running. Made by the library only.
+    """
+
+    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_resolve", "_start", "_value", "story", "wait_id", "watched")
+
+    def __init__(self) -> None:
+        raise TypeError("a Future is returned by a call on a mesh; it cannot be made by hand")
+
+    @classmethod
+    def _make(cls, *, start: Callable[[], None] | None = None, story: Callable[[], str] | None = None) -> "Future[R]":
+        self = cls.__new__(cls)
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._resolve: Callable[[], Any] | None = None  # decodes on the thread that looks first
+        self._start = start  # lazy receives begin when first observed
+        self._callbacks: list[Callable[[Future[R]], None]] | None = None
+        self.story = story  # says what is being waited for, for progress and interrupts
+        self.wait_id = ""
+        self.watched = 0  # how many wait for it now
+        return self
+
+    @classmethod
+    def _resolved(cls, value: R) -> "Future[R]":
+        self = cls._make()
+        self._set(value)
+        return self
+
+    # -- the side that resolves -------------------------------------------------------------------------------------
+
+    def _finish(self, value: Any, error: BaseException | None, resolve: Callable[[], Any] | None) -> bool:
+        with _transitions:
+            if self._done:
+                return False
+            self._value, self._error, self._resolve = value, error, resolve
+            self._done = True
+            callbacks, self._callbacks = self._callbacks, None
+        self._lock.release()
+        for callback in callbacks or ():
+            callback(self)
+        return True
+
+    def _set(self, value: R) -> bool:
+        return self._finish(value, None, None)
+
+    def _set_lazy(self, resolve: Callable[[], R]) -> bool:
+        """Resolved with a value that is computed, once, by whoever looks first."""
+        return self._finish(None, None, resolve)
+
+    def _fail(self, error: BaseException) -> bool:
+        return self._finish(None, error, None)
+
+    def _on_done(self, callback: Callable[["Future[R]"], None]) -> None:
+        """Calls back once, on the resolving thread, or at once when resolved already."""
+        with _transitions:
+            if not self._done:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def _observe(self) -> None:
+        start, self._start = self._start, None
+        if start is not None:
+            start()
+
+    # -- the side that looks ----------------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """True once a value or an error is there. Does not block."""
+        return self._done
+
+    def _outcome(self) -> R:
+        if self._resolve is not None:
+            with self._lock:  # two threads may look at once; the value is decoded by the first
+                resolve = self._resolve
+                if resolve is not None:
+                    try:
+                        self._value = resolve()
+                    except BaseException as error:
+                        self._error = error
+                    self._resolve = None
+        if self._error is not None:
+            raise self._error
+        return cast(R, self._value)
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Blocks until resolved or timed out; interruptible on the main thread."""
+        self._observe()
+        if self._done:
+            return True
+        lock = self._lock
+        leave = [done for guard in _wait_guards if (done := guard(self, timeout is None)) is not None]
+        self.watched += 1
+        try:
+            begun = time.monotonic()
+            deadline = None if timeout is None else begun + timeout
+            while True:
+                tick = -1.0 if not waiters else WAIT_TICK
+                if deadline is not None:
+                    left = max(0.0, deadline - time.monotonic())
+                    tick = left if tick < 0 else min(tick, left)
+                if lock.acquire(timeout=tick):
+                    lock.release()
+                    return True
+                if self._done:  # another waiter holds the lock for an instant
+                    return True
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    return False
+                for waiter in tuple(waiters):
+                    waiter.waiting(self, now - begun)
+        except KeyboardInterrupt as stop:
+            if self.story is not None:
+                stop.add_note(f"stopped waiting; {self.story()}. The future stays valid: .get() waits again")
+            raise
+        finally:
+            self.watched -= 1
+            for done in leave:
+                done()
+
+    def get(self, timeout: float | None = None) -> R:
+        """The result; blocks up to `timeout` seconds.
+
+        Raises TimeoutError when time is up (the operation goes on), ActorError when the endpoint raised,
+        SupervisionError when what should answer is gone, ValueError for a timeout that is no number of seconds.
+        """
+        limit = _checked(timeout)
+        if not self._wait(limit):
+            told = f"; {self.story()}" if self.story is not None else ""
+            raise TimeoutError(f"no result within {timeout:g} s{told}. It goes on: .get() again to wait longer")
+        return self._outcome()
+
+    result = get
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error it ended with, or None for a value. Blocks like `get`."""
+        if not self._wait(_checked(timeout)):
+            raise TimeoutError(f"no result within {timeout} s")
+        try:
+            self._outcome()
+        except BaseException as error:
+            return error
+        return None
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """Suspends the running task until the result is there."""
+        if not self._done:
+            loop = asyncio.get_running_loop()
+            signal: asyncio.Future[None] = loop.create_future()
+
+            def wake(_: "Future[R]") -> None:
+                def finish() -> None:
+                    if not signal.done():
+                        signal.set_result(None)
+
+                try:
+                    loop.call_soon_threadsafe(finish)
+                except RuntimeError:  # the loop was closed while the call ran
+                    pass
+
+            self._on_done(wake)
+            self._observe()
+            leave = [done for guard in _wait_guards if (done := guard(self, True)) is not None]
+            self.watched += 1
+            try:
+                yield from signal.__await__()
+            finally:
+                self.watched -= 1
+                for done in leave:
+                    done()
+        return self._outcome()
+
+    def as_asyncio(self) -> "asyncio.Future[R]":
+        """An asyncio future of the running loop that follows this one. Raises RuntimeError off-loop."""
+
+        async def follow() -> R:
+            return await self
+
+        return asyncio.get_running_loop().create_task(follow())
+
+    def __repr__(self) -> str:
+        if not self._done:
+            told = f": {self.story()}" if self.story is not None else ""
+            return f"<Future pending{told}>"
+        return f"<Future failed: {self._error!r}>" if self._error is not None else "<Future done>"

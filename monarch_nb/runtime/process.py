@@ -1,0 +1,445 @@
+"""The runtime: one per process; takes messages from the transport to actors and ports, and sends theirs."""
+
+import itertools
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from monarch_nb.runtime.calls import DeadlockError, PendingCall
+from monarch_nb.runtime.cell import ActorCell, SpawnActor
+from monarch_nb.runtime.clock import Clock
+from monarch_nb.runtime.context import ActorId, Context, Instance, current
+from monarch_nb.runtime.future import Future, _wait_guards
+from monarch_nb.runtime.ports import PortTable
+from monarch_nb.wire import Header, Kind, Status, decode
+
+if TYPE_CHECKING:
+    from monarch_nb.transport import Node, Parcel
+
+logger = logging.getLogger(__name__)
+
+PARK_SECONDS = 30.0  # how long a message waits for an actor whose spawn has not arrived yet
+SPAWN = "__spawn__"
+
+_spawn_decoder = msgspec.msgpack.Decoder(SpawnActor)
+
+
+class Supervising(Protocol):
+    """What the runtime asks of the layer above: causes of failures, and telling owners."""
+
+    def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorCell, method: str) -> Any:
+        """The cause of an actor's failure."""
+
+    def stopped_cause(self, cell: ActorCell, reason: str) -> Any:
+        """What callers of a stopped actor are told."""
+
+    def lost_cause(self, header: Header, reason: str) -> Any:
+        """What the caller is told of a message that could not be delivered."""
+
+    def encode(self, cause: Any) -> bytes:
+        """A cause as bytes."""
+
+    def error(self, data: Any, call: PendingCall) -> BaseException:
+        """The error a call raises for an encoded cause."""
+
+    def actor_failed(self, cell: ActorCell) -> None:
+        """An actor of this process has failed."""
+
+    def cell_ended(self, cell: ActorCell) -> None:
+        """An actor of this process is gone, failed or stopped."""
+
+    def stop_children(self, instance: Instance) -> None:
+        """Stops what an ending actor owns; blocks."""
+
+    def undeliverable(self, header: Header, reason: str) -> None:
+        """A message nobody waits for could not be delivered."""
+
+
+class Runtime:
+    """Everything a process needs to take part. `handle` runs on the reading thread and runs no user code."""
+
+    def __init__(self, address: str, agent: str | None, *, root_id: str = "<root>") -> None:
+        self.address = address
+        self.host = address.partition("/")[0]
+        self.agent = agent
+        self.local_hosts = {self.host}  # whose processes this one reaches without their agent
+        self.node: Node = None  # type: ignore[assignment]  # set by `start`
+        self.supervisor: Supervising = None  # type: ignore[assignment]  # set by the layer above
+        self.keeper: Any = None  # set by the mesh layer: the meshes this process owns and knows
+        self.ports = PortTable()
+        self.calls: dict[str, PendingCall] = {}
+        self.cells: dict[tuple[str, int], ActorCell] = {}
+        self.controls: dict[str, Callable[[Header, Parcel], None]] = {}
+        self.clock = Clock()
+        self.cleanup_timeout = 3.0
+        self.meshes: dict[str, Any] = {}  # what is known here of meshes, by uid; kept by the mesh layer
+        self.root = Instance(self, f"{address}#", ActorId(root_id), "root", "Root")
+        self.root_context = Context(self.root)
+        self.run_in_actor: Callable[..., Any] = _no_cells  # set by the mesh layer
+        self.closed = False
+        self._parked: dict[tuple[str, int], list[tuple[Header, Parcel]]] = {}
+        self._gone: dict[tuple[str, int, int], Any] = {}
+        self._lock = threading.Lock()
+        self._call_numbers = itertools.count()
+        self._setup = threading.Event()
+        self._setup.set()
+        self._log_fd: int | None = None
+        self._gaps: set[ActorCell] = set()
+
+    def start(self, node: "Node") -> None:
+        """Takes messages from now on."""
+        self.node = node
+        node.start()
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    def context(self) -> Context:
+        """The current context; the root client's outside actors."""
+        return current.get() or self.root_context
+
+    @staticmethod
+    def new_uid(letter: str) -> str:
+        """A short id that no other mesh has."""
+        return letter + secrets.token_hex(5)
+
+    def new_call(self) -> str:
+        """A process-wide unique id for one call."""
+        return f"{self.address}:{next(self._call_numbers)}"
+
+    def send(self, header: Header, parcel: "Parcel", lane: int = 0) -> None:
+        """Sends from any thread; blocks, interruptibly, only while the receiver's credits are used up."""
+        self.node.send(header, parcel, lane=lane)
+
+    def control(self, dst: str, verb: str, body: Any = None, *, port: int = 0, lane: int = 1, call: str = "") -> None:
+        """Sends an engine message, urgent unless said otherwise."""
+        header = Header(Kind.CONTROL, dst, self.address, method=verb, port=port, call=call)
+        self.send(header, self.node.snapshot([msgspec.msgpack.encode(body)]), lane)
+
+    def reply(self, request: Header, status: Status, frames: Sequence[Any]) -> None:
+        """Answers a CALL, if somebody waits for the answer."""
+        if request.port == 0:
+            return
+        header = Header(
+            Kind.REPLY,
+            request.src,
+            self.address,
+            port=request.port,
+            index=request.index,
+            status=status,
+            call=request.call,
+            log=self.log_position(),
+        )
+        try:
+            self.send(header, self.node.snapshot(frames))
+        except Exception:
+            if not self.closed:
+                logger.warning("an answer to %s could not be sent", request.src, exc_info=True)
+
+    def refuse(self, request: Header, cause: Any) -> None:
+        """Tells the sender of a CALL that nobody will ever run it."""
+        if request.port:
+            self.reply(request, Status.FAILURE, [self.supervisor.encode(cause)])
+
+    def log_position(self) -> int:
+        """The length of this process's output so far, in bytes; 0 where output is not kept in a file."""
+        if self._log_fd is None:
+            return 0
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return os.fstat(self._log_fd).st_size
+        except (OSError, ValueError):
+            return 0
+
+    def keep_log(self, fd: int) -> None:
+        """Output goes to a file that somebody follows: replies carry its position."""
+        self._log_fd = fd
+
+    # -- receiving (reading thread) ---------------------------------------------------------------------------------
+
+    def handle(self, header: Header, parcel: "Parcel") -> None:
+        """Takes one message to where it belongs."""
+        kind = header.kind
+        if kind == Kind.CALL:
+            cell = self.cells.get((header.mesh, header.rank))
+            if cell is not None and cell.incarnation == header.incarnation:
+                cell.arrive(header, parcel)
+            elif header.method == SPAWN:
+                self._spawn(header, parcel)
+            else:
+                self._no_such_actor(header, parcel)
+        elif kind in (Kind.REPLY, Kind.FOLDED, Kind.PORT):
+            handler = self.ports.get(header.port)
+            if handler is not None:
+                handler.arrive(header, parcel)
+            else:
+                self.node.consumed(parcel)
+        elif kind == Kind.CONTROL:
+            control = self.controls.get(header.method)
+            if control is not None:
+                try:
+                    control(header, parcel)
+                except Exception:
+                    logger.exception("control message %s from %s", header.method, header.src)
+            self.node.consumed(parcel)
+        elif kind == Kind.RETURNED:
+            self._returned(header, parcel)
+
+    def _spawn(self, header: Header, parcel: "Parcel") -> None:
+        spec = _spawn_decoder.decode(parcel.frames[0])
+        key = (header.mesh, header.rank)
+        with self._lock:
+            old = self.cells.get(key)
+            cell = ActorCell(self, spec, header, parcel)
+            self.cells[key] = cell
+            parked = self._parked.pop(key, [])
+        if old is not None and old.cause is None:
+            old.stop("replaced by a newer incarnation")
+        self.keeper.hosts(spec)
+        cell.executor.start()
+        for message in parked:
+            self.handle(*message)
+
+    def _no_such_actor(self, header: Header, parcel: "Parcel") -> None:
+        key = (header.mesh, header.rank)
+        gone = self._gone.get((*key, header.incarnation))
+        newer = self.cells.get(key)
+        if gone is None and (newer is None or newer.incarnation < header.incarnation):
+            with self._lock:  # its spawn travels another way: wait for it, not for ever
+                self._parked.setdefault(key, []).append((header, parcel))
+            self.clock.later(PARK_SECONDS, lambda: self._unpark(key, header, parcel))
+            if key in self.cells and self.cells[key] is not newer:
+                self._unpark(key, header, parcel, again=True)
+            return
+        self.node.consumed(parcel)
+        self.refuse(header, gone or self.supervisor.lost_cause(header, "the actor has been replaced by a newer one"))
+
+    def _unpark(self, key: tuple[str, int], header: Header, parcel: "Parcel", again: bool = False) -> None:
+        with self._lock:
+            parked = self._parked.get(key, [])
+            if (header, parcel) not in parked:
+                return
+            parked.remove((header, parcel))
+            if not parked:
+                self._parked.pop(key, None)
+        if again:
+            self.handle(header, parcel)
+        else:
+            self.node.consumed(parcel)
+            self.refuse(header, self.supervisor.lost_cause(header, "no such actor was ever spawned in this process"))
+
+    def _returned(self, header: Header, parcel: "Parcel") -> None:
+        reason = msgspec.msgpack.decode(parcel.frames[0], type=list[str])[0] if parcel.frames else "it was returned"
+        self.node.consumed(parcel)
+        self.undelivered(header, reason)
+
+    def undelivered(self, header: Header, reason: str) -> None:
+        """A message of ours has come back, or its link failed: whoever waits for its answer is told."""
+        handler = self.ports.get(header.port) if header.port else None
+        if isinstance(handler, PendingCall):
+            cause = self.supervisor.lost_cause(header, reason)
+            handler.fail(self.supervisor.error(self.supervisor.encode(cause), handler))
+        elif not self.closed:
+            self.supervisor.undeliverable(header, reason)
+
+    # -- actors of this process -------------------------------------------------------------------------------------
+
+    def decode_spawn(self, parcel: "Parcel") -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+        """The class and the arguments a SPAWN message carries."""
+        cls, arguments = decode(parcel.frames[1:], self)
+        args, kwargs = arguments.load(self) if hasattr(arguments, "load") else arguments
+        return cls, args, kwargs
+
+    def host_actor(self, spec: SpawnActor, mesh: str, rank: int, incarnation: int, obj: Any) -> ActorCell:
+        """Hosts a ready-made object of the engine itself; its thread is started by the caller."""
+        header = Header(Kind.CALL, self.address, self.address, mesh=mesh, rank=rank, incarnation=incarnation)
+        cell = ActorCell(self, spec, header, None)
+        cell.obj = obj
+        self.cells[mesh, rank] = cell
+        return cell
+
+    def cell_ended(self, cell: ActorCell) -> None:
+        """An actor is gone; what comes for it later is refused with its cause."""
+        self._gone[cell.mesh, cell.rank, cell.incarnation] = cell.cause
+        with self._lock:
+            if self.cells.get((cell.mesh, cell.rank)) is cell:
+                del self.cells[cell.mesh, cell.rank]
+        cell.refuse_queued()
+        self.supervisor.cell_ended(cell)
+
+    def begin_setup(self) -> None:
+        """Actors are constructed only once the set-up of the process is done."""
+        self._setup.clear()
+
+    def end_setup(self) -> None:
+        """The set-up is done, well or not."""
+        self._setup.set()
+
+    def await_setup(self) -> None:
+        """Blocks an actor's first breath until the set-up is done."""
+        if threading.current_thread() is not threading.main_thread():
+            self._setup.wait()
+
+    # the layers above answer these
+
+    def this_proc(self) -> Any:
+        """This process, as a ProcMesh of one."""
+        return self.keeper.this_proc()
+
+    def proc_mesh(self) -> Any:
+        """The ProcMesh this process belongs to."""
+        return self.keeper.proc_mesh()
+
+
+    def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorCell, method: str) -> Any:
+        """The cause of an actor's failure."""
+        return self.supervisor.cause_of(kind, error, text, cell, method)
+
+    def stopped_cause(self, cell: ActorCell, reason: str) -> Any:
+        """What callers of a stopped actor are told."""
+        return self.supervisor.stopped_cause(cell, reason)
+
+    def actor_failed(self, cell: ActorCell) -> None:
+        """Tells the owner."""
+        self.supervisor.actor_failed(cell)
+
+    def stop_children(self, instance: Instance) -> None:
+        """Stops what an ending actor owns."""
+        self.supervisor.stop_children(instance)
+
+    def supervision_error(self, frames: Sequence[Any], call: PendingCall) -> BaseException:
+        """The error a call raises for an encoded cause."""
+        return self.supervisor.error(frames[0], call)
+
+    # -- waits ------------------------------------------------------------------------------------------------------
+
+    def later(self, seconds: float, function: Callable[[], object]) -> None:
+        """Runs a short function later, on the clock's thread."""
+        self.clock.later(seconds, function)
+
+    def watch_gap(self, cell: ActorCell) -> None:
+        """A message came before its predecessor: if that one never comes, say so instead of waiting for ever."""
+        if cell in self._gaps:
+            return
+        self._gaps.add(cell)
+
+        def look() -> bool:
+            for gap in cell.expire_gaps(time.monotonic()):
+                self.supervisor.undeliverable(
+                    Header(Kind.CALL, self.address, self.address, mesh=cell.mesh, rank=cell.rank, sender=gap.sender),
+                    f"message {gap.first} from {gap.sender} to {cell.instance} is lost",
+                )
+            if cell.inbox.waiting and cell.cause is None:
+                return True
+            self._gaps.discard(cell)
+            return False
+
+        self.clock.every(1.0, look)
+
+    def tell_deadlock(self, cell: ActorCell, header: Header) -> None:
+        """`header` waits for `cell`, whose endpoint waits for a call that `header` is part of."""
+        running = cell.running
+        doing = f"{cell.spec.name}.{running[1]}" if running is not None else cell.spec.name
+        story = (
+            f"{header.actor or header.sender} waits for {cell.spec.name}.{header.method} of {cell.instance}, "
+            f"which cannot run while {doing} waits for {header.actor or header.sender}. "
+            "Make one of the endpoints a @concurrent_endpoint, or do not wait for the inner call"
+        )
+        self.control(header.src, "call.blocked", [header.port, story])
+
+    def blocked(self, header: Header, parcel: "Parcel") -> None:
+        """CONTROL: one of our calls waits for an actor that waits for us."""
+        number, story = msgspec.msgpack.decode(parcel.frames[0], type=tuple[int, str])
+        call = self.ports.get(number)
+        if isinstance(call, PendingCall):
+            call.deadlock(story)
+
+    def check_deadlock(self, call: PendingCall) -> None:
+        """Ends a call whose caller waits for it without limit, now that it is known to be in a circle."""
+        if call.blocked and any(cell.waiting_on == call.call for cell in tuple(self.cells.values())):
+            call.fail(DeadlockError(f"deadlock: {call.blocked}"))
+
+    def guard_wait(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
+        """Remembers what the running endpoint waits for, so that circles can be seen."""
+        context = current.get()
+        cell = context.actor_instance.cell if context is not None else None
+        if cell is None or not unlimited or not future.wait_id or cell.is_concurrent(cell.running[1] if cell.running else ""):
+            return None
+        cell.waiting_on = future.wait_id
+        for header, _ in cell.queued():
+            if future.wait_id in header.chain:
+                self.tell_deadlock(cell, header)
+        call = self.calls.get(future.wait_id)
+        if call is not None and call.blocked:
+            self.check_deadlock(call)
+
+        def leave() -> None:
+            cell.waiting_on = ""
+
+        return leave
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def stop_actors(self, reason: str, timeout: float) -> None:
+        """Stops all actors of this process and waits for their clean-up; not from an actor's own thread."""
+        cells = [cell for cell in tuple(self.cells.values()) if cell.spec.where != 1]
+        for cell in cells:
+            cell.stop(reason)
+        deadline = time.monotonic() + timeout
+        for cell in cells:
+            cell.executor.thread.join(max(0.0, deadline - time.monotonic()))
+
+    def close(self, linger: float = 0.5) -> None:
+        """Leaves: nothing is sent or received any more. Calls still waiting fail."""
+        if self.closed:
+            return
+        self.closed = True
+        for call in tuple(self.calls.values()):
+            call.fail(RuntimeError(f"{call.title}() was under way when this process left the cluster"))
+        self.clock.close()
+        self.node.close(linger)
+
+
+def _no_cells(*_: Any) -> None:
+    raise RuntimeError("this process cannot run cells")
+
+
+_runtime: Runtime | None = None
+_factory: Callable[[], Runtime] | None = None
+_start_lock = threading.RLock()
+
+
+def runtime() -> Runtime:
+    """This process's runtime; in a process that is not part of a mesh yet, it becomes a controller now."""
+    if _runtime is None:
+        with _start_lock:
+            if _runtime is None:
+                if _factory is None:
+                    raise RuntimeError("import monarch.actor first")
+                install(_factory())
+    assert _runtime is not None
+    return _runtime
+
+
+def install(new: Runtime | None) -> None:
+    """Makes `new` the process's runtime; None after the old one was closed."""
+    global _runtime
+    if _runtime is not None:
+        _wait_guards.clear()
+    _runtime = new
+    if new is not None:
+        new.controls["call.blocked"] = new.blocked
+        _wait_guards.append(new.guard_wait)
+
+
+def set_factory(factory: Callable[[], Runtime]) -> None:
+    """How a process that belongs to no mesh becomes a controller."""
+    global _factory
+    _factory = factory
