@@ -12,7 +12,6 @@ from typing import Generic
 
 from monarch_nb.routing.actions import (
     PREFIX,
-    PREFIX_SIZE,
     Acked,
     Action,
     Deliver,
@@ -27,22 +26,7 @@ from monarch_nb.routing.actions import (
     Unblocked,
 )
 
-__all__ = [
-    "PREFIX",
-    "PREFIX_SIZE",
-    "Acked",
-    "Action",
-    "Deliver",
-    "Failed",
-    "Link",
-    "LinkConfig",
-    "LinkState",
-    "NewLife",
-    "PrefixKind",
-    "Skipped",
-    "Transmit",
-    "Unblocked",
-]
+__all__ = ["Link"]
 
 _pack = PREFIX.pack
 _unpack_from = PREFIX.unpack_from

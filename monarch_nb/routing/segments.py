@@ -79,6 +79,8 @@ class Segments:
             return
         if run.stride < 1:
             raise ValueError(f"a run's stride must be positive, not {run.stride}")
+        if run.count == 1 and self._take_again(run, out):
+            return
         if run.count == 1 or run.stride == 1:
             self._take(run, run.rank, run.rank + run.count, 1, out)
             return
@@ -88,6 +90,22 @@ class Segments:
                 self._take(run, rank, rank + 1, 1, out)
         else:
             self._take(run, run.rank, stop, run.stride, out)
+
+    def _take_again(self, run: Run, out: list[Run]) -> bool:
+        """The short way for one rank that has a stretch of its own, and keeps it."""
+        segments, rank = self._segments, run.rank
+        at = bisect_right(self._starts, rank) - 1
+        if at < 0 or segments[at].start != rank or segments[at].stop != rank + 1:
+            return False
+        life, cell = (run.proc_incarnation, run.incarnation), segments[at].cells[0]
+        if cell[:2] != life:
+            return False
+        cells = (_Cell(*life, cell.seq + 1),)
+        if (at and segments[at - 1].cells == cells) or (at + 1 < len(segments) and segments[at + 1].cells == cells):
+            return False  # perhaps to be merged
+        segments[at].cells = cells
+        out.append(Run(rank, 1, run.stride, *life, cell.seq, run.index, run.index_stride))
+        return True
 
     def _periodic(self, start: int, stop: int, stride: int) -> bool:
         first = max(bisect_right(self._starts, start) - 1, 0)

@@ -167,7 +167,9 @@ class Traffic:
 
     def __init__(self, seed, faults, nodes=3):
         self.random = random.Random(seed)
-        self.network = MemoryNetwork(VirtualClock(), seed=seed, faults=faults, config=LinkConfig(window=64 << 10, ack_frames=7))
+        self.network = MemoryNetwork(
+            VirtualClock(), seed=seed, faults=faults, config=LinkConfig(window=64 << 10, ack_frames=7)
+        )
         self.names = [f"h{number}/agent" for number in range(nodes)]
         self.nodes, self.lives = {}, defaultdict(int)
         self.sent = []
@@ -301,5 +303,3 @@ def test_the_same_seed_gives_the_same_run():
 
     assert run(3) == run(3)
     assert run(3) != run(4)
-
-
