@@ -142,8 +142,9 @@ class Keeper:
                 self.engine.control(f"{host}/agent", "agent.watch", p.Addresses(tuple(addresses)))
 
     def _watch(self, address: str) -> None:
-        host = address.partition("/")[0]
-        if address != self.engine.address:
+        host, _, name = address.partition("/")
+        # A controller is nobody's child: agents end with it, or when its lease does.
+        if address != self.engine.address and name.startswith("p"):
             self.engine.control(f"{host}/agent", "agent.watch", p.Addresses((address,)))
 
     def hosts(self, spec: SpawnActor) -> None:

@@ -1,0 +1,383 @@
+"""Drives the supervision machine of a process: feeds it events, and carries its actions out, in order."""
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
+
+from monarch_nb.runtime import ActorCell, Future, Instance, PendingCall, Runtime
+from monarch_nb.supervision.actions import (
+    Action,
+    FailActor,
+    FailCalls,
+    Healed,
+    HealRefused,
+    Recreate,
+    Respawn,
+    RootFault,
+    StopMesh,
+    Supervise,
+    Tell,
+)
+from monarch_nb.supervision.cause import Cause, CauseKind, stop_cause
+from monarch_nb.supervision.errors import HealError, SupervisionError
+from monarch_nb.supervision.failure import MeshFailure
+from monarch_nb.supervision.machine import Machine, RootPolicy
+from monarch_nb.supervision.ranks import Life
+from monarch_nb.wire import Header
+
+if TYPE_CHECKING:
+    from monarch_nb.supervision.machine import Selection
+
+logger = logging.getLogger(__name__)
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True):
+    """Why a call was not run, as a process tells it to the caller; also how an owner is told of a failed actor."""
+
+    mesh: str
+    rank: int
+    incarnation: int
+    cause: Cause
+
+
+class Hands(Protocol):
+    """Carries out what needs meshes and hosts: the layer above."""
+
+    def stop_mesh(self, uid: str, reason: str) -> Future[None]:
+        """Stops a mesh owned here."""
+
+    def respawn(self, uid: str, lives: Sequence[Life]) -> None:
+        """Starts processes again; may block; raises what went wrong."""
+
+    def recreate(self, uid: str, lives: Sequence[Life]) -> None:
+        """Creates actors again; may block; raises what went wrong."""
+
+    def healed(self, lives: Sequence[tuple[str, Sequence[Life]]]) -> None:
+        """Tells everybody who holds a reference, then runs the hooks of survivors; may block."""
+
+    def selection(self, state: Any, region: Any) -> "Selection":
+        """The ranks of a slice."""
+
+    def actor_failed(self, cell: ActorCell, refusal: Refusal) -> None:
+        """Lets the process of the actor's owner know."""
+
+    def await_stops(self, instance: Instance) -> None:
+        """Blocks until the meshes of an ending actor have stopped."""
+
+
+class Driver:
+    """One per process. Events may come from any thread; user code runs on its actor's own thread only."""
+
+    def __init__(self, runtime: Runtime, hands: Hands, *, root: str | None, policy: RootPolicy = "script") -> None:
+        self.runtime = runtime
+        self.hands = hands
+        self.machine = Machine(root=root, root_policy=policy)
+        self.fatal: Callable[[MeshFailure], None] = lambda failure: logger.error("%s", failure.report())
+        self.show: Callable[[MeshFailure], None] = self.fatal
+        self._lock = threading.RLock()
+        self._actions: deque[Action] = deque()
+        self._acting = False
+        self._heals: dict[int, Future[None]] = {}
+        self._heal_number = 0
+
+    # -- events in, actions out -------------------------------------------------------------------------------------
+
+    def feed(self, event: Callable[[Machine], list[Action]]) -> None:
+        """Gives the machine one event and carries out what follows."""
+        with self._lock:
+            self._actions.extend(event(self.machine))
+            if self._acting:  # whoever is at it carries these out too, in order
+                return
+            self._acting = True
+        while True:
+            with self._lock:
+                if not self._actions:
+                    self._acting = False
+                    return
+                action = self._actions.popleft()
+            try:
+                self._carry_out(action)
+            except Exception:
+                logger.exception("supervision: %s", action)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case FailCalls(uid, lives, failure):
+                self._fail_calls(uid, lives, failure)
+            case Supervise(owner, failure):
+                self._supervise(owner, failure)
+            case FailActor(actor, cause):
+                self._fail_actor(actor, cause)
+            case StopMesh(uid):
+                self._stop(uid)
+            case RootFault(failure, telling):
+                if telling == "fatal":
+                    self.fatal(failure)
+                elif telling == "show":
+                    self.show(failure)
+            case Tell(failure):
+                self.show(failure)
+            case Respawn(uid, lives):
+                self._in_thread(lambda: self._bring_back(uid, lives, self.hands.respawn, Machine.respawned))
+            case Recreate(uid, lives):
+                self._in_thread(lambda: self._bring_back(uid, lives, self.hands.recreate, Machine.recreated))
+            case Healed():
+                self._in_thread(lambda: self._healed(action))
+            case HealRefused(request, _, text, _):
+                future = self._heals.pop(request, None)
+                if future is not None:
+                    future._fail(HealError(text))
+
+    @staticmethod
+    def _in_thread(function: Callable[[], None]) -> None:
+        threading.Thread(target=function, name="monarch-heal", daemon=True).start()
+
+    def _pending(self, rank: int) -> set[str]:
+        """Meshes of which somebody awaits a call, right now, that `rank` has not answered."""
+        return {
+            call.mesh
+            for call in tuple(self.runtime.calls.values())
+            if call.future.watched and call.waits_for({rank})
+        }
+
+    def proc_exited(self, uid: str, rank: int, incarnation: int, cause: Cause) -> None:
+        """A process is gone."""
+        pending = self._pending(rank)
+        self.feed(lambda machine: machine.proc_exited(uid, rank, incarnation, cause, pending))
+
+    def refused(self, refusal: Refusal, pending: set[str] | None = None) -> None:
+        """An actor has failed, somewhere."""
+        if refusal.cause.kind == "stopped":
+            return
+        awaited = self._pending(refusal.rank) if pending is None else pending
+        self.feed(
+            lambda machine: machine.actor_failed(
+                refusal.mesh, refusal.rank, refusal.incarnation, refusal.cause, awaited
+            )
+        )
+
+    def _fail_calls(self, uid: str, lives: tuple[Life, ...] | None, failure: MeshFailure) -> None:
+        ranks = None if lives is None else {rank for rank, _ in lives}
+        for call in tuple(self.runtime.calls.values()):
+            if call.mesh == uid and (ranks is None or call.waits_for(ranks)):
+                call.fail(self._error(failure, call))
+
+    def _error(self, failure: MeshFailure, call: PendingCall | None) -> SupervisionError:
+        if failure.failure_id:
+            with self._lock:
+                self.machine.told(failure.failure_id)
+        return SupervisionError(failure.report(), endpoint=f"{call.title}()" if call else None, failure=failure)
+
+    # -- owners -----------------------------------------------------------------------------------------------------
+
+    def _cell(self, stream: str) -> ActorCell | None:
+        for cell in tuple(self.runtime.cells.values()):
+            if cell.instance.stream == stream:
+                return cell
+        return None
+
+    def _supervise(self, owner: str, failure: MeshFailure) -> None:
+        cell = self._cell(owner)
+        if cell is None or cell.obj is None:
+            self.feed(lambda machine: machine.owner_result(failure.failure_id, False))
+            return
+        hook = cell.obj.__supervise__
+
+        def report(handled: bool, error: BaseException | None = None) -> None:
+            raised = None
+            if error is not None:
+                raised = self.cause_of("raised", error, f"{type(error).__name__}: {error}", cell, "__supervise__")
+            self.feed(lambda machine: machine.owner_result(failure.failure_id, handled, raised))
+
+        def run() -> Any:
+            try:
+                with cell.acting():
+                    result = hook(failure)
+                if inspect.iscoroutine(result):
+                    return finish(result)
+                report(bool(result))
+            except Exception as error:
+                report(False, error)
+            return None
+
+        async def finish(result: Any) -> None:
+            try:
+                with cell.acting():
+                    handled = bool(await result)
+                report(handled)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                report(False, error)
+
+        cell.executor.urge(run)
+
+    def _fail_actor(self, stream: str, cause: Cause) -> None:
+        cell = self._cell(stream)
+        if cell is None:
+            return
+        cell.fail_with(cause, RuntimeError(cause.text or "it did not handle the failure of a mesh it owns"))
+
+    def _stop(self, uid: str) -> None:
+        future = self.hands.stop_mesh(uid, "its owner ended")
+        future._on_done(lambda _: self.feed(lambda machine: machine.stopped(uid)))
+
+    # -- what the runtime asks (Supervising) ------------------------------------------------------------------------
+
+    def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorCell, method: str) -> Cause:
+        """The cause of an actor's failure."""
+        if kind == "aborted":
+            return Cause(
+                kind="aborted", text=text, actor=str(cell.instance), host=self.runtime.host, at=time.time()
+            )
+        known: CauseKind = "exception" if kind == "cleanup" else cast(CauseKind, kind)
+        where = f"{cell.spec.name}.{method}: " if kind != "init" and method else ""
+        return Cause(
+            kind=known,
+            text=f"{where}{type(error).__name__}: {error}",
+            traceback=text,
+            actor=str(cell.instance),
+            host=self.runtime.host,
+            at=time.time(),
+        )
+
+    def stopped_cause(self, cell: ActorCell, reason: str) -> Cause:
+        """What callers of a stopped actor are told."""
+        return msgspec.structs.replace(stop_cause(reason), actor=str(cell.instance), host=self.runtime.host)
+
+    def lost_cause(self, header: Header, reason: str) -> Cause:
+        """What a caller is told of a message that could not be delivered."""
+        return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=header.dst.partition("/")[0])
+
+    def refusal(self, cell: ActorCell) -> Refusal:
+        """How the end of an actor is told."""
+        return Refusal(cell.mesh, cell.rank, cell.incarnation, cell.cause)
+
+    def encode(self, cause: Any) -> bytes:
+        """A cause, or a refusal that names its actor, as bytes."""
+        refusal = cause if isinstance(cause, Refusal) else Refusal("", 0, 0, cause)
+        return msgspec.msgpack.encode(refusal)
+
+    def error(self, data: Any, call: PendingCall) -> BaseException:
+        """The error a call raises for an encoded cause."""
+        refusal = msgspec.msgpack.decode(data, type=Refusal)
+        if refusal.mesh:
+            self.refused(refusal, {refusal.mesh} if call.future.watched else None)
+            if call.future._error is not None:  # the machine has told it already
+                return call.future._error
+        name = call.title.partition(".")[0]
+        failure = MeshFailure(mesh_name=name, mesh_uid=call.mesh, cause=refusal.cause)
+        with self._lock:
+            broken = self.machine.check(call.mesh, {refusal.rank}) if refusal.mesh else None
+        return self._error(broken or failure, call)
+
+    def check(self, state: Any, region: Any, call: PendingCall | None) -> SupervisionError | None:
+        """What a call on a slice must raise at once."""
+        with self._lock:
+            failure = self.machine.check(state.uid, self.hands.selection(state, region))
+        return None if failure is None else self._error(failure, call)
+
+    def actor_failed(self, cell: ActorCell) -> None:
+        """An actor of this process has failed: what it owns ends, its owner is told."""
+        self.feed(lambda machine: machine.owner_stopped(cell.instance.stream))
+        self.hands.actor_failed(cell, self.refusal(cell))
+
+    def cell_ended(self, cell: ActorCell) -> None:
+        """An actor of this process is gone."""
+        self.feed(lambda machine: machine.owner_stopped(cell.instance.stream))
+
+    def stop_children(self, instance: Instance) -> None:
+        """Stops what an ending actor owns; blocks until it is gone."""
+        self.feed(lambda machine: machine.owner_stopped(instance.stream))
+        self.hands.await_stops(instance)
+
+    def undeliverable(self, header: Header, reason: str) -> None:
+        """A message nobody waits for could not be delivered: the sender may mind."""
+        cell = self._cell(header.sender)
+        if cell is None or cell.obj is None:
+            if not self.runtime.closed:
+                logger.warning("undeliverable: %s to %s: %s", header.method or "a value", header.dst, reason)
+            return
+        hook = cell.obj._handle_undeliverable_message
+        message = UndeliverableMessage(header.sender, header.dst, header.mesh, header.method, reason)
+
+        def run() -> Any:
+            result = hook(message)
+            if inspect.iscoroutine(result):
+                return finish(result)
+            judge(bool(result))
+            return None
+
+        async def finish(result: Any) -> None:
+            judge(bool(await result))
+
+        def judge(handled: bool) -> None:
+            if not handled:
+                logger.warning("undeliverable: %s to %s: %s", header.method or "a value", header.dst, reason)
+
+        cell.executor.urge(run)
+
+    # -- heal -------------------------------------------------------------------------------------------------------
+
+    def heal(self, uid: str, selection: "Selection" = None) -> Future[None]:
+        """Brings failed ranks of a mesh back; the future fails with HealError when they do not come."""
+        with self._lock:
+            self._heal_number += 1
+            number = self._heal_number
+            future: Future[None] = Future._make(story=lambda: "healing")
+            self._heals[number] = future
+        self.feed(lambda machine: machine.heal_requested(uid, time.monotonic(), number, selection))
+        return future
+
+    def _bring_back(
+        self,
+        uid: str,
+        lives: tuple[Life, ...],
+        bring: Callable[[str, Sequence[Life]], None],
+        done: Callable[[Machine, str, Sequence[Life]], list[Action]],
+    ) -> None:
+        try:
+            bring(uid, lives)
+        except BaseException as error:
+            cause = Cause(kind="spawn", text=f"{type(error).__name__}: {error}", at=time.time())
+            if isinstance(error, SupervisionError) and error.failure is not None:
+                cause = msgspec.structs.replace(error.failure.cause)
+            self.feed(lambda machine: machine.heal_failed(uid, lives, cause))
+            return
+        self.feed(lambda machine: done(machine, uid, lives))
+
+    def _healed(self, action: Healed) -> None:
+        error: BaseException | None = None
+        try:
+            if action.lives:
+                self.hands.healed(action.lives)
+        except BaseException as raised:
+            error = raised
+        if action.again:
+            told = "\n".join(failure.report() for failure in action.again)
+            error = HealError(f"not everything could be healed:\n{told}", action.again)
+        for request in action.requests:
+            future = self._heals.pop(request, None)
+            if future is None:
+                continue
+            if error is None:
+                future._set(None)
+            else:
+                future._fail(error)
+
+
+class UndeliverableMessage(msgspec.Struct, frozen=True):
+    """A message that did not arrive, as `_handle_undeliverable_message` gets it."""
+
+    sender: str
+    destination: str
+    mesh: str
+    method: str
+    reason: str
