@@ -1,7 +1,7 @@
 """Sockets, keys, memory files and threads: carries out what `routing` decides. Nothing here unpickles."""
 
 from monarch_nb.transport.errors import DescriptorLimitError, SharedMemoryError, TransportError, TrustError
-from monarch_nb.transport.interrupts import throw_into
+from monarch_nb.transport.interrupts import throw_into, uninterrupted
 from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.node import Node
 from monarch_nb.transport.parcel import Parcel
@@ -17,4 +17,5 @@ __all__ = [
     "TransportError",
     "TrustError",
     "throw_into",
+    "uninterrupted",
 ]

@@ -8,6 +8,20 @@ from pathlib import Path
 from monarch_nb.transport.errors import TrustError
 
 
+class SocketFile:
+    """The file of a listening unix socket, which libzmq leaves behind."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = path.lstat().st_ino
+
+    def remove(self) -> None:
+        """Remove it, unless another process listens there by now."""
+        with contextlib.suppress(OSError):
+            if self._path.lstat().st_ino == self._inode:
+                self._path.unlink()
+
+
 def private_folder(folder: Path) -> None:
     """Create a run folder that nobody else can enter, or check that it is one. Raises TrustError."""
     folder.parent.mkdir(parents=True, exist_ok=True)

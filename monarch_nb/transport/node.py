@@ -16,6 +16,7 @@ from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.transport import interrupts, sockets
 from monarch_nb.transport.doors import Gatekeeper, Turnstile
 from monarch_nb.transport.errors import TransportError
+from monarch_nb.transport.folders import SocketFile
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.links import Connection, Links
 from monarch_nb.transport.parcel import Parcel, snapshot
@@ -86,6 +87,7 @@ class Node:
             self._links.learn(host, None, folder, None)
         self._context: Context | None = None
         self._routers: list[Socket] = []
+        self._file: SocketFile | None = None
         self._gatekeeper: Gatekeeper | None = None
         self._turnstile: Turnstile | None = None
         self._life = threading.Lock()
@@ -113,7 +115,9 @@ class Node:
         sockets.spare_descriptors("the message layer")
         context = self._context = self._links.context = sockets.new_context()
         if self._own_folder is not None:
-            self._read_from(sockets.listen_ipc(context, Path(self._own_folder), self.name, self._limits), tcp=False)
+            folder = Path(self._own_folder)
+            self._read_from(sockets.listen_ipc(context, folder, self.name, self._limits), tcp=False)
+            self._file = SocketFile(folder / self.name)
         if self._tcp_bind is not None:
             if self._keys is not None:
                 self._gatekeeper = Gatekeeper(context, self._reader, self._keys)
@@ -145,10 +149,12 @@ class Node:
         if self._gatekeeper is not None:
             self._gatekeeper.close()
         self._reader.run_calls()
+        if self._file is not None:
+            self._file.remove()
         for router in self._routers:
             router.close(0 if linger_s == 0 else None)
         if self._context is not None:
-            self._context.term()
+            self._context.destroy()
         self._reader.close()
 
     # sending

@@ -54,7 +54,8 @@ def new_context() -> Context:
 def listen_ipc(context: Context, folder: Path, name: str, limits: Limits) -> Socket:
     """A ROUTER in a run folder, which is created if need be and must be private."""
     private_folder(folder)
-    return _bind(_router(context, limits), ipc_endpoint(folder, name))
+    endpoint = ipc_endpoint(folder, name)
+    return _bind(_router(context, limits), endpoint)
 
 
 def listen_tcp(context: Context, endpoint: str, keys: Keys | None, limits: Limits) -> Socket:

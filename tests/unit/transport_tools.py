@@ -1,0 +1,77 @@
+"""Nodes with an inbox, for the transport's tests."""
+
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.transport import Node, Parcel
+from monarch_nb.wire.header import Header, Kind
+
+
+@contextmanager
+def run_folder() -> Iterator[Path]:
+    """A private folder with a short path (pytest's are too long for sockets)."""
+    folder = Path(tempfile.mkdtemp(prefix="mnb-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class End:
+    """A started node; what arrives can be waited for."""
+
+    def __init__(self, address: str, *folders: Any, consume: bool = True, **options: Any) -> None:
+        host = address.split("/")[0]
+        known = dict(folders[0]) if folders and isinstance(folders[0], dict) else {host: folder for folder in folders}
+        self.inbox: queue.SimpleQueue[tuple[Header, Parcel]] = queue.SimpleQueue()
+        self.failed: queue.SimpleQueue[tuple[Header, Parcel, str]] = queue.SimpleQueue()
+        self.connections: queue.SimpleQueue[tuple[str, bool, str]] = queue.SimpleQueue()
+        self._consume = consume
+        self.node = Node(
+            address,
+            run_folders=known,
+            handler=self._take,
+            on_link_failed=lambda header, parcel, reason: self.failed.put((header, parcel, reason)),
+            on_connection=lambda address, up, why: self.connections.put((address, up, why)),
+            **options,
+        )
+        self.node.start()
+
+    def _take(self, header: Header, parcel: Parcel) -> None:
+        self.inbox.put((header, parcel))
+        if self._consume:
+            self.node.consumed(parcel)
+
+    def send(self, dst: str, *frames: Any, kind: Kind = Kind.CALL, lane: int = 0, **fields: Any) -> None:
+        header = Header(kind, dst, self.node.address, **fields)
+        self.node.send(header, self.node.snapshot(frames or [b""]), lane=lane)
+
+    def get(self, timeout: float = 20) -> tuple[Header, list[Any]]:
+        header, parcel = self.inbox.get(timeout=timeout)
+        return header, parcel.frames
+
+    def get_connection(self, up: bool, timeout: float = 20) -> str:
+        while True:
+            address, is_up, _ = self.connections.get(timeout=timeout)
+            if is_up == up:
+                return address
+
+
+@contextmanager
+def ends(*made: End) -> Iterator[None]:
+    """Close all of them at the end."""
+    try:
+        yield
+    finally:
+        for end in made:
+            end.node.close(0.2)
+
+
+def reader_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("monarch-nb-")]
