@@ -7,12 +7,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
 from monarch_nb._version import __version__
 from monarch_nb.host import folders
+from monarch_nb.host.casting import Caster
 from monarch_nb.host.child import Child
 from monarch_nb.host.children import Children
 from monarch_nb.host.leases import Leases
@@ -20,13 +20,13 @@ from monarch_nb.host.linux import become_subreaper, close_other_fds, name_proces
 from monarch_nb.host.logs import LogTailer
 from monarch_nb.host.loop import READ, Loop
 from monarch_nb.host.options import Options, parse
-from monarch_nb.host.post import Post
+from monarch_nb.host.post import URGENT, Post
 from monarch_nb.host.protocol import Exited, Ready, Started
 from monarch_nb.host.pulse import Pulse
 from monarch_nb.host.reaper import end_descendants
 from monarch_nb.host.service import Service
 from monarch_nb.host.stopping import Stopper
-from monarch_nb.transport import Node, Parcel
+from monarch_nb.transport import Keys, Node, Parcel
 from monarch_nb.wire.header import Header, Kind
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Agent:
             leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None,
             learn=self._learn, end=self.end,
         )  # fmt: skip
+        self._caster = Caster(self._node, self.address, self._later)
         self._watching_leases = False
         self._ending = False
 
@@ -71,7 +72,7 @@ class Agent:
         if self._options.prewarm:
             self._children.forker.prewarm()
         say_ready(Ready(host=self._options.host, pid=os.getpid(), address=self.address, run_folder=str(self._folder),
-                        endpoint=getattr(self._node, "endpoint", None), python=sys.version.split()[0],
+                        endpoint=self._node.tcp_endpoint, python=sys.version.split()[0],
                         version=__version__))  # fmt: skip
         try:
             self._loop.run()
@@ -110,6 +111,7 @@ class Agent:
         """A process is gone, or never came to be: first of all its watchers are told."""
         assert child.exit is not None
         self._post.tell_all(child.watchers - {child.address}, "proc.exited", child.exit)
+        self._caster.proc_gone(child.address, child.exit.reason)
         self._node.forget(child.address, child.exit.reason)
         self._logs.ended(child.address)
         self._service.owner_gone(child.address, child.exit.reason)
@@ -125,11 +127,33 @@ class Agent:
         """On the node's reader thread."""
         if header.kind == Kind.CONTROL:
             body = bytes(parcel.frames[0]) if parcel.frames else b""
-            self._loop.post(lambda: self._service.handle(header, body))
+            if header.method == "call.blocked":
+                self._pass_on_blocked(header, body)
+            else:
+                self._loop.post(lambda: self._service.handle(header, body))
+        elif header.kind == Kind.CAST:
+            self._caster.cast(header, parcel)
+        elif header.kind in (Kind.REPLY, Kind.FOLDED, Kind.RETURNED):
+            self._caster.reply(header, parcel)
         self._node.consumed(parcel)
 
+    def _pass_on_blocked(self, header: Header, body: bytes) -> None:
+        further = self._caster.blocked(body)
+        if further is not None:
+            onward = Header(kind=Kind.CONTROL, dst=further[0], src=header.src, method=header.method, call=header.call)
+            self._node.send(onward, Parcel([further[1]]), lane=URGENT)
+
     def _link_failed(self, header: Header, _parcel: Parcel, reason: str) -> None:
+        """On the reader thread, or on the loop's after `forget`."""
         log.debug("%s to %s was lost: %s", header.method, header.dst, reason)
+        if header.kind in (Kind.CALL, Kind.CAST) and header.src == self.address:
+            self._caster.lost(header, reason)
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        def arm() -> None:
+            self._loop.call_later(seconds, call)
+
+        self._loop.post(arm)
 
     def _owner_pipe(self, _events: int) -> None:
         assert self._options.owner_fd is not None
@@ -167,15 +191,12 @@ class Agent:
         self._node.learn(host, endpoint=endpoint)
 
     def _make_node(self) -> Node:
-        extra: dict[str, Any] = {}
-        if self._options.tcp is not None:
-            extra["tcp_bind"] = self._options.tcp
-        if self._options.key is not None:
-            from monarch_nb.transport.keys import Keys
-
-            extra["keys"] = Keys.load_or_create(self._options.key)
-        return Node(self.address, run_folders={self._options.host: self._folder}, agent=None, handler=self._handle,
-                    on_link_failed=self._link_failed, **extra)  # fmt: skip
+        options = self._options
+        return Node(
+            self.address, run_folders={options.host: self._folder}, handler=self._handle, tcp_bind=options.tcp,
+            on_link_failed=self._link_failed, insecure_loopback=options.insecure_loopback,
+            keys=None if options.key is None else Keys.load_or_create(options.key),
+        )  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:

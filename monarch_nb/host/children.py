@@ -14,7 +14,7 @@ from typing import Protocol
 from monarch_nb.host import cold, exits
 from monarch_nb.host.child import Child
 from monarch_nb.host.environment import overlaid, reason_for_cold_start
-from monarch_nb.host.forker import Forker
+from monarch_nb.host.forker import DIED, Forker
 from monarch_nb.host.leash import Leash
 from monarch_nb.host.linux import portable
 from monarch_nb.host.loop import Loop
@@ -149,7 +149,7 @@ class Children:
 
     def _leash_ended(self, leash: Leash, child: Child) -> None:
         if leash in self._starts and not child.pid:  # nobody holds its other end: it will never be
-            self._refused(leash, self.forker.why_lost())
+            self._refused(leash, DIED)
 
     def _refused(self, leash: Leash, why: str) -> None:
         """The template cannot: the same proc by the cold path, with a new leash."""

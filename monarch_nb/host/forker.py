@@ -19,6 +19,7 @@ from monarch_nb.host.template import BATCH
 log = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S = 10.0
+DIED = "the template process died"
 
 Refuse = Callable[[Leash, str], None]
 
@@ -26,7 +27,7 @@ Refuse = Callable[[Leash, str], None]
 class Forker:
     """Asks a template for forks. `refuse(leash, why)` is called for each that has to start some other way.
 
-    A leash that was handed over and ends without a word belongs to whoever made it: ask `why_lost()`.
+    A leash that was handed over and ends without a word means that the template, or its middle process, was killed.
     """
 
     def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, refuse: Refuse,
@@ -69,10 +70,6 @@ class Forker:
             self._refuse_waiting(self.error)
         elif self._ready:
             self._hand_over()
-
-    def why_lost(self) -> str:
-        """Why a fork was lost."""
-        return "the template process died" if self.pid is None else "the template process could not fork"
 
     def close(self) -> None:
         """Kill the template; it has no state."""
@@ -171,7 +168,7 @@ class Forker:
             self._loop.unregister(self._socket.fileno())
             self._socket.close()
         self._process, self._socket, self._ready = None, None, False
-        self._refuse_waiting(self.error or "the template process died")
+        self._refuse_waiting(self.error or DIED)
 
     def _refuse_waiting(self, why: str) -> None:
         waiting, self._waiting = self._waiting, []

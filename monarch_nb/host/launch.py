@@ -71,6 +71,7 @@ def start_agent(
     env: Mapping[str, str] | None = None,
     tcp: str | None = None,
     key: Path | None = None,
+    insecure_loopback: bool = False,
     lease_s: float = 60.0,
     prewarm: bool = True,
     keep_folder: bool = False,
@@ -87,6 +88,7 @@ def start_agent(
     options: list[object] = ["--host", host, "--run-folder", folder, "--lease-s", lease_s]
     options += ["--tcp", tcp] if tcp is not None else []
     options += ["--key", key] if key is not None else []
+    options += ["--insecure-loopback"] * insecure_loopback
     options += ["--prewarm"] * prewarm + ["--keep-folder"] * keep_folder
     log = folder / "logs" / "agent.log"
     with open(log, "ab") as errors:

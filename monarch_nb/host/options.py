@@ -18,6 +18,7 @@ class Options:
     ready_fd: int
     tcp: str | None
     key: Path | None
+    insecure_loopback: bool
     lease_s: float
     prewarm: bool
     keep_folder: bool
@@ -30,6 +31,7 @@ def parse(argv: Sequence[str]) -> Options:
     parser.add_argument("--run-folder", type=Path, help="private folder for sockets and logs (default: a new one)")
     parser.add_argument("--tcp", help="also listen here, such as tcp://0.0.0.0:0")
     parser.add_argument("--key", type=Path, help="key file for TCP")
+    parser.add_argument("--insecure-loopback", action="store_true", help="allow TCP without a key, on loopback only")
     parser.add_argument("--owner-fd", type=int, default=0, help="end when this pipe closes (default: stdin)")
     parser.add_argument("--keep", action="store_true", help="outlive owners; procs live on leases")
     parser.add_argument("--ready-fd", type=int, default=1, help="where to say that it is ready (default: stdout)")
@@ -40,6 +42,7 @@ def parse(argv: Sequence[str]) -> Options:
     host = found.host or new_host_id()
     return Options(
         host=host, run_folder=(found.run_folder or run_folder_for(host)).absolute(), tcp=found.tcp, key=found.key,
+        insecure_loopback=found.insecure_loopback,
         owner_fd=None if found.keep else found.owner_fd, ready_fd=found.ready_fd, lease_s=found.lease_s,
         prewarm=found.prewarm, keep_folder=found.keep_folder,
     )  # fmt: skip

@@ -46,6 +46,8 @@ class Reaper:
         try:
             status = os.waitpid(pid, 0)[1]
         except ChildProcessError:
+            if died is not None:
+                self._watched[pid] = died  # whoever forked it has not left yet; SIGCHLD comes when it is ours
             return
         if died is not None:
             died(status)

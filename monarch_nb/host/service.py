@@ -60,7 +60,7 @@ class Service:
     def handle(self, header: Header, body: bytes | memoryview) -> None:
         """Carry out one request and answer it."""
         self._leases.renew(header.src, time.monotonic())
-        if header.method == "reply":
+        if header.method in ("reply", "proc.pong"):
             return  # a sign of life, see above
         form, verb = self._verbs.get(header.method, (None, None))
         if form is None or verb is None:
@@ -110,9 +110,10 @@ class Service:
             self.ask_after(owner)
 
     def ask_after(self, owner: str) -> None:
-        """Ask the agent of a proc on another host whether it still lives; the answer renews its lease or ends it."""
+        """Ask an owner for a sign of life, which renews its lease. A proc's own agent also tells of its end at once."""
+        self._post.tell(owner, "proc.ping", p.Done(), port=1)
         if is_proc(owner) and host_of(owner) != self._host:
-            self._post.tell(f"{host_of(owner)}/agent", "agent.watch", p.Addresses((owner,)), port=1)
+            self._post.tell(f"{host_of(owner)}/agent", "agent.watch", p.Addresses((owner,)))
 
     def owner_gone(self, owner: str, why: str) -> None:
         """Stop what a dead owner had."""
@@ -121,18 +122,16 @@ class Service:
         if mine:
             self._stopper.stop(mine, timeout_s=0, grace_s=0.5, reason=f"its owner {owner} is gone: {why}")
 
-    def _watch(self, header: Header, wish: p.Addresses) -> p.Done | None:
-        alive = False
+    def _watch(self, header: Header, wish: p.Addresses) -> p.Done:
         for address in wish.addresses:
             child = self._children.find(address)
             if child is not None and child.exit is None:
                 child.watchers.add(header.src)
-                alive = True
                 continue
             why = f"not known on host {self._host}: never started here, or ended long ago"
             unknown = p.Exited(address=address, host=self._host, at=time.time(), reason=why)
             self._post.tell(header.src, "proc.exited", child.exit if child and child.exit else unknown)
-        return p.Done() if alive else None  # a sign of life only for the living
+        return p.Done()
 
     def _unwatch(self, header: Header, wish: p.Addresses) -> p.Done:
         for address in wish.addresses:

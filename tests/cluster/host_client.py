@@ -1,9 +1,11 @@
 """A bare controller for tests of the host agent: sends CONTROL messages and waits for what comes back."""
 
+import contextlib
 import itertools
+import os
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,8 @@ class Client:
         self.events: list[tuple[float, str, Any]] = []
         self._arrived: queue.Queue[tuple[float, str, Any]] = queue.Queue()
         self._uids = itertools.count()
+        self.answers_pings = False
+        self.pings = 0
         self.node = Node(
             self.address,
             run_folders={host: run_folder},
@@ -53,6 +57,10 @@ class Client:
         body = bytes(parcel.frames[0])
         if header.method == "reply":
             self._replies[header.port].put((header, body))
+        elif header.method == "proc.ping":
+            self.pings += 1
+            if self.answers_pings:
+                self.send("proc.pong", protocol.Done())
         elif header.method in FORMS:
             self._arrived.put((time.time(), header.method, protocol.decode(body, FORMS[header.method])))
         self.node.consumed(parcel)
@@ -132,17 +140,32 @@ def alive(pid: int) -> bool:
         return False
 
 
-def mentioning(text: str) -> list[int]:
-    """Pids of processes with some text in their environment or command line."""
-    found = []
+def left_of(run_folder: Path) -> list[str]:
+    """What there still is of a host: processes that write to its folder or name it, and the folder itself."""
+    found = [str(path) for path in [run_folder] if path.exists()]
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and alive(int(entry.name)):
             try:
-                if text.encode() in (entry / "cmdline").read_bytes() and alive(int(entry.name)):
-                    found.append(int(entry.name))
+                out = os.readlink(entry / "fd" / "1")
+                line = (entry / "cmdline").read_bytes().decode(errors="replace")
             except OSError:
-                pass
+                continue
+            if out.startswith(f"{run_folder}/") or f"\0{run_folder}\0" in line:
+                found.append(f"{entry.name} {line} -> {out}")
     return found
 
 
-__all__ = ["ROOT", "AgentHandle", "Client", "Refusal", "alive", "mentioning", "start_agent", "wait_until"]
+@contextlib.contextmanager
+def hosted(**options: Any) -> Iterator[tuple[AgentHandle, Client]]:
+    """A host agent and somebody who talks to it; afterwards nothing may be left."""
+    handle = start_agent(**options)
+    client = Client(handle.host, handle.run_folder)
+    try:
+        yield handle, client
+    finally:
+        client.close()
+        handle.close()
+        wait_until(lambda: not left_of(handle.run_folder))
+
+
+__all__ = ["ROOT", "AgentHandle", "Client", "Refusal", "alive", "hosted", "left_of", "start_agent", "wait_until"]

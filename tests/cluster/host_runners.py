@@ -26,7 +26,8 @@ def facts(spec: ProcSpec) -> int:
         "argv": sys.argv, "cwd": os.getcwd(), "fds": _fds(), "threads": thread_count(), "random": random.random(),
         "stdin": sys.stdin.read(), "sid": os.getsid(0), "pid": os.getpid(), "env": dict(os.environ),
         "int": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
-        "hup": signal.getsignal(signal.SIGHUP) is signal.SIG_DFL, "path0": sys.path[0], "main": sys.modules["__main__"].__name__,
+        "hup": signal.getsignal(signal.SIGHUP) is signal.SIG_DFL, "path0": sys.path[0],
+        "main": vars(sys.modules["__main__"]).get("__spec__"),
         "torch_threads": torch.get_num_threads() if torch else None, "spec": spec.address,
     }))  # fmt: skip
     return idle(spec)

@@ -1,0 +1,176 @@
+"""An agent's part in a cast: calls to the procs here, the rest to agents below, replies folded on the way back."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import replace
+
+from monarch_nb.host.post import Sender
+from monarch_nb.routing import Batch, Fold, expand, indices, size_of
+from monarch_nb.transport import Parcel
+from monarch_nb.wire import Header, Kind, fold, unfold
+
+LARGE = 64 * 1024  # bytes from which a reply travels alone
+TOLD_ELSEWHERE = 1  # Header.flags of a RETURNED between agents: the caller learns of it by watching the proc
+
+Reply = tuple[Header, Parcel] | None  # None: it went on alone
+
+
+@dataclass(eq=False)
+class _Cast:
+    """One cast whose replies are gathered here."""
+
+    request: Header
+    fold: Fold[Reply]
+    local: dict[str, list[int]] = field(default_factory=dict)  # proc address -> places
+
+
+class Caster:
+    """Spreads casts and gathers replies. All but `proc_gone` is called on the node's reader thread, where sending never
+    blocks; `later(seconds, call)` runs a call on some thread of the agent."""
+
+    def __init__(self, node: Sender, address: str, later: Callable[[float, Callable[[], None]], None]) -> None:
+        self._node = node
+        self._address = address
+        self._host = address.partition("/")[0]
+        self._later = later
+        self._ports = itertools.count(1000)
+        self._casts: dict[int, _Cast] = {}
+        self._lock = threading.Lock()
+        self._armed = False
+
+    def cast(self, header: Header, parcel: Parcel) -> None:
+        """Pass a cast on: a call to each proc here, a smaller cast to each agent below. The body is shared."""
+        assert header.plan is not None
+        deliveries, branches = expand(header.plan, self._host)
+        src, port = header.src, 0
+        if header.port:
+            src, port = self._address, next(self._ports)
+            cast = _Cast(header, Fold(size_of(header.plan.runs)))
+            for delivery in deliveries:
+                cast.local.setdefault(delivery.address, []).append(delivery.index)
+            with self._lock:
+                self._casts[port] = cast
+        for agent, plan in branches:
+            self._send(replace(header, dst=agent, src=src, port=port, plan=plan, buffers=()), parcel)
+        call = replace(header, kind=int(Kind.CALL), src=src, port=port, plan=None, buffers=())
+        for to in deliveries:
+            self._send(replace(call, dst=to.address, rank=to.rank, incarnation=to.incarnation, seq=to.seq,
+                               index=to.index), parcel)  # fmt: skip
+
+    def reply(self, header: Header, parcel: Parcel) -> None:
+        """A REPLY, FOLDED or RETURNED for a call or cast of this agent."""
+        if header.kind == Kind.RETURNED:
+            self.lost(header, _reason(parcel), told_elsewhere=bool(header.flags & TOLD_ELSEWHERE))
+            return
+        with self._lock:
+            cast = self._casts.get(header.port)
+            if cast is None:
+                return
+            if header.kind == Kind.FOLDED:
+                batch = None
+                for one, bodies in unfold(header, parcel.bodies):
+                    batch = cast.fold.reply(one.index, (one, Parcel(bodies)), time.monotonic()) or batch
+            elif parcel.nbytes >= LARGE:
+                self._forward(cast, header, parcel)
+                batch = cast.fold.reply(header.index, None, time.monotonic())
+            else:
+                batch = cast.fold.reply(header.index, (header, parcel), time.monotonic())
+            self._settle(header.port, cast, batch)
+
+    def lost(self, header: Header, reason: str, *, told_elsewhere: bool = False) -> None:
+        """A message of ours did not arrive: whoever waits for answers to it is told."""
+        if header.plan is not None:
+            self._lose(header.port, list(indices(header.plan.runs)), reason, told_elsewhere)
+        else:
+            self._lose(header.port, [header.index], reason, told_elsewhere)
+
+    def proc_gone(self, address: str, reason: str) -> None:
+        """A proc here has ended: those who watch it have been told, so its answers are only no longer waited for."""
+        with self._lock:
+            hit = [(port, cast.local[address]) for port, cast in self._casts.items() if address in cast.local]
+        for port, places in hit:
+            self._lose(port, places, reason, told_elsewhere=True)
+
+    def blocked(self, body: bytes) -> tuple[str, bytes] | None:
+        """Where a proc's call.blocked has to go on to, and its body for there."""
+        port, story = msgspec.msgpack.decode(body, type=tuple[int, str])
+        with self._lock:
+            cast = self._casts.get(port)
+        if cast is None:
+            return None
+        return cast.request.src, msgspec.msgpack.encode((cast.request.port, story))
+
+    def _lose(self, port: int, places: Iterable[int], reason: str, told_elsewhere: bool) -> None:
+        with self._lock:
+            cast = self._casts.get(port)
+            if cast is None:
+                return
+            missing = cast.fold.missing
+            batch = cast.fold.lost(places, reason, time.monotonic())
+            request = cast.request
+            if cast.fold.missing < missing and (not told_elsewhere or request.src.endswith("/agent")):
+                for place in places:
+                    self._return(request, place, reason, TOLD_ELSEWHERE if told_elsewhere else 0)
+            self._settle(port, cast, batch)
+
+    def _settle(self, port: int, cast: _Cast, batch: "Batch[Reply] | None") -> None:
+        if batch is not None:
+            self._pass_on(cast, batch)
+        if cast.fold.complete:
+            self._casts.pop(port, None)
+        elif cast.fold.deadline is not None and not self._armed:
+            self._armed = True
+            self._later(cast.fold.deadline - time.monotonic(), self._tick)
+
+    def _tick(self) -> None:
+        with self._lock:
+            self._armed = False
+            now = time.monotonic()
+            for port, cast in list(self._casts.items()):
+                self._settle(port, cast, cast.fold.tick(now))
+
+    def _pass_on(self, cast: _Cast, batch: "Batch[Reply]") -> None:
+        replies = [item for _, item in batch.replies if item is not None]
+        if len(replies) == 1:
+            self._forward(cast, *replies[0])
+        elif replies:
+            request = cast.request
+            body = fold((header, parcel.bodies) for header, parcel in replies)
+            self._send(Header(kind=Kind.FOLDED, dst=request.src, src=self._address, port=request.port,
+                              call=request.call), Parcel(body))  # fmt: skip
+
+    def _forward(self, cast: _Cast, header: Header, parcel: Parcel) -> None:
+        one = replace(header, dst=cast.request.src, port=cast.request.port, buffers=())
+        self._send(one, parcel)
+
+    def _return(self, request: Header, place: int, reason: str, flags: int) -> None:
+        assert request.plan is not None
+        rank = next((run.rank + (place - run.index) // (run.index_stride or 1) * run.stride for run in request.plan.runs
+                     if place in _places(run.index, run.count, run.index_stride)), 0)  # fmt: skip
+        self._send(Header(kind=Kind.RETURNED, dst=request.src, src=self._address, mesh=request.mesh, rank=rank,
+                          method=request.method, port=request.port, index=place, call=request.call, flags=flags),
+                   Parcel([msgspec.msgpack.encode([reason])]))  # fmt: skip
+
+    def _send(self, header: Header, parcel: Parcel) -> None:
+        try:
+            self._node.send(header, parcel)
+        except Exception as error:
+            if header.kind in (Kind.CALL, Kind.CAST) and header.src == self._address:
+                reason = str(error)
+                self._later(0.0, lambda: self.lost(header, reason))  # not here: the lock may be held
+
+
+def _places(first: int, count: int, stride: int) -> range:
+    return range(first, first + count * stride, stride) if stride else range(first, first + 1)
+
+
+def _reason(parcel: Parcel) -> str:
+    try:
+        return str(msgspec.msgpack.decode(parcel.frames[0], type=list[str])[0])
+    except (IndexError, msgspec.MsgspecError):
+        return "it was returned"

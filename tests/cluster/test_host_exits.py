@@ -1,0 +1,102 @@
+"""How the end of a proc is told."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from monarch_nb.host import protocol
+from tests.cluster.host_client import Client, Refusal, hosted, wait_until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_a_killed_proc_is_told_at_once_with_its_last_lines() -> None:
+    with hosted() as (_, client):
+        [address] = client.spawn(1, "talks")
+        [started] = client.started(address)
+        client.log(address, until="from C\n")
+        began = time.monotonic()
+        os.kill(started.pid, signal.SIGKILL)
+        [gone] = client.exited(address)
+        assert time.monotonic() - began < 0.1
+        assert gone.reason.startswith("the process this actor was running on failed: Killed(sig=9)")
+        assert (gone.signal, gone.exitcode, gone.pid, gone.expected) == (signal.SIGKILL, None, started.pid, False)
+        assert gone.last_lines == (*(f"line {n}" for n in range(11, 30)), "from C")
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_an_exit_status_and_a_traceback_are_told(cold: bool) -> None:
+    with hosted(prewarm=not cold) as (_, client):
+        three, one = client.spawn(1, "returns_three", bootstrap_env_cold=cold)[0], None
+        [gone] = client.exited(three)
+        assert (gone.exitcode, gone.signal, gone.last_lines) == (3, None, ("leaving with three",))
+        [one] = client.spawn(1, "raises", bootstrap_env_cold=cold)
+        [gone] = client.exited(one)
+        assert gone.exitcode == 1
+        assert gone.last_lines[-1] == "RuntimeError: the runner is broken"
+
+
+def test_everyone_who_watches_is_told_and_who_stopped_watching_is_not() -> None:
+    with hosted() as (handle, client):
+        second = Client(handle.host, handle.run_folder, "second")
+        third = Client(handle.host, handle.run_folder, "third")
+        try:
+            [address] = client.spawn(1)
+            [started] = client.started(address)
+            for one in (second, third):
+                one.ask("agent.watch", protocol.Addresses((address,)), protocol.Done)
+            third.ask("agent.unwatch", protocol.Addresses((address,)), protocol.Done)
+            os.kill(started.pid, signal.SIGTERM)
+            assert second.exited(address)[0].signal == signal.SIGTERM
+            client.exited(address)
+            third.ask("agent.status", protocol.Done(), protocol.HostState)
+            assert not third.events
+            third.ask("agent.watch", protocol.Addresses((address,)), protocol.Done)
+            assert third.exited(address)[0].signal == signal.SIGTERM
+        finally:
+            second.close()
+            third.close()
+
+
+def test_watching_what_was_never_there_is_answered_at_once() -> None:
+    with hosted(prewarm=False) as (_, client):
+        client.ask("agent.watch", protocol.Addresses((f"{client.host}/p9.0.0",)), protocol.Done)
+        assert "never started here" in client.exited(f"{client.host}/p9.0.0")[0].reason
+
+
+def test_what_a_dead_proc_had_started_goes_with_it() -> None:
+    with hosted() as (_, client):
+        [address] = client.spawn(1, "with_child")
+        [started] = client.started(address)
+        child = int(client.log(address, until="\n").split()[1])
+        os.kill(started.pid, signal.SIGKILL)
+        client.exited(address)
+        wait_until(lambda: not os.path.exists(f"/proc/{child}"))  # not even as a zombie
+
+
+@pytest.mark.parametrize("how", ["stopped", "gil"])
+def test_a_living_proc_that_does_not_answer_is_told_not_failed(how: str) -> None:
+    with hosted() as (_, client):
+        [address] = client.spawn(1, "idle" if how == "stopped" else "holds_gil")
+        [started] = client.started(address)
+        began = time.monotonic()
+        if how == "stopped":
+            os.kill(started.pid, signal.SIGSTOP)
+        told = client.event("proc.unresponsive", timeout=5)
+        assert time.monotonic() - began < 4.5
+        assert told.address == address
+        assert client.status().procs[0].unresponsive_since == told.since
+        os.kill(started.pid, signal.SIGCONT)
+        assert client.event("proc.responsive").since == told.since
+        assert client.status().procs[0].unresponsive_since is None
+
+
+def test_a_request_that_makes_no_sense_is_refused_and_harms_nobody() -> None:
+    with hosted(prewarm=False) as (_, client):
+        with pytest.raises(Refusal, match="know no"):
+            client.ask("agent.dance", protocol.Done(), protocol.Done)
+        with pytest.raises(Refusal, match="ValidationError"):
+            client.ask("agent.kill", protocol.Prewarm(), protocol.Done)
+        assert client.status().procs == ()

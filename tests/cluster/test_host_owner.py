@@ -1,0 +1,167 @@
+"""Who keeps a host and its procs alive, and what happens when they are gone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.host import protocol
+from monarch_nb.host.bootstrap import command
+from monarch_nb.wire.header import Layout
+from tests.cluster.host_client import ROOT, Client, alive, hosted, left_of, wait_until
+
+pytestmark = pytest.mark.timeout(60)
+
+OWNER = f"""
+import sys, time
+sys.path.insert(0, {ROOT!r})
+from tests.cluster.host_client import Client, start_agent
+handle = start_agent("hown" + sys.argv[2], sys.argv[1])
+client = Client(handle.host, handle.run_folder)
+print(handle.pid, *[one.pid for one in client.started(*client.spawn(2))], flush=True)
+if len(sys.argv) > 3:
+    import os
+    if os.fork() == 0:
+        time.sleep(30)
+time.sleep(1000)
+"""
+
+
+def owner(folder: Path, *more: str) -> tuple["subprocess.Popen[str]", list[int]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(folder), str(os.getpid()), *more], stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout as out:
+        return process, [int(word) for word in out.readline().split()]
+
+
+def test_when_the_owner_is_killed_nothing_is_left(tmp_path: Path) -> None:
+    process, pids = owner(tmp_path / "r")
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(map(alive, pids)) and not left_of(tmp_path / "r"))
+
+
+def test_a_forked_copy_of_the_owner_does_not_keep_the_host_alive(tmp_path: Path) -> None:
+    process, pids = owner(tmp_path / "r", "fork")
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        wait_until(lambda: not any(map(alive, pids)) and not left_of(tmp_path / "r"))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_interrupting_the_owners_process_group_does_not_reach_the_host(tmp_path: Path) -> None:
+    process, pids = owner(tmp_path / "r")
+    groups = {os.getpgid(pid) for pid in pids}
+    sessions = {os.getsid(pid) for pid in pids}
+    assert process.pid not in groups | sessions
+    assert len(groups) == 3
+    for pid in pids[:1]:
+        os.kill(pid, signal.SIGINT)  # agents ignore it even when it does come
+        os.kill(pid, signal.SIGHUP)
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait()
+    wait_until(lambda: not left_of(tmp_path / "r"))
+
+
+@pytest.mark.parametrize("kind", ["idle", "deaf", "holds_gil", "frozen", "with_child"])
+def test_when_the_agent_is_killed_its_procs_are_gone(kind: str) -> None:
+    with hosted() as (handle, client):
+        [address] = client.spawn(1, "idle" if kind == "frozen" else kind)
+        pids = [client.started(address)[0].pid, client.status().template_pid or 0]
+        if kind == "frozen":
+            os.kill(pids[0], signal.SIGSTOP)
+        elif kind != "idle":
+            said = client.log(address, until="\n")
+            pids += [int(said.split()[1])] if kind == "with_child" else []
+        os.kill(handle.pid, signal.SIGKILL)
+        began = time.monotonic()
+        wait_until(lambda: not any(map(alive, pids)))
+        assert time.monotonic() - began < 2
+
+
+def test_what_a_proc_owns_ends_with_it_and_so_on() -> None:
+    with hosted() as (_, client):
+        [grandparent] = client.spawn(1)
+        [parent] = client.spawn(1, owner=grandparent)
+        [child] = client.spawn(1, owner=parent)
+        [other] = client.spawn(1)
+        pids = [one.pid for one in client.started(grandparent, parent, child, other)]
+        os.kill(pids[0], signal.SIGKILL)
+        assert "its owner" in client.exited(child)[0].reason
+        assert client.exited(parent)[0].expected
+        assert alive(pids[3])
+
+
+def kept_agent(folder: Path, host: str, lease_s: float) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen(
+        command("monarch_nb.host.agent", "--host", host, "--run-folder", folder, "--keep", "--lease-s", lease_s),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout as out:
+        assert b'"pid"' in out.readline()
+    return process
+
+
+def test_a_kept_host_survives_owners_but_their_procs_do_not(tmp_path: Path) -> None:
+    process = kept_agent(tmp_path / "r", "hkept", lease_s=1.0)
+    first = Client("hkept", tmp_path / "r", "first")
+    second = Client("hkept", tmp_path / "r", "second")
+    try:
+        [lost] = first.spawn(1)
+        [lost_pid] = [one.pid for one in first.started(lost)]
+        [kept] = second.spawn(1, layout=Layout("q", ("hkept",), 1))
+        second.ask("agent.lease", protocol.Lease(seconds=60), protocol.Done)
+        second.ask("agent.watch", protocol.Addresses((lost,)), protocol.Done)
+        [kept_pid] = [one.pid for one in second.started(kept)]
+        first.close()
+        assert "nothing was heard of it any more" in second.exited(lost, timeout=10)[0].reason
+        assert not alive(lost_pid)
+        assert alive(kept_pid)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(5) == 0
+        wait_until(lambda: not alive(kept_pid) and not left_of(tmp_path / "r"))
+    finally:
+        second.close()
+        process.kill()
+        process.wait()
+
+
+def test_a_remote_owner_that_answers_keeps_its_lease() -> None:
+    with hosted(lease_s=0.8) as (handle, client):
+        far = Client(handle.host, handle.run_folder, "c", at="hfar")
+        far.answers_pings = True
+        try:
+            [address] = far.spawn(1)
+            [started] = far.started(address)
+            client.ask("agent.watch", protocol.Addresses((address,)), protocol.Done)
+            deadline = time.monotonic() + 2.5
+            while time.monotonic() < deadline and not client.events:
+                assert alive(started.pid)
+                wait_until(lambda: far.pings > 0)
+                far.pings = 0
+            far.answers_pings = False
+            assert "nothing was heard" in client.exited(address)[0].reason
+        finally:
+            far.close()
+
+
+def test_a_detached_host_outlives_its_owner_for_a_while(tmp_path: Path) -> None:
+    with hosted() as (handle, client):
+        [started] = client.started(*client.spawn(1))
+        client.ask("agent.lease", protocol.Lease(seconds=1.0, detach=True), protocol.Done)
+        assert handle._process.stdin is not None
+        handle._process.stdin.close()
+        assert client.status().procs[0].pid == started.pid
+        handle.wait(5)
+        wait_until(lambda: not left_of(handle.run_folder))

@@ -1,0 +1,162 @@
+"""Starting procs: from the template, by the cold path, and what they find around them."""
+
+import json
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.host import AgentStartError
+from tests.cluster.host_client import Client, Refusal, alive, hosted, left_of, start_agent, wait_until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def facts(client: Client, address: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(client.log(address, until="\n"))
+    return found
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_procs_are_forked_from_a_single_threaded_template_and_adopted_by_the_agent() -> None:
+    with hosted() as (handle, client):
+        started = client.started(*client.spawn(3))
+        assert [one.how for one in started] == ["fork"] * 3
+        status = client.status()
+        assert status.template_threads == 1
+        assert [proc.state for proc in status.procs] == ["running"] * 3
+        for one in started:
+            wait_until(lambda pid=one.pid: parent_of(pid) == handle.pid)
+
+
+def test_a_forked_proc_looks_like_a_fresh_one(tmp_path: Path) -> None:
+    with hosted() as (_, client):
+        forked, other = client.spawn(2, "facts", env=({"MINE": "1", "HOME": None},), cwd=str(tmp_path))
+        [cold] = client.spawn(
+            1, "facts", env=({"MINE": "1", "HOME": None},), cwd=str(tmp_path), bootstrap_env_cold=True
+        )
+        seen, twin, fresh = facts(client, forked), facts(client, other), facts(client, cold)
+        assert seen["random"] != twin["random"]
+        for name in ("cwd", "env", "int", "hup", "path0", "stdin", "torch_threads", "main"):
+            if not (name == "torch_threads" and fresh[name] is None):
+                assert seen[name] == fresh[name], name
+        assert seen["cwd"] == str(tmp_path)
+        assert seen["env"]["MINE"] == "1"
+        assert "HOME" not in seen["env"]
+        assert "OMP_NUM_THREADS" not in seen["env"] or "OMP_NUM_THREADS" in os.environ
+        assert seen["sid"] == seen["pid"]
+        assert [fd.partition(":")[2] for fd in seen["fds"][3:]] == ["socket", "pipe"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "why"),
+    [
+        ({"bootstrap_env_cold": True}, "asked for"),
+        ({"env": ({"OMP_PROC_BIND": "true"},)}, "OMP_PROC_BIND is read when libraries load"),
+        ({"proc_bind": ({"cpus": "0"},)}, "proc_bind"),
+        ({"python": sys.executable}, "another interpreter"),
+    ],
+)
+def test_what_a_fork_could_not_honour_takes_the_cold_path_and_says_why(wish: dict[str, Any], why: str) -> None:
+    with hosted(prewarm=False) as (_, client):
+        [address] = client.spawn(1, "facts", **wish)
+        [started] = client.started(address)
+        assert (started.how, started.why) == ("cold", why)
+        assert facts(client, address)["spec"] == address
+        assert client.status().template_pid is None
+
+
+def test_device_visibility_and_thread_counts_are_put_right_in_a_fork() -> None:
+    with hosted() as (_, client):
+        env = {"CUDA_VISIBLE_DEVICES": "3", "OMP_NUM_THREADS": "2"}
+        [address] = client.spawn(1, "facts", env=(env,))
+        assert client.started(address)[0].how == "fork"
+        seen = facts(client, address)
+        assert seen["env"]["CUDA_VISIBLE_DEVICES"] == "3"
+        assert seen["torch_threads"] in (2, None)
+
+
+def test_without_fork_and_pidfd_everything_still_works() -> None:
+    with hosted(env={**os.environ, "MONARCH_NB_PORTABLE": "1"}) as (handle, client):
+        [address] = client.spawn(1, "talks")
+        [started] = client.started(address)
+        assert (started.how, started.why) == ("cold", "no fork on this system")
+        assert "line 29" in client.log(address, until="line 29\n")
+        os.kill(started.pid, signal.SIGKILL)
+        assert client.exited(address)[0].signal == signal.SIGKILL
+        [second] = client.started(*client.spawn(1))
+        os.kill(handle.pid, signal.SIGKILL)
+        wait_until(lambda: not alive(second.pid))
+
+
+def test_a_template_killed_between_spawns_is_replaced() -> None:
+    with hosted() as (_, client):
+        client.started(*client.spawn(1))
+        template = client.status().template_pid
+        assert template is not None
+        os.kill(template, signal.SIGKILL)
+        wait_until(lambda: client.status().template_pid is None)
+        assert client.started(*client.spawn(1))[0].how == "fork"
+        assert client.status().template_pid not in (None, template)
+        assert [proc.state for proc in client.status().procs] == ["running", "running"]
+
+
+def test_a_template_killed_while_it_is_asked_costs_nothing_but_time() -> None:
+    with hosted() as (_, client):
+        client.started(*client.spawn(1))
+        template = client.status().template_pid
+        assert template is not None
+        os.kill(template, signal.SIGSTOP)
+        addresses = client.spawn(4)
+        os.kill(template, signal.SIGKILL)
+        for started in client.started(*addresses):
+            assert (started.how, started.why) == ("cold", "the template process died")
+
+
+def test_a_missing_interpreter_is_a_clear_exit() -> None:
+    with hosted(prewarm=False) as (_, client):
+        [gone] = client.exited(*client.spawn(1, python="/no/such/python"))
+        assert gone.reason.endswith("No such file or directory: /no/such/python")
+        assert gone.pid == 0
+
+
+def test_no_descriptors_left_is_said_and_the_agent_lives_on(tmp_path: Path) -> None:
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\nulimit -n 64\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o700)
+    with hosted(prewarm=False, python=str(wrapper)) as (_, client):
+        addresses = client.spawn(40, bootstrap_env_cold=True)
+        gone = client.event("proc.exited", timeout=30)
+        assert "no file descriptors left (limit 64)" in gone.reason
+        assert len(client.status().procs) == len(addresses)
+
+
+def test_a_life_is_started_once() -> None:
+    with hosted() as (_, client):
+        client.started(*client.spawn(1))
+        layout = client.status().procs[0].address.partition("/")[2].partition(".")[0]
+        from monarch_nb.wire.header import Layout
+
+        again = Layout(layout, (client.host,), 1)
+        with pytest.raises(Refusal, match="a new life needs a new incarnation"):
+            client.spawn(1, layout=again)
+        assert client.started(*client.spawn(1, layout=again, incarnations=(1,)))
+
+
+def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(AgentStartError, match="key"):
+        start_agent("hx", folder, tcp="tcp://0.0.0.0:0", prewarm=False)
+    assert not left_of(folder)
+
+
+def test_the_run_folder_is_private() -> None:
+    with hosted(prewarm=False) as (handle, _):
+        assert stat.S_IMODE(handle.run_folder.stat().st_mode) == 0o700

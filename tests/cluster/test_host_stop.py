@@ -1,0 +1,63 @@
+"""Stopping, killing and interrupting procs."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from monarch_nb.host import protocol
+from tests.cluster.host_client import hosted, left_of, wait_until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_stopping_escalates_until_all_are_gone() -> None:
+    with hosted() as (_, client):
+        soft, deaf, frozen = client.spawn(1, "idle")[0], client.spawn(1, "deaf")[0], client.spawn(1, "idle")[0]
+        pids = {one.address: one.pid for one in client.started(soft, deaf, frozen)}
+        client.log(deaf, until="deaf now")
+        os.kill(pids[frozen], signal.SIGSTOP)
+        wish = protocol.Stop((soft, deaf, frozen), timeout_s=0.2, grace_s=0.3, reason="enough")
+        ended = client.ask("agent.stop", wish, protocol.Ended)
+        exits = {one.address: one for one in ended.exits}
+        assert exits[soft].signal == signal.SIGTERM
+        assert exits[deaf].signal == signal.SIGKILL
+        assert exits[frozen].signal == signal.SIGTERM
+        assert all(one.expected and one.reason == "enough" for one in exits.values())
+        assert client.ask("agent.stop", wish, protocol.Ended).exits  # a second time: already gone
+
+
+def test_a_stopped_process_can_be_killed() -> None:
+    with hosted() as (_, client):
+        [address] = client.spawn(1)
+        os.kill(client.started(address)[0].pid, signal.SIGSTOP)
+        client.ask("agent.kill", protocol.Kill((address,)), protocol.Done)
+        assert client.exited(address)[0].signal == signal.SIGKILL
+
+
+def test_an_interrupt_reaches_the_main_thread() -> None:
+    with hosted() as (_, client):
+        [address] = client.spawn(1, "interruptible")
+        client.log(address, until="waiting")
+        client.ask("agent.interrupt", protocol.Addresses((address,)), protocol.Done)
+        gone = client.exited(address)[0]
+        assert (gone.exitcode, gone.last_lines[-1]) == (7, "interrupted")
+
+
+def test_a_proc_that_is_stopped_before_it_started_ends() -> None:
+    with hosted(prewarm=False) as (_, client):  # the template takes a second to come up
+        [address] = client.spawn(1)
+        ended = client.ask("agent.stop", protocol.Stop((address,), timeout_s=0, grace_s=0.1), protocol.Ended)
+        assert ended.exits[0].expected
+
+
+def test_shutting_a_host_down_ends_everything() -> None:
+    with hosted() as (handle, client):
+        client.started(*client.spawn(3))
+        began = time.monotonic()
+        ended = client.ask("agent.shutdown", protocol.Shutdown(timeout_s=0.1), protocol.Ended)
+        assert len(ended.exits) == 3
+        handle.wait(5)
+        assert time.monotonic() - began < 4
+        wait_until(lambda: not left_of(handle.run_folder))
