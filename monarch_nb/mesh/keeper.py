@@ -198,13 +198,11 @@ class Keeper:
     def _exited(self, header: Header, parcel: "Parcel") -> None:
         gone = p.decode(parcel.frames[0], p.Exited)
         self.unresponsive.pop(gone.address, None)
-        self.engine.node.forget(gone.address, gone.reason)
         uid, rank, incarnation = self._name_of(gone.address)
         if not gone.expected:
             cause = Cause(
                 kind="signal" if gone.signal else ("exit" if gone.pid else "spawn"),
                 text=gone.reason,
-                actor=gone.address,
                 host=gone.host,
                 pid=gone.pid,
                 exitcode=gone.exitcode,
@@ -215,12 +213,11 @@ class Keeper:
             )
             self.driver.proc_exited(uid, rank, incarnation, cause)
         self._owner_gone(gone.address, gone.reason)
+        self.engine.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
         self.event("exited", gone)
 
     def host_lost(self, host: str, reason: str) -> None:
         """A host agent is gone, and all processes of its host with it."""
-        for address in {f"{host}/agent", *(a for a in self.pids if a.startswith(f"{host}/"))}:
-            self.engine.node.forget(address, reason)
         cause = Cause(kind="host", text=reason, host=host, at=time.time())
         ranks = {
             rank
@@ -231,6 +228,8 @@ class Keeper:
         }
         pending = set().union(*(self.driver._pending(rank) for rank in ranks))
         self.driver.feed(lambda machine: machine.host_lost([host], cause, pending))
+        for address in {f"{host}/agent", *(a for a in self.pids if a.startswith(f"{host}/"))}:
+            self.engine.node.forget(address, reason)
         self.event("host lost", host)
 
     @staticmethod

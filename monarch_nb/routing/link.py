@@ -4,7 +4,8 @@ Not thread-safe: the transport calls a link under that link's own lock. `now` is
 
 Numbers of one link object never start again, so no acknowledgement can be mistaken for an older one. What will never
 be sent again lies below the lowest number held, which every frame that is not a message carries: the peer skips to it.
-Frames name both lives (`epoch`, `to`): a peer that came back cannot take what was meant for its former life.
+Frames name both lives (`epoch`, `to`): a peer that came back cannot take what was meant for its former life. Only
+those written before its first word name none; they are never written twice, except on an unbroken connection.
 """
 
 from collections import deque

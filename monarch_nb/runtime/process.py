@@ -18,6 +18,7 @@ from monarch_nb.runtime.clock import Clock
 from monarch_nb.runtime.context import ActorId, Context, Instance, current
 from monarch_nb.runtime.future import Future, _wait_guards
 from monarch_nb.runtime.ports import PortTable
+from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Header, Kind, Status, decode
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class Supervising(Protocol):
 
     def lost_cause(self, header: Header, reason: str) -> Any:
         """What the caller is told of a message that could not be delivered."""
+
+    def lost(self, header: Header, reason: str, call: PendingCall) -> BaseException:
+        """The error of a call whose message could not be delivered."""
 
     def encode(self, cause: Any) -> bytes:
         """A cause as bytes."""
@@ -114,8 +118,16 @@ class Runtime:
         return f"{self.address}:{next(self._call_numbers)}"
 
     def send(self, header: Header, parcel: "Parcel", lane: int = 0) -> None:
-        """Sends from any thread; blocks, interruptibly, only while the receiver's credits are used up."""
-        self.node.send(header, parcel, lane=lane)
+        """Sends from any thread; blocks, interruptibly, only while the receiver's credits are used up.
+
+        Where nobody can be reached any more, whoever waits for the answer is told, as of a death a moment later.
+        """
+        try:
+            self.node.send(header, parcel, lane=lane)
+        except UnreachableError as error:
+            if header.kind in (Kind.CONTROL, Kind.REPLY):
+                raise
+            self.undelivered(header, str(error))
 
     def control(self, dst: str, verb: str, body: Any = None, *, port: int = 0, lane: int = 1, call: str = "") -> None:
         """Sends an engine message, urgent unless said otherwise."""
@@ -244,9 +256,8 @@ class Runtime:
         """A message of ours has come back, or its link failed: whoever waits for its answer is told."""
         handler = self.ports.get(header.port) if header.port else None
         if isinstance(handler, PendingCall):
-            cause = self.supervisor.lost_cause(header, reason)
-            handler.fail(self.supervisor.error(self.supervisor.encode(cause), handler))
-        elif not self.closed:
+            handler.fail(self.supervisor.lost(header, reason, handler))
+        elif header.port == 0 and not self.closed:  # whoever waits for an answer has been told already
             self.supervisor.undeliverable(header, reason)
 
     # -- actors of this process -------------------------------------------------------------------------------------

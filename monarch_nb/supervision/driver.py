@@ -33,7 +33,7 @@ from monarch_nb.supervision.ranks import Life
 from monarch_nb.wire import Header
 
 if TYPE_CHECKING:
-    from monarch_nb.supervision.machine import Selection
+    from monarch_nb.supervision.ranks import Selection
 
 logger = logging.getLogger(__name__)
 
@@ -255,6 +255,17 @@ class Driver:
     def lost_cause(self, header: Header, reason: str) -> Cause:
         """What a caller is told of a message that could not be delivered."""
         return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=header.dst.partition("/")[0])
+
+    def lost(self, header: Header, reason: str, call: PendingCall) -> BaseException:
+        """The error of a call whose message could not be delivered: the known failure, where there is one."""
+        ranks = frozenset(call.missing_ranks())
+        with self._lock:
+            known = self.machine.check(call.mesh, ranks)
+        if known is not None:
+            return self._error(known, call)
+        name = call.title.partition(".")[0]
+        cause = self.lost_cause(header, reason)
+        return self._error(MeshFailure(mesh_name=name, mesh_uid=call.mesh, cause=cause), call)
 
     def refusal(self, cell: ActorCell) -> Refusal:
         """How the end of an actor is told."""

@@ -1,6 +1,12 @@
 """Sockets, keys, memory files and threads: carries out what `routing` decides. Nothing here unpickles."""
 
-from monarch_nb.transport.errors import DescriptorLimitError, SharedMemoryError, TransportError, TrustError
+from monarch_nb.transport.errors import (
+    DescriptorLimitError,
+    SharedMemoryError,
+    TransportError,
+    TrustError,
+    UnreachableError,
+)
 from monarch_nb.transport.interrupts import throw_into, uninterrupted
 from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.node import Node
@@ -16,6 +22,7 @@ __all__ = [
     "SharedMemoryError",
     "TransportError",
     "TrustError",
+    "UnreachableError",
     "throw_into",
     "uninterrupted",
 ]

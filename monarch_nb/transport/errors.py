@@ -8,6 +8,10 @@ class TransportError(RuntimeError):
     """A message could not be handed to the network."""
 
 
+class UnreachableError(TransportError):
+    """The destination is gone, or nobody here knows a way to it."""
+
+
 class TrustError(TransportError):
     """A peer, a key or a folder that cannot be trusted."""
 

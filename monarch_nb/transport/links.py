@@ -10,7 +10,7 @@ from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.routing.membership import Hop, NoRoute, Routes
 from monarch_nb.transport import monitor, sockets
 from monarch_nb.transport.channels import Dialled, Inbound
-from monarch_nb.transport.errors import TransportError
+from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.monitor import Monitor
 from monarch_nb.transport.parcel import Parcel
@@ -92,10 +92,10 @@ class Links:
             try:
                 hop = self._routes.next_hop(destination)
             except NoRoute as error:
-                raise TransportError(str(error)) from None
+                raise UnreachableError(str(error)) from None
             for address in (destination, hop.address):
                 if address in self._gone:
-                    raise TransportError(f"{destination} cannot be reached: {self._gone[address][0]}")
+                    raise UnreachableError(f"{destination} cannot be reached: {self._gone[address][0]}")
             peer = self._peer(hop, lane)
             if len(self._ways) > 65536:
                 self._ways.clear()

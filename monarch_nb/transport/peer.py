@@ -23,7 +23,7 @@ from monarch_nb.routing.link import Link
 from monarch_nb.transport.channels import Channel, Dialled
 from monarch_nb.transport.chunks import SIZE, pack_chunked
 from monarch_nb.transport.envelope import Item, pack_local, pack_whole
-from monarch_nb.transport.errors import TransportError
+from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.unpacking import Unpacker
@@ -133,7 +133,7 @@ class Peer:
     def _send(self, items: Item | list[Item], size: int, exempt: bool, charged: bool = False) -> bool:
         with self._lock:
             if self.gone is not None:
-                raise TransportError(f"{self.address} cannot be reached: {self.gone}")
+                raise UnreachableError(f"{self.address} cannot be reached: {self.gone}")
             channel = self._channel or self._open()
             link = self._link
             if not exempt and link.blocked(size):

@@ -26,9 +26,11 @@ def run_folder() -> Iterator[Path]:
 class End:
     """A started node; what arrives can be waited for."""
 
-    def __init__(self, address: str, *folders: Any, consume: bool = True, **options: Any) -> None:
+    def __init__(
+        self, address: str, folder: Path | dict[str, Path] | None = None, *, consume: bool = True, **options: Any
+    ) -> None:
         host = address.split("/")[0]
-        known = dict(folders[0]) if folders and isinstance(folders[0], dict) else {host: folder for folder in folders}
+        known = folder if isinstance(folder, dict) else {host: folder} if folder else {}
         self.inbox: queue.SimpleQueue[tuple[Header, Parcel]] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[tuple[Header, Parcel, str]] = queue.SimpleQueue()
         self.connections: queue.SimpleQueue[tuple[str, bool, str]] = queue.SimpleQueue()
