@@ -1,11 +1,11 @@
 """Host meshes: where processes can be spawned."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
+from monarch_nb.mesh.devices import environments
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.spawning import spawn_proc_mesh
 from monarch_nb.runtime import Future, runtime
@@ -78,7 +78,7 @@ class HostMesh(MeshTrait):
             setup=(() if setup is None else ((setup, setup_filename),)),
             proc_bind=tuple(proc_bind or ()),
             python=self._python,
-            env=_gpu_env(dims, per, dict(env or {})),
+            env=environments(dims, dict(env or {})),
         )
 
     def with_python_executable(self, path: str) -> "HostMesh":
@@ -126,38 +126,6 @@ class HostMesh(MeshTrait):
         return f"<HostMesh {self._name!r} {{{dims}}}>"
 
 
-def _gpu_env(
-    dims: Mapping[str, int], per_host: int, env: dict[str, str | None]
-) -> tuple[dict[str, str | None], ...]:
-    """One environment per process of a host: its local rank, and a device of its own where there are devices."""
-    count = device_count() if "gpus" in dims else 0
-    common = {"LOCAL_WORLD_SIZE": str(per_host), **env}
-    envs = []
-    for local in range(per_host):
-        own: dict[str, str | None] = {"LOCAL_RANK": str(local)}
-        if count:
-            own["CUDA_VISIBLE_DEVICES"] = visible_device(local % count)
-        envs.append({**own, **common})
-    return tuple(envs)
-
-
-def visible_device(index: int) -> str:
-    """The name of the index-th device this user may use."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return chosen.split(",")[index] if chosen else str(index)
-
-
-def device_count() -> int:
-    """How many GPUs this host offers, without touching CUDA: the kernel's process must stay free of it."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return len([part for part in chosen.split(",") if part.strip() not in ("", "-1")])
-    try:
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
-    except OSError:
-        return 0
-
-
 def this_host() -> HostMesh:
     """The host this process runs on, without dimensions."""
     from monarch_nb.mesh.controller import ensure_host
@@ -175,8 +143,3 @@ def this_proc() -> ProcMesh:
 def host_labels(hosts: Sequence[str]) -> Region:
     """The region of a one-dimensional host mesh."""
     return Region(("hosts",), NDSlice(0, (len(hosts),), (1,)))
-
-
-def python_path() -> tuple[str, ...]:
-    """Where this process finds modules, for the processes it spawns."""
-    return tuple(path if path else os.getcwd() for path in sys.path)

@@ -319,7 +319,7 @@ class Keeper:
         self.event("stopping", state)
 
         def done(_: Future[Any]) -> None:
-            self.driver.feed(lambda machine: machine.stopped(state.uid, reason))
+            self.driver.feed(lambda machine: machine.stopped(state.uid, None, reason))
             self.event("stopped", state)
             future._set(None)
 

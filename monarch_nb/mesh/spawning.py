@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 
 from monarch_nb.host.protocol import SpawnProcs
+from monarch_nb.mesh.devices import warn_of_shared
 from monarch_nb.mesh.endpoint import encode_arguments
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.sending import send_region
@@ -149,6 +150,8 @@ def spawn_proc_mesh(
         layout=Layout(uid, hosts, per_host),
         born=born,
     )
+    living = [known for known in engine.meshes.values() if isinstance(known, ProcState) and known.stopped is None]
+    warn_of_shared(name, hosts, env, [known for known in living if isinstance(known.born, ProcBorn)])
     engine.meshes[uid] = state
     engine.keeper.own(instance, state)
     born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])

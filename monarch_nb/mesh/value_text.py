@@ -5,6 +5,8 @@ from typing import Any
 
 from monarch_nb.shape import Extent, Point
 
+from .array_text import array_text, content
+
 LINES = 11  # at most, without the heading
 WIDTH = 120  # characters of one value
 COSTLY = 256  # at most so many values that are not plain scalars are asked for their repr
@@ -15,7 +17,7 @@ def describe(extent: Extent, get: Callable[[int], Any]) -> list[str]:
     """The lines under a value mesh's heading. Never raises for what a value or its decoding does."""
     if not extent.nelements:
         return ["  (no values)"]
-    groups, unseen = _grouped(extent.nelements, get)
+    groups, unseen = grouped(extent.nelements, get)
     shown = groups if len(groups) + bool(unseen) <= LINES else groups[: LINES - 1]
     lines = [f"  {_where(extent, ranks)}: {text}" for ranks, text in shown]
     hidden = sum(len(ranks) for ranks, _ in groups[len(shown) :]) + unseen
@@ -24,10 +26,14 @@ def describe(extent: Extent, get: Callable[[int], Any]) -> list[str]:
     return lines
 
 
-def _grouped(count: int, get: Callable[[int], Any]) -> tuple[list[tuple[list[int], str]], int]:
-    """Ranks with equal values and their text, in order of first rank; and how many ranks were not looked at."""
+def grouped(count: int, get: Callable[[int], Any]) -> tuple[list[tuple[list[int], str]], int]:
+    """Ranks with equal values and their text, in order of first rank; and how many ranks were not looked at.
+
+    Arrays of more than a few elements are summed up. Never raises for what a value or its decoding does.
+    """
     groups: dict[object, tuple[list[int], str]] = {}
-    costly: dict[int, tuple[Any, str]] = {}  # texts by identity; holds the value so that its identity stays its own
+    # Texts and keys by identity; holds the value so that its identity stays its own.
+    costly: dict[int, tuple[Any, str, object]] = {}
     for rank in range(count):
         try:
             value = get(rank)
@@ -39,11 +45,15 @@ def _grouped(count: int, get: Callable[[int], Any]) -> tuple[list[tuple[list[int
         elif isinstance(value, float | _Unreadable):
             key = type(value), repr(value)  # nan and -0.0 differ from how they compare
         elif id(value) in costly or len(costly) < COSTLY:
-            key = costly.setdefault(id(value), (value, _repr(value)))[1]
+            known = costly.get(id(value))
+            if known is None:
+                text = _repr(value)
+                known = costly[id(value)] = value, text, (text, content(value))
+            key = known[2]
         else:  # thousands of tensors take seconds to print
             return list(groups.values()), count - rank
         if key not in groups:
-            groups[key] = [], _line(key if isinstance(key, str) else _repr(value))
+            groups[key] = [], _line(costly[id(value)][1] if id(value) in costly else _repr(value))
         groups[key][0].append(rank)
     return list(groups.values()), 0
 
@@ -58,6 +68,9 @@ class _Unreadable:
 
 def _repr(value: Any) -> str:
     try:
+        summary = array_text(value)
+        if summary is not None:
+            return summary
         # Only the start of a long text will be shown, and its repr can take seconds.
         return repr(value[: 2 * WIDTH]) if type(value) in (str, bytes) else repr(value)
     except Exception as error:
