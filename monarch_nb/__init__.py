@@ -23,14 +23,7 @@ _HOMES = {"Extent": "monarch_nb.shape"}
 _MODULES = frozenset(
     {
         "actor",
-        "config",
-        "debug",
-        "distributed",
         "exceptions",
-        "job",
-        "rdma",
-        "telemetry",
-        "tensor",
         "testing",
     }
 )
