@@ -146,11 +146,11 @@ class Output:
             log = self._logs.get(address)
             return log.cut() if log is not None else ""
 
-    def forget(self, addresses: Iterable[str]) -> None:
-        """Drop what is kept of processes that are gone."""
+    def forget(self, uid: str) -> None:
+        """Drop what is kept of the processes of a mesh that is gone."""
         with self._arrived:
-            for address in addresses:
-                self._logs.pop(address, None)
+            for address in [address for address in self._logs if address.partition("/")[2].startswith(f"{uid}.")]:
+                del self._logs[address]
 
 
 def output_of(engine: "Runtime") -> Output:

@@ -1,0 +1,25 @@
+"""What a notebook kernel loads: `%load_ext monarch`, or `%load_ext monarch_nb`."""
+
+from typing import Any
+
+from .extension import Extension
+
+__all__ = ["load_ipython_extension", "unload_ipython_extension"]
+
+_loaded: dict[int, Extension] = {}
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Makes this kernel the controller: magics, displays, output of the ranks, failures in the cell."""
+    if id(shell) in _loaded:  # under its other name already
+        return
+    extension = Extension(shell)
+    extension.load()
+    _loaded[id(shell)] = extension
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Takes all of it out again; meshes stay."""
+    extension = _loaded.pop(id(shell), None)
+    if extension is not None:
+        extension.unload()

@@ -1,0 +1,39 @@
+"""How meshes, values, futures and failures look in a cell."""
+
+from typing import Any
+
+from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, ValueMesh
+from monarch_nb.runtime import Future
+from monarch_nb.supervision import MeshFailure
+
+from ..overview import Overview
+from .failures import failure_bundle
+from .meshes import host_mesh_html, mesh_html, overview_html
+from .values import future_html, value_mesh_html
+
+_FORMS = {
+    ProcMesh: mesh_html,
+    ActorMesh: mesh_html,
+    HostMesh: host_mesh_html,
+    ValueMesh: value_mesh_html,
+    Future: future_html,
+    Overview: overview_html,
+    MeshFailure: lambda failure: failure_bundle(failure)["text/html"],
+}
+
+
+def install(shell: Any) -> None:
+    """Registers the HTML forms, so that the library itself stays free of HTML."""
+    formatter = shell.display_formatter.formatters["text/html"]
+    for kind, form in _FORMS.items():
+        formatter.for_type(kind, form)
+
+
+def uninstall(shell: Any) -> None:
+    """Takes them away."""
+    formatter = shell.display_formatter.formatters["text/html"]
+    for kind in _FORMS:
+        formatter.pop(kind, None)
+
+
+__all__ = ["install", "uninstall"]

@@ -1,0 +1,69 @@
+"""Static HTML that reads well in a live or saved notebook, light or dark, and still as plain tables without its style."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+# Translucent colours and the theme's own text colour: right on any background. Lab styles all tables in outputs, hence
+# the resets.
+STYLE = """
+.mnb{font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px;line-height:1.45;
+color:var(--jp-ui-font-color1,currentColor);max-width:100%;overflow-x:auto}
+.mnb code,.mnb pre,.mnb .mnb-m{font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:12px;
+background:none;color:inherit;padding:0;border:0}
+.mnb pre{margin:2px 0 4px;white-space:pre-wrap;overflow-wrap:anywhere}
+.mnb .mnb-h{margin:2px 0 4px}.mnb .mnb-s,.mnb th{opacity:.68;font-weight:400}
+.mnb table{border-collapse:separate;border-spacing:0;margin:2px 0 4px!important;border:0;font-size:inherit;width:auto;
+table-layout:auto;color:inherit}
+.mnb table tr,.mnb table tbody tr:nth-child(odd),.mnb table tbody tr:hover{background:none!important}
+.mnb table td,.mnb table th{text-align:left!important;padding:2px 14px 2px 0;vertical-align:top;border:0;max-width:none;
+white-space:pre-wrap;color:inherit}
+.mnb table.mnb-t td,.mnb table.mnb-t th{border-bottom:1px solid rgba(128,128,128,.25)}
+.mnb table.mnb-g{border-spacing:3px;margin-left:-3px!important}
+.mnb table.mnb-g th{padding:2px 8px 2px 3px;white-space:nowrap}
+.mnb table.mnb-g td{text-align:center!important;padding:2px 4px;min-width:20px;border-radius:4px;
+border:1px solid rgba(128,128,128,.5);font-size:12px}
+.mnb .mnb-c{display:inline-block;width:9px;height:9px;border-radius:3px;border:1px solid;margin-right:4px}
+.mnb .mnb-alive{background:rgba(46,160,67,.25)!important;border-color:rgba(46,160,67,.8)!important}
+.mnb .mnb-failed{background:rgba(218,54,51,.35)!important;border-color:rgba(218,54,51,1)!important;font-weight:700}
+.mnb .mnb-healing{background:rgba(210,153,34,.3)!important;border-color:rgba(210,153,34,.9)!important}
+.mnb .mnb-starting{background:rgba(56,139,253,.22)!important;border-color:rgba(56,139,253,.8)!important}
+.mnb .mnb-unresponsive{background:rgba(219,109,40,.3)!important;border-color:rgba(219,109,40,.9)!important}
+.mnb .mnb-paused{background:rgba(163,113,247,.28)!important;border-color:rgba(163,113,247,.9)!important}
+.mnb .mnb-stopped{background:rgba(128,128,128,.18)!important;border-color:rgba(128,128,128,.5)!important;opacity:.75}
+.mnb.mnb-f{border-left:3px solid rgba(218,54,51,.9);padding-left:10px}
+.mnb.mnb-f .mnb-h b{color:rgb(218,54,51)}
+""".replace("\n", "")  # fmt: skip
+
+
+def framed(*parts: str, kind: str = "") -> str:
+    """One display: its parts within the scope of the style."""
+    return f'<div class="mnb{f" {kind}" if kind else ""}"><style>{STYLE}</style>{"".join(parts)}</div>'
+
+
+def heading(title: str, *facts: str) -> str:
+    """The first line: what it is, and a few facts about it."""
+    told = " · ".join(f'<span class="mnb-s">{escape(fact)}</span>' for fact in facts if fact)
+    return f'<div class="mnb-h"><b>{escape(title)}</b>{" · " if told else ""}{told}</div>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, mono: Sequence[int] = ()) -> str:
+    """A table of texts; the columns `mono` in the code font."""
+    tops = "".join(f"<th>{escape(text)}</th>" for text in head)
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td{" class=mnb-m" if at in mono else ""}>{escape(text)}</td>' for at, text in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
+    return f'<table class="mnb-t"><thead><tr>{tops}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> str:
+    """What and its value, a line each."""
+    body = "".join(f"<tr><th>{escape(what)}</th><td>{escape(value)}</td></tr>" for what, value in rows)
+    return f"<table><tbody>{body}</tbody></table>" if body else ""
+
+
+def folded(summary: str, text: str, *, opened: bool = False) -> str:
+    """Long text behind one line."""
+    return f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary><pre>{escape(text)}</pre></details>"

@@ -1,0 +1,126 @@
+"""Meshes as small grids along their dimensions, coloured by how each rank is."""
+
+from html import escape
+from math import prod
+from typing import Any
+
+from monarch_nb.mesh.view import MeshView, RankView, describe
+
+from ..overview import HEADINGS, Overview, hosts, kind, refers, shape, states
+from .html import framed, heading, table
+
+ACROSS = 32  # ranks in one line
+LINES = 16  # of a grid; more are summed up
+TOLD = 4  # failed ranks with a line of their own
+
+
+def mesh_html(mesh: Any) -> str:
+    """A proc or actor mesh, or a slice of one."""
+    view = describe(mesh)
+    count = len(view.ranks)
+    what = (view.actor_class or "proc") + ("" if count == 1 else "s")
+    actors = f"actors: {', '.join(view.actors)}" if view.actors else ""
+    where = f"host {hosts(view)}" if len(view.hosts) == 1 else f"hosts {hosts(view)}"
+    stopped = f"stopped: {view.stopped}" if view.stopped else ""
+    head = heading(view.name, f"{count} {what}", shape(view) if view.labels else "", where, actors, stopped)
+    return framed(head, grid(view), legend(view), troubles(view))
+
+
+def grid(view: MeshView) -> str:
+    """The ranks: the last dimension runs across, the others down."""
+    if not view.ranks:
+        return ""
+    across = view.sizes[-1] if view.sizes else 1
+    lines = []
+    for start in range(0, len(view.ranks), across):
+        ranks = view.ranks[start : start + across]
+        for at in range(0, across, ACROSS):
+            lines.append((_outer(view, ranks[0], at, across), ranks[at : at + ACROSS]))
+    rows = [
+        f"<tr><th>{escape(label)}</th>{''.join(_cell(view, rank) for rank in ranks)}</tr>"
+        for label, ranks in lines[:LINES]
+    ]
+    hidden = sum(len(ranks) for _, ranks in lines[LINES:])
+    more = f'<div class="mnb-s">… and {hidden} more ranks</div>' if hidden else ""
+    return f'<table class="mnb-g"><tbody>{"".join(rows)}</tbody></table>{more}'
+
+
+def _outer(view: MeshView, first: RankView, at: int, across: int) -> str:
+    outer = " ".join(f"{label}={index}" for label, index in zip(view.labels[:-1], first.point[:-1], strict=False))
+    inner = view.labels[-1] if view.labels else ""
+    if across > ACROSS:
+        inner = f"{inner} {at}–{min(at + ACROSS, across) - 1}"
+    return " ".join(filter(None, (outer, inner)))
+
+
+def _cell(view: MeshView, rank: RankView) -> str:
+    place = ", ".join(f"{label}={index}" for label, index in zip(view.labels, rank.point, strict=True)) or "one"
+    told = [place, rank.state + (f": {rank.detail}" if rank.detail else ""), f"host {rank.host}"]
+    if rank.pid:
+        told.append(f"pid {rank.pid}")
+    text = str(rank.point[-1] if rank.point else rank.rank)
+    sign = {"failed": "✕", "healing": "↻", "paused": "⏸", "unresponsive": "…"}.get(rank.state, "")  # not by colour only
+    return f'<td class="mnb-{rank.state}" title="{escape(" · ".join(told))}">{text}{sign}</td>'
+
+
+def legend(view: MeshView) -> str:
+    """How many ranks are in each state that occurs."""
+    parts = [
+        f'<span class="mnb-c mnb-{state}"></span><span class="mnb-s">{count} {state}</span>'
+        for state, count in view.counts.items()
+    ]
+    return f"<div>{'&ensp;'.join(parts)}</div>"
+
+
+def troubles(view: MeshView) -> str:
+    """What has happened to the first failed ranks, and what to do."""
+    failed = [rank for rank in view.ranks if rank.state == "failed"]
+    if not failed or view.stopped:
+        return ""
+    rows = []
+    for rank in failed[:TOLD]:
+        place = ", ".join(f"{label}={index}" for label, index in zip(view.labels, rank.point, strict=True))
+        rows.append((place or view.name, rank.detail))
+    if len(failed) > TOLD:
+        rows.append(("…", f"{len(failed) - TOLD} more"))
+    advice = f'<div class="mnb-s">heal_mesh(…) or %heal {escape(view.name)} brings back what is lost</div>'
+    return table(("failed", "why"), rows) + advice
+
+
+def host_mesh_html(mesh: Any) -> str:
+    """A mesh of hosts."""
+    extent = mesh.extent
+    dims = " ".join(f"{label}={size}" for label, size in extent.items())
+    count = prod(extent.sizes)
+    names = [mesh._hosts[rank] for rank in mesh._region.ranks()]
+    rows = [
+        (" ".join(f"{label}={index}" for label, index in extent.point(at).items()) or "this host", name)
+        for at, name in enumerate(names[:LINES])
+    ]
+    more = [("…", f"{count - LINES} more")] if count > LINES else []
+    head = heading(mesh._name, f"{count} host{'' if count == 1 else 's'}", dims)
+    return framed(head, table(("where", "host"), [*rows, *more]))
+
+
+def overview_html(overview: Overview) -> str:
+    """The table of %meshes."""
+    if not overview.rows:
+        return framed('<div class="mnb-s">no meshes; <code>%mesh workers gpus=4</code> makes one</div>')
+    body = []
+    for row in overview.rows:
+        swatches = "".join(f'<span class="mnb-c mnb-{state}"></span>' for state in row.view.counts)
+        cells = [
+            f"<b>{escape(row.view.name)}</b>",
+            escape(kind(row.view)),
+            escape(shape(row.view)),
+            swatches + escape(states(row.view)),
+            escape(hosts(row.view)),
+            escape(refers(row)),
+        ]
+        body.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
+    note = ""
+    if overview.unused:
+        told = f"{overview.unused} of them nothing refers to any more: %stop --unused stops what is marked so"
+        note = f'<div class="mnb-s">{escape(told)}</div>'
+    return framed(f'<table class="mnb-t"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>', note)

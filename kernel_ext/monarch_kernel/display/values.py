@@ -1,0 +1,35 @@
+"""Value meshes as compact tables, and futures."""
+
+from typing import Any
+
+from monarch_nb.mesh.places import places
+from monarch_nb.mesh.value_text import grouped
+
+from .html import framed, heading, table
+
+ROWS = 20
+
+
+def value_mesh_html(mesh: Any) -> str:
+    """One row for each different value."""
+    extent = mesh.extent
+    count = extent.nelements
+    dims = " ".join(f"{label}={size}" for label, size in extent.items())
+    head = heading("ValueMesh", dims, f"{count} value{'' if count == 1 else 's'}")
+    groups, unseen = grouped(count, mesh.get)
+    rows = []
+    for ranks, text in groups[:ROWS]:
+        points = (tuple(extent.point(rank).values()) for rank in ranks)
+        rows.append((places(extent.labels, points) or "value", text))
+    hidden = sum(len(ranks) for ranks, _ in groups[ROWS:]) + unseen
+    if hidden:
+        rows.append(("…", f"{hidden} more; see .items() or .get(rank)"))
+    return framed(head, table(("where", "value"), rows, mono=(1,)))
+
+
+def future_html(future: Any) -> str:
+    """A future; looking at it waits for nothing and decodes nothing."""
+    text = repr(future).strip("<>").removeprefix("Future ")
+    state, _, rest = text.partition(": ")
+    hint = ".get() waits for it, or await it" if state == "pending" else ""
+    return framed(heading("Future", state, rest, hint))

@@ -1,0 +1,100 @@
+"""What `%load_ext monarch` puts into a kernel, and takes out again."""
+
+from typing import Any
+
+from monarch_nb.mesh import notebook_mode
+from monarch_nb.mesh.output import Output, output_of
+from monarch_nb.mesh.state import ProcState
+from monarch_nb.mesh.view import conditions
+from monarch_nb.runtime import Runtime, future, process, runtime, waiters
+from monarch_nb.supervision import MeshFailure
+
+from . import display
+from .completion import Completion
+from .display.errors import Errors
+from .display.failures import failure_bundle
+from .front import Front
+from .logs import Logs
+from .magics import MonarchMagics
+from .progress import Progress
+from .session import Session
+
+
+class Extension:
+    """One for each kernel."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._front = Front(shell)
+        self._session = Session(shell)
+        self._errors = Errors(shell)
+        self._attached: _Attached | None = None
+
+    def load(self) -> None:
+        """Puts everything in place; the kernel becomes a controller, but no process is started."""
+        self._front.install()
+        self._shell.events.register("pre_execute", self._attach)
+        display.install(self._shell)
+        self._errors.install()
+        self._shell.register_magics(MonarchMagics(self._shell, self._front, self._session))
+        Completion(self._shell, self._session).install()
+        runtime()
+        self._attach()
+
+    def unload(self) -> None:
+        """Takes it away again; meshes stay."""
+        self._shell.events.unregister("pre_execute", self._attach)
+        self._front.uninstall()
+        display.uninstall(self._shell)
+        self._errors.uninstall()
+        if self._attached is not None:
+            self._attached.leave()
+            self._attached = None
+
+    def _attach(self) -> None:
+        """To the current engine: there is a new one after shutdown_context()."""
+        engine = process._runtime
+        if engine is None or (self._attached is not None and self._attached.engine is engine):
+            return
+        if self._attached is not None:
+            self._attached.leave()
+        self._attached = _Attached(self._front, engine)
+
+
+class _Attached:
+    """The hold on one engine: its failures, its processes' output, and waits for them."""
+
+    def __init__(self, front: Front, engine: Runtime) -> None:
+        self.engine = engine
+        self._front = front
+        self._output: Output = output_of(engine)
+        self._logs = Logs(front, engine, self._output)
+        self._progress = Progress(front, engine, self._logs, conditions)
+        self._settle = lambda: self._logs.settle(all_of_it=True)
+        notebook_mode(self._show)
+        engine.keeper.on_event.append(self._happened)
+        waiters.append(self._progress)
+        future._wait_guards.append(self._progress.guard)
+        front.ending.append(self._settle)
+
+    def leave(self) -> None:
+        """Lets go of it."""
+        for registered, mine in (
+            (self.engine.keeper.on_event, self._happened),
+            (waiters, self._progress),
+            (future._wait_guards, self._progress.guard),
+            (self._front.ending, self._settle),
+        ):
+            if mine in registered:
+                registered.remove(mine)  # type: ignore[arg-type]
+        self._logs.close()
+
+    def _happened(self, kind: str, about: Any) -> None:
+        if kind == "started":
+            self._output.follow([about.address])
+        elif kind == "stopped" and isinstance(about, ProcState):
+            self._output.forget(about.uid)
+
+    def _show(self, failure: MeshFailure) -> None:
+        self._logs.flush()  # what it printed comes before
+        self._front.display(failure_bundle(failure))

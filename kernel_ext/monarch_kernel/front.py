@@ -1,0 +1,113 @@
+"""The front end as other threads see it: writing into the cell that is running, or into the last one that was."""
+
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Bundle = dict[str, Any]  # MIME type -> data
+
+
+class Front:
+    """Writes text and displays from any thread. Without a kernel (terminal IPython) they go to the terminal."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._kernel = getattr(shell, "kernel", None)
+        self._parent: Any = self._current_parent()
+        self.running = True  # the extension is loaded by a cell
+        self.ending: list[Callable[[], None]] = []  # called at the end of each cell, on its thread
+
+    # -- cells ------------------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Follows which cell is running."""
+        self._shell.events.register("pre_execute", self._begin)
+        self._shell.events.register("post_execute", self._end)
+
+    def uninstall(self) -> None:
+        """Follows no longer."""
+        self._shell.events.unregister("pre_execute", self._begin)
+        self._shell.events.unregister("post_execute", self._end)
+
+    def _begin(self) -> None:
+        self._parent = self._current_parent()
+        self.running = True
+
+    def _end(self) -> None:
+        try:
+            for call in tuple(self.ending):
+                call()
+        finally:
+            self.running = False
+
+    def _current_parent(self) -> Any:
+        if self._kernel is None:
+            return {}
+        return self._kernel.get_parent("shell")
+
+    @property
+    def has_displays(self) -> bool:
+        """Whether displays can be updated in place."""
+        return self._kernel is not None
+
+    @property
+    def in_cell(self) -> bool:
+        """Whether this thread is running a cell."""
+        return self.running and threading.current_thread() is threading.main_thread()
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def write(self, text: str, name: str = "stdout") -> None:
+        """Writes text as output of the cell, in one message."""
+        stream = getattr(sys, name)
+        if self._kernel is None or not hasattr(stream, "pub_thread"):  # a terminal, or %%capture
+            stream.write(text)
+            stream.flush()
+            return
+        stream.flush()  # what the cell printed before comes before
+        self._send("stream", {"name": name, "text": text}, f"stream.{name}")
+
+    def display(self, bundle: Bundle, display_id: str | None = None, *, update: bool = False) -> None:
+        """Shows something in the cell, or shows it in place of what was shown under that id."""
+        if self._kernel is None:
+            if not update:
+                self.write(f"{bundle['text/plain']}\n", "stderr")
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        transient = {} if display_id is None else {"display_id": display_id}
+        kind = "update_display_data" if update else "display_data"
+        self._send(kind, {"data": bundle, "metadata": {}, "transient": transient}, "display_data")
+
+    def _send(self, kind: str, content: Mapping[str, Any], topic: str) -> None:
+        kernel = self._kernel
+        assert kernel is not None
+        # Not through display_pub: there the cell is a matter of the thread, and is kept in ways that change by version.
+        kernel.session.send(kernel.iopub_socket, kind, dict(content), parent=self._parent, ident=topic.encode())
+
+
+class Line:
+    """A few lines of text in a cell that are replaced in place, and leave nothing behind."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._id = ""
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        """Shows text instead of what was there; nothing is sent when it is the same."""
+        if text == self._shown:
+            return
+        fresh = not self._id
+        if fresh:
+            self._id = f"monarch-{secrets.token_hex(8)}"
+        self._shown = text
+        self._front.display({"text/plain": text}, self._id, update=not fresh)
+
+    def clear(self) -> None:
+        """Takes it away."""
+        if self._id:
+            self._front.display({"text/plain": "", "text/html": ""}, self._id, update=True)
+            self._id = self._shown = ""

@@ -1,0 +1,132 @@
+"""What the ranks print, shown in the cell that is running: equal lines of several ranks once, with their ranks."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from monarch_nb.mesh.output import Output
+from monarch_nb.mesh.places import places
+
+from .front import Front
+
+FLUSH_SECONDS = 0.08  # how long lines are collected, so that equal ones meet
+DRAIN_SECONDS = 1.0  # how long the end of a cell waits for lines that were written before its replies
+STALE_SECONDS = 1.0  # a line without end is shown after that long
+MOST_LINES = 1000  # of one flush; a notebook with more than that is of no use to anybody
+
+logger = logging.getLogger(__name__)
+
+
+class Source(NamedTuple):
+    """Which rank of which mesh a process is."""
+
+    uid: str
+    name: str
+    labels: tuple[str, ...]
+    point: tuple[int, ...]
+
+
+class Logs:
+    """Collects lines on the reading thread and writes them, in batches, from a thread of its own."""
+
+    def __init__(self, front: Front, engine: Any, output: Output) -> None:
+        self._front = front
+        self._engine = engine
+        self._output = output
+        self._lines: deque[tuple[str, str]] = deque()
+        self._writing = threading.Lock()  # one batch at a time, in order
+        self._wake = threading.Event()
+        self._ended = False
+        self._seen: set[str] = set()  # meshes that have written anything
+        self._stop_listening = output.listen(self._wrote)
+        self._thread = threading.Thread(target=self._work, name="monarch-cell-output", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Shows what is there and ends."""
+        self._stop_listening()
+        self._ended = True
+        self._wake.set()
+        self._thread.join(1.0)
+        self.flush()
+
+    def _wrote(self, address: str, lines: list[str]) -> None:
+        self._lines.extend((address, line) for line in lines)
+        self._wake.set()
+
+    def _work(self) -> None:
+        while not self._ended:
+            # Polled while a line is open, for it may get stale without anything more coming.
+            self._wake.wait(STALE_SECONDS / 2 if self._output.open_lines() else None)
+            self._wake.clear()
+            time.sleep(FLUSH_SECONDS)
+            try:
+                self._cut(STALE_SECONDS, progress=False)
+                self.flush()
+            except Exception:  # a closed front end must not end the thread
+                logger.debug("output could not be shown", exc_info=True)
+
+    def flush(self) -> None:
+        """Writes all complete lines now."""
+        with self._writing:
+            lines = []
+            while self._lines:
+                lines.append(self._lines.popleft())
+            if lines:
+                self._front.write(self._text(lines))
+
+    def settle(self, *, all_of_it: bool = False) -> None:
+        """Waits for, and writes, what was printed before the replies that have come; with `all_of_it` open lines too."""
+        marks = self._engine.log_marks
+        if marks:
+            self._engine.log_marks = {}
+            self._output.drain(marks, DRAIN_SECONDS)
+        if all_of_it:
+            self._cut(0.0, progress=True)
+        self.flush()
+
+    def _cut(self, age: float, *, progress: bool) -> None:
+        for address, (_, overwrites, seconds) in self._output.open_lines().items():
+            if seconds >= age and (progress or not overwrites):
+                line = self._output.cut(address)
+                if line:
+                    self._lines.append((address, line))
+
+    def progress(self) -> str:
+        """How far the ranks' own progress bars are: their lines with carriage returns."""
+        bars = [(address, text) for address, (text, over, _) in self._output.open_lines().items() if over and text]
+        return self._text(bars).rstrip("\n")
+
+    # -- text -------------------------------------------------------------------------------------------------------
+
+    def _text(self, lines: Iterable[tuple[str, str]]) -> str:
+        groups: dict[tuple[str, str, int], list[Source]] = {}
+        repeats: dict[tuple[str, str], int] = {}
+        for address, line in lines:
+            source = self._source(address)
+            self._seen.add(source.uid)
+            nth = repeats[address, line] = repeats.get((address, line), -1) + 1
+            groups.setdefault((source.uid, line, nth), []).append(source)
+        shown = [f"{self._prefix(sources)}{line}\n" for (_, line, _), sources in groups.items()]
+        if len(shown) > MOST_LINES:
+            hidden = len(shown) - MOST_LINES
+            shown[MOST_LINES // 2 : -(MOST_LINES // 2)] = [f"… {hidden} lines are not shown\n"]
+        return "".join(shown)
+
+    def _prefix(self, sources: list[Source]) -> str:
+        first = sources[0]
+        where = places(first.labels, (source.point for source in sources))
+        name = first.name if len(self._seen) > 1 else ""
+        both = " ".join(filter(None, (name, where)))
+        return f"[{both}] " if both else ""
+
+    def _source(self, address: str) -> Source:
+        uid, rank, _ = address.partition("/")[2].rsplit(".", 2)
+        state = self._engine.meshes.get(uid)
+        if state is None:
+            return Source(uid, uid, ("rank",), (int(rank),))
+        point = state.region.point_of_base_rank(int(rank))
+        return Source(uid, state.name, tuple(point.labels), tuple(point[label] for label in point.labels))

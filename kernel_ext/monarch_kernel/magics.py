@@ -1,0 +1,150 @@
+"""The magics: each reads its line and calls the session."""
+
+import sys
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
+
+from monarch_nb.mesh import ProcMesh, ValueMesh
+
+from .arguments import check_name, mesh_wish, names, place
+from .front import Front
+from .overview import Overview
+from .running import run_cell
+from .session import Session
+
+
+@magics_class
+class MonarchMagics(Magics):  # type: ignore[misc]
+    """%mesh, %%mesh, %%on, %meshes, %heal, %stop, %interrupt."""
+
+    def __init__(self, shell: Any, front: Front, session: Session) -> None:
+        super().__init__(shell)
+        self._front = front
+        self._session = session
+
+    @line_cell_magic
+    def mesh(self, line: str, cell: str | None = None) -> ProcMesh:
+        """Make a mesh of processes and bind it to a variable.
+
+        %mesh NAME dim=size ... [hosts=N] [--fresh]
+
+        As a cell magic, the cell is the set-up of each process: it runs there before any actor is made, at first and
+        whenever a process is brought back.
+
+            %mesh workers gpus=4            # four processes, called workers
+            %mesh grid hosts=2 gpus=4       # on two host agents
+            %mesh workers                   # the one that is there
+
+            %%mesh workers gpus=4
+            import torch
+            torch.manual_seed(rank)
+
+        Running the same line again gives the same mesh; another shape or set-up replaces it, and says so. --fresh
+        replaces it in any case. From Python: this_host().spawn_procs(per_host={"gpus": 4}, name="workers").
+        """
+        wish = mesh_wish(line)
+        check_name(wish.name)
+        setup = cell or ""
+        mesh, told = self._session.mesh(
+            wish.name, wish.dims, setup, setup_filename=self._filename(setup), fresh=wish.fresh
+        )
+        self._say(told)
+        return mesh
+
+    @cell_magic
+    def on(self, line: str, cell: str) -> ValueMesh[Any] | None:
+        """Run a cell on the ranks of a mesh.
+
+        %%on NAME [dim=index] [dim=from:to] ...
+
+            %%on workers
+            x = torch.ones(3) * rank        # x stays there for the next %%on
+            x.sum()                         # the last expression comes back, as a ValueMesh
+
+            %%on workers gpus=0:2           # only the first two
+            %%on trainers gpus=0            # actors: between messages, with self
+            self.optimizer
+
+        On processes the cell runs in a namespace that lasts, with rank, point and mesh in it; on actors with self as
+        well. What ranks print is shown as it comes, equal lines once. Ctrl-C stops waiting; pressed again within two
+        seconds it interrupts the ranks. From Python: monarch.actor.run_on(workers, "x.sum()").get().
+        """
+        wish = place("%%on", line)
+        mesh: Any = self._session.find(wish.name)
+        try:
+            part = mesh.slice(**wish.picks) if wish.picks else mesh
+        except (TypeError, IndexError, ValueError) as error:
+            raise UsageError(f"%%on: {error}") from None
+        return run_cell(self._front, part, wish.name, cell, self._filename(cell))
+
+    @line_magic
+    def meshes(self, line: str) -> Overview:
+        """Show all meshes: their shape, how their ranks are, and which variables refer to them.
+
+        %meshes
+
+        What nothing refers to any more is marked; %stop --unused stops it.
+        """
+        if line.strip():
+            raise UsageError("%meshes takes no arguments")
+        return Overview(self._session.rows())
+
+    @line_magic
+    def heal(self, line: str) -> Any:
+        """Bring the failed ranks of a mesh back, with everything that lived on them.
+
+        %heal NAME
+
+        Lost processes are started again and set up, their actors re-created with the newest class and their original
+        arguments. All references to the mesh work again. From Python: heal_mesh(workers).
+        """
+        found, _ = names("%heal", line)
+        if len(found) != 1:
+            raise UsageError("%heal takes one name: %heal workers")
+        mesh, told = self._session.heal(found[0])
+        self._say(told)
+        return mesh
+
+    @line_magic
+    def stop(self, line: str) -> None:
+        """Stop meshes: their actors' clean-up runs, then their processes end.
+
+        %stop NAME ...        # these
+        %stop --all           # all of them
+        %stop --unused        # those nothing refers to any more (see %meshes)
+
+        From Python: workers.stop().get().
+        """
+        found, options = names("%stop", line, ("--all", "--unused"))
+        if found and options:
+            raise UsageError(f"%stop: either names or {', '.join(sorted(options))}, not both")
+        if "--all" in options:
+            lines = self._session.stop_all()
+        elif options:
+            lines = self._session.stop_unused()
+        else:
+            meshes = [self._session.find(name) for name in found]  # all are known before any is stopped
+            lines = [self._session.stop(name) for name in found[: len(meshes)]]
+        self._say("\n".join(lines) or "nothing to stop")
+
+    @line_magic
+    def interrupt(self, line: str) -> None:
+        """Raise KeyboardInterrupt in what runs on the ranks of a mesh now.
+
+        %interrupt NAME
+
+        A rank that sits in C code notices when it returns from it. From Python: monarch_nb.mesh.interrupt(workers).
+        """
+        found, _ = names("%interrupt", line)
+        for name in found:
+            self._say(self._session.interrupt(name))
+
+    def _filename(self, source: str) -> str:
+        """The name under which the source of a cell is known to tracebacks and debuggers, here and on the ranks."""
+        return str(self.shell.compile.cache(source, self.shell.execution_count)) if source else ""
+
+    def _say(self, text: str) -> None:
+        if text:
+            sys.stdout.write(f"{text}\n")

@@ -1,0 +1,63 @@
+"""The table that %meshes shows."""
+
+from monarch_nb.mesh.view import MeshView
+
+from .session import Row
+
+
+class Overview:
+    """All meshes, one a row. Text here; the HTML form is registered with the other displays."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """The table as text: name, kind, shape, state, where, variables."""
+        return [
+            (row.view.name, kind(row.view), shape(row.view), states(row.view), hosts(row.view), refers(row))
+            for row in self.rows
+        ]
+
+    @property
+    def unused(self) -> int:
+        """How many of them nothing refers to any more."""
+        return sum(not row.used for row in self.rows)
+
+    def __repr__(self) -> str:
+        if not self.rows:
+            return "no meshes; %mesh workers gpus=4 makes one"
+        table = [HEADINGS, *self.cells()]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table]
+        if self.unused:
+            lines.append(f"{self.unused} of them nothing refers to any more: %stop --unused stops what is marked so")
+        return "\n".join(lines)
+
+
+HEADINGS = ("mesh", "kind", "shape", "ranks", "hosts", "variables")
+
+
+def kind(view: MeshView) -> str:
+    """What its members are."""
+    return view.actor_class or "procs"
+
+
+def shape(view: MeshView) -> str:
+    """Its dimensions."""
+    return " ".join(f"{label}={size}" for label, size in zip(view.labels, view.sizes, strict=True)) or "one"
+
+
+def states(view: MeshView) -> str:
+    """How many ranks are how."""
+    return ", ".join(f"{count} {state}" for state, count in view.counts.items())
+
+
+def hosts(view: MeshView) -> str:
+    """Where they are."""
+    found = view.hosts
+    return ", ".join(found[:3]) + (f", … ({len(found)})" if len(found) > 3 else "")
+
+
+def refers(row: Row) -> str:
+    """Which variables refer to it."""
+    return ", ".join(row.variables) or ("(inside another object)" if row.used else "(nothing)")

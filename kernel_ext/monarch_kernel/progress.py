@@ -1,0 +1,82 @@
+"""What a waiting cell shows after two seconds: who has answered, who has not, and what those do."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from monarch_nb.mesh.places import places
+from monarch_nb.runtime import Future
+
+from .front import Front, Line
+from .logs import Logs
+
+AFTER_SECONDS = 2.0
+EVERY_SECONDS = 0.5
+TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
+
+
+class Progress:
+    """A waiter: told by `Future.get` each quarter second, on the waiting thread."""
+
+    def __init__(self, front: Front, engine: Any, logs: Logs, states: Callable[[Any], Any]) -> None:
+        self._front = front
+        self._engine = engine
+        self._logs = logs
+        self._states = states
+        self._line = Line(front)
+        self._next = 0.0
+
+    def waiting(self, future: Future[Any], seconds: float) -> None:
+        """Shows how far a call is."""
+        if seconds < AFTER_SECONDS or not self._front.in_cell:
+            return
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + (EVERY_SECONDS if self._front.has_displays else TERMINAL_EVERY_SECONDS)
+        self._line.show(self._text(future, seconds))
+
+    def guard(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
+        """Entered for a wait: when it is over the line goes, and the ranks' lines come before what the cell does next."""
+        return self._over if self._front.in_cell else None
+
+    def _over(self) -> None:
+        if self._next:
+            self._next = 0.0
+            self._line.clear()
+        self._logs.settle()
+
+    def _text(self, future: Future[Any], seconds: float) -> str:
+        story = future.story() if future.story is not None else "waiting"
+        lines = [f"⏳ {_duration(seconds)} · {story}"]
+        call = self._engine.calls.get(future.wait_id)
+        state = self._engine.meshes.get(call.mesh) if call is not None else None
+        if call is not None and state is not None and call.size > 1:
+            missing = call.missing_ranks()
+            if 0 < len(missing) < 10_000:
+                lines.append(f"   missing: {_where(state, missing)}")
+            lines += [f"   {text}" for text in self._unusual(state, missing)]
+        bars = self._logs.progress()
+        if bars:
+            lines += [f"   {bar}" for bar in bars.splitlines()[:16]]
+        return "\n".join(lines)
+
+    def _unusual(self, state: Any, missing: list[int]) -> list[str]:
+        by_state: dict[str, list[int]] = {}
+        for rank, what in self._states(state).items():
+            if rank in missing and what != "alive":
+                by_state.setdefault(what, []).append(rank)
+        return [f"{what}: {_where(state, ranks)}" for what, ranks in by_state.items()]
+
+
+def _where(state: Any, ranks: list[int]) -> str:
+    points = [state.region.point_of_base_rank(rank) for rank in ranks]
+    return places(state.region.labels, ([point[label] for label in point.labels] for point in points)) or "its rank"
+
+
+def _duration(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -1,0 +1,229 @@
+"""The meshes of one notebook: made by name, found by name, reused, replaced, stopped. What the magics call."""
+
+import gc
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, heal_mesh, interrupt, local_hosts, this_host
+from monarch_nb.mesh.state import MeshState, ProcState
+from monarch_nb.mesh.view import MeshView, describe
+from monarch_nb.runtime import runtime
+
+Mesh = ProcMesh | ActorMesh[Any]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What a %mesh line asked for, and the uid of what it got."""
+
+    uid: str
+    dims: tuple[tuple[str, int], ...]
+    setup: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mesh in the table of %meshes."""
+
+    view: MeshView
+    variables: tuple[str, ...]
+    used: bool  # something refers to it, if only from inside another object
+
+
+class Session:
+    """The meshes that the cells of one notebook make and name."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._made: dict[str, _Made] = {}
+        self._hosts: dict[int, HostMesh] = {}
+
+    # -- finding ----------------------------------------------------------------------------------------------------
+
+    def meshes(self) -> dict[str, MeshState]:
+        """Meshes that are not stopped, by uid, in the order they were spawned. The kernel itself is none."""
+        engine = runtime()
+        return {
+            uid: state
+            for uid, state in engine.meshes.items()
+            if state.stopped is None and state.home == engine.address and state.born is not None
+        }
+
+    def names(self) -> list[str]:
+        """What %on, %heal and %stop understand: variables that hold meshes, and names of meshes."""
+        found = dict.fromkeys(name for name, value in self._variables() if value._state.stopped is None)
+        found.update(dict.fromkeys(state.name for state in self.meshes().values()))
+        return list(found)
+
+    def find(self, name: str) -> Mesh:
+        """The mesh that a variable holds, or else the one that was spawned under a name. Raises UsageError."""
+        value = self._value(name)
+        if isinstance(value, (ProcMesh, ActorMesh)):
+            return value
+        called = [state for state in self.meshes().values() if state.name == name]
+        if called:
+            newest = called[-1]
+            kind = ProcMesh if isinstance(newest, ProcState) else ActorMesh
+            return kind(newest, newest.region)  # type: ignore[arg-type,no-any-return]
+        known = ", ".join(self.names()) or "none yet; make one with %mesh workers gpus=4"
+        if value is not None:
+            raise UsageError(f"{name} is a {type(value).__name__}, not a mesh of procs or actors; meshes: {known}")
+        raise UsageError(f"there is no mesh {name!r}; meshes: {known}")
+
+    def _value(self, path: str) -> Any:
+        name, *attributes = path.split(".")
+        value = self._shell.user_ns.get(name)
+        for attribute in attributes:
+            value = getattr(value, attribute, None)
+        return value
+
+    def _variables(self) -> Iterator[tuple[str, Any]]:
+        hidden = self._shell.user_ns_hidden
+        for name, value in tuple(self._shell.user_ns.items()):
+            if name in hidden or (name.startswith("_") and name.strip("_oihdut0123456789") == ""):
+                continue  # what IPython itself keeps of past outputs is nobody's reference
+            if isinstance(value, (ProcMesh, ActorMesh)):
+                yield name, value
+            elif isinstance(value, (list, tuple, set, frozenset)):
+                yield from ((name, one) for one in tuple(value) if isinstance(one, (ProcMesh, ActorMesh)))
+            elif isinstance(value, dict):
+                yield from ((name, one) for one in tuple(value.values()) if isinstance(one, (ProcMesh, ActorMesh)))
+
+    # -- making -----------------------------------------------------------------------------------------------------
+
+    def mesh(
+        self, name: str, dims: Mapping[str, int], setup: str = "", *, setup_filename: str = "", fresh: bool = False
+    ) -> tuple[ProcMesh, str]:
+        """A proc mesh of that shape, bound to a variable of that name; and what is to be said about it, "" mostly.
+
+        One with the same name, shape and set-up is reused unless `fresh`; another one of that name is stopped first.
+        Blocks until the processes are ready. Raises UsageError, or what the set-up raised.
+        """
+        bound = self._value(name)
+        if bound is not None and not isinstance(bound, ProcMesh):
+            raise UsageError(f"%mesh: {name} is a {type(bound).__name__} already; choose another name, or del {name}")
+        made = self._made.get(name)
+        state = self.meshes().get(made.uid) if made is not None else None
+        wish = tuple(dims.items())
+        told = ""
+        if made is not None and isinstance(state, ProcState):
+            differs = _difference(made, wish, setup)
+            if not fresh and (not dims or not differs):
+                mesh = ProcMesh(state, state.region)
+                self._shell.user_ns[name] = mesh
+                return mesh, _reused(name, describe(mesh))
+            told = f"{name} is replaced: {differs or '--fresh was asked for'}"
+            actors = describe(state).actors
+            if actors:
+                told += f"; its actors are gone: {', '.join(actors)}"
+            ProcMesh(state, state.region).stop("replaced by %mesh").get()
+        if not dims:
+            raise UsageError(f"%mesh: how large? For four processes write %mesh {name} gpus=4")
+        mesh = self._spawn(name, dict(dims), setup, setup_filename)
+        self._made[name] = _Made(mesh._state.uid, wish, setup)
+        self._shell.user_ns[name] = mesh
+        return mesh, told
+
+    def _spawn(self, name: str, dims: dict[str, int], setup: str, filename: str) -> ProcMesh:
+        count = dims.pop("hosts", None)
+        if count is None:
+            hosts = this_host()
+        else:
+            if count not in self._hosts:
+                self._hosts[count] = local_hosts(count)
+            hosts = self._hosts[count]
+        mesh = hosts.spawn_procs(
+            per_host=dims or {"gpus": 1}, name=name, setup=setup or None, setup_filename=filename or "<set-up>"
+        )
+        try:
+            mesh.initialized.get()
+        except BaseException:
+            mesh.stop("its set-up did not succeed").get(30)
+            raise
+        return mesh
+
+    # -- ending and healing -----------------------------------------------------------------------------------------
+
+    def stop(self, name: str) -> str:
+        """Stops a mesh; gives a line about it."""
+        return self._stop(self.find(name)._state)
+
+    def stop_all(self) -> list[str]:
+        """Stops all meshes; gives a line about each."""
+        return self._stop_each(list(self.meshes().values()))
+
+    def stop_unused(self) -> list[str]:
+        """Stops the meshes nothing refers to any more; gives a line about each."""
+        unused = {row.view.uid for row in self.rows() if not row.used}
+        return self._stop_each([state for uid, state in self.meshes().items() if uid in unused])
+
+    def _stop_each(self, states: list[MeshState]) -> list[str]:
+        # Actors first: their clean-up runs, and their procs need not be told of them.
+        order = sorted(states, key=lambda state: isinstance(state, ProcState))
+        return [self._stop(state) for state in order]
+
+    def _stop(self, state: MeshState) -> str:
+        if state.stopped is not None:
+            return f"{state.name} was stopped before ({state.stopped})"
+        kind = ProcMesh if isinstance(state, ProcState) else ActorMesh
+        whole: Any = kind(state, state.region)  # type: ignore[arg-type]
+        whole.stop("stopped by %stop").get()
+        return f"stopped {state.name}: {_count(len(state.region), 'proc' if kind is ProcMesh else 'actor')}"
+
+    def heal(self, name: str) -> tuple[Mesh, str]:
+        """Heals a mesh, and everything on its processes; gives a line about it. Blocks until it is whole."""
+        mesh = self.find(name)
+        broken = [rank for rank in describe(mesh).ranks if rank.state == "failed"]
+        heal_mesh(mesh)
+        what = "proc" if isinstance(mesh, ProcMesh) else "actor"
+        return mesh, f"healed {_count(len(broken), what)} of {name}" if broken else f"{name} is whole: nothing to heal"
+
+    def interrupt(self, name: str) -> str:
+        """Interrupts what runs on the ranks of a mesh; gives a line about it."""
+        mesh = self.find(name)
+        interrupt(mesh)
+        return f"interrupting {_count(len(mesh), 'rank')} of {name}"
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def rows(self) -> list[Row]:
+        """All meshes that are not stopped, with the variables that refer to them."""
+        variables: dict[str, list[str]] = {}
+        for name, value in self._variables():
+            variables.setdefault(value._state.uid, []).append(name)
+        held = self._held()
+        rows = []
+        for uid, state in self.meshes().items():
+            named = tuple(dict.fromkeys(variables.get(uid, ())))
+            actors = list(state.actors) if isinstance(state, ProcState) else []
+            used = bool(named) or uid in held or any(variables.get(one) or one in held for one in actors)
+            rows.append(Row(describe(state), named, used))
+        return rows
+
+    def _held(self) -> set[str]:
+        """Meshes that some object holds, however deep inside others; what IPython keeps of past outputs aside."""
+        gc.collect()  # a mesh and its endpoints refer to each other
+        outputs = {id(value) for value in self._shell.user_ns.get("_oh", {}).values()}
+        found = (value for value in gc.get_objects() if type(value) in (ProcMesh, ActorMesh))
+        return {value._state.uid for value in found if id(value) not in outputs}
+
+
+def _difference(made: _Made, dims: tuple[tuple[str, int], ...], setup: str) -> str:
+    if made.dims != dims:
+        before, now = (" ".join(f"{label}={size}" for label, size in shape) for shape in (made.dims, dims))
+        return f"it was {before}, now {now}"
+    return "its set-up has changed" if made.setup != setup else ""
+
+
+def _reused(name: str, view: MeshView) -> str:
+    failed = view.counts.get("failed", 0)
+    if failed:
+        return f"{name} is reused, but {_count(failed, 'rank')} failed: %heal {name} brings back what is lost"
+    return f"{name} is reused; --fresh starts it anew"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
