@@ -61,7 +61,7 @@ class PendingCall:
         if not 0 <= index < self.size or self._replies[index] is not None:
             return
         if header.log:
-            self.logs[header.src] = header.log
+            self.logs[header.src] = self.runtime.log_marks[header.src] = header.log
         if header.status == Status.FAILURE:
             opened = frames if parcel is None else parcel.frames
             self.fail(self.runtime.supervision_error(opened or (), self))

@@ -95,6 +95,7 @@ class Runtime:
         self._setup = threading.Event()
         self._setup.set()
         self._log_fd: int | None = None
+        self.log_marks: dict[str, int] = {}  # where logs stood at the latest replies; emptied by who has shown them
         self._gaps: set[ActorCell] = set()
 
     def start(self, node: "Node") -> None:
