@@ -1,0 +1,26 @@
+"""Several replies in one message."""
+
+import msgspec
+import pytest
+
+from monarch_nb.wire import Header, Kind, Status, fold, unfold
+
+
+def _reply(index, status=Status.VALUE):
+    return Header(Kind.REPLY, "h/c.0.0", f"h/p.{index}.0", port=9, index=index, status=status, log=index * 10)
+
+
+def test_replies_come_out_as_they_went_in():
+    body = fold([(_reply(2), [b"two", b"buffer"]), (_reply(0, Status.EXCEPTION), [b"zero"])])
+    folded = Header(Kind.FOLDED, "h/c.0.0", "h/agent", port=7, call="k")
+    found = unfold(folded, body)
+    assert [(h.index, h.status, h.src, h.log, h.port, h.call) for h, _ in found] == [
+        (2, Status.VALUE, "h/p.2.0", 20, 7, "k"),
+        (0, Status.EXCEPTION, "h/p.0.0", 0, 7, "k"),
+    ]
+    assert [frames for _, frames in found] == [[b"two", b"buffer"], [b"zero"]]
+
+
+def test_garbage_is_refused():
+    with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
+        unfold(Header(Kind.FOLDED, "a/b", "c/d"), [b"\xc1garbage"])
