@@ -15,6 +15,7 @@ from monarch_nb.mesh.endpoint import Endpoint, send
 from monarch_nb.mesh.heal import heal_mesh, interrupt
 from monarch_nb.mesh.host import HostMesh, this_host, this_proc
 from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.reload import reload_mesh
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import set_factory
 
@@ -31,6 +32,7 @@ __all__ = [
     "interrupt",
     "local_hosts",
     "notebook_mode",
+    "reload_mesh",
     "run_on",
     "send",
     "set_hook_lookup",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.runtime import EndpointProperty, Future, PendingCall, Port, StreamCall, runtime
+from monarch_nb.runtime import EndpointProperty, Future, PendingCall, Port, StreamCall, endpoints_of, runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import encode, pickle_failure
 
@@ -72,15 +72,24 @@ class Endpoint(Generic[P, R]):
         self._mesh = mesh
         self._name = name
         self._declared = declared
+        self._of = mesh._state.cls
+
+    def _current(self) -> EndpointProperty[P, R]:
+        """The declaration in the class the mesh has now: a reload may have changed it."""
+        if self._of is not self._mesh._state.cls:
+            self._of = self._mesh._state.cls
+            self._declared = endpoints_of(self._of).get(self._name, self._declared)
+        return self._declared
 
     @property
     def _title(self) -> str:
         return f"{self._mesh._state.name}.{self._name}"
 
     def _frames(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        hidden = 2 if self._declared._explicit_response_port else 1
-        check_arguments(self._declared._method, hidden, self._title, args, kwargs)
-        return encode_arguments(self._title, args, kwargs, self._declared._method, hidden)
+        declared = self._current()
+        hidden = 2 if declared._explicit_response_port else 1
+        check_arguments(declared._method, hidden, self._title, args, kwargs)
+        return encode_arguments(self._title, args, kwargs, declared._method, hidden)
 
     def _begin(self, call: PendingCall, region: Region, frames: list[Any]) -> None:
         engine = runtime()

@@ -2,7 +2,7 @@
 
 from monarch_nb.runtime.actor import Actor
 from monarch_nb.runtime.calls import DeadlockError, PendingCall, StreamCall
-from monarch_nb.runtime.cell import EXEC, HOOK, SKIP, ActorCell, SpawnActor
+from monarch_nb.runtime.cell import EXEC, HOOK, RELOAD, SKIP, ActorCell, SpawnActor
 from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import EndpointProperty, concurrent_endpoint, endpoint, endpoints_of, kind_of
 from monarch_nb.runtime.future import Future, Waiter, waiters
@@ -11,6 +11,7 @@ from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortRece
 from monarch_nb.runtime.process import SPAWN, Runtime, Supervising, install, runtime, set_factory
 
 __all__ = [
+    "RELOAD",
     "SKIP",
     "SPAWN",
     "EXEC",

@@ -13,7 +13,7 @@ import msgspec
 from monarch_nb.routing import Inbox
 from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import Kind as ActorKind
-from monarch_nb.runtime.endpoint import endpoints_of
+from monarch_nb.runtime.endpoint import endpoints_of, kind_of
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.shape import Extent, NDSlice, Point, Region
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EXEC = "__cell__"  # runs a cell's source between messages
 HOOK = "__healed__"  # tells survivors who was re-created
+RELOAD = "__reload__"  # gives the actor a new class between messages
 SKIP = "__skip__"  # stands in the place of a message that was numbered and then not sent
 
 State = Literal["starting", "alive", "failed", "stopped"]
@@ -182,6 +183,8 @@ class ActorCell:
             self.runtime.node.consumed(parcel)
         if header.method == EXEC:
             return self.runtime.run_in_actor, (self.obj, self.cell_namespace, *args), kwargs
+        if header.method == RELOAD:
+            return self._reload, args, kwargs
         if header.method == HOOK:
             return self.obj.__healed__, args, kwargs
         endpoint = self.endpoints.get(header.method)
@@ -191,6 +194,20 @@ class ActorCell:
         if endpoint._explicit_response_port:
             args = (ReplyPort(header), *args)
         return method, args, kwargs
+
+    def _reload(self, cls: type) -> Any:
+        """The object gets a new class and keeps its state; its `__reload__(old)` hook runs then, if it has one.
+
+        Raises TypeError where the two cannot be swapped: another kind of actor, or other slots.
+        """
+        old = type(self.obj)
+        kind = kind_of(cls)
+        if kind != self.spec.kind:
+            raise TypeError(f"{cls.__name__} is {kind} now and was {self.spec.kind}: spawn it anew")
+        self.obj.__class__ = cls
+        self.endpoints = endpoints_of(cls)
+        hook = getattr(self.obj, RELOAD, None)
+        return hook(old) if hook is not None else None
 
     def _enter(self, header: Header) -> tuple[Any, Any]:
         extent = header.extent

@@ -1,0 +1,66 @@
+"""Reload: living actors take over a changed class, between messages, and keep their state."""
+
+import inspect
+import types
+import warnings
+from typing import Any
+
+from monarch_nb.mesh.actor import ActorMesh, check_class
+from monarch_nb.mesh.endpoint import encode_arguments
+from monarch_nb.mesh.sending import send_region
+from monarch_nb.runtime import RELOAD, Future, PendingCall, kind_of, runtime
+
+
+def _code(code: types.CodeType) -> tuple[Any, ...]:
+    """What a function does, wherever its lines stand."""
+    consts = tuple(_code(const) if isinstance(const, types.CodeType) else repr(const) for const in code.co_consts)
+    return code.co_code, code.co_names, code.co_varnames, consts
+
+
+def _init(cls: type) -> Any:
+    method = cls.__init__  # type: ignore[misc]
+    return (_code(method.__code__), repr(method.__defaults__)) if inspect.isfunction(method) else None
+
+
+def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
+    """Gives the actors of a mesh the newest definition of their class, or `cls`; their state stays.
+
+    It is a message in order: calls sent before run with the old class, calls sent after with the new one. An actor's
+    `__reload__(old_class)` runs when it has the new class. Warns when `__init__` has changed, since that is not run
+    again. Raises TypeError when the two cannot be swapped (other `__slots__`, sync against async): spawn anew then.
+    """
+    if not isinstance(mesh, ActorMesh):
+        raise TypeError(f"reload_mesh takes an actor mesh, not {type(mesh).__name__}")
+    state, region = mesh._state, mesh._region
+    if state.born is None:
+        raise RuntimeError(f"{state.name} is reloaded by the process that spawned it")
+    if len(region) != len(state.region):
+        raise ValueError(f"reload the whole of {state.name}, not a slice: its ranks would differ")
+    old, new = state.cls, cls or state.born.newest()
+    check_class(new)
+    if kind_of(new) != state.kind:
+        raise TypeError(f"{new.__name__} is {kind_of(new)} now and was {state.kind}: spawn it anew")
+    if getattr(new, "__slots__", None) != getattr(old, "__slots__", None):
+        raise TypeError(f"the __slots__ of {new.__name__} have changed: living objects cannot follow, spawn it anew")
+    if _init(old) != _init(new):
+        warnings.warn(
+            f"{new.__name__}.__init__ has changed: it does not run again, so what it newly sets is missing in "
+            f"{state.name}; set it in __reload__(self, old), or spawn the mesh anew",
+            stacklevel=2,
+        )
+    engine = runtime()
+    call = PendingCall(
+        engine, f"{state.name}.{RELOAD}", state.uid, region.ranks, len(region), lambda replies: _checked(replies)
+    )
+    call.call = call.future.wait_id = engine.new_call()
+    engine.calls[call.call] = call
+    frames = encode_arguments(call.title, (new,), {})
+    state.cls = new
+    state.born.cls = new
+    send_region(engine, engine.context(), state, region, RELOAD, frames, port=call.number, call=call.call)
+    return call.future
+
+
+def _checked(replies: list[Any]) -> None:
+    for reply in replies:
+        reply()

@@ -1,0 +1,113 @@
+"""Living actors take over a changed class."""
+
+import sys
+import types
+
+import pytest
+
+from monarch_nb.actor import Actor, endpoint, reload_mesh, this_host
+from monarch_nb.wire import register_pickle_by_value, unregister_pickle_by_value
+
+pytestmark = pytest.mark.timeout(60)
+
+OLD = """
+from monarch_nb.actor import Actor, endpoint
+
+class Counter(Actor):
+    def __init__(self):
+        self.n = 0
+
+    @endpoint
+    def add(self, k):
+        self.n += k
+        return self.n
+
+    def helper(self):
+        return "old"
+"""
+
+NEW = (
+    OLD.replace("self.n += k", "self.n += 10 * k").replace('"old"', '"new"')
+    + """
+    @endpoint
+    def twice(self):
+        return 2 * self.n, self.helper(), self.seen
+
+    def __reload__(self, old):
+        self.seen = old.__name__
+"""
+)
+
+
+@pytest.fixture
+def module():
+    found = types.ModuleType("reload_me")
+    sys.modules["reload_me"] = found
+    exec(compile(OLD, "reload_me.py", "exec"), found.__dict__)
+    register_pickle_by_value(found)
+    yield found
+    unregister_pickle_by_value(found)
+    del sys.modules["reload_me"]
+
+
+@pytest.fixture(scope="module")
+def procs():
+    mesh = this_host().spawn_procs(per_host={"gpus": 2}, name="reloads")
+    yield mesh
+    mesh.stop().get(20)
+
+
+def test_state_stays_and_order_holds(procs, module):
+    counters = procs.spawn("counters", module.Counter)
+    before = [counters.add.call(1) for _ in range(50)]
+    exec(compile(NEW, "reload_me.py", "exec"), module.__dict__)
+    done = reload_mesh(counters)
+    after = counters.add.call(1)
+    done.get(20)
+    assert before[-1].get(10).values() == [50, 50]
+    assert after.get(10).values() == [60, 60]
+    assert counters.twice.call().get(10).values() == [(120, "new", "Counter")] * 2
+
+
+def test_a_changed_init_is_said(procs, module):
+    counters = procs.spawn("counters", module.Counter)
+    source = OLD.replace("self.n = 0", "self.n = 5")
+    exec(compile(source, "reload_me.py", "exec"), module.__dict__)
+    with pytest.warns(UserWarning, match="__init__ has changed"):
+        reload_mesh(counters).get(20)
+
+
+def test_sync_cannot_become_async(procs, module):
+    counters = procs.spawn("counters", module.Counter)
+    exec(compile(OLD.replace("    def add", "    async def add"), "reload_me.py", "exec"), module.__dict__)
+    with pytest.raises(TypeError, match="is async now and was sync"):
+        reload_mesh(counters)
+
+
+class Slotted(Actor):
+    __slots__ = ("x",)
+
+    @endpoint
+    def get(self):
+        return 1
+
+
+class Wider(Actor):
+    __slots__ = ("x", "y")
+
+    @endpoint
+    def get(self):
+        return 2
+
+
+def test_changed_slots_are_refused(procs):
+    mesh = procs.spawn("slotted", Slotted)
+    with pytest.raises(TypeError, match="__slots__ of Wider have changed"):
+        reload_mesh(mesh, Wider)
+    assert mesh.get.call().get(10).values() == [1, 1]
+
+
+def test_a_slice_is_refused(procs):
+    mesh = procs.spawn("slotted", Slotted)
+    with pytest.raises(ValueError, match="not a slice"):
+        reload_mesh(mesh.slice(gpus=0))
