@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from monarch_nb.host.protocol import ProcSpec, ProcStop, decode
 from monarch_nb.mesh.console import Console, run_in_actor
 from monarch_nb.mesh.keeper import Keeper
+from monarch_nb.mesh.spawning import PYTHON, python_version
 from monarch_nb.runtime import Runtime, SpawnActor, install
 from monarch_nb.transport import Node
 from monarch_nb.wire import Header
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 def run_proc(spec: ProcSpec) -> int:
     """Runs a process of a mesh; returns its exit status when it is stopped. On the main thread."""
+    wanted = spec.env.get(PYTHON)
+    if wanted is not None and wanted != python_version():
+        sys.stderr.write(
+            f"{spec.name} runs Python {python_version()} ({sys.executable}), its controller Python {wanted}: functions "
+            "and classes cannot travel between them. Use an interpreter of the same minor version on both sides\n"
+        )
+        return 1
     engine = Runtime(spec.address, spec.agent, root_id=f"<{spec.name or 'proc'}>")
     engine.run_in_actor = run_in_actor
     Keeper(engine, root=None)

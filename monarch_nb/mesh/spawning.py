@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 Life = tuple[int, int]
 RUNNER = "monarch_nb.mesh.entry:run_proc"
+PYTHON = "MONARCH_NB_PYTHON"  # tells a process which Python its owner runs
+
+
+def python_version() -> str:
+    """The part of the version that must agree: code travels as byte code of one minor version."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(eq=False)
@@ -62,7 +68,7 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
     engine.calls[call.call] = call
     try:
         for host, mine in by_host.items():
-            shared = _environment(engine, host)
+            shared = {**_environment(engine, host), PYTHON: python_version()}
             wish = SpawnProcs(
                 layout=layout,
                 ranks=tuple(rank for rank, _ in mine),
