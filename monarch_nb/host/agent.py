@@ -102,7 +102,6 @@ class Agent:
         if self._ending and not child.stop_wanted:
             self._children.signal(child, signal.SIGKILL)
         self._pulse.start()
-        self._watch_leases()
         self._post.tell_all(child.watchers, "proc.started", Started(
             address=child.address, pid=child.pid, how=child.how, why=child.why,
             seconds=time.monotonic() - child.requested_at))  # fmt: skip
@@ -113,6 +112,7 @@ class Agent:
         self._post.tell_all(child.watchers - {child.address}, "proc.exited", child.exit)
         self._caster.proc_gone(child.address, child.exit.reason)
         self._node.forget(child.address, child.exit.reason)
+        folders.remove_socket(self._folder, child.address)  # one that was killed could not
         self._logs.ended(child.address)
         self._service.owner_gone(child.address, child.exit.reason)
         self._stopper.gone(child)
@@ -130,12 +130,16 @@ class Agent:
             if header.method == "call.blocked":
                 self._pass_on_blocked(header, body)
             else:
-                self._loop.post(lambda: self._service.handle(header, body))
+                self._loop.post(lambda: self._serve(header, body))
         elif header.kind == Kind.CAST:
             self._caster.cast(header, parcel)
         elif header.kind in (Kind.REPLY, Kind.FOLDED, Kind.RETURNED):
             self._caster.reply(header, parcel)
         self._node.consumed(parcel)
+
+    def _serve(self, header: Header, body: bytes) -> None:
+        self._service.handle(header, body)
+        self._watch_leases()
 
     def _pass_on_blocked(self, header: Header, body: bytes) -> None:
         further = self._caster.blocked(body)

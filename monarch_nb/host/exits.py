@@ -32,7 +32,7 @@ def last_lines(path: str, count: int = LAST_LINES) -> tuple[str, ...]:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _LAST_BYTES))
-            data = file.read()
+            data = file.read(_LAST_BYTES)
     except OSError:
         return ()
     lines = data.decode("utf-8", "replace").splitlines()

@@ -1,5 +1,6 @@
 """Run folders: one short, private folder a host, with its sockets and logs; nothing of it outlives the host."""
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -50,6 +51,12 @@ def hold(path: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def remove_socket(path: Path, address: str) -> None:
+    """Remove the socket a dead process listened on; never raises."""
+    with contextlib.suppress(OSError):
+        (path / address.partition("/")[2]).unlink()
 
 
 def remove_run_folder(path: Path) -> None:

@@ -7,39 +7,32 @@ import sys
 from monarch_nb.host.linux import line_buffer_c_stdio
 
 
-class ForgivingFile(io.RawIOBase):
-    """A raw stream on a descriptor that drops what cannot be written, and says how much once it can again."""
+class ForgivingText(io.TextIOWrapper):
+    """A text stream that never raises for lack of space; what could not be written is said once something can be again.
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self.lost = 0
-        self._why = ""
+    All below it is C: an interrupt cannot come between writing a line and knowing that it was written.
+    """
 
-    def fileno(self) -> int:
-        """The descriptor."""
-        return self._fd
+    _why = ""
 
-    def writable(self) -> bool:
-        """Always."""
-        return True
-
-    def write(self, data: object, /) -> int:
-        """Write what can be written; never raises for lack of space."""
-        view = memoryview(data).cast("B")  # type: ignore[arg-type]
+    def write(self, text: str, /) -> int:
+        """Write what can be written."""
         try:
-            if self.lost:
-                os.write(self._fd, f"[{self.lost} bytes of output were lost: {self._why}]\n".encode())
-                self.lost = 0
-            done = os.write(self._fd, view)
-            if done == len(view):
-                return done
+            if self._why:
+                super().write(f"[output was lost here: {self._why}]\n")
+                super().flush()
+                self._why = ""
+            return super().write(text)
         except OSError as error:
             self._why = error.strerror or str(error)
-            done = 0
-        else:
-            return done  # the buffer above writes the rest, and meets the error if there is one
-        self.lost += len(view) - done
-        return len(view)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, if it can be written."""
+        try:
+            super().flush()
+        except OSError as error:
+            self._why = error.strerror or str(error)
 
 
 def redirect(path: str) -> None:
@@ -64,4 +57,5 @@ def _onto(path: str, flags: int, target: int) -> None:
 
 
 def _text(fd: int) -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BufferedWriter(ForgivingFile(fd)), "utf-8", "backslashreplace", line_buffering=True)
+    raw = io.FileIO(fd, "w", closefd=False)
+    return ForgivingText(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)

@@ -5,15 +5,16 @@ import itertools
 import os
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from monarch_nb.host import AgentHandle, protocol, start_agent
+from monarch_nb.routing import plan_cast
 from monarch_nb.transport import Node, Parcel
-from monarch_nb.wire.header import Header, Kind, Layout
+from monarch_nb.wire import Header, Kind, Layout, Run, unfold
 
 ROOT = str(Path(__file__).resolve().parents[2])
 RUNNERS = "tests.cluster.host_runners"
@@ -35,10 +36,11 @@ class Client:
 
     def __init__(self, host: str, run_folder: Path, name: str = "c", at: str | None = None) -> None:
         self.host = host
+        self.root = ROOT
         self.agent = f"{host}/agent"
         self.address = f"{at or host}/{name}"
         self._ports = itertools.count(10)
-        self._replies: dict[int, queue.Queue[tuple[Header, bytes]]] = {}
+        self._replies: dict[int, queue.Queue[tuple[Header, Any]]] = {}
         self.events: list[tuple[float, str, Any]] = []
         self._arrived: queue.Queue[tuple[float, str, Any]] = queue.Queue()
         self._uids = itertools.count()
@@ -54,6 +56,9 @@ class Client:
         self.node.start()
 
     def _handle(self, header: Header, parcel: Parcel) -> None:
+        if header.kind in (Kind.REPLY, Kind.FOLDED, Kind.RETURNED):
+            self._replies[header.port].put((header, parcel))
+            return
         body = bytes(parcel.frames[0])
         if header.method == "reply":
             self._replies[header.port].put((header, body))
@@ -85,6 +90,30 @@ class Client:
             layout=layout, ranks=tuple(range(count)), sys_path=(ROOT,), runner=f"{RUNNERS}:{runner}", **more
         )
         return list(self.ask("agent.spawn", wish, protocol.Spawning).addresses)
+
+    def cast(self, layout: Layout, runs: Sequence[Run], method: str, body: bytes = b"", *, answers: bool = True,
+             fanout: int = 8) -> int:  # fmt: skip
+        """Send one message to many; returns the port where the answers come."""
+        port = next(self._ports)
+        self._replies[port] = queue.Queue()
+        for agent, plan in plan_cast(layout, runs, fanout=fanout):
+            header = Header(Kind.CAST, agent, self.address, method=method, port=port if answers else 0, plan=plan)
+            self.node.send(header, Parcel([body]))
+        return port
+
+    def answers(self, port: int, count: int, timeout: float = 20.0) -> tuple[dict[int, list[bytes]], list[Header]]:
+        """The next `count` answers to a cast by place, and the messages they came in."""
+        found: dict[int, list[bytes]] = {}
+        messages = []
+        while len(found) < count:
+            header, parcel = self._replies[port].get(timeout=timeout)
+            messages.append(header)
+            frames = [bytes(frame) for frame in parcel.frames]
+            if header.kind == Kind.FOLDED:
+                found.update({one.index: body for one, body in unfold(header, frames)})
+            else:
+                found[header.index] = frames
+        return found, messages
 
     def started(self, *addresses: str, timeout: float = 30.0) -> list[protocol.Started]:
         return [self.event("proc.started", lambda e, a=address: e.address == a, timeout) for address in addresses]

@@ -9,9 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from monarch_nb.host.linux import thread_count
 from monarch_nb.host.protocol import ProcSpec
+from monarch_nb.transport import Node, Parcel
+from monarch_nb.wire import Header, Kind
 
 
 def idle(spec: ProcSpec) -> int:
@@ -81,13 +84,34 @@ def holds_gil(spec: ProcSpec) -> int:
 
 
 def interruptible(spec: ProcSpec) -> int:
-    print("waiting")
     try:
+        print("waiting")
         time.sleep(1000)
     except KeyboardInterrupt:
         print("interrupted")
         return 7
     return 0
+
+
+def echoes(spec: ProcSpec) -> int:
+    """Answers each call with its own address, rank and body; `big` with a megabyte, `mute` never, `die` by dying."""
+
+    def handle(header: Header, parcel: Parcel) -> None:
+        if header.kind == Kind.CALL:
+            if header.method == "die" and header.rank == 1:
+                os._exit(9)
+            if header.port and header.method != "mute":
+                body = bytes(parcel.frames[0]) if header.method != "big" else bytes(1 << 20)
+                told = Header(Kind.REPLY, header.src, spec.address, port=header.port, index=header.index, log=7)
+                node.send(told, Parcel([f"{header.rank}.{header.incarnation}.{header.seq}".encode(), body]))
+            elif not header.port:
+                print("told", header.src, header.method)
+        node.consumed(parcel)
+
+    node = Node(spec.address, run_folders={spec.host: Path(spec.run_folder)}, agent=spec.agent, handler=handle,
+                on_link_failed=lambda *_: None)  # fmt: skip
+    node.start()
+    return idle(spec)
 
 
 def floods(spec: ProcSpec) -> int:

@@ -1,5 +1,6 @@
 """What procs write, and who sees it."""
 
+import io
 import os
 import resource
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.host import protocol
-from monarch_nb.host.output import ForgivingFile
+from monarch_nb.host.output import ForgivingText
 from tests.cluster.host_client import hosted
 
 pytestmark = pytest.mark.timeout(60)
@@ -46,20 +47,21 @@ def test_a_full_disk_does_not_harm_a_proc(cold: bool) -> None:
         assert client.exited(address)[0].exitcode == 5
 
 
-def test_lost_output_is_counted_and_said_when_there_is_room_again(tmp_path: Path) -> None:
+def test_lost_output_is_said_when_there_is_room_again(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    fd = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    file = ForgivingFile(fd)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
-    try:
-        written = file.write(b"0123456789abc")  # a short write first: the buffer above asks again
-        assert file.write(b"0123456789abc"[written:]) == 3
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    file.write(b"more\n")
-    os.close(fd)
-    said = (tmp_path / "log").read_bytes()
-    assert said == b"0123456789[3 bytes of output were lost: File too large]\nmore\n"
+    with open(tmp_path / "log", "wb", buffering=0) as raw:
+        text = ForgivingText(io.BufferedWriter(raw, 16), "utf-8", line_buffering=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        try:
+            for _ in range(20):
+                print("some output", file=text)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        print("more", file=text)
+        text.detach().detach()  # type: ignore[attr-defined]
+    said = (tmp_path / "log").read_text()
+    assert said.startswith("some outpu")
+    assert said.endswith("[output was lost here: File too large]\nmore\n")
 
 
 def test_a_chunk_is_never_larger_than_a_chunk() -> None:

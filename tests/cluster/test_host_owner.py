@@ -17,23 +17,22 @@ from tests.cluster.host_client import ROOT, Client, alive, hosted, left_of, wait
 pytestmark = pytest.mark.timeout(60)
 
 OWNER = f"""
-import sys, time
+import os, sys, time
 sys.path.insert(0, {ROOT!r})
 from tests.cluster.host_client import Client, start_agent
-handle = start_agent("hown" + sys.argv[2], sys.argv[1])
+handle = start_agent("hown" + os.environ["OWN_HOST"], os.environ["OWN_FOLDER"])
 client = Client(handle.host, handle.run_folder)
 print(handle.pid, *[one.pid for one in client.started(*client.spawn(2))], flush=True)
-if len(sys.argv) > 3:
-    import os
-    if os.fork() == 0:
-        time.sleep(30)
+if len(sys.argv) > 1 and os.fork() == 0:
+    time.sleep(30)
 time.sleep(1000)
 """
 
 
 def owner(folder: Path, *more: str) -> tuple["subprocess.Popen[str]", list[int]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(folder), str(os.getpid()), *more], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", OWNER, *more], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "OWN_HOST": str(os.getpid()), "OWN_FOLDER": str(folder)},
         start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None

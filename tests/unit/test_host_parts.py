@@ -1,0 +1,120 @@
+"""The parts of a host agent that need no process."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.host import exits, folders
+from monarch_nb.host.cold import binding_prefix
+from monarch_nb.host.environment import overlaid, reason_for_cold_start, wanted_threads
+from monarch_nb.host.leases import Leases
+
+pytestmark = pytest.mark.timeout(10)
+
+
+@pytest.mark.parametrize(
+    "name", ["LD_PRELOAD", "OMP_PROC_BIND", "MKL_DEBUG", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONPATH", "CUDA_HOME"]
+)
+def test_what_libraries_read_at_load_needs_a_fresh_process(name: str) -> None:
+    assert name in reason_for_cold_start({name: "1"}, {})
+    assert name in reason_for_cold_start({name: None}, {name: "1"})
+    assert not reason_for_cold_start({name: "1"}, {name: "1"})  # the template has it as well
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "RANK", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"])
+def test_what_is_read_late_does_not(name: str) -> None:
+    assert not reason_for_cold_start({name: "1"}, {})
+
+
+def test_an_overlay_adds_replaces_and_removes() -> None:
+    assert overlaid({"a": "1", "b": "2"}, {"a": None, "b": "3", "c": "4", "d": None}) == {"b": "3", "c": "4"}
+
+
+def test_pools_are_as_large_as_asked_for_or_as_the_machine() -> None:
+    assert wanted_threads({"OMP_NUM_THREADS": "3,2"}, "OMP_NUM_THREADS") == 3
+    assert wanted_threads({"OMP_NUM_THREADS": "none"}, "OMP_NUM_THREADS") == len(os.sched_getaffinity(0))
+
+
+def test_a_lease_lives_from_sign_to_sign_of_life() -> None:
+    leases = Leases(10.0)
+    leases.grant("a/c", 0.0)
+    leases.grant("b/c", 0.0, 100.0)
+    leases.renew("a/c", 8.0)
+    leases.renew("nobody", 8.0)
+    assert leases.expired(17.9) == []
+    assert leases.expired(18.0) == ["a/c"]
+    assert leases.expired(99.0) == []
+    leases.renew("b/c", 99.0)  # as long as it was granted for
+    assert leases.expired(198.0) == []
+    leases.end("b/c")
+    assert not leases
+
+
+def test_owners_are_asked_after_four_times_in_a_lease() -> None:
+    leases = Leases(8.0)
+    leases.grant("a/c", 100.0)
+    asked = [now for now in range(100, 108) if leases.due(float(now))]
+    assert asked == [100, 102, 104, 106]
+
+
+def test_the_words_for_an_end_are_those_people_search_for() -> None:
+    assert "the process this actor was running on failed: Killed(sig=9)" in exits.reason(None, 9)
+    assert "out of memory" in exits.reason(None, 9, oom=True)
+    assert exits.reason(3, None).endswith("failed: Exited(code=3)")
+
+
+def test_last_lines_of_a_long_log_are_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"\xff early\n" * 100_000 + b"a\nb\n")
+    assert exits.last_lines(str(path), 2) == ("a", "b")
+    assert exits.last_lines(str(tmp_path / "none")) == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "file"), [("0::/job", "job/memory.events"), ("4:memory:/job", "memory/job/memory.oom_control")]
+)
+def test_a_kill_for_memory_is_noticed_once(tmp_path: Path, line: str, file: str) -> None:
+    (tmp_path / "cgroup").write_text(line + "\n")
+    counter = tmp_path / file
+    counter.parent.mkdir(parents=True)
+    counter.write_text("oom 4\noom_kill 1\n")
+    oom = exits.OomCounter(tmp_path, tmp_path / "cgroup")
+    assert not oom.struck()
+    counter.write_text("oom 5\noom_kill 2\n")
+    assert oom.struck()
+    assert not oom.struck()
+
+
+def test_sweeping_removes_only_old_folders_that_nobody_holds(tmp_path: Path) -> None:
+    names = ["old", "young", "held"]
+    for name in names:
+        path = folders.run_folder_for(name, tmp_path)
+        folders.make_run_folder(path)
+        os.close(folders.hold(path))
+    fd = folders.hold(folders.run_folder_for("held", tmp_path))
+    for name in ("old", "held"):
+        os.utime(folders.run_folder_for(name, tmp_path), (time.time() - 100,) * 2)
+    assert folders.sweep(tmp_path) == [folders.run_folder_for("old", tmp_path)]
+    assert sorted(path.name.rpartition("-")[2] for path in tmp_path.iterdir()) == ["held", "young"]
+    os.close(fd)
+
+
+def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "shared"
+    path.mkdir(mode=0o755)
+    with pytest.raises(PermissionError, match="own private folder"):
+        folders.make_run_folder(path)
+
+
+def test_binding_falls_back_to_taskset_and_knows_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert binding_prefix({"cpus": "0-3"}) == []
+    for tool in ("taskset", "numactl"):
+        (tmp_path / tool).write_text("#!/bin/sh\n")
+        (tmp_path / tool).chmod(0o700)
+        expected = {"taskset": ["taskset", "-c", "0-3"], "numactl": ["numactl", "--physcpubind=0-3"]}[tool]
+        assert binding_prefix({"cpus": "0-3"}) == expected
+    with pytest.raises(ValueError, match="unknown proc_bind keys"):
+        binding_prefix({"gpus": "1"})
