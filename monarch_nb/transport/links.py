@@ -21,6 +21,7 @@ from monarch_nb.wire.header import Header
 
 _REMEMBERED = 4096  # dead processes, so that nothing is sent to them
 Connection = Callable[[str, bool, str], None]
+Trust = tuple[Keys | None, bool]  # keys, and whether loopback may do without
 
 
 class Sink(Protocol):
@@ -58,7 +59,8 @@ class Links:
         self.arrived, self.undeliverable, self.dropped = sink.arrived, sink.undeliverable, sink.dropped
         self._routes = Routes(address, agent)
         self._reader = reader
-        self._keys, self._insecure_loopback = keys, insecure_loopback
+        self._trust = (keys, insecure_loopback)
+        self._trusts: dict[str, Trust] = {}  # of hosts that have their own
         self._portable, self._config, self._limits = portable, config, limits
         self._on_connection = on_connection
         self._peers: dict[tuple[str, int], Peer] = {}
@@ -70,11 +72,16 @@ class Links:
 
     # ways
 
-    def learn(self, where: str, endpoint: str | None, run_folder: Path | None, via: str | None) -> None:
+    def learn(
+        self, where: str, endpoint: str | None, run_folder: Path | None, via: str | None, trust: Trust | None
+    ) -> None:
         """A host or process can be reached. Raises TrustError for TCP without a key."""
+        trust = trust if trust is not None and any(trust) else self._trust
         if endpoint is not None:
-            require_keys(endpoint, self._keys, self._insecure_loopback)
+            require_keys(endpoint, *trust)
         with self._lock:
+            if endpoint is not None:
+                self._trusts[where.partition("/")[0]] = trust
             folder = None if run_folder is None else str(run_folder)
             self._routes.learn(where, endpoint=endpoint, run_folder=folder, via=via)
             self._gone.pop(where, None)
@@ -92,7 +99,9 @@ class Links:
             try:
                 hop = self._routes.next_hop(destination)
             except NoRoute as error:
-                raise UnreachableError(str(error)) from None
+                known = self._gone.get(f"{destination.partition('/')[0]}/agent")
+                told = str(error) if known is None else f"{destination} cannot be reached: {known[0]}"
+                raise UnreachableError(told) from None
             for address in (destination, hop.address):
                 if address in self._gone:
                     raise UnreachableError(f"{destination} cannot be reached: {self._gone[address][0]}")
@@ -150,6 +159,15 @@ class Links:
             self._on_connection(address, True, "it dialled")
         return peer
 
+    def connected(self, where: str) -> bool:
+        """Whether the TCP connection of the urgent lane on the way to a process stands."""
+        with self._lock:
+            try:
+                peer = self._peers.get((self._routes.next_hop(where).address, 1))
+            except NoRoute:
+                return False
+        return peer is not None and peer.up
+
     def forget(self, where: str, reason: str) -> None:
         """A process, or a host with all its processes, is dead."""
         with self._lock:
@@ -161,6 +179,7 @@ class Links:
             while len(self._gone) > _REMEMBERED:
                 del self._gone[next(iter(self._gone))]
             self._routes.forget(where)
+            self._trusts.pop(where, None)
             for peer in dead:
                 del self._peers[peer.address, peer.lane]
             self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in dead}
@@ -175,9 +194,10 @@ class Links:
         context = self.context
         if context is None or self._closed:
             return None
-        require_keys(peer.endpoint, self._keys, self._insecure_loopback)
+        trust = self._trusts.get(peer.address.partition("/")[0], self._trust)
+        require_keys(peer.endpoint, *trust)
         name = f"{self.address}|{peer.lane}|{peer.epoch:x}"
-        socket = sockets.dial(context, peer.endpoint, name, self._keys, self._limits)
+        socket = sockets.dial(context, peer.endpoint, name, trust[0], self._limits)
         watcher = None
         if peer.endpoint.startswith("tcp:"):
             watcher = Monitor(socket, self._reader, lambda event, _: self._told(peer, event))

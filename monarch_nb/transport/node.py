@@ -84,7 +84,7 @@ class Node:
             on_connection=on_connection,
         )
         for host, folder in run_folders.items():
-            self._links.learn(host, None, folder, None)
+            self._links.learn(host, None, folder, None, None)
         self._context: Context | None = None
         self._routers: list[Socket] = []
         self._file: SocketFile | None = None
@@ -178,6 +178,10 @@ class Node:
             exempt = lane != 0 or header.kind in _EXEMPT or threading.get_ident() == self._reader.ident
             self._links.to(header.dst, lane).send(header, parcel, exempt)
 
+    def send_to_whoever(self, at: str, header: Header, parcel: Parcel, *, lane: int = 1) -> None:
+        """Send to whatever process is found where host `at` was learned to be, to hear its name. Never blocks."""
+        self._links.to(f"{at}/agent", lane).send(msgspec.structs.replace(header, dst=_ANYBODY), parcel, True)
+
     def _send_later(self, header: Header, parcel: Parcel, lane: int) -> None:
         try:
             self.send(header, parcel, lane=lane)
@@ -202,13 +206,29 @@ class Node:
     # membership
 
     def learn(
-        self, where: str, endpoint: str | None = None, run_folder: Path | None = None, via: str | None = None
+        self,
+        where: str,
+        endpoint: str | None = None,
+        run_folder: Path | None = None,
+        via: str | None = None,
+        *,
+        keys: Keys | None = None,
+        insecure_loopback: bool = False,
     ) -> None:
         """A host (or one process, "host/name") is reached at a TCP endpoint, in a run folder here, or via a process.
 
-        Raises TrustError for a TCP endpoint without keys.
+        `keys` are for this host alone; without them this node's own are used. Raises TrustError for a TCP endpoint
+        without any.
         """
-        self._links.learn(where, endpoint, run_folder, via)
+        self._links.learn(where, endpoint, run_folder, via, (keys, insecure_loopback))
+
+    def connected(self, where: str) -> bool:
+        """Whether the TCP connection on which urgent messages reach a process stands, as libzmq's heartbeats tell.
+
+        One that the peer dialled is only known to be gone once something was written to it. False for processes that
+        are reached otherwise, or were never spoken to.
+        """
+        return self._links.connected(where)
 
     def forget(self, where: str, reason: str) -> None:
         """A process (or host) is dead: its connections are closed; what it did not acknowledge is reported."""
@@ -260,7 +280,7 @@ class Node:
         if header.src == self.address:
             self._on_link_failed(header, parcel, reason)
         elif header.kind != Kind.RETURNED and self._state == "started":
-            body = Parcel([msgspec.msgpack.encode(reason)])
+            body = Parcel([msgspec.msgpack.encode([reason])])
             self._reader.soon(self._try_to_tell, returned(header, self.address), body)
 
     def _try_to_tell(self, header: Header, parcel: Parcel) -> None:

@@ -13,6 +13,7 @@ from monarch_nb.routing.actions import (
     Deliver,
     Failed,
     LinkConfig,
+    LinkState,
     NewLife,
     PrefixKind,
     Skipped,
@@ -84,6 +85,11 @@ class Peer:
     def heard(self) -> int:
         """The latest life of the peer that was heard; 0 for none."""
         return self._link.peer_epoch
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a TCP connection, as far as we know; connections inside a host do not tell."""
+        return not self.endpoint.startswith("ipc:") and self.gone is None and self._link.state is LinkState.UP
 
     # sending
 
