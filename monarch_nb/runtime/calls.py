@@ -117,11 +117,6 @@ class PendingCall:
         self.close()
         return self.future._fail(error)
 
-    def deadlock(self, story: str) -> None:
-        """An actor it was sent to cannot take it before this one's caller is done."""
-        self.blocked = story
-        self.runtime.check_deadlock(self)
-
     def close(self) -> None:
         """Later replies are dropped."""
         self.runtime.calls.pop(self.call, None)

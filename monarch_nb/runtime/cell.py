@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import inspect
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -128,7 +130,7 @@ class ActorCell:
             return
         waits_for = self.waiting_on
         if waits_for and waits_for in header.chain:
-            self.runtime.tell_deadlock(self, header)
+            self.runtime.waits.tell(self, header)
         self.executor.put((header, parcel))
         if self.cause is not None:  # it ended in between: nobody else will look into the queue
             self.refuse_queued()
@@ -339,6 +341,8 @@ class ActorCell:
         executor = self.executor
         if isinstance(executor, AsyncExecutor):
             executor.urge(lambda: self.task.cancel() if self.task is not None else None)
+        elif executor.thread is threading.main_thread():
+            os.kill(os.getpid(), signal.SIGINT)  # a signal also wakes it out of a sleep or a system call
         elif executor.thread.ident is not None:
             throw_into(executor.thread.ident, KeyboardInterrupt)
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from monarch_nb.runtime.calls import DeadlockError, PendingCall
+from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cell import ActorCell, SpawnActor
 from monarch_nb.runtime.clock import Clock
 from monarch_nb.runtime.context import ActorId, Context, Instance, current
-from monarch_nb.runtime.future import Future, _wait_guards
+from monarch_nb.runtime.future import _wait_guards
+from monarch_nb.runtime.parking import Parking
 from monarch_nb.runtime.ports import PortTable
+from monarch_nb.runtime.waits import Waits
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Header, Kind, Status, decode
 
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PARK_SECONDS = 30.0  # how long a message waits for an actor whose spawn has not arrived yet
 SPAWN = "__spawn__"
+_ANSWERS = frozenset({"reply", "call.blocked"})  # CONTROL messages to a port of the other side
 
 _spawn_decoder = msgspec.msgpack.Decoder(SpawnActor)
 
@@ -88,8 +90,8 @@ class Runtime:
         self.root_context = Context(self.root)
         self.run_in_actor: Callable[..., Any] = _no_cells  # set by the mesh layer
         self.closed = False
-        self._parked: dict[tuple[str, int], list[tuple[Header, Parcel]]] = {}
-        self._gone: dict[tuple[str, int, int], Any] = {}
+        self._parking = Parking(self.clock.later)
+        self.waits = Waits(self)
         self._lock = threading.Lock()
         self._call_numbers = itertools.count()
         self._setup = threading.Event()
@@ -208,11 +210,13 @@ class Runtime:
     def _spawn(self, header: Header, parcel: "Parcel") -> None:
         spec = _spawn_decoder.decode(parcel.frames[0])
         key = (header.mesh, header.rank)
-        with self._lock:
-            old = self.cells.get(key)
-            cell = ActorCell(self, spec, header, parcel)
+        old = self.cells.get(key)
+        cell = ActorCell(self, spec, header, parcel)
+
+        def arrive() -> None:
             self.cells[key] = cell
-            parked = self._parked.pop(key, [])
+
+        parked = self._parking.unpark(key, arrive)
         if old is not None and old.cause is None:
             old.stop("replaced by a newer incarnation")
         self.keeper.hosts(spec)
@@ -221,32 +225,20 @@ class Runtime:
             self.handle(*message)
 
     def _no_such_actor(self, header: Header, parcel: "Parcel") -> None:
-        key = (header.mesh, header.rank)
-        gone = self._gone.get((*key, header.incarnation))
-        newer = self.cells.get(key)
-        if gone is None and (newer is None or newer.incarnation < header.incarnation):
-            with self._lock:  # its spawn travels another way: wait for it, not for ever
-                self._parked.setdefault(key, []).append((header, parcel))
-            self.clock.later(PARK_SECONDS, lambda: self._unpark(key, header, parcel))
-            if key in self.cells and self.cells[key] is not newer:
-                self._unpark(key, header, parcel, again=True)
+        place = (header.mesh, header.rank)
+        cause = self._parking.end_of(*place, header.incarnation)
+        now = self.cells.get(place)
+        if cause is None and (now is None or now.incarnation < header.incarnation):
+            if not self._parking.park((header, parcel), lambda: self.cells.get(place) is not now, self._never_came):
+                self.handle(header, parcel)
             return
         self.node.consumed(parcel)
-        self.refuse(header, gone or self.supervisor.lost_cause(header, "the actor has been replaced by a newer one"))
+        self.refuse(header, cause or self.supervisor.lost_cause(header, "the actor has been replaced by a newer one"))
 
-    def _unpark(self, key: tuple[str, int], header: Header, parcel: "Parcel", again: bool = False) -> None:
-        with self._lock:
-            parked = self._parked.get(key, [])
-            if (header, parcel) not in parked:
-                return
-            parked.remove((header, parcel))
-            if not parked:
-                self._parked.pop(key, None)
-        if again:
-            self.handle(header, parcel)
-        else:
-            self.node.consumed(parcel)
-            self.refuse(header, self.supervisor.lost_cause(header, "no such actor was ever spawned in this process"))
+    def _never_came(self, message: "tuple[Header, Parcel]") -> None:
+        header, parcel = message
+        self.node.consumed(parcel)
+        self.refuse(header, self.supervisor.lost_cause(header, "no such actor was ever spawned in this process"))
 
     def _returned(self, header: Header, parcel: "Parcel") -> None:
         reason = msgspec.msgpack.decode(parcel.frames[0], type=list[str])[0] if parcel.frames else "it was returned"
@@ -255,10 +247,17 @@ class Runtime:
 
     def undelivered(self, header: Header, reason: str) -> None:
         """A message of ours has come back, or its link failed: whoever waits for its answer is told."""
-        handler = self.ports.get(header.port) if header.port else None
+        kind = header.status if header.kind == Kind.RETURNED else header.kind
+        if kind in (Kind.REPLY, Kind.FOLDED) or header.method in _ANSWERS:
+            return  # whoever wanted it is gone; its port number is none of ours
+        handler = self.ports.get(header.port) if header.port and kind != Kind.PORT else None
         if isinstance(handler, PendingCall):
             handler.fail(self.supervisor.lost(header, reason, handler))
-        elif header.port == 0 and not self.closed:  # whoever waits for an answer has been told already
+        elif handler is not None and kind == Kind.CONTROL:
+            handler.lost(reason)  # type: ignore[attr-defined]  # a request
+        elif kind == Kind.CONTROL:
+            logger.debug("%s to %s: %s", header.method, header.dst, reason)
+        elif (header.port == 0 or kind == Kind.PORT) and not self.closed:  # whoever waits has been told already
             self.supervisor.undeliverable(header, reason)
 
     # -- actors of this process -------------------------------------------------------------------------------------
@@ -279,7 +278,7 @@ class Runtime:
 
     def cell_ended(self, cell: ActorCell) -> None:
         """An actor is gone; what comes for it later is refused with its cause."""
-        self._gone[cell.mesh, cell.rank, cell.incarnation] = cell.cause
+        self._parking.ended(cell.mesh, cell.rank, cell.incarnation, cell.cause)
         with self._lock:
             if self.cells.get((cell.mesh, cell.rank)) is cell:
                 del self.cells[cell.mesh, cell.rank]
@@ -308,7 +307,6 @@ class Runtime:
     def proc_mesh(self) -> Any:
         """The ProcMesh this process belongs to."""
         return self.keeper.proc_mesh()
-
 
     def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorCell, method: str) -> Any:
         """The cause of an actor's failure."""
@@ -354,48 +352,6 @@ class Runtime:
             return False
 
         self.clock.every(1.0, look)
-
-    def tell_deadlock(self, cell: ActorCell, header: Header) -> None:
-        """`header` waits for `cell`, whose endpoint waits for a call that `header` is part of."""
-        running = cell.running
-        doing = f"{cell.spec.name}.{running[1]}" if running is not None else cell.spec.name
-        story = (
-            f"{header.actor or header.sender} waits for {cell.spec.name}.{header.method} of {cell.instance}, "
-            f"which cannot run while {doing} waits for {header.actor or header.sender}. "
-            "Make one of the endpoints a @concurrent_endpoint, or do not wait for the inner call"
-        )
-        self.control(header.src, "call.blocked", [header.port, story])
-
-    def blocked(self, header: Header, parcel: "Parcel") -> None:
-        """CONTROL: one of our calls waits for an actor that waits for us."""
-        number, story = msgspec.msgpack.decode(parcel.frames[0], type=tuple[int, str])
-        call = self.ports.get(number)
-        if isinstance(call, PendingCall):
-            call.deadlock(story)
-
-    def check_deadlock(self, call: PendingCall) -> None:
-        """Ends a call whose caller waits for it without limit, now that it is known to be in a circle."""
-        if call.blocked and any(cell.waiting_on == call.call for cell in tuple(self.cells.values())):
-            call.fail(DeadlockError(f"deadlock: {call.blocked}"))
-
-    def guard_wait(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
-        """Remembers what the running endpoint waits for, so that circles can be seen."""
-        context = current.get()
-        cell = context.actor_instance.cell if context is not None else None
-        if cell is None or not unlimited or not future.wait_id or cell.is_concurrent(cell.running[1] if cell.running else ""):
-            return None
-        cell.waiting_on = future.wait_id
-        for header, _ in cell.queued():
-            if future.wait_id in header.chain:
-                self.tell_deadlock(cell, header)
-        call = self.calls.get(future.wait_id)
-        if call is not None and call.blocked:
-            self.check_deadlock(call)
-
-        def leave() -> None:
-            cell.waiting_on = ""
-
-        return leave
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -447,8 +403,7 @@ def install(new: Runtime | None) -> None:
         _wait_guards.clear()
     _runtime = new
     if new is not None:
-        new.controls["call.blocked"] = new.blocked
-        _wait_guards.append(new.guard_wait)
+        _wait_guards.append(new.waits.guard)
 
 
 def set_factory(factory: Callable[[], Runtime]) -> None:

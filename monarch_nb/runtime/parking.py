@@ -1,0 +1,71 @@
+"""Messages for actors that are not here: not yet, or not any more."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.wire import Header
+
+if TYPE_CHECKING:
+    from monarch_nb.transport import Parcel
+
+    Message = tuple[Header, Parcel]
+
+SECONDS = 30.0  # how long a message waits for an actor whose spawn travels another way
+REMEMBERED = 10_000  # ends of actors that are told to late callers by their own cause
+
+Place = tuple[str, int]  # actor mesh, rank
+
+
+class Parking:
+    """Keeps early messages until their actor is spawned, and the causes with which late ones are refused."""
+
+    def __init__(self, later: Callable[[float, Callable[[], object]], None]) -> None:
+        self._later = later
+        self._lock = threading.Lock()
+        self._parked: dict[Place, list[Message]] = {}
+        self._ends: OrderedDict[tuple[str, int, int], Any] = OrderedDict()
+
+    def ended(self, mesh: str, rank: int, incarnation: int, cause: Any) -> None:
+        """An actor is gone, for this reason."""
+        with self._lock:
+            self._ends[mesh, rank, incarnation] = cause
+            while len(self._ends) > REMEMBERED:
+                self._ends.popitem(last=False)
+
+    def end_of(self, mesh: str, rank: int, incarnation: int) -> Any:
+        """Why that actor is gone; None if that is not known."""
+        return self._ends.get((mesh, rank, incarnation))
+
+    def park(self, message: "Message", here: Callable[[], bool], give_up: Callable[["Message"], None]) -> bool:
+        """Keeps a message for an actor to come; False if it is `here` by now. After a while it is given up."""
+        place = (message[0].mesh, message[0].rank)
+        with self._lock:
+            if here():
+                return False
+            self._parked.setdefault(place, []).append(message)
+
+        def expire() -> None:
+            if self._take(place, message):
+                give_up(message)
+
+        self._later(SECONDS, expire)
+        return True
+
+    def unpark(self, place: Place, arrive: Callable[[], None]) -> "list[Message]":
+        """The actor is here, as `arrive` makes known; what waited for it, in order."""
+        with self._lock:
+            arrive()
+            return self._parked.pop(place, [])
+
+    def _take(self, place: Place, message: "Message") -> bool:
+        with self._lock:
+            parked = self._parked.get(place, [])
+            for number, waiting in enumerate(parked):
+                if waiting is message:
+                    del parked[number]
+                    if not parked:
+                        del self._parked[place]
+                    return True
+        return False
