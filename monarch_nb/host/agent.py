@@ -32,6 +32,7 @@ from monarch_nb.wire.header import Header, Kind
 log = logging.getLogger(__name__)
 
 _MOST_FDS = 65536
+_LINGER_S = 0.3  # for last words to those who may be gone themselves
 _ORPHANED_TIMEOUT_S = 0.5  # between SIGTERM and SIGKILL when the owner is gone
 
 
@@ -78,7 +79,7 @@ class Agent:
             self._loop.run()
         finally:
             self._children.close()
-            self._node.close()
+            self._node.close(_LINGER_S)
             end_descendants()
             if not self._options.keep_folder:
                 folders.remove_run_folder(self._folder)
