@@ -1,5 +1,6 @@
 """The magics: each reads its line and calls the session."""
 
+import linecache
 import sys
 from typing import Any
 
@@ -9,6 +10,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from monarch_nb.mesh import ProcMesh, ValueMesh
 
 from .arguments import check_name, mesh_wish, names, place
+from .display.errors import cell_syntax
 from .front import Front
 from .overview import Overview
 from .running import run_cell
@@ -46,10 +48,11 @@ class MonarchMagics(Magics):  # type: ignore[misc]
         """
         wish = mesh_wish(line)
         check_name(wish.name)
-        setup = cell or ""
-        mesh, told = self._session.mesh(
-            wish.name, wish.dims, setup, setup_filename=self._filename(setup), fresh=wish.fresh
-        )
+        setup, filename = numbered("%%mesh", line, cell) if cell else "", self._cell()
+        if setup:
+            linecache.cache[filename] = (len(setup), None, setup.splitlines(keepends=True), filename)
+        with cell_syntax():
+            mesh, told = self._session.mesh(wish.name, wish.dims, setup, setup_filename=filename, fresh=wish.fresh)
         self._say(told)
         return mesh
 
@@ -77,7 +80,7 @@ class MonarchMagics(Magics):  # type: ignore[misc]
             part = mesh.slice(**wish.picks) if wish.picks else mesh
         except (TypeError, IndexError, ValueError) as error:
             raise UsageError(f"%%on: {error}") from None
-        return run_cell(self._front, part, wish.name, cell, self._filename(cell))
+        return run_cell(self._front, part, wish.name, numbered("%%on", line, cell), self._cell())
 
     @line_magic
     def meshes(self, line: str) -> Overview:
@@ -141,10 +144,18 @@ class MonarchMagics(Magics):  # type: ignore[misc]
         for name in found:
             self._say(self._session.interrupt(name))
 
-    def _filename(self, source: str) -> str:
-        """The name under which the source of a cell is known to tracebacks and debuggers, here and on the ranks."""
-        return str(self.shell.compile.cache(source, self.shell.execution_count)) if source else ""
+    def _cell(self) -> str:
+        """The file name of the cell that is running: what is made of it elsewhere goes under that name too."""
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_globals is not self.shell.user_ns:
+            frame = frame.f_back
+        return frame.f_code.co_filename if frame.f_globals is self.shell.user_ns else "<cell>"
 
     def _say(self, text: str) -> None:
         if text:
             sys.stdout.write(f"{text}\n")
+
+
+def numbered(magic: str, line: str, body: str) -> str:
+    """The body of a cell magic as source whose line numbers are those of the whole cell."""
+    return f"#{magic} {line}\n{body}"

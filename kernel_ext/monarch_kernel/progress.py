@@ -1,11 +1,14 @@
 """What a waiting cell shows after two seconds: who has answered, who has not, and what those do."""
 
+import asyncio
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.mesh.places import places
 from monarch_nb.runtime import Future
+from monarch_nb.runtime.future import WAIT_TICK
 
 from .front import Front, Line
 from .logs import Logs
@@ -38,7 +41,17 @@ class Progress:
 
     def guard(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
         """Entered for a wait: when it is over the line goes, and the ranks' lines come before what the cell does next."""
-        return self._over if self._front.in_cell else None
+        if not self._front.in_cell:
+            return None
+        if not _awaited():
+            return self._over
+        ticking = _Ticking(lambda seconds: self.waiting(future, seconds))
+
+        def over() -> None:
+            ticking.end()
+            self._over()
+
+        return over
 
     def _over(self) -> None:
         if self._next:
@@ -67,6 +80,35 @@ class Progress:
             if rank in missing and what != "alive":
                 by_state.setdefault(what, []).append(rank)
         return [f"{what}: {_where(state, ranks)}" for what, ranks in by_state.items()]
+
+
+def _awaited() -> bool:
+    """Whether the guard that asks was entered by `await`, and not by a blocking wait."""
+    frame = sys._getframe(2)
+    for _ in range(2):  # up to Python 3.11 a comprehension has a frame of its own
+        if frame.f_code is Future.__await__.__code__:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+class _Ticking:
+    """Wakes the kernel's loop now and then: ipykernel's own handling of Ctrl-C in `await` does not."""
+
+    def __init__(self, tick: Callable[[float], None]) -> None:
+        self._tick = tick
+        self._begun = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._handle = self._loop.call_later(WAIT_TICK, self._again)
+
+    def _again(self) -> None:
+        self._tick(time.monotonic() - self._begun)
+        self._handle = self._loop.call_later(WAIT_TICK, self._again)
+
+    def end(self) -> None:
+        self._handle.cancel()
 
 
 def _where(state: Any, ranks: list[int]) -> str:

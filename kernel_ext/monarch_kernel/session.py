@@ -176,6 +176,9 @@ class Session:
     def heal(self, name: str) -> tuple[Mesh, str]:
         """Heals a mesh, and everything on its processes; gives a line about it. Blocks until it is whole."""
         mesh = self.find(name)
+        stopped = mesh._state.stopped
+        if stopped is not None:
+            raise UsageError(f"%heal: {name} is not broken, it was stopped ({stopped}); spawn a new one")
         broken = [rank for rank in describe(mesh).ranks if rank.state == "failed"]
         heal_mesh(mesh)
         what = "proc" if isinstance(mesh, ProcMesh) else "actor"
@@ -215,7 +218,7 @@ def _difference(made: _Made, dims: tuple[tuple[str, int], ...], setup: str) -> s
     if made.dims != dims:
         before, now = (" ".join(f"{label}={size}" for label, size in shape) for shape in (made.dims, dims))
         return f"it was {before}, now {now}"
-    return "its set-up has changed" if made.setup != setup else ""
+    return "its set-up has changed" if made.setup.partition("\n")[2] != setup.partition("\n")[2] else ""
 
 
 def _reused(name: str, view: MeshView) -> str:

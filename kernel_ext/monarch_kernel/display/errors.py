@@ -1,19 +1,24 @@
 """Errors of the engine as the output of a cell: the cell's own lines, the story, and none of the engine's frames."""
 
 import asyncio
+import contextlib
+import re
 import traceback
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import monarch_nb
+from monarch_nb.runtime import Future
 from monarch_nb.supervision import DeviceMeshError, SupervisionError
 from monarch_nb.wire import ActorError
 
 from .failures import ansi, failure_text, title
 
 _OWN = (str(Path(monarch_nb.__file__).parent) + "/", str(Path(__file__).parent.parent) + "/")
-SHOWN = (DeviceMeshError, ActorError, KeyboardInterrupt, asyncio.CancelledError)
+SHOWN = (DeviceMeshError, ActorError, KeyboardInterrupt, asyncio.CancelledError, SyntaxError)
+_CELL = "_monarch_cell"  # attribute of a SyntaxError in a cell that was to run on the ranks
 
 
 class Errors:
@@ -44,29 +49,62 @@ class Errors:
         if self._before[0] and isinstance(error, self._before[0]):
             return list(self._before[1](kind, error, tb, tb_offset=tb_offset) or [])
         try:
-            lines = self._lines(shell, kind, error, tb, tb_offset)
+            if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+                told = fate(error, tb)
+                if told:
+                    stop = KeyboardInterrupt(told)
+                    error.args = stop.args  # what headless runners quote
+                    lines = [f"{ansi('KeyboardInterrupt', 'title')}: {told}"]
+                    shell._showtraceback(KeyboardInterrupt, stop, lines)
+                    return lines
+            if isinstance(error, SyntaxError) and hasattr(error, _CELL):
+                lines = list(shell.SyntaxTB.structured_traceback(kind, error, []))
+            elif isinstance(error, (DeviceMeshError, ActorError)):
+                lines = self._lines(shell, kind, error, tb, tb_offset)
+            else:
+                shell.showtraceback((kind, error, tb), tb_offset=tb_offset, running_compiled_code=True)
+                return list(getattr(shell, "_last_traceback", None) or [])
         except Exception:  # nobody is helped by an error about showing an error
             lines = traceback.format_exception(kind, error, tb)
         shell._showtraceback(kind, error, lines)
         return lines
 
+    @staticmethod
     def _lines(
-        self,
         shell: Any,
         kind: type[BaseException],
         error: BaseException,
         tb: types.TracebackType | None,
         tb_offset: int | None,
     ) -> list[str]:
-        if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
-            notes = getattr(error, "__notes__", None)
-            if not notes:  # not a wait of ours
-                return list(shell.InteractiveTB.structured_traceback(kind, error, tb, tb_offset=tb_offset))
-            return [f"{ansi('KeyboardInterrupt', 'title')}: {'; '.join(notes)}"]
         # Frames by IPython, for its look and its numbering of cells; with a stand-in, whose message is then replaced.
         stand_in = type(kind.__name__, (Exception,), {"__module__": kind.__module__})
         frames = shell.InteractiveTB.structured_traceback(stand_in, stand_in(), without_own(tb), tb_offset=tb_offset)
-        return [*frames[:-1], story(error)]
+        return [*frames[:-1], story(error, shell)]
+
+
+@contextlib.contextmanager
+def cell_syntax() -> Iterator[None]:
+    """A SyntaxError in here is about a cell for the ranks: only its own line is shown."""
+    try:
+        yield
+    except SyntaxError as error:
+        setattr(error, _CELL, True)
+        raise
+
+
+def fate(error: BaseException, tb: types.TracebackType | None) -> str:
+    """What has become of a call whose waiting was interrupted; "" if it was no wait of ours."""
+    if isinstance(error.__cause__, KeyboardInterrupt):  # told by who waited
+        return str(error)
+    notes = getattr(error, "__notes__", None)
+    if notes:
+        return "; ".join(notes)
+    for frame, _ in traceback.walk_tb(tb):
+        if frame.f_code is Future.__await__.__code__:
+            future: Future[Any] = frame.f_locals["self"]
+            return f"stopped waiting; {future.story() if future.story is not None else 'it goes on'}"
+    return ""
 
 
 def without_own(tb: types.TracebackType | None) -> types.TracebackType | None:
@@ -83,13 +121,37 @@ def without_own(tb: types.TracebackType | None) -> types.TracebackType | None:
     return new or tb
 
 
-def story(error: BaseException) -> str:
+_FILE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def story(error: BaseException, shell: Any) -> str:
     """What happened, to be read last and alone."""
     name = ansi(type(error).__name__, "title")
     if isinstance(error, ActorError):
-        return f"{name}: {error}".rstrip()
+        return f"{name}: {_actor_error(error, shell)}"
     failure = error.failure if isinstance(error, SupervisionError) else None
     if failure is None:
         return f"{name}: {error}"
     called = f"{error.endpoint} cannot be answered: " if getattr(error, "endpoint", None) else ""
     return f"{name}: {called}{title(failure)}\n\n{failure_text(failure, ansi)}"
+
+
+def _actor_error(error: ActorError, shell: Any) -> str:
+    raised = error.exception
+    kind = getattr(raised, "type_name", type(raised).__name__)
+    text = next(iter(str(raised).strip().splitlines()), "")
+    remote = "".join(error.exception_formatted).rstrip()
+
+    def named(found: re.Match[str]) -> str:
+        cell = cell_name(shell, found[1])
+        return f"{cell}, line {found[2]}" if cell else found[0]
+
+    remote = _FILE.sub(named, remote).replace("Traceback (most recent call last):", "On the rank (most recent call last):", 1)
+    return f"{error.message.rstrip('.')}: {kind}{': ' if text else ''}{text}\n\n{remote}"
+
+
+def cell_name(shell: Any, filename: str) -> str:
+    """What people call the cell that has this file name, such as "Cell In[3]"; "" if it is none or IPython is too old."""
+    form = getattr(shell.compile, "format_code_name", None)
+    found = form(filename) if form is not None else None
+    return " ".join(found) if found else ""
