@@ -50,6 +50,8 @@ class OwnKernel(AsyncKernelManager):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(kernel_spec_manager=ThisPython(), **options)
+        if self.has_trait("transport_encryption"):  # newer Jupyters have it, and newer kernels warn without
+            self.transport_encryption = "auto"
 
 
 @dataclasses.dataclass
