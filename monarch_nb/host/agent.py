@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -57,7 +58,7 @@ class Agent:
         self._service = Service(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
             leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None,
-            learn=self._learn, end=self.end,
+            learn=self._learn, forget=self._node.forget, end=self.end,
         )  # fmt: skip
         self._caster = Caster(self._node, self.address, self._later)
         self._watching_leases = False
@@ -186,14 +187,21 @@ class Agent:
     def _look_at_leases(self) -> None:
         self._watching_leases = False
         now = time.monotonic()
+        for owner in self._leases.owners:
+            # Heartbeats, which libzmq's own thread answers, hold the connection: the owner may be busy.
+            if self._node.connected(owner):
+                self._leases.renew(owner, now)
         for owner in self._leases.expired(now):
             self._service.owner_gone(owner, "nothing was heard of it any more")
         for owner in self._leases.due(now):
             self._service.ask_after(owner)
         self._watch_leases()
 
-    def _learn(self, host: str, endpoint: str) -> None:
-        self._node.learn(host, endpoint=endpoint)
+    def _learn(self, host: str, endpoint: str, via: str) -> None:
+        if endpoint.startswith("ipc://"):
+            self._node.learn(host, run_folder=Path(endpoint.removeprefix("ipc://")), via=via)
+        else:
+            self._node.learn(host, endpoint=endpoint or None, via=via)
 
     def _make_node(self) -> Node:
         options = self._options

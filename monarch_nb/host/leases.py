@@ -14,6 +14,11 @@ class Leases:
     def __bool__(self) -> bool:
         return bool(self._until)
 
+    @property
+    def owners(self) -> list[str]:
+        """Who holds a lease."""
+        return list(self._until)
+
     def grant(self, owner: str, now: float, seconds: float | None = None) -> None:
         """Begin or renew a lease; `seconds` stays in force for later renewals."""
         length = self._length[owner] = seconds or self._length.get(owner, self.seconds)
@@ -50,5 +55,6 @@ def host_of(address: str) -> str:
 
 
 def is_proc(address: str) -> bool:
-    """Whether an address is that of a proc: not an agent, not a controller."""
-    return "." in address.partition("/")[2]
+    """Whether an address is that of a proc: not an agent, not a controller ("c...")."""
+    name = address.partition("/")[2]
+    return "." in name and not name.startswith("c")

@@ -125,9 +125,20 @@ class Shutdown(msgspec.Struct, frozen=True):
 
 
 class Hosts(msgspec.Struct, frozen=True):
-    """agent.hosts: TCP endpoints of other hosts."""
+    """agent.hosts: ways to other hosts, which replace earlier ones.
+
+    Endpoints are `tcp://...` of an agent or `ipc://<run folder>` on this machine; a via is the process address of
+    whoever passes messages on.
+    """
 
     endpoints: dict[str, str]
+    vias: dict[str, str] = {}
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """agent.lost: these hosts are gone with all that ran there, and why. Passed on to procs as host.lost."""
+
+    hosts: dict[str, str]
 
 
 class Tail(msgspec.Struct, frozen=True):
@@ -194,6 +205,10 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     template_threads: int | None = None
     template_seconds: float | None = None  # from its start to its first words
     template_error: str = ""
+    python: str = ""
+    version: str = ""  # of monarch_nb
+    life: str = ""  # another one after each start of the agent
+    lease_s: float = 0.0  # how long procs of a silent owner live
 
 
 class Done(msgspec.Struct, frozen=True):

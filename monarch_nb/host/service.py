@@ -2,7 +2,9 @@
 
 import logging
 import os
+import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb._version import __version__
 from monarch_nb.host import protocol as p
 from monarch_nb.host.children import Children, Start
 from monarch_nb.host.environment import POOLS
@@ -23,13 +26,15 @@ log = logging.getLogger(__name__)
 
 
 class Service:
-    """Answers requests on the loop's thread. `learn(host, endpoint)` and `end(reason, timeout, done)` are the agent's.
+    """Answers requests on the loop's thread.
 
-    Verbs return their answer, or None if it has been or will be given elsewhere.
+    `learn(host, endpoint, via)`, `forget(host, reason)` and `end(reason, timeout, done)` are the agent's. Verbs return
+    their answer, or None if it has been or will be given elsewhere.
     """
 
     def __init__(self, *, host: str, folder: Path, children: Children, stopper: Stopper, leases: Leases,
-                 logs: LogTailer, post: Post, kept: bool, learn: Callable[[str, str], None],
+                 logs: LogTailer, post: Post, kept: bool,
+                 learn: Callable[[str, str, str], None], forget: Callable[[str, str], None],
                  end: Callable[[str, float, Callable[[list[p.Exited]], None]], None]) -> None:  # fmt: skip
         self._host = host
         self._folder = folder
@@ -40,6 +45,8 @@ class Service:
         self._post = post
         self._kept = kept
         self._learn = learn
+        self._forget = forget
+        self._life = secrets.token_hex(4)
         self._end = end
         self._verbs: dict[str, tuple[type[msgspec.Struct], Callable[[Header, Any], msgspec.Struct | None]]] = {
             "agent.spawn": (p.SpawnProcs, self._spawn),
@@ -51,6 +58,8 @@ class Service:
             "agent.status": (p.Done, self._status),
             "agent.shutdown": (p.Shutdown, self._shutdown),
             "agent.hosts": (p.Hosts, self._hosts),
+            "agent.lost": (p.Lost, self._lost),
+            "agent.leave": (p.Done, self._leave),
             "agent.tail": (p.Tail, self._tail),
             "agent.lease": (p.Lease, self._lease),
             "agent.prewarm": (p.Prewarm, self._prewarm),
@@ -159,15 +168,30 @@ class Service:
         forker = self._children.forker
         return p.HostState(host=self._host, pid=os.getpid(), template_pid=forker.pid, template_error=forker.error,
                            template_threads=forker.threads, template_seconds=forker.seconds,
+                           python=sys.version.split()[0], version=__version__, life=self._life,
+                           lease_s=self._leases.seconds,
                            procs=tuple(child.describe() for child in self._children.all()))  # fmt: skip
 
     def _shutdown(self, header: Header, wish: p.Shutdown) -> None:
         self._end(wish.reason, wish.timeout_s, lambda exits: self._post.answer(header, p.Ended(tuple(exits))))
 
     def _hosts(self, _header: Header, wish: p.Hosts) -> p.Done:
-        for host, endpoint in wish.endpoints.items():
+        for host in {**wish.endpoints, **wish.vias}:
             if host != self._host:
-                self._learn(host, endpoint)
+                self._learn(host, wish.endpoints.get(host, ""), wish.vias.get(host, ""))
+        return p.Done()
+
+    def _lost(self, _header: Header, wish: p.Lost) -> p.Done:
+        alive = self._children.alive()
+        for host, reason in wish.hosts.items():
+            self._forget(host, reason)
+            for owner in {child.spec.owner for child in alive if host_of(child.spec.owner) == host}:
+                self.owner_gone(owner, reason)
+        self._post.tell_all((child.address for child in alive), "host.lost", wish)
+        return p.Done()
+
+    def _leave(self, header: Header, _wish: p.Done) -> p.Done:
+        self.owner_gone(header.src, "it has left")
         return p.Done()
 
     def _tail(self, header: Header, wish: p.Tail) -> p.Done:

@@ -42,14 +42,17 @@ class Routes:
         """A host, or one process ("host/name"), can be reached.
 
         By the TCP `endpoint` of its agent (or its own), by the `run_folder` of the host if it is on this machine, or
-        through the process `via`, which goes before the others. A later word replaces an earlier one of its sort.
+        through the process `via`, which goes before the others ("": no longer). A later word replaces an earlier one of
+        its sort.
         """
         if endpoint is not None:
             self._endpoints[where] = endpoint
         if run_folder is not None:
             self._folders[where] = run_folder
-        if via is not None:
+        if via:
             self._vias[where] = via
+        elif via is not None:
+            self._vias.pop(where, None)
         self._cache.clear()
 
     def attached(self, address: str) -> None:

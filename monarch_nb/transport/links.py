@@ -210,7 +210,10 @@ class Links:
         elif event == monitor.DOWN:
             peer.lost()
         elif event & monitor.REFUSED:
-            self.dropped(peer.address, f"{peer.endpoint} did not accept our key, or is no monarch-nb process")
+            if self._on_connection is not None:
+                self._on_connection(peer.address, False, "refused")
+            else:
+                self.dropped(peer.address, f"{peer.endpoint} did not accept our key, or is no monarch-nb process")
         if self._on_connection is not None and event in (monitor.UP, monitor.DOWN):
             self._on_connection(peer.address, event == monitor.UP, "connected" if event == monitor.UP else "cut")
 

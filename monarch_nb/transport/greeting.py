@@ -1,0 +1,70 @@
+"""What listens at a TCP endpoint: asked with ZMTP's own greeting, before any key is shown."""
+
+import contextlib
+import socket
+
+from monarch_nb.transport.errors import UnreachableError
+
+__all__ = ["greet", "knock", "split"]
+
+_LENGTH = 64  # bytes of a ZMTP 3 greeting
+_SIGNATURE = b"\xff" + bytes(7) + b"\x01\x7f"
+
+
+def split(endpoint: str) -> tuple[str, int]:
+    """Host and port of "tcp://host:port". Raises ValueError."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not endpoint.startswith("tcp://") or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{endpoint!r} is no address of a host: it should look like tcp://node7:22222")
+    return host.strip("[]"), int(port)
+
+
+def knock(endpoint: str, timeout: float) -> bool | None:
+    """Whether somebody listens there: False if the connection is refused, None if nothing is heard in `timeout` s."""
+    try:
+        with socket.create_connection(split(endpoint), timeout):
+            return True
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return None
+
+
+def greet(endpoint: str, timeout: float) -> str:
+    """The security mechanism ("CURVE", "NULL") of the ZeroMQ socket there. Raises UnreachableError, with the reason."""
+    host, port = split(endpoint)
+    try:
+        connection = socket.create_connection((host, port), timeout)
+    except ConnectionRefusedError:
+        raise UnreachableError(f"nobody listens at {endpoint}") from None
+    except socket.gaierror as error:
+        raise UnreachableError(f"{endpoint}: no machine is known as {host!r} here ({error.strerror})") from None
+    except TimeoutError:
+        raise UnreachableError(f"{endpoint} does not answer: no such machine, or a firewall between") from None
+    except OSError as error:
+        raise UnreachableError(f"{endpoint} cannot be reached: {error.strerror or error}") from None
+    said = b""
+    with connection:
+        try:
+            connection.settimeout(timeout)
+            connection.sendall((_SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0")).ljust(_LENGTH, b"\0"))
+            while len(said) < _LENGTH and _is_ours(said):
+                more = connection.recv(_LENGTH - len(said))
+                if not more:
+                    break
+                said += more
+        except OSError:
+            pass  # what was said so far tells enough
+    if not said:
+        raise UnreachableError(f"whatever listens at {endpoint} says nothing: it is no monarch-nb host agent")
+    if len(said) < _LENGTH or not _is_ours(said) or said[10] < 3:
+        raise UnreachableError(f"what listens at {endpoint} is no monarch-nb host agent; it says {said[:24]!r}")
+    mechanism = said[12:32].rstrip(b"\0")
+    with contextlib.suppress(UnicodeDecodeError):
+        return mechanism.decode("ascii")
+    raise UnreachableError(f"what listens at {endpoint} is no monarch-nb host agent")
+
+
+def _is_ours(said: bytes) -> bool:
+    """Whether this may be the beginning of a ZMTP greeting."""
+    return said[:1] in (b"", b"\xff") and (len(said) < 10 or bool(said[9] & 1))
