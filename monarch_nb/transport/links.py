@@ -154,6 +154,7 @@ class Links:
                 del self._by_id[old]
             self._by_id[routing_id] = peer
             self._ways.clear()
+        peer.over_tcp = tcp
         peer.attach(Inbound(router, routing_id, self._reader, peer.lost))
         if tcp and self._on_connection is not None:
             self._on_connection(address, True, "it dialled")

@@ -68,6 +68,7 @@ class Peer:
         self.lane = lane
         self.endpoint = endpoint  # where we dial it; "": it dials us
         self.local = endpoint.startswith("ipc:") and not portable  # buffers may travel in memory files
+        self.over_tcp = endpoint.startswith("tcp:")
         self.epoch = time.time_ns()
         self.gone: str | None = None  # why nothing can be sent any more
         self._owner = owner
@@ -89,7 +90,7 @@ class Peer:
     @property
     def up(self) -> bool:
         """Whether there is a TCP connection, as far as we know; connections inside a host do not tell."""
-        return not self.endpoint.startswith("ipc:") and self.gone is None and self._link.state is LinkState.UP
+        return self.over_tcp and self.gone is None and self._link.state is LinkState.UP
 
     # sending
 
