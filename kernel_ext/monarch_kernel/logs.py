@@ -79,7 +79,7 @@ class Logs:
                 self._front.write(self._text(lines))
 
     def settle(self, *, all_of_it: bool = False) -> None:
-        """Waits for, and writes, what was printed before the replies that have come; with `all_of_it` open lines too."""
+        """Waits for, and writes, what was printed before the replies that came; with `all_of_it` open lines too."""
         marks = self._engine.log_marks
         if marks:
             self._engine.log_marks = {}

@@ -18,7 +18,7 @@ from .session import Session
 
 
 @magics_class
-class MonarchMagics(Magics):  # type: ignore[misc]
+class MonarchMagics(Magics):
     """%mesh, %%mesh, %%on, %meshes, %heal, %stop, %interrupt."""
 
     def __init__(self, shell: Any, front: Front, session: Session) -> None:
@@ -146,10 +146,11 @@ class MonarchMagics(Magics):  # type: ignore[misc]
 
     def _cell(self) -> str:
         """The file name of the cell that is running: what is made of it elsewhere goes under that name too."""
+        variables: Any = getattr(self.shell, "user_ns", None)
         frame = sys._getframe()
-        while frame.f_back is not None and frame.f_globals is not self.shell.user_ns:
+        while frame.f_back is not None and frame.f_globals is not variables:
             frame = frame.f_back
-        return frame.f_code.co_filename if frame.f_globals is self.shell.user_ns else "<cell>"
+        return frame.f_code.co_filename if frame.f_globals is variables else "<cell>"
 
     def _say(self, text: str) -> None:
         if text:

@@ -28,7 +28,9 @@ class Overview:
             return "no meshes; %mesh workers gpus=4 makes one"
         table = [HEADINGS, *self.cells()]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table]
+        lines = [
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
         if self.unused:
             lines.append(f"{self.unused} of them nothing refers to any more: %stop --unused stops what is marked so")
         return "\n".join(lines)

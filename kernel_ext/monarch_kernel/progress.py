@@ -40,7 +40,7 @@ class Progress:
         self._line.show(self._text(future, seconds))
 
     def guard(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
-        """Entered for a wait: when it is over the line goes, and the ranks' lines come before what the cell does next."""
+        """Entered for a wait: when it is over the line goes, and what the ranks printed comes before all else."""
         if not self._front.in_cell:
             return None
         if not _awaited():

@@ -67,7 +67,7 @@ class Session:
         if called:
             newest = called[-1]
             kind = ProcMesh if isinstance(newest, ProcState) else ActorMesh
-            return kind(newest, newest.region)  # type: ignore[arg-type,no-any-return]
+            return kind(newest, newest.region)  # type: ignore[arg-type]
         known = ", ".join(self.names()) or "none yet; make one with %mesh workers gpus=4"
         if value is not None:
             raise UsageError(f"{name} is a {type(value).__name__}, not a mesh of procs or actors; meshes: {known}")

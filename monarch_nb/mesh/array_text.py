@@ -58,7 +58,9 @@ def content(value: Any) -> object:
     if not kind:
         return None
     try:
-        plain = value.detach().cpu().contiguous().view(sys.modules["torch"].uint8).numpy() if kind == "tensor" else value
+        plain = (
+            value.detach().cpu().contiguous().view(sys.modules["torch"].uint8).numpy() if kind == "tensor" else value
+        )
         return hash(plain.tobytes()) if plain.nbytes <= HASHED else id(value)
     except Exception:
         return id(value)

@@ -112,7 +112,7 @@ class Output:
             self._arrived.notify_all()
 
     def drain(self, positions: Mapping[str, int], timeout: float) -> bool:
-        """Waits until so many bytes of each process's output have arrived. False when `timeout` seconds were not enough.
+        """Waits until so many bytes of each process's output have arrived. False when `timeout` seconds are over.
 
         Processes that are not followed are not waited for.
         """

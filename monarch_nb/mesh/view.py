@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.runtime import runtime
 from monarch_nb.shape import Region
+from monarch_nb.supervision import Cause
+from monarch_nb.supervision.report import facts
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.actor import ActorMesh
@@ -112,7 +114,10 @@ def _status(keeper: Any, uid: str) -> dict[int, Any]:
             return {}
 
 
-def _ended(cause: Any) -> str:
+def _ended(cause: Cause) -> str:
     origin = cause.origin
+    told = dict(facts(origin)).get("ended", "")
+    if told:
+        return f"it ended {told}" + (", out of memory" if origin.oom else "")
     lines = (origin.text or cause.text or cause.kind).strip().splitlines()
-    return lines[0] if lines else str(cause.kind)
+    return lines[0] if lines else cause.kind

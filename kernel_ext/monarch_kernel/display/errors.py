@@ -129,11 +129,10 @@ def story(error: BaseException, shell: Any) -> str:
     name = ansi(type(error).__name__, "title")
     if isinstance(error, ActorError):
         return f"{name}: {_actor_error(error, shell)}"
-    failure = error.failure if isinstance(error, SupervisionError) else None
-    if failure is None:
+    if not isinstance(error, SupervisionError) or error.failure is None:
         return f"{name}: {error}"
-    called = f"{error.endpoint} cannot be answered: " if getattr(error, "endpoint", None) else ""
-    return f"{name}: {called}{title(failure)}\n\n{failure_text(failure, ansi)}"
+    called = f"{error.endpoint} cannot be answered: " if error.endpoint else ""
+    return f"{name}: {called}{title(error.failure)}\n\n{failure_text(error.failure, ansi)}"
 
 
 def _actor_error(error: ActorError, shell: Any) -> str:
@@ -146,12 +145,14 @@ def _actor_error(error: ActorError, shell: Any) -> str:
         cell = cell_name(shell, found[1])
         return f"{cell}, line {found[2]}" if cell else found[0]
 
-    remote = _FILE.sub(named, remote).replace("Traceback (most recent call last):", "On the rank (most recent call last):", 1)
+    remote = _FILE.sub(named, remote).replace(
+        "Traceback (most recent call last):", "On the rank (most recent call last):", 1
+    )
     return f"{error.message.rstrip('.')}: {kind}{': ' if text else ''}{text}\n\n{remote}"
 
 
 def cell_name(shell: Any, filename: str) -> str:
-    """What people call the cell that has this file name, such as "Cell In[3]"; "" if it is none or IPython is too old."""
+    """What people call the cell with this file name, such as "Cell In[3]"; "" if it is none or IPython is too old."""
     form = getattr(shell.compile, "format_code_name", None)
     found = form(filename) if form is not None else None
     return " ".join(found) if found else ""

@@ -1,4 +1,4 @@
-"""Failures as text for errors and as a card where nobody waited: which mesh and rank, what happened, what to do next."""
+"""Failures as text for errors, and as a card where nobody waited: which rank, what happened, what to do next."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Static HTML that reads well in a live or saved notebook, light or dark, and still as plain tables without its style."""
+"""Static HTML that reads well live and saved, light and dark, and still as plain tables without its style."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -15,8 +15,8 @@ background:none;color:inherit;padding:0;border:0}
 .mnb table{border-collapse:separate;border-spacing:0;margin:2px 0 4px!important;border:0;font-size:inherit;width:auto;
 table-layout:auto;color:inherit}
 .mnb table tr,.mnb table tbody tr:nth-child(odd),.mnb table tbody tr:hover{background:none!important}
-.mnb table td,.mnb table th{text-align:left!important;padding:2px 14px 2px 0;vertical-align:top;border:0;max-width:none;
-white-space:pre-wrap;color:inherit}
+.mnb table td,.mnb table th{text-align:left!important;padding:2px 14px 2px 0;vertical-align:baseline;border:0;
+max-width:none;white-space:pre-wrap;color:inherit}
 .mnb table.mnb-t td,.mnb table.mnb-t th{border-bottom:1px solid rgba(128,128,128,.25)}
 .mnb table.mnb-g{border-spacing:3px;margin-left:-3px!important}
 .mnb table.mnb-g th{padding:2px 8px 2px 3px;white-space:nowrap}
@@ -31,7 +31,7 @@ border:1px solid rgba(128,128,128,.5);font-size:12px}
 .mnb .mnb-paused{background:rgba(163,113,247,.28)!important;border-color:rgba(163,113,247,.9)!important}
 .mnb .mnb-stopped{background:rgba(128,128,128,.18)!important;border-color:rgba(128,128,128,.5)!important;opacity:.75}
 .mnb.mnb-f{border-left:3px solid rgba(218,54,51,.9);padding-left:10px}
-.mnb.mnb-f .mnb-h b{color:rgb(218,54,51)}
+.mnb.mnb-f .mnb-h b{color:rgb(218,54,51)}.mnb.mnb-f th{min-width:52px}
 """.replace("\n", "")  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, mono: Sequence[
     tops = "".join(f"<th>{escape(text)}</th>" for text in head)
     body = "".join(
         "<tr>"
-        + "".join(f'<td{" class=mnb-m" if at in mono else ""}>{escape(text)}</td>' for at, text in enumerate(row))
+        + "".join(f"<td{' class=mnb-m' if at in mono else ''}>{escape(text)}</td>" for at, text in enumerate(row))
         + "</tr>"
         for row in rows
     )
@@ -66,4 +66,6 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
 
 def folded(summary: str, text: str, *, opened: bool = False) -> str:
     """Long text behind one line."""
-    return f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary><pre>{escape(text)}</pre></details>"
+    return (
+        f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary><pre>{escape(text)}</pre></details>"
+    )
