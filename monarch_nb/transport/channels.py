@@ -84,11 +84,12 @@ class Dialled:
 class Inbound:
     """The peer's connection to our ROUTER, which only the reader thread may touch: others hand it their messages."""
 
-    __slots__ = ("_closed", "_lost", "_queue", "_reader", "_router", "_routing_id")
+    __slots__ = ("_closed", "_fd", "_lost", "_queue", "_reader", "_router", "_routing_id")
 
     def __init__(self, router: Socket, routing_id: bytes, reader: Reader, lost: Callable[[], None]) -> None:
         self._router, self._routing_id, self._reader, self._lost = router, routing_id, reader, lost
         self._queue: deque[tuple[bytes, Sequence[Any]]] = deque()
+        self._fd = int(router.FD)
         self._closed = False
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
@@ -107,8 +108,8 @@ class Inbound:
             except zmq.ZMQError:  # EHOSTUNREACH: it is gone; the link keeps the frames until the peer dials again
                 self._queue.clear()
                 self._reader.soon(self._lost)  # not from here, where the peer's lock may be held
-                return
             write_parts(self._router, frame0, frames)
+        self._reader.look_again(self._fd)  # the write may have taken the signal that something can be read
 
     def close(self, linger_ms: int) -> None:
         """Forget what was not yet written."""

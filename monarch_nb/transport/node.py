@@ -267,7 +267,7 @@ class Node:
             self.undeliverable(header, parcel, reason)
             self.consumed(parcel)
             return
-        lane = 0 if parcel.origin is None else parcel.origin[0].lane
+        lane = parcel.lane
         try:
             peer = self._links.to(header.dst, lane)
             peer.relay(header, parcel, lane != 0 or header.kind in _EXEMPT, lambda: self.consumed(parcel))
@@ -303,7 +303,7 @@ class Node:
 def returned(header: Header, by: str) -> Header:
     """The header of an undeliverable message on its way back; `status` is what kind it was, the body says why."""
     return msgspec.structs.replace(
-        header, kind=int(Kind.RETURNED), dst=header.src, src=by, status=int(header.kind), sender="", seq=-1, buffers=()
+        header, kind=int(Kind.RETURNED), dst=header.src, src=by, status=int(header.kind), seq=-1, buffers=()
     )
 
 

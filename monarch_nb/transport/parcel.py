@@ -22,7 +22,7 @@ class Parcel:
     Made by `Node.snapshot`, or handed to the handler. It never changes after it was made; it may be sent many times.
     """
 
-    __slots__ = ("_frames", "bodies", "hops", "in_files", "nbytes", "origin")
+    __slots__ = ("_frames", "bodies", "hops", "in_files", "lane", "nbytes", "origin")
 
     def __init__(self, bodies: Sequence[Body] = (), *, hops: int = 0) -> None:
         self.bodies: tuple[Body, ...] = tuple(bodies)
@@ -37,6 +37,7 @@ class Parcel:
         self.nbytes = nbytes
         self.in_files = in_files  # whether any body is in a memory file
         self.hops = hops  # relays it passed
+        self.lane = 0  # on which it arrived
         self.origin: tuple[Any, int, int] | None = None  # (peer, charge, peer's epoch) until consumed
         self._frames: list[bytes | memoryview] | None = None
 

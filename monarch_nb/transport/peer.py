@@ -257,6 +257,7 @@ class Peer:
         unpacker = self._unpacker
         while unpacker.ready:
             header, parcel, charge = unpacker.ready.popleft()
+            parcel.lane = self.lane
             if charge:
                 parcel.origin = (self, charge, life)
             self._owner.arrived(header, parcel)

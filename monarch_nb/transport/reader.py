@@ -86,7 +86,10 @@ class Reader:
 
     def look_again(self, fd: int) -> None:
         """Call the callback of `fd` soon though the descriptor may stay silent (ZeroMQ's are edge-triggered)."""
-        self.soon(self._again.add, fd)
+        if threading.get_ident() == self.ident:
+            self._again.add(fd)
+        else:
+            self.soon(self._again.add, fd)
 
     def busy(self, peer: Ticking) -> None:
         """Tick `peer` from now on until it says that it is idle. Any thread."""

@@ -61,7 +61,7 @@ def listen_ipc(context: Context, folder: Path, name: str, limits: Limits) -> Soc
 def listen_tcp(context: Context, endpoint: str, keys: Keys | None, limits: Limits) -> Socket:
     """A ROUTER on TCP that talks only to those who have the same keys, if any are given."""
     router = _router(context, limits)
-    _tcp(router, limits)
+    _tcp(router, endpoint, limits)
     router.setsockopt(zmq.HANDSHAKE_IVL, limits.handshake_ms)
     if keys is not None:
         router.setsockopt(zmq.CURVE_SERVER, 1)
@@ -79,7 +79,7 @@ def dial(context: Context, endpoint: str, routing_id: str, keys: Keys | None, li
         dealer.setsockopt(zmq.RECONNECT_IVL, limits.reconnect_ms)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, limits.reconnect_max_ms)
         if endpoint.startswith("tcp:"):
-            _tcp(dealer, limits)
+            _tcp(dealer, endpoint, limits)
             # What is written while there is no connection stays in our link, which knows what the peer lacks.
             dealer.setsockopt(zmq.IMMEDIATE, 1)
             if keys is not None:
@@ -174,8 +174,9 @@ def _router(context: Context, limits: Limits) -> Socket:
     return router
 
 
-def _tcp(socket: Socket, limits: Limits) -> None:
-    socket.setsockopt(zmq.IPV6, 1)
+def _tcp(socket: Socket, endpoint: str, limits: Limits) -> None:
+    # Names are looked up as IPv4: libzmq tries only the first answer, which for localhost is often the wrong one.
+    socket.setsockopt(zmq.IPV6, "[" in endpoint)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.MAXMSGSIZE, limits.max_frame)
     socket.setsockopt(zmq.HEARTBEAT_IVL, limits.heartbeat_ms)

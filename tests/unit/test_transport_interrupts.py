@@ -1,0 +1,208 @@
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from monarch_nb.routing.actions import LinkConfig
+from monarch_nb.transport import throw_into
+from monarch_nb.transport.interrupts import uninterrupted
+from tests.unit.transport_tools import End, ends, run_folder
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def default_handler() -> object:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def press_in_the_middle(log: list[str]) -> None:
+    log.append("before")
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):  # time for the interpreter to run the handler
+        pass
+    log.append("after")
+
+
+@pytest.mark.usefixtures("default_handler")
+def test_ctrl_c_in_a_section_comes_after_it() -> None:
+    log: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        uninterrupted(press_in_the_middle, log)
+    assert log == ["before", "after"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("default_handler")
+def test_a_handler_that_was_replaced_later_is_the_one_that_is_called_once() -> None:
+    uninterrupted(lambda: None)
+    calls: list[int] = []
+
+    def own(signum: int, frame: FrameType | None) -> None:
+        calls.append(signum)
+
+    signal.signal(signal.SIGINT, own)
+    log: list[str] = []
+
+    def twice() -> None:
+        press_in_the_middle(log)
+        press_in_the_middle(log)
+        assert calls == []
+
+    uninterrupted(twice)
+    assert calls == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is own
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        uninterrupted(press_in_the_middle, [])
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_handler")
+def test_an_error_in_the_section_comes_through() -> None:
+    with pytest.raises(ZeroDivisionError):
+        uninterrupted(lambda: 1 / 0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_exception_thrown_into_a_thread_waits_for_the_end_of_its_section() -> None:
+    inside, thrown = threading.Event(), threading.Event()
+    log: list[str] = []
+
+    def section() -> None:
+        inside.set()
+        assert not thrown.wait(0.3)  # the thrower waits for us
+        log.append("whole")
+
+    def run() -> None:
+        try:
+            uninterrupted(section)
+            while True:
+                pass
+        except KeyboardInterrupt:
+            log.append("interrupted")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    inside.wait()
+    assert throw_into(thread.ident or 0, KeyboardInterrupt)
+    thrown.set()
+    thread.join()
+    assert log == ["whole", "interrupted"]
+
+
+@pytest.mark.usefixtures("default_handler")
+def test_ctrl_c_ends_the_wait_for_credits_and_the_message_was_not_sent() -> None:
+    config = LinkConfig(window=1 << 10)
+    with run_folder() as folder:
+        a, b = End("h/a", folder, config=config), End("h/b", folder, consume=False, config=config)
+        with ends(a, b):
+            a.send("h/b", b"x" * 2000)
+            _, parcel = b.inbox.get(timeout=20)
+            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                a.send("h/b", b"never")
+            b.node.consumed(parcel)
+            a.send("h/b", b"later")
+            assert b.get()[1] == [b"later"]
+            with pytest.raises(queue.Empty):
+                b.inbox.get(timeout=0.2)
+
+
+SENDER = """
+import signal, sys, threading
+from pathlib import Path
+from monarch_nb.transport import Node
+from monarch_nb.wire.header import Header, Kind
+
+node = Node("h/a", run_folders={"h": Path(sys.argv[1])}, handler=lambda *_: None, on_link_failed=lambda *_: None)
+node.start()
+style, wanted = sys.argv[2], int(sys.argv[3])
+interrupted = 0
+number = 0
+armed = False
+sent = []
+
+
+def interrupt(signum, frame):
+    global armed
+    if armed:  # never outside the try below
+        armed = False
+        raise KeyboardInterrupt
+
+
+signal.signal(signal.SIGINT, interrupt)
+print("ready", flush=True)
+while interrupted < wanted:
+    number += 1
+    if style == "swapped" and number % 50 == 0:  # what ipykernel and users do between cells
+        signal.signal(signal.SIGINT, lambda *a: interrupt(*a))
+    body = b"%d" % number
+    try:
+        armed = True
+        node.send(Header(Kind.CALL, "h/b", "h/a", index=number), node.snapshot([body, body * 3, body * 7]))
+        armed = False
+        sent.append(number)
+    except KeyboardInterrupt:
+        interrupted += 1
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+node.send(Header(Kind.CALL, "h/b", "h/a", index=-1), node.snapshot([b"%d" % interrupted]))
+node.close(20)
+print(*sent, flush=True)
+"""
+
+
+@pytest.mark.parametrize("style", ["default", "swapped"])
+def test_a_thousand_ctrl_c_while_sending_cut_no_message_and_lose_none(style: str, tmp_path: Path) -> None:
+    wanted = 1000
+    script = tmp_path / "sender.py"
+    script.write_text(SENDER)
+    with run_folder() as folder:
+        b = End("h/b", folder)
+        with ends(b):
+            child = subprocess.Popen(
+                [sys.executable, str(script), str(folder), style, str(wanted)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.getcwd()},
+            )
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+            arrived: list[int] = []
+
+            def press() -> None:
+                while child.poll() is None:
+                    child.send_signal(signal.SIGINT)
+                    time.sleep(0.0005)
+
+            presser = threading.Thread(target=press)
+            presser.start()
+            while True:
+                header, frames = b.get(timeout=60)
+                if header.index == -1:
+                    break
+                body = b"%d" % header.index
+                assert [bytes(frame) for frame in frames] == [body, body * 3, body * 7]
+                arrived.append(header.index)
+            output, errors = child.communicate(timeout=60)
+            presser.join()
+            assert child.returncode == 0, errors.decode()
+            returned = {int(number) for number in output.split()}
+            assert arrived == sorted(set(arrived))  # in order, none twice
+            assert returned <= set(arrived)  # none that send() accepted is lost
+            assert len(arrived) >= wanted / 10

@@ -1,0 +1,315 @@
+import os
+import queue
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import zmq
+
+from monarch_nb.routing.actions import LinkConfig
+from monarch_nb.transport import Keys, Limits, Node, TransportError, TrustError
+from monarch_nb.wire.header import Kind
+from tests.unit.transport_tools import End, ends, reader_threads
+
+pytestmark = pytest.mark.timeout(60)
+LOOPBACK = "tcp://127.0.0.1:*"
+
+
+class Proxy:
+    """Passes TCP on to a port, until told to cut."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._target = ("127.0.0.1", int(endpoint.rpartition(":")[2]))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._target)
+            self._open += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                thread = threading.Thread(target=self._pump, args=(source, sink))
+                thread.start()
+                self._threads.append(thread)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+        except OSError:
+            pass
+        for end in (source, sink):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def cut(self) -> None:
+        """Reset all connections; what was under way is lost."""
+        for end in self._open:
+            try:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+        for end in self._open:
+            end.close()
+
+
+def agent(host: str, keys: Keys | None, **options: object) -> End:
+    return End(f"{host}/agent", keys=keys, tcp_bind=LOOPBACK, **options)
+
+
+def test_agents_that_dial_each_other_exchange_messages_in_order() -> None:
+    keys = Keys.create()
+    a, b = agent("h1", keys), agent("h2", keys)
+    a.node.learn("h2", b.node.tcp_endpoint)
+    b.node.learn("h1", a.node.tcp_endpoint)
+    with ends(a, b):
+        for number in range(300):
+            a.send("h2/agent", b"p", index=number)
+            b.send("h1/agent", b"p", index=number)
+        assert [a.get()[0].index for _ in range(300)] == list(range(300))
+        assert [b.get()[0].index for _ in range(300)] == list(range(300))
+
+
+def test_a_process_that_nobody_can_dial_is_answered_over_the_connection_it_dialled() -> None:
+    keys = Keys.create()
+    listener = agent("h1", keys)
+    controller = End("h0/c", keys=keys)
+    controller.node.learn("h1", listener.node.tcp_endpoint)
+    with ends(listener, controller):
+        controller.send("h1/agent", b"question", port=3)
+        header, _ = listener.get()
+        for number in range(500):
+            listener.send(header.src, b"answer", kind=Kind.REPLY, index=number)
+        assert [controller.get()[0].index for _ in range(500)] == list(range(500))
+
+
+def test_the_urgent_lane_of_a_process_that_nobody_can_dial_works_both_ways() -> None:
+    keys = Keys.create()
+    listener = agent("h1", keys)
+    controller = End("h0/c", keys=keys)
+    controller.node.learn("h1", listener.node.tcp_endpoint)
+    with ends(listener, controller):
+        controller.send("h1/agent", b"ping", lane=1)
+        listener.get()
+        listener.send("h0/c", b"pong", lane=1)
+        assert controller.get()[1] == [b"pong"]
+
+
+@pytest.mark.parametrize("sizes", [[5_000_000], [100, 3_000_000, 0, 300_000, 7], [1 << 20, 1 << 20], [0] * 3])
+@pytest.mark.parametrize("portable", ["0", "1"])
+def test_large_bodies_arrive_whole_and_writable(
+    sizes: list[int], portable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONARCH_NB_PORTABLE", portable)
+    keys = Keys.create()
+    a, b = agent("h1", keys), agent("h2", keys)
+    a.node.learn("h2", b.node.tcp_endpoint)
+    frames = [b"pickle"] + [bytes([place + 1]) * size for place, size in enumerate(sizes)]
+    with ends(a, b):
+        for index in range(3):
+            a.send("h2/agent", *frames, index=index)
+            a.send("h2/agent", b"small", index=index)
+        for index in range(3):
+            header, got = b.get()
+            assert header.index == index
+            assert [bytes(frame) for frame in got] == frames
+            for view in got[1:]:
+                assert not view.readonly
+            assert b.get()[1] == [b"small"]
+
+
+def test_a_cut_connection_is_resumed_without_loss_or_repetition() -> None:
+    keys = Keys.create()
+    listener = agent("h1", keys)
+    proxy = Proxy(listener.node.tcp_endpoint or "")
+    controller = End("h0/c", keys=keys)
+    controller.node.learn("h1", proxy.endpoint)
+    with ends(listener, controller):
+        controller.send("h1/agent", index=0)
+        listener.get()
+        listener.send("h0/c", index=0)
+        controller.get()
+        done = threading.Event()
+
+        def cutter() -> None:
+            for _ in range(5):
+                controller.get_connection(up=True)
+                done.wait(0.05)
+                proxy.cut()
+
+        thread = threading.Thread(target=cutter)
+        thread.start()
+        number = 0
+        while thread.is_alive():
+            number += 1
+            controller.send("h1/agent", b"x" * 5000, index=number)
+            listener.send("h0/c", b"y" * 5000, index=number)
+            done.wait(0.0005)
+        thread.join()
+        assert [listener.get()[0].index for _ in range(number)] == list(range(1, number + 1))
+        assert [controller.get()[0].index for _ in range(number)] == list(range(1, number + 1))
+        assert listener.failed.empty()
+        assert controller.failed.empty()
+    proxy.close()
+
+
+def test_large_bodies_survive_cut_connections() -> None:
+    keys = Keys.create()
+    a, b = agent("h1", keys), agent("h2", keys)
+    proxy = Proxy(b.node.tcp_endpoint or "")
+    a.node.learn("h2", proxy.endpoint)
+    with ends(a, b):
+        a.send("h2/agent")
+        header, _ = b.get()
+        b.send(header.src)
+        a.get()
+        for number in range(6):
+            a.send("h2/agent", b"p", bytes([number]) * 8_000_000, index=number)
+            if number % 2:
+                a.get_connection(up=True)
+                proxy.cut()
+        for number in range(6):
+            header, frames = b.get()
+            assert header.index == number
+            assert bytes(frames[1]) == bytes([number]) * 8_000_000
+    proxy.close()
+
+
+def test_without_a_connection_for_too_long_messages_fail_with_a_reason() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    a = End("h1/agent", keys=Keys.create(), config=LinkConfig(down_timeout=0.3))
+    a.node.learn("h2", f"tcp://127.0.0.1:{port}")
+    with ends(a):
+        a.send("h2/agent", b"p", port=5)
+        header, _, reason = a.failed.get(timeout=20)
+        assert header.port == 5
+        assert "no connection" in reason
+
+
+def test_connections_come_and_go_are_told() -> None:
+    keys = Keys.create()
+    a, b = agent("h1", keys), agent("h2", keys)
+    a.node.learn("h2", b.node.tcp_endpoint)
+    with ends(a):
+        a.send("h2/agent")
+        assert a.get_connection(up=True) == "h2/agent"
+        assert b.get_connection(up=True) == "h1/agent"
+        b.node.close()
+        assert a.get_connection(up=False) == "h2/agent"
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:*", "tcp://0.0.0.0:*", "tcp://localhost:1234"])
+def test_tcp_without_a_key_is_refused_and_says_how_to_get_one(endpoint: str) -> None:
+    node = Node("h/agent", run_folders={}, handler=print, on_link_failed=print, tcp_bind=endpoint)
+    with pytest.raises(TrustError, match=r"Keys\.load_or_create"):
+        node.start()
+    with pytest.raises(TrustError, match=r"Keys\.load_or_create"):
+        node.learn("h2", "tcp://10.0.0.1:22222")
+    assert reader_threads() == []
+
+
+def test_loopback_may_do_without_a_key_only_when_asked_for() -> None:
+    a = End("h1/agent", tcp_bind=LOOPBACK, insecure_loopback=True)
+    b = End("h0/c", insecure_loopback=True)
+    b.node.learn("h1", a.node.tcp_endpoint)
+    with ends(a, b):
+        b.send("h1/agent", b"p")
+        assert a.get()[1] == [b"p"]
+        for elsewhere in ("tcp://10.0.0.1:5", "tcp://0.0.0.0:5", "tcp://example.org:5", "tcp://[::2]:5"):
+            with pytest.raises(TrustError):
+                b.node.learn("h3", elsewhere)
+        b.node.learn("h4", "tcp://[::1]:5")
+        b.node.learn("h4", "tcp://127.3.2.1:5")
+
+
+def test_a_port_in_use_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        node = Node(
+            "h/agent", run_folders={}, handler=print, on_link_failed=print, tcp_bind=endpoint, keys=Keys.create()
+        )
+        with pytest.raises(TransportError, match="Address already in use"):
+            node.start()
+        assert reader_threads() == []
+
+
+def test_a_key_file_is_private_and_the_same_for_all_who_race_for_it(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "job.key"
+    found: queue.SimpleQueue[Keys] = queue.SimpleQueue()
+    threads = [threading.Thread(target=lambda: found.put(Keys.load_or_create(place))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({found.get() for _ in threads}) == 1
+    assert place.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(place.parent) == ["job.key"]
+    assert "secret" not in repr(Keys.load(place))
+    assert Keys.from_text(Keys.load(place).to_text()) == Keys.load(place)
+
+
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "job.key"
+    Keys.load_or_create(place)
+    place.chmod(0o644)
+    with pytest.raises(TrustError, match="chmod 600"):
+        Keys.load_or_create(place)
+
+
+def test_a_damaged_key_file_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "job.key"
+    place.touch(mode=0o600)
+    for content in (b"", b"hello", b"monarch-nb key 1\nabc\ndef\n"):
+        place.write_bytes(content)
+        with pytest.raises(TrustError, match="not a monarch-nb key file"):
+            Keys.load_or_create(place)
+
+
+def test_heartbeats_notice_a_peer_that_vanished_without_a_word() -> None:
+    keys = Keys.create()
+    limits = Limits(heartbeat_ms=50, heartbeat_timeout_ms=200)
+    a, b = agent("h1", keys, limits=limits), agent("h2", keys, limits=limits)
+
+    held = threading.Event()
+
+    class Silent(Proxy):
+        def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+            try:
+                while data := source.recv(65536):
+                    if not held.is_set():
+                        sink.sendall(data)
+            except OSError:
+                pass
+
+    proxy = Silent(b.node.tcp_endpoint or "")
+    a.node.learn("h2", proxy.endpoint)
+    with ends(a, b):
+        a.send("h2/agent")
+        b.get()
+        assert a.get_connection(up=True) == "h2/agent"
+        held.set()
+        assert a.get_connection(up=False) == "h2/agent"
+    proxy.close()
+
+
+def test_libzmq_can_encrypt() -> None:
+    assert zmq.has("curve")
