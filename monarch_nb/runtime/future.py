@@ -43,7 +43,22 @@ class Future(Generic[R]):
     A time-out leaves the operation running. Made by the library only.
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_resolve", "_start", "_value", "story", "wait_id", "watched")
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_done",
+        "_error",
+        "_lock",
+        "_resolve",
+        "_start",
+        "_value",
+        "story",
+        "wait_id",
+        "watched",
+    )
+    story: Callable[[], str] | None  # says what is being waited for, for progress and interrupts
+    wait_id: str  # the call behind it
+    watched: int  # how many wait for it now
 
     def __init__(self) -> None:
         raise TypeError("a Future is returned by a call on a mesh; it cannot be made by hand")
@@ -59,9 +74,9 @@ class Future(Generic[R]):
         self._resolve: Callable[[], Any] | None = None  # decodes on the thread that looks first
         self._start = start  # lazy receives begin when first observed
         self._callbacks: list[Callable[[Future[R]], None]] | None = None
-        self.story = story  # says what is being waited for, for progress and interrupts
+        self.story = story
         self.wait_id = ""
-        self.watched = 0  # how many wait for it now
+        self.watched = 0
         return self
 
     @classmethod

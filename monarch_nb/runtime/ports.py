@@ -1,19 +1,21 @@
 """Ports: where values from other actors arrive; a port travels in messages, its receiver stays."""
 
+import functools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
-from monarch_nb.runtime.context import current
 from monarch_nb.runtime.future import Future
-from monarch_nb.wire import Header, Kind, Status, decode, encode, encode_exception
+from monarch_nb.wire import ActorError, Header, Kind, Status, decode, decode_exception, encode, encode_exception
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
 
 T = TypeVar("T")
+UNRETURNED = 1  # Header.flags of a PORT message that nobody minds losing
 
 
 class PortHandler(Protocol):
@@ -63,27 +65,29 @@ def _runtime() -> "Runtime":
 
 
 class Port(Generic[T]):
-    """Sends values to the receiver it was opened with, from any process, in order."""
+    """Sends values to the receiver it was opened with, from any process, in order.
 
-    def __init__(self, address: str, number: int, rank: int = 0, once: bool = False) -> None:
+    With `return_undeliverable` a value that cannot be delivered goes to `_handle_undeliverable_message` of its sender.
+    """
+
+    def __init__(self, address: str, number: int, return_undeliverable: bool = True) -> None:
         self._address = address
         self._number = number
-        self._rank = rank
-        self._once = once
-        self.return_undeliverable = True
+        self.return_undeliverable = return_undeliverable
 
     def _send(self, status: Status, frames: list[Any]) -> None:
         runtime = _runtime()
-        context = current.get() or runtime.root_context
+        context = runtime.context()
         header = Header(
             Kind.PORT,
             self._address,
             runtime.address,
             port=self._number,
-            index=self._rank,
+            index=context.message_rank.rank,
             status=status,
             sender=context.actor_instance.stream,
             call=context.call,
+            flags=0 if self.return_undeliverable else UNRETURNED,
         )
         runtime.send(header, runtime.node.snapshot(frames))
 
@@ -96,7 +100,7 @@ class Port(Generic[T]):
         self._send(Status.EXCEPTION, encode_exception(error))
 
     def __reduce__(self) -> Any:
-        return Port, (self._address, self._number, self._rank, self._once)
+        return Port, (self._address, self._number, self.return_undeliverable)
 
     def __repr__(self) -> str:
         return f"<Port {self._number} of {self._address}>"
@@ -106,7 +110,7 @@ class ReplyPort(Port[T]):
     """Answers one call: the port an endpoint with an explicit response port is given."""
 
     def __init__(self, request: Header) -> None:
-        super().__init__(request.src, request.port, request.index)
+        super().__init__(request.src, request.port)
         self._request = request
 
     def _send(self, status: Status, frames: list[Any]) -> None:
@@ -114,24 +118,25 @@ class ReplyPort(Port[T]):
             _runtime().reply(self._request, status, frames)
 
     def __reduce__(self) -> Any:
-        return _ReplyFrom, (self._address, self._number, self._rank, self._request.call)
+        return _reply_from, (self._address, self._number, self._request.index, self._request.call)
 
 
-def _ReplyFrom(address: str, number: int, rank: int, call: str) -> "ReplyPort[Any]":  # noqa: N802 - names what a pickle makes
+def _reply_from(address: str, number: int, rank: int, call: str) -> "ReplyPort[Any]":
     return ReplyPort(Header(Kind.CALL, "", address, port=number, index=rank, call=call))
 
 
-class PortReceiver(Generic[T]):
-    """Where the values of one port arrive, in order."""
+class _Queue:
+    """What has come for one port, and who waits for it. The port is open for as long as a receiver holds this."""
 
-    ranked = False
-
-    def __init__(self, once: bool = False) -> None:
+    def __init__(self, once: bool) -> None:
+        runtime = _runtime()
         self._lock = threading.Lock()
-        self._values: deque[Callable[[], Any]] = deque()
-        self._claims: deque[Future[Any]] = deque()
+        self._values: deque[tuple[int, Callable[[], Any]]] = deque()  # rank of the sender, value
+        # A receive that was given up does not eat a value.
+        self._claims: deque[tuple[weakref.ref[Future[Any]], bool]] = deque()
         self._once = once
-        self._number = 0
+        self.number = runtime.ports.open(_Door(self))
+        self._close = functools.partial(runtime.ports.close, self.number)
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """A value has come (reading thread)."""
@@ -139,64 +144,96 @@ class PortReceiver(Generic[T]):
 
         def value() -> Any:
             try:
-                obj = decode(parcel.frames, runtime)
+                return _open(header, parcel, runtime)
             finally:
                 runtime.node.consumed(parcel)
-            if header.status != Status.VALUE:
-                raise obj
-            return (header.index, obj) if self.ranked else obj
 
-        self._offer(value)
         if self._once:
-            runtime.ports.close(self._number)
-
-    def _offer(self, value: Callable[[], Any]) -> None:
+            self._close()
         with self._lock:
-            if not self._claims:
-                self._values.append(value)
+            while self._claims:
+                reference, ranked = self._claims.popleft()
+                claim = reference()
+                if claim is not None:
+                    break
+            else:
+                self._values.append((header.index, value))
                 return
-            claim = self._claims.popleft()
-        claim._set_lazy(value)
+        _give(claim, ranked, header.index, value)
 
-    def _claim(self, future: Future[Any]) -> None:
+    def claim(self, future: Future[Any], ranked: bool) -> None:
+        """The next value belongs to this future."""
         with self._lock:
             if not self._values:
-                self._claims.append(future)
+                self._claims.append((weakref.ref(future), ranked))
                 return
-            value = self._values.popleft()
-        future._set_lazy(value)
+            rank, value = self._values.popleft()
+        _give(future, ranked, rank, value)
+
+    def __del__(self) -> None:
+        self._close()
+
+
+def _give(future: Future[Any], ranked: bool, rank: int, value: Callable[[], Any]) -> None:
+    future._set_lazy((lambda: (rank, value())) if ranked else value)
+
+
+class _Door:
+    """Keeps a port open for as long as its queue lives, and no longer."""
+
+    def __init__(self, queue: _Queue) -> None:
+        self._queue = weakref.ref(queue)
+
+    def arrive(self, header: Header, parcel: "Parcel") -> None:
+        queue = self._queue()
+        if queue is not None:
+            queue.arrive(header, parcel)
+
+
+def _open(header: Header, parcel: "Parcel", runtime: "Runtime") -> Any:
+    """What came for a port: a value, or an exception to raise."""
+    if header.status == Status.VALUE:
+        return decode(parcel.frames, runtime)
+    if header.status == Status.FAILURE:
+        raise runtime.supervisor.error(parcel.frames[0], None)
+    error = decode_exception(parcel.frames, runtime)
+    raise error if header.kind == Kind.PORT else ActorError(error)
+
+
+class PortReceiver(Generic[T]):
+    """Where the values of one port arrive, in order."""
+
+    _ranked = False
+
+    def __init__(self, queue: _Queue) -> None:
+        self._queue = queue
 
     def recv(self) -> Future[T]:
         """The next value. Lazy: a future nobody looks at claims nothing; they are served in the order observed."""
-        future: Future[T] = Future._make(story=lambda: f"a value for port {self._number}")
-        future._start = lambda: self._claim(future)
+        queue, ranked = self._queue, self._ranked
+        future: Future[T] = Future._make(story=lambda: f"no value has come for port {queue.number} yet")
+        waiting = weakref.ref(future)  # a future that holds itself would never be given up
+
+        def start() -> None:
+            observed = waiting()
+            if observed is not None:
+                queue.claim(observed, ranked)
+
+        future._start = start
         return future
 
-    def __del__(self) -> None:
-        from monarch_nb.runtime import process
+    def ranked(self) -> "RankedPortReceiver[Any]":
+        """The same receiver, giving (rank, value)."""
+        return RankedPortReceiver(self._queue)
 
-        if self._number and process._runtime is not None:
-            process._runtime.ports.close(self._number)
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a PortReceiver stays where it was opened: send its Port instead")
 
 
 class RankedPortReceiver(PortReceiver[T]):
-    """Like PortReceiver; `recv` gives (rank, value)."""
+    """Like PortReceiver; `recv` gives (rank, value): the sender's place in the slice it was called in."""
 
-    ranked = True
-
-
-class _Held:
-    """Keeps a port open for as long as its receiver lives, and no longer."""
-
-    def __init__(self, receiver: PortReceiver[Any]) -> None:
-        import weakref
-
-        self._receiver = weakref.ref(receiver)
-
-    def arrive(self, header: Header, parcel: "Parcel") -> None:
-        receiver = self._receiver()
-        if receiver is not None:
-            receiver.arrive(header, parcel)
+    _ranked = True
 
 
 class Channel(Generic[T]):
@@ -205,17 +242,11 @@ class Channel(Generic[T]):
     @staticmethod
     def open(once: bool = False) -> "tuple[Port[T], PortReceiver[T]]":
         """A port to give away, and the receiver that stays here."""
-        receiver: PortReceiver[T] = PortReceiver(once)
-        return Channel._register(receiver, once), receiver
+        queue = _Queue(once)
+        return Port(_runtime().address, queue.number), PortReceiver(queue)
 
     @staticmethod
     def open_ranked(once: bool = False) -> "tuple[Port[T], RankedPortReceiver[T]]":
         """Like `open`, with the sender's rank beside each value."""
-        receiver: RankedPortReceiver[T] = RankedPortReceiver(once)
-        return Channel._register(receiver, once), receiver
-
-    @staticmethod
-    def _register(receiver: PortReceiver[Any], once: bool) -> "Port[Any]":
-        runtime = _runtime()
-        receiver._number = runtime.ports.open(_Held(receiver))
-        return Port(runtime.address, receiver._number, 0, once)
+        queue = _Queue(once)
+        return Port(_runtime().address, queue.number), RankedPortReceiver(queue)

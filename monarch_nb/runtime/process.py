@@ -13,23 +13,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from monarch_nb.runtime.calls import PendingCall
-from monarch_nb.runtime.cell import ActorCell, SpawnActor
+from monarch_nb.runtime.cell import HOOK, SKIP, ActorCell, SpawnActor
 from monarch_nb.runtime.clock import Clock
 from monarch_nb.runtime.context import ActorId, Context, Instance, current
 from monarch_nb.runtime.future import _wait_guards
 from monarch_nb.runtime.parking import Parking
-from monarch_nb.runtime.ports import PortTable
+from monarch_nb.runtime.ports import UNRETURNED, PortTable
 from monarch_nb.runtime.waits import Waits
-from monarch_nb.transport import UnreachableError
+from monarch_nb.transport import Parcel, UnreachableError
 from monarch_nb.wire import Header, Kind, Status, decode
 
 if TYPE_CHECKING:
-    from monarch_nb.transport import Node, Parcel
+    from monarch_nb.transport import Node
 
 logger = logging.getLogger(__name__)
 
 SPAWN = "__spawn__"
-_ANSWERS = frozenset({"reply", "call.blocked"})  # CONTROL messages to a port of the other side
+_ANSWERS = frozenset({"reply", "proc.pong", "call.blocked"})  # CONTROL messages to a port of the other side
+_ENGINES = frozenset({SKIP, HOOK, SPAWN})  # methods of messages that the engine itself sends
+_NOTHING = Parcel()
 
 _spawn_decoder = msgspec.msgpack.Decoder(SpawnActor)
 
@@ -52,7 +54,13 @@ class Supervising(Protocol):
     def encode(self, cause: Any) -> bytes:
         """A cause as bytes."""
 
-    def error(self, data: Any, call: PendingCall) -> BaseException:
+    def reason(self, cause: Any) -> str:
+        """A cause in a few words."""
+
+    def check(self, state: Any, region: Any, call: PendingCall | None) -> BaseException | None:
+        """What a call on a slice must raise at once."""
+
+    def error(self, data: Any, call: PendingCall | None) -> BaseException:
         """The error a call raises for an encoded cause."""
 
     def actor_failed(self, cell: ActorCell) -> None:
@@ -120,7 +128,7 @@ class Runtime:
         """A process-wide unique id for one call."""
         return f"{self.address}:{next(self._call_numbers)}"
 
-    def send(self, header: Header, parcel: "Parcel", lane: int = 0) -> None:
+    def send(self, header: Header, parcel: Parcel, lane: int = 0) -> None:
         """Sends from any thread; blocks, interruptibly, only while the receiver's credits are used up.
 
         Where nobody can be reached any more, whoever waits for the answer is told, as of a death a moment later.
@@ -161,6 +169,13 @@ class Runtime:
         """Tells the sender of a CALL that nobody will ever run it."""
         if request.port:
             self.reply(request, Status.FAILURE, [self.supervisor.encode(cause)])
+        elif request.method not in _ENGINES:
+            self._return(request, self.supervisor.reason(cause))
+
+    def _return(self, header: Header, reason: str) -> None:
+        """Sends back a message that nobody waits for an answer to."""
+        if not self.closed:
+            self.node.undeliverable(header, _NOTHING, reason)
 
     def log_position(self) -> int:
         """The length of this process's output so far, in bytes; 0 where output is not kept in a file."""
@@ -179,7 +194,7 @@ class Runtime:
 
     # -- receiving (reading thread) ---------------------------------------------------------------------------------
 
-    def handle(self, header: Header, parcel: "Parcel") -> None:
+    def handle(self, header: Header, parcel: Parcel) -> None:
         """Takes one message to where it belongs."""
         kind = header.kind
         if kind == Kind.CALL:
@@ -194,8 +209,10 @@ class Runtime:
             handler = self.ports.get(header.port)
             if handler is not None:
                 handler.arrive(header, parcel)
-            else:
-                self.node.consumed(parcel)
+                return
+            if kind == Kind.PORT:
+                self._return(header, "nobody receives from that port any more")
+            self.node.consumed(parcel)
         elif kind == Kind.CONTROL:
             control = self.controls.get(header.method)
             if control is not None:
@@ -207,7 +224,7 @@ class Runtime:
         elif kind == Kind.RETURNED:
             self._returned(header, parcel)
 
-    def _spawn(self, header: Header, parcel: "Parcel") -> None:
+    def _spawn(self, header: Header, parcel: Parcel) -> None:
         spec = _spawn_decoder.decode(parcel.frames[0])
         key = (header.mesh, header.rank)
         old = self.cells.get(key)
@@ -224,7 +241,7 @@ class Runtime:
         for message in parked:
             self.handle(*message)
 
-    def _no_such_actor(self, header: Header, parcel: "Parcel") -> None:
+    def _no_such_actor(self, header: Header, parcel: Parcel) -> None:
         place = (header.mesh, header.rank)
         cause = self._parking.end_of(*place, header.incarnation)
         now = self.cells.get(place)
@@ -240,7 +257,7 @@ class Runtime:
         self.node.consumed(parcel)
         self.refuse(header, self.supervisor.lost_cause(header, "no such actor was ever spawned in this process"))
 
-    def _returned(self, header: Header, parcel: "Parcel") -> None:
+    def _returned(self, header: Header, parcel: Parcel) -> None:
         reason = msgspec.msgpack.decode(parcel.frames[0], type=list[str])[0] if parcel.frames else "it was returned"
         self.node.consumed(parcel)
         self.undelivered(header, reason)
@@ -257,12 +274,15 @@ class Runtime:
             handler.lost(reason)  # type: ignore[attr-defined]  # a request
         elif kind == Kind.CONTROL:
             logger.debug("%s to %s: %s", header.method, header.dst, reason)
-        elif (header.port == 0 or kind == Kind.PORT) and not self.closed:  # whoever waits has been told already
+        elif kind == Kind.PORT:
+            if not header.flags & UNRETURNED and not self.closed:
+                self.supervisor.undeliverable(header, reason)
+        elif header.port == 0 and not self.closed:  # whoever waits for an answer has been told already
             self.supervisor.undeliverable(header, reason)
 
     # -- actors of this process -------------------------------------------------------------------------------------
 
-    def decode_spawn(self, parcel: "Parcel") -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+    def decode_spawn(self, parcel: Parcel) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
         """The class and the arguments a SPAWN message carries."""
         cls, arguments = decode(parcel.frames[1:], self)
         args, kwargs = arguments.load(self) if hasattr(arguments, "load") else arguments

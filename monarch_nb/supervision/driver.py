@@ -1,6 +1,5 @@
 """Drives the supervision machine of a process: feeds it events, and carries its actions out, in order."""
 
-import asyncio
 import inspect
 import logging
 import threading
@@ -30,7 +29,7 @@ from monarch_nb.supervision.errors import HealError, SupervisionError
 from monarch_nb.supervision.failure import MeshFailure
 from monarch_nb.supervision.machine import Machine, RootPolicy
 from monarch_nb.supervision.ranks import Life
-from monarch_nb.wire import Header
+from monarch_nb.wire import Header, Kind, format_exception
 
 if TYPE_CHECKING:
     from monarch_nb.supervision.ranks import Selection
@@ -190,34 +189,15 @@ class Driver:
             return
         hook = cell.obj.__supervise__
 
-        def report(handled: bool, error: BaseException | None = None) -> None:
-            raised = None
-            if error is not None:
-                raised = self.cause_of("raised", error, f"{type(error).__name__}: {error}", cell, "__supervise__")
-            self.feed(lambda machine: machine.owner_result(failure.failure_id, handled, raised))
+        def report(handled: bool) -> None:
+            self.feed(lambda machine: machine.owner_result(failure.failure_id, handled))
 
-        def run() -> Any:
-            try:
-                with cell.acting():
-                    result = hook(failure)
-                if inspect.iscoroutine(result):
-                    return finish(result)
-                report(bool(result))
-            except Exception as error:
-                report(False, error)
-            return None
+        def failed(error: Exception) -> None:
+            text = "".join(format_exception(error))
+            raised = self.cause_of("raised", error, text, cell, "__supervise__")
+            self.feed(lambda machine: machine.owner_result(failure.failure_id, False, raised))
 
-        async def finish(result: Any) -> None:
-            try:
-                with cell.acting():
-                    handled = bool(await result)
-                report(handled)
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                report(False, error)
-
-        cell.executor.urge(run)
+        self._run_hook(cell, lambda: hook(failure), report, failed)
 
     def _fail_actor(self, stream: str, cause: Cause) -> None:
         cell = self._cell(stream)
@@ -276,9 +256,16 @@ class Driver:
         refusal = cause if isinstance(cause, Refusal) else Refusal("", 0, 0, cause)
         return msgspec.msgpack.encode(refusal)
 
-    def error(self, data: Any, call: PendingCall) -> BaseException:
+    def reason(self, cause: Any) -> str:
+        """A cause in a few words."""
+        known = cause.cause if isinstance(cause, Refusal) else cause
+        return f"{known.actor} has ended: {known.text or known.kind}"
+
+    def error(self, data: Any, call: PendingCall | None) -> BaseException:
         """The error a call raises for an encoded cause."""
         refusal = msgspec.msgpack.decode(data, type=Refusal)
+        if call is None:
+            return self._error(MeshFailure(mesh_name=refusal.cause.actor, cause=refusal.cause), None)
         if refusal.mesh:
             self.refused(refusal, {refusal.mesh} if call.future.watched else None)
             if call.future._error is not None:  # the machine has told it already
@@ -314,24 +301,53 @@ class Driver:
         cell = self._cell(header.sender)
         if cell is None or cell.obj is None:
             if not self.runtime.closed:
-                logger.warning("undeliverable: %s to %s: %s", header.method or "a value", header.dst, reason)
+                # What failed or was stopped has been told to its owner: here it is only of interest when looked for.
+                level = logging.INFO if header.kind == Kind.RETURNED else logging.WARNING
+                logger.log(level, "undeliverable: %s to %s: %s", header.method or "a value", header.dst, reason)
             return
+        destination = header.src if header.kind == Kind.RETURNED else header.dst
+        message = UndeliverableMessage(header.sender, destination, header.mesh, header.method, reason)
+        told = f"undeliverable: {header.method or 'a value'} to {destination}: {reason}"
         hook = cell.obj._handle_undeliverable_message
-        message = UndeliverableMessage(header.sender, header.dst, header.mesh, header.method, reason)
-
-        def run() -> Any:
-            result = hook(message)
-            if inspect.iscoroutine(result):
-                return finish(result)
-            judge(bool(result))
-            return None
-
-        async def finish(result: Any) -> None:
-            judge(bool(await result))
+        if getattr(hook, "_monarch_default", False):
+            logger.warning("%s: %s", cell.instance, told)
+            return
 
         def judge(handled: bool) -> None:
             if not handled:
-                logger.warning("undeliverable: %s to %s: %s", header.method or "a value", header.dst, reason)
+                cause = self.cause_of("undeliverable", RuntimeError(told), "", cell, "")
+                self._fail_actor(cell.instance.stream, cause)
+
+        def failed(error: Exception) -> None:
+            method = "_handle_undeliverable_message"
+            text = "".join(format_exception(error))
+            self._fail_actor(cell.instance.stream, self.cause_of("exception", error, text, cell, method))
+
+        self._run_hook(cell, lambda: hook(message), judge, failed)
+
+    def _run_hook(
+        self, cell: ActorCell, hook: Callable[[], Any], done: Callable[[bool], None], failed: Callable[[Exception], None]
+    ) -> None:
+        """Runs a hook of an actor on its own thread, before its next message; what it says comes as a bool."""
+
+        def run() -> Any:
+            try:
+                with cell.acting():
+                    result = hook()
+                if inspect.iscoroutine(result):
+                    return finish(result)
+                done(bool(result))
+            except Exception as error:
+                failed(error)
+            return None
+
+        async def finish(result: Any) -> None:
+            try:
+                with cell.acting():
+                    handled = bool(await result)
+                done(handled)
+            except Exception as error:
+                failed(error)
 
         cell.executor.urge(run)
 

@@ -83,6 +83,8 @@ class _Search:
         """The deepest object on the way down from `obj` that cannot be pickled."""
         for _ in range(_DEPTH):
             self.seen[id(obj)] = obj
+            if _refuses(obj):
+                break
             for step, member in _members(obj):
                 if self.tries <= 0 or time.monotonic() > self.deadline:
                     return path, obj, failure
@@ -129,6 +131,17 @@ def _members(obj: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{{}}.{name}", value
     else:
         yield from _attributes(obj)
+
+
+def _refuses(obj: Any) -> bool:
+    """Whether it says by itself that it cannot be sent, better than anything it is made of could."""
+    if not isinstance(getattr(type(obj), "__reduce__", None), types.FunctionType):
+        return False
+    try:
+        obj.__reduce__()
+    except Exception:
+        return True
+    return False
 
 
 def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:

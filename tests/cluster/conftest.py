@@ -1,59 +1,20 @@
-"""What tests with real processes share: procs, and the failures that nobody handled."""
+"""Fixtures for tests with real processes; those of faults leave nothing behind, and are checked for it."""
 
-import queue
-from collections.abc import Iterator
-from typing import Any
+from tests.cluster.actor_tools import faults, own_procs, pytest_runtest_teardown, quad
+from tests.cluster.fault_tools import duo, host, impatient, shown, workers
+from tests.cluster.leftovers import nothing_left_behind, nothing_left_by_module, own_place
 
-import pytest
-
-import monarch_nb.actor
-from monarch_nb.actor import MeshFailure, ProcMesh, this_host
-
-SECONDS = 20.0  # more than anything here takes; a test that needs it has failed
-
-
-class Faults:
-    """The failures that reached `unhandled_fault_hook`, in order."""
-
-    def __init__(self) -> None:
-        self._queue: queue.Queue[MeshFailure] = queue.Queue()
-
-    def __call__(self, failure: MeshFailure) -> None:
-        self._queue.put(failure)
-
-    def next(self) -> MeshFailure:
-        return self._queue.get(timeout=SECONDS)
-
-    def left(self) -> list[MeshFailure]:
-        found = []
-        while not self._queue.empty():
-            found.append(self._queue.get())
-        return found
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    """Takes the place of the hook that would end the program; every failure has to be claimed by the test."""
-    found = Faults()
-    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", found)
-    yield found
-    assert found.left() == []
-
-
-def spawned(count: int, name: str, **kwargs: Any) -> Iterator[ProcMesh]:
-    procs = this_host().spawn_procs(per_host={"gpus": count}, name=name, **kwargs)
-    procs.initialized.get(60)
-    yield procs
-    procs.stop().get(SECONDS)
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """Four processes that all tests of a module share: leave them alive."""
-    yield from spawned(4, "shared")
-
-
-@pytest.fixture
-def own_procs() -> Iterator[ProcMesh]:
-    """Two processes of one test alone: it may kill them."""
-    yield from spawned(2, "own")
+__all__ = [
+    "duo",
+    "faults",
+    "host",
+    "impatient",
+    "nothing_left_behind",
+    "nothing_left_by_module",
+    "own_place",
+    "own_procs",
+    "pytest_runtest_teardown",
+    "quad",
+    "shown",
+    "workers",
+]

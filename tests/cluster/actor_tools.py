@@ -1,0 +1,72 @@
+"""What the tests of actors share: processes, and the failures that nobody handled."""
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import monarch_nb.actor
+from monarch_nb.actor import MeshFailure, ProcMesh, this_host
+from monarch_nb.mesh import shutdown
+
+SECONDS = 20.0  # more than anything here takes; a test that needs it has failed
+
+
+class Faults:
+    """The failures that reached `unhandled_fault_hook`, in order."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[MeshFailure] = queue.Queue()
+
+    def __call__(self, failure: MeshFailure) -> None:
+        self._queue.put(failure)
+
+    def next(self) -> MeshFailure:
+        return self._queue.get(timeout=SECONDS)
+
+    def left(self) -> list[MeshFailure]:
+        found = []
+        while not self._queue.empty():
+            found.append(self._queue.get())
+        return found
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    """Takes the place of the hook that would end the program; every failure has to be claimed by the test."""
+    found = Faults()
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", found)
+    yield found
+    assert found.left() == []
+
+
+def spawned(count: int, name: str, **kwargs: Any) -> Iterator[ProcMesh]:
+    procs = this_host().spawn_procs(per_host={"gpus": count}, name=name, **kwargs)
+    procs.initialized.get(60)
+    yield procs
+    procs.stop().get(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def quad() -> Iterator[ProcMesh]:
+    """Four processes that all tests of a module share: leave them alive."""
+    yield from spawned(4, "shared")
+
+
+@pytest.fixture
+def own_procs() -> Iterator[ProcMesh]:
+    """Two processes of one test alone: it may kill them."""
+    yield from spawned(2, "own")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """These tests share a controller; the last of them takes it down, for others count threads and files."""
+    if _is_ours(item.path) and (nextitem is None or not _is_ours(nextitem.path)):
+        shutdown()
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name.startswith("test_actor_")

@@ -1,0 +1,128 @@
+"""What an actor knows of itself and of the message it handles."""
+
+import os
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import (
+    Actor,
+    ProcMesh,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+    endpoint,
+    this_proc,
+)
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Self(Actor):
+    def __init__(self) -> None:
+        self.in_init = (current_rank().rank, str(context().actor_instance))
+
+    @endpoint
+    def who(self) -> dict[str, Any]:
+        instance = context().actor_instance
+        return {
+            "name": instance.name,
+            "class": instance.class_name,
+            "rank": str(instance.rank),
+            "creator": str(instance.creator),
+            "actor": str(instance),
+            "id": instance.actor_id,
+            "proc": len(instance.proc),
+            "procs": instance.proc_mesh.sizes,
+            "proc_id": instance.proc_id,
+            "pid": os.getpid(),
+        }
+
+    @endpoint
+    def name(self) -> str:
+        return current_actor_name()
+
+    @endpoint
+    def in_constructor(self) -> tuple[int, str]:
+        return self.in_init
+
+    @endpoint
+    def sibling(self) -> int:
+        other = context().actor_instance.proc.spawn("sibling", Self)
+        return int(other.who.call_one().get(20)["pid"])  # type: ignore[attr-defined]
+
+    @endpoint
+    def take(self, x: Any) -> Any:
+        return x
+
+
+class AsyncSelf(Actor):
+    @endpoint
+    async def name(self) -> str:
+        return current_actor_name()
+
+
+def test_an_instance_knows_its_name_place_and_creator(quad: ProcMesh) -> None:
+    selves: Any = quad.spawn("selves", Self)
+    who = selves.who.call().get(20).item(gpus=2)
+    assert who["name"] == "selves"
+    assert who["class"].endswith("Self")
+    assert who["rank"] == "{'gpus': 2/4}"
+    assert who["creator"] == "<root>"
+    assert who["actor"].startswith("<root>.<")
+    assert who["actor"].endswith("Self selves{'gpus': 2/4}>")
+    assert who["id"] == who["actor"]
+    assert who["proc"] == 1
+    assert who["procs"] == {"gpus": 4}
+    assert who["proc_id"].endswith(".2.0")
+    assert len({one["pid"] for one in selves.who.call().get(20).values()}) == 4
+
+
+def test_the_name_of_the_current_actor_is_for_people(quad: ProcMesh) -> None:
+    selves: Any = quad.slice(gpus=slice(0, 2)).spawn("selves", Self)
+    assert selves.name.call().get(20).item(gpus=1).endswith("Self selves{'gpus': 1/2}>")
+    others: Any = quad.slice(gpus=0).spawn("other", AsyncSelf)
+    assert others.name.call_one().get(20).endswith("AsyncSelf other>")
+
+
+def test_a_constructor_has_a_context_too(quad: ProcMesh) -> None:
+    selves: Any = quad.spawn("selves", Self)
+    rank, name = selves.in_constructor.call().get(20).item(gpus=3)
+    assert rank == 3
+    assert name.endswith("Self selves{'gpus': 3/4}>")
+
+
+def test_an_actor_can_spawn_on_its_own_process(quad: ProcMesh) -> None:
+    selves: Any = quad.spawn("selves", Self)
+    pids = [who["pid"] for who in selves.who.call().get(20).values()]
+    assert selves.sibling.call().get(20).values() == pids
+
+
+def test_the_client_is_the_root() -> None:
+    assert str(context().actor_instance) == "<root>"
+    assert current_actor_name() == "<root>"
+    assert current_rank().rank == 0
+    assert current_size() == {}
+    assert context().actor_instance.name == "root"
+    assert context().actor_instance.creator is None
+    with pytest.raises(RuntimeError, match="root"):
+        context().actor_instance.stop()
+
+
+def test_this_proc_of_the_client_is_the_client() -> None:
+    here: Any = this_proc().spawn("here", Self)
+    who = here.who.call_one().get(20)
+    assert who["pid"] == os.getpid()
+    assert who["actor"] == "<root>.<" + who["class"] + " here>"
+    assert this_proc() == this_proc()
+    assert context().actor_instance.proc == this_proc()
+    here.stop().get(20)
+    with pytest.raises(RuntimeError, match="stopped"):
+        here.who.call_one().get(20)
+
+
+def test_an_instance_does_not_travel(quad: ProcMesh) -> None:
+    selves: Any = quad.spawn("selves", Self)
+    with pytest.raises(TypeError, match="instance"):
+        selves.take.call([context().actor_instance])

@@ -1,0 +1,188 @@
+"""How an actor runs its endpoints: on which thread, in which order, how many at a time."""
+
+import asyncio
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, Channel, Port, ProcMesh, concurrent_endpoint, endpoint
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Sync(Actor):
+    def __init__(self) -> None:
+        self.local = threading.local()
+        self.local.count = 0
+        self.born_on = threading.get_ident()
+        self.open = threading.Event()
+
+    @endpoint
+    def where(self) -> tuple[str, bool, int]:
+        try:
+            asyncio.get_running_loop()
+            loop = True
+        except RuntimeError:
+            loop = False
+        self.local.count += 1
+        return threading.current_thread().name, loop, self.local.count
+
+    @endpoint
+    def same_thread(self) -> bool:
+        return threading.get_ident() == self.born_on
+
+    @endpoint
+    def process(self) -> int:
+        return os.getpid()
+
+
+class Async(Actor):
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.background = asyncio.create_task(self._count())
+        self.beats = 0
+        self.events: list[str] = []
+
+    async def _count(self) -> None:
+        while True:
+            self.beats += 1
+            await asyncio.sleep(0.001)
+
+    @endpoint
+    async def on_its_loop(self) -> bool:
+        return asyncio.get_running_loop() is self.loop
+
+    @endpoint
+    async def until_beats(self, count: int) -> int:
+        while self.beats < count:
+            await asyncio.sleep(0.001)
+        return self.beats
+
+    @endpoint
+    async def nap(self, name: str, seconds: float) -> None:
+        self.events.append(f"{name} begins")
+        await asyncio.sleep(seconds)
+        self.events.append(f"{name} ends")
+
+    @endpoint
+    async def log(self) -> list[str]:
+        return self.events
+
+
+class Concurrent(Actor):
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.events: list[Any] = []
+
+    @concurrent_endpoint
+    async def wait(self, name: str) -> str:
+        self.events.append(name)
+        await self.gate.wait()
+        return name
+
+    @endpoint
+    async def open(self) -> list[Any]:
+        self.gate.set()
+        return list(self.events)
+
+    @concurrent_endpoint
+    async def fail(self) -> None:
+        raise ValueError("from a task")
+
+    @endpoint
+    async def ping(self) -> str:
+        return "pong"
+
+
+class Cancelled(Actor):
+    def __init__(self, port: Port[str]) -> None:
+        self.port = port
+
+    @concurrent_endpoint
+    async def forever(self) -> None:
+        self.port.send("started")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.port.send("cancelled")
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        self.port.send("cleanup")
+
+
+class Blocked(Actor):
+    @endpoint
+    def sleep(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return time.monotonic()
+
+
+def test_a_sync_actor_has_a_thread_of_its_own_without_a_loop(quad: ProcMesh) -> None:
+    actor = quad.slice(gpus=0).spawn("sync", Sync)
+    assert [actor.where.call_one().get(20) for _ in range(3)] == [("monarch-actor-driver", False, n) for n in (1, 2, 3)]
+    assert actor.same_thread.call_one().get(20)
+
+
+def test_an_async_actor_has_a_loop_of_its_own_that_runs_between_messages(quad: ProcMesh) -> None:
+    actor = quad.slice(gpus=0).spawn("async", Async)
+    assert actor.on_its_loop.call_one().get(20)
+    assert actor.until_beats.call_one(5).get(20) >= 5
+
+
+def test_async_endpoints_of_one_actor_are_serialized(quad: ProcMesh) -> None:
+    actor = quad.slice(gpus=0).spawn("async", Async)
+    naps = [actor.nap.call_one(name, 0.02) for name in "ab"]
+    for nap in naps:
+        nap.get(20)
+    assert actor.log.call_one().get(20) == ["a begins", "a ends", "b begins", "b ends"]
+
+
+def test_concurrent_endpoints_start_in_order_and_let_others_in(quad: ProcMesh) -> None:
+    actor = quad.slice(gpus=0).spawn("concurrent", Concurrent)
+    waits = [actor.wait.call_one(str(n)) for n in range(10)]
+    assert actor.open.call_one().get(20) == [str(n) for n in range(10)]
+    assert [wait.get(20) for wait in waits] == [str(n) for n in range(10)]
+
+
+def test_an_exception_in_a_concurrent_endpoint_goes_to_the_caller(quad: ProcMesh) -> None:
+    actor = quad.slice(gpus=0).spawn("concurrent", Concurrent)
+    with pytest.raises(Exception, match="from a task"):
+        actor.fail.call_one().get(20)
+    assert actor.ping.call_one().get(20) == "pong"
+
+
+def test_outstanding_concurrent_endpoints_are_cancelled_before_the_clean_up(quad: ProcMesh) -> None:
+    port, receiver = Channel[str].open()
+    actor = quad.slice(gpus=0).spawn("cancelled", Cancelled, port)
+    waiting = actor.forever.call_one()
+    assert receiver.recv().get(20) == "started"
+    actor.stop().get(20)
+    assert [receiver.recv().get(20) for _ in range(2)] == ["cancelled", "cleanup"]
+    with pytest.raises(RuntimeError, match="stopped"):
+        waiting.get(20)
+
+
+def test_actors_of_one_process_run_side_by_side(quad: ProcMesh) -> None:
+    one = quad.slice(gpus=0)
+    slow, quick = one.spawn("slow", Blocked), one.spawn("quick", Blocked)
+    waiting = slow.sleep.call_one(0.5)
+    assert quick.sleep.call_one(0).get(20) < waiting.get(20)
+
+
+def test_spawn_does_not_wait_for_the_constructor(quad: ProcMesh) -> None:
+    class Slow(Actor):
+        def __init__(self) -> None:
+            time.sleep(0.5)
+
+        @endpoint
+        def done(self) -> bool:
+            return True
+
+    begun = time.monotonic()
+    actor = quad.slice(gpus=0).spawn("slow", Slow)
+    assert time.monotonic() - begun < 0.4
+    assert actor.done.call_one().get(20)
+    assert actor.initialized.get(20) is None

@@ -1,0 +1,184 @@
+"""Channels: ports that travel, receivers that stay."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, Channel, Port, ProcMesh, current_rank, endpoint
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Sender(Actor):
+    def __init__(self) -> None:
+        self.undelivered: list[str] = []
+
+    @endpoint
+    def send(self, port: Port[Any], values: list[Any]) -> None:
+        for value in values:
+            port.send(value)
+
+    @endpoint
+    def send_rank(self, port: Port[int]) -> None:
+        port.send(current_rank().rank)
+
+    @endpoint
+    def fail(self, port: Port[Any]) -> None:
+        port.exception(KeyError("lost"))
+
+    @endpoint
+    def hand_on(self, other: Any, port: Port[Any]) -> None:
+        other.send.call_one(port, ["by another"]).get(20)
+
+    @endpoint
+    def open(self) -> Port[Any]:
+        port, self.receiver = Channel[Any].open()
+        return port
+
+    @endpoint
+    def receive(self) -> Any:
+        return self.receiver.recv().get(20)
+
+    @endpoint
+    def seen(self) -> list[str]:
+        return self.undelivered
+
+    def _handle_undeliverable_message(self, message: Any) -> bool:
+        self.undelivered.append(message.destination)
+        return True
+
+
+@pytest.fixture(scope="module")
+def senders(quad: ProcMesh) -> Any:
+    return quad.spawn("senders", Sender)
+
+
+def test_values_arrive_in_order_from_another_process(senders: Any) -> None:
+    port, receiver = Channel[int].open()
+    senders.slice(gpus=0).send.call_one(port, list(range(200))).get(20)
+    assert [receiver.recv().get(20) for _ in range(200)] == list(range(200))
+
+
+def test_a_receive_nobody_looks_at_claims_nothing(senders: Any) -> None:
+    port, receiver = Channel[str].open()
+    first, second, third = receiver.recv(), receiver.recv(), receiver.recv()
+    for value in "abc":
+        port.send(value)
+    assert third.get(20) == "a"
+    assert first.get(20) == "b"
+    assert third.get(20) == "a"
+    del second
+    assert receiver.recv().get(20) == "c"
+
+
+def test_receives_are_served_in_the_order_they_were_observed(senders: Any) -> None:
+    port, receiver = Channel[str].open()
+    first, second = receiver.recv(), receiver.recv()
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(_await(future)) for future in (second, first)]
+        await asyncio.sleep(0.01)
+        port.send("a")
+        port.send("b")
+        assert await asyncio.gather(*tasks) == ["a", "b"]
+
+    asyncio.run(main())
+
+
+async def _await(future: Any) -> Any:
+    return await future
+
+
+def test_a_receive_that_was_given_up_does_not_eat_a_value() -> None:
+    port, receiver = Channel[str].open()
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match="no value has come"):
+            receiver.recv().get(0.01)
+    kept = receiver.recv()
+    with pytest.raises(TimeoutError):
+        kept.get(0.01)
+    port.send("a")
+    port.send("b")
+    assert receiver.recv().get(20) == "b"
+    assert kept.get(20) == "a"
+
+
+def test_a_ranked_receiver_says_who_sent(senders: Any) -> None:
+    port, receiver = Channel[int].open_ranked()
+    senders.send_rank.call(port).get(20)
+    assert sorted(receiver.recv().get(20) for _ in range(4)) == [(n, n) for n in range(4)]
+
+
+def test_an_exception_sent_to_a_port_is_raised_there(senders: Any) -> None:
+    port, receiver = Channel[int].open()
+    senders.slice(gpus=1).fail.call_one(port).get(20)
+    with pytest.raises(KeyError, match="lost"):
+        receiver.recv().get(20)
+    port.exception(ValueError("from here"))
+    with pytest.raises(ValueError, match="from here"):
+        receiver.recv().get(20)
+
+
+def test_a_port_goes_from_hand_to_hand(senders: Any) -> None:
+    port, receiver = Channel[str].open()
+    senders.slice(gpus=0).hand_on.call_one(senders.slice(gpus=1), port).get(20)
+    assert receiver.recv().get(20) == "by another"
+
+
+def test_an_actor_opens_ports_for_others(senders: Any) -> None:
+    port = senders.slice(gpus=2).open.call_one().get(20)
+    senders.slice(gpus=3).send.call_one({"x": [port]}["x"][0], [{"a": 1}]).get(20)
+    assert senders.slice(gpus=2).receive.call_one().get(20) == {"a": 1}
+    port.send("from the client")
+    assert senders.slice(gpus=2).receive.call_one().get(20) == "from the client"
+
+
+def test_a_port_for_one_value_takes_one_value(senders: Any) -> None:
+    port, receiver = Channel[int].open(once=True)
+    one = senders.slice(gpus=0)
+    one.send.call_one(port, [1]).get(20)
+    assert receiver.recv().get(20) == 1
+    before = len(one.seen.call_one().get(20))
+    one.send.call_one(port, [2]).get(20)
+    with pytest.raises(TimeoutError):
+        receiver.recv().get(0.05)
+    assert len(one.seen.call_one().get(20)) == before + 1
+
+
+def test_a_value_for_a_receiver_that_is_gone_goes_back_to_its_sender(senders: Any) -> None:
+    port, receiver = Channel[int].open()
+    del receiver
+    one = senders.slice(gpus=1)
+    before = len(one.seen.call_one().get(20))
+    one.send.call_one(port, [1]).get(20)
+    one.send.call_one(port, [1]).get(20)
+    deadline = 200
+    while len(one.seen.call_one().get(20)) < before + 2 and deadline:
+        deadline -= 1
+    assert len(one.seen.call_one().get(20)) == before + 2
+    port.return_undeliverable = False
+    one.send.call_one(port, [1]).get(20)
+    one.send.call_one(port, [1]).get(20)
+    assert len(one.seen.call_one().get(20)) == before + 2
+
+
+def test_many_threads_may_send_and_receive() -> None:
+    port, receiver = Channel[int].open()
+    got: list[int] = []
+    senders = [threading.Thread(target=lambda n=n: [port.send(n) for _ in range(100)]) for n in range(4)]
+    takers = [
+        threading.Thread(target=lambda: got.extend(receiver.recv().get(20) for _ in range(100))) for _ in range(4)
+    ]
+    for thread in (*senders, *takers):
+        thread.start()
+    for thread in (*senders, *takers):
+        thread.join(30)
+    assert sorted(got) == sorted(n for n in range(4) for _ in range(100))
+
+
+def test_a_receiver_does_not_travel(senders: Any) -> None:
+    _, receiver = Channel[int].open()
+    with pytest.raises(TypeError, match="send its Port"):
+        senders.send.call(receiver, [])
