@@ -9,7 +9,7 @@ import msgspec
 
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh.actor import Born, spawn_frames
-from monarch_nb.mesh.requests import gather, request, route_answers
+from monarch_nb.mesh.requests import fail_requests, gather, request, route_answers
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.spawning import start
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
@@ -80,6 +80,7 @@ class Keeper:
                 "proc.unresponsive": self._unresponsive,
                 "proc.responsive": self._responsive,
                 "proc.ping": self._ping,
+                "host.lost": self._hosts_lost,
                 "actor.failed": self._actor_failed,
                 "actor.stop": self._stop_actor,
                 "actor.interrupt": self._interrupt,
@@ -213,6 +214,7 @@ class Keeper:
             )
             self.driver.proc_exited(uid, rank, incarnation, cause)
         self._owner_gone(gone.address, gone.reason)
+        fail_requests(self.engine, (gone.address,), gone.reason)
         self.engine.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
         self.event("exited", gone)
 
@@ -228,9 +230,15 @@ class Keeper:
         }
         pending = set().union(*(self.driver._pending(rank) for rank in ranks))
         self.driver.feed(lambda machine: machine.host_lost([host], cause, pending))
-        for address in {f"{host}/agent", *(a for a in self.pids if a.startswith(f"{host}/"))}:
+        gone = {f"{host}/agent", *(address for address in self.pids if address.startswith(f"{host}/"))}
+        fail_requests(self.engine, gone, reason)
+        for address in gone:
             self.engine.node.forget(address, reason)
         self.event("host lost", host)
+
+    def _hosts_lost(self, header: Header, parcel: "Parcel") -> None:
+        for host, reason in p.decode(parcel.frames[0], p.Lost).hosts.items():
+            self.host_lost(host, reason)
 
     @staticmethod
     def _name_of(address: str) -> tuple[str, int, int]:
@@ -311,7 +319,8 @@ class Keeper:
         future: Future[None] = Future._make(story=lambda: f"{state.name} has not stopped yet")
         self._stops[state.uid] = future
         self.driver.feed(lambda machine: machine.stopping(state.uid, None, reason))
-        state.stopped = reason
+        with state.lock:  # a heal either sees it, or has named the lives that end with it
+            state.stopped = reason
         if isinstance(state, ProcState):
             for actors in state.actors.values():
                 actors.stopped = "its processes were stopped"
@@ -319,12 +328,16 @@ class Keeper:
         self.event("stopping", state)
 
         def done(_: Future[Any]) -> None:
-            self.driver.feed(lambda machine: machine.stopped(state.uid, None, reason))
             self.event("stopped", state)
             future._set(None)
 
+        self._tell_ended(state, under_way, reason)
         under_way._on_done(done)
         return future
+
+    def _tell_ended(self, state: MeshState, gone: Future[Any], reason: str) -> None:
+        """Calls that still wait for a stopped mesh end once it is gone."""
+        gone._on_done(lambda _: self.driver.feed(lambda machine: machine.stopped(state.uid, None, reason)))
 
     def _stop_procs(self, state: ProcState, reason: str) -> Future[Any]:
         by_host: dict[str, list[str]] = {}
@@ -396,10 +409,19 @@ class Keeper:
         """Starts processes again, their set-up included; blocks until they are ready."""
         state = self.engine.meshes[uid]
         assert isinstance(state, ProcState)
+        self._renew(state, lives)
+        ready = start(self.engine, state, lives)
+        if state.stopped is not None:  # meanwhile: what was just asked for may have come after the stop
+            self._tell_ended(state, self._stop_procs(state, state.stopped), state.stopped)
+        ready.get()
+
+    @staticmethod
+    def _renew(state: MeshState, lives: Sequence[Life]) -> None:
         with state.lock:
+            if state.stopped is not None:
+                raise RuntimeError(f"{state.name} was stopped while it was being healed")
             state.incarnations = {**state.incarnations, **dict(lives)}
             state.version += 1
-        start(self.engine, state, lives).get()
 
     def recreate(self, uid: str, lives: Sequence[Life]) -> None:
         """Creates actors again, of the newest class, with their original arguments; blocks until they are there."""
@@ -407,9 +429,7 @@ class Keeper:
         assert isinstance(state, ActorState)
         born: Born = state.born
         state.cls = born.newest()
-        with state.lock:
-            state.incarnations = {**state.incarnations, **dict(lives)}
-            state.version += 1
+        self._renew(state, lives)
         frames = spawn_frames(state.cls, born.arguments, born.spec)
         call = PendingCall(
             self.engine,
@@ -421,19 +441,25 @@ class Keeper:
         )
         call.call = call.future.wait_id = self.engine.new_call()
         self.engine.calls[call.call] = call
-        for place, (rank, _) in enumerate(lives):
-            send_region(
-                self.engine,
-                self.engine.root_context,
-                state,
-                Region((), NDSlice(rank, (), ())),
-                SPAWN,
-                frames,
-                port=call.number,
-                call=call.call,
-                ordered=False,
-                index=place,
-            )
+        try:
+            for place, (rank, _) in enumerate(lives):
+                send_region(
+                    self.engine,
+                    self.engine.root_context,
+                    state,
+                    Region((), NDSlice(rank, (), ())),
+                    SPAWN,
+                    frames,
+                    port=call.number,
+                    call=call.call,
+                    ordered=False,
+                    index=place,
+                )
+        except BaseException:
+            call.close()
+            raise
+        if state.stopped is not None:
+            self._tell_ended(state, self._stop_actors(state, state.stopped), state.stopped)
         call.future.get()
 
     def healed(self, lives: Sequence[tuple[str, Sequence[Life]]]) -> None:
@@ -506,5 +532,6 @@ class Keeper:
             self.driver.feed(lambda machine: getattr(machine, known)(update.uid, lives))
             if isinstance(state, ProcState):
                 for rank, _ in lives:
+                    self.engine.node.learn(state.layout.host_of(rank))  # it is there again, if it was lost
                     self._watch(state.address(rank))
         self._answer(header)

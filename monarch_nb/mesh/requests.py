@@ -1,6 +1,6 @@
 """Requests to host agents and other processes' engines: CONTROL messages that are answered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -21,8 +21,9 @@ class RequestError(RuntimeError):
 class _Request:
     """One answer, on the reading thread."""
 
-    def __init__(self, engine: Runtime, title: str, form: Any) -> None:
+    def __init__(self, engine: Runtime, dst: str, title: str, form: Any) -> None:
         self.engine = engine
+        self.dst = dst
         self.form = form
         self.number = engine.ports.open(self)
         self.future: Future[Any] = Future._make(story=lambda: f"{title} has not been answered yet")
@@ -45,12 +46,19 @@ class _Request:
 
 def request(engine: Runtime, dst: str, verb: str, body: Any, form: "type[S] | Any" = Any) -> "Future[S]":
     """Sends a request; the future gives the answer, or fails with RequestError."""
-    asked = _Request(engine, f"{verb} of {dst}", form)
+    asked = _Request(engine, dst, f"{verb} of {dst}", form)
     try:
         engine.control(dst, verb, body, port=asked.number)
     except Exception as error:
         asked.lost(f"{dst} cannot be reached: {error}")
     return asked.future
+
+
+def fail_requests(engine: Runtime, dsts: Collection[str], reason: str) -> None:
+    """Those who should answer are gone: whoever waits for them is told."""
+    for handler in engine.ports.all():
+        if isinstance(handler, _Request) and handler.dst in dsts:
+            handler.lost(f"{handler.dst} is gone: {reason}")
 
 
 def gather(futures: "list[Future[Any]]", story: Callable[[], str], result: Any = None) -> Future[Any]:

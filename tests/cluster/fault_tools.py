@@ -1,0 +1,221 @@
+"""Actors, a controller and small helpers for the tests of faults."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint, this_host
+from monarch_nb.host import protocol as p
+from monarch_nb.mesh import controller
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import runtime
+from monarch_nb.supervision import MeshFailure
+
+ROOT = str(Path(__file__).resolve().parents[2])
+SOON = 15.0  # seconds; a wait that takes longer is a fault itself
+
+
+class Worker(Actor):
+    """Does what a test wants."""
+
+    def __init__(self, value: Any = 0) -> None:
+        self.value = value
+        self.seen: list[Any] = []
+        self.go = threading.Event()
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def echo(self, value: Any) -> Any:
+        return value
+
+    @endpoint
+    def rank(self) -> int:
+        return current_rank().rank
+
+    @endpoint
+    def hang(self, started: Any) -> None:
+        """Says that it began, then never ends."""
+        started.send(os.getpid())
+        threading.Event().wait(600)
+
+    @endpoint
+    def nap(self, seconds: float, started: Any) -> str:
+        started.send(os.getpid())
+        time.sleep(seconds)
+        return "slept"
+
+    @endpoint
+    def boom(self) -> None:
+        raise ValueError("no such luck")
+
+    @endpoint
+    def exit(self, code: int) -> None:
+        os._exit(code)
+
+    @endpoint
+    def leave(self, code: Any) -> None:
+        sys.exit(code)
+
+    @endpoint
+    def note(self, value: Any) -> None:
+        self.seen.append(value)
+
+    @endpoint
+    def noted(self) -> list[Any]:
+        return self.seen
+
+    @endpoint
+    def say(self, text: str) -> int:
+        print(text)
+        return len(text)
+
+
+@pytest.fixture(scope="module")
+def host(nothing_left_by_module: None) -> Iterator[Any]:
+    """A controller in this process, as a notebook is one, whose host is warm: what follows adds to it."""
+    shown: list[MeshFailure] = []
+    runtime()
+    controller.notebook_mode(shown.append)
+    here = this_host()
+    warm(here)
+    here.shown = shown
+    yield here
+
+
+def warm(here: Any) -> None:
+    """One spawn and stop: what is made once, such as connections to the agent, is there afterwards."""
+    procs = here.spawn_procs(per_host={"gpus": 1}, name="warm")
+    procs.spawn("warm", Worker).pid.call().get(60)
+    procs.stop().get(SOON)
+
+
+@pytest.fixture
+def shown(host: Any) -> Iterator[list[MeshFailure]]:
+    """Failures that nobody waited for, as a notebook would show them."""
+    host.shown.clear()
+    yield host.shown
+
+
+@contextlib.contextmanager
+def spawned(host: Any, count: int = 2, name: str = "duo", **more: Any) -> Iterator[ProcMesh]:
+    """Processes that are stopped at the end."""
+    procs = host.spawn_procs(per_host={"gpus": count}, name=name, **more)
+    try:
+        yield procs
+    finally:
+        procs.stop().get(SOON)
+
+
+@pytest.fixture
+def duo(host: Any) -> Iterator[ProcMesh]:
+    """Two processes."""
+    with spawned(host) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+def workers(duo: ProcMesh) -> Any:
+    """A Worker on each of two processes."""
+    mesh = duo.spawn("workers", Worker)
+    mesh.initialized.get(30)
+    return mesh
+
+
+def still_works(host: Any) -> None:
+    """The controller lives, and a fresh mesh works."""
+    with spawned(host, name="fresh") as procs:
+        fresh = procs.spawn("fresh", Worker)
+        assert fresh.rank.call().get(30).values() == [0, 1]
+
+
+def status(host: str | None = None) -> p.HostState:
+    """What the host agent says of itself."""
+    engine = runtime()
+    return request(engine, f"{host or engine.host}/agent", "agent.status", p.Done(), p.HostState).get(SOON)
+
+
+def agent() -> controller.AgentHandle:
+    """The agent of this host."""
+    return controller._agents[runtime().host]
+
+
+def begun(receiver: Any, count: int) -> list[int]:
+    """Waits until `count` endpoints have said that they began; their pids."""
+    return [receiver.recv().get(SOON) for _ in range(count)]
+
+
+def until(condition: Any, what: str = "it", timeout: float = SOON) -> None:
+    """Polls for what nobody reports."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true within {timeout} s"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who do not stop by themselves are killed after half a second instead of ten."""
+    monkeypatch.setattr("monarch_nb.mesh.keeper.STOP_SECONDS", 0.5)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL."""
+    os.kill(pid, signal.SIGKILL)
+
+
+class Program:
+    """A controller of its own, in a process of its own: a function of tests/cluster/fault_programs.py."""
+
+    def __init__(self, name: str, *words: object, **more: Any) -> None:
+        line = [sys.executable, "-m", "tests.cluster.fault_programs", name, *map(str, words)]
+        self.process = subprocess.Popen(
+            line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **more
+        )
+        self.said: list[str] = []
+
+    def line(self, begins: str, timeout: float = 40.0) -> str:
+        """The rest of the next line that begins so."""
+        assert self.process.stdout is not None
+        timer = threading.Timer(timeout, self.process.kill)
+        timer.start()
+        try:
+            for line in self.process.stdout:
+                self.said.append(line)
+                if line.startswith(begins):
+                    return line[len(begins) :].strip()
+        finally:
+            timer.cancel()
+        raise AssertionError(f"no {begins!r}; it said:\n{''.join(self.said)}")
+
+    def end(self, timeout: float = 40.0) -> int:
+        """Waits for its end; its exit status."""
+        assert self.process.stdout is not None
+        timer = threading.Timer(timeout, self.process.kill)
+        timer.start()
+        try:
+            self.said += list(self.process.stdout)
+            return self.process.wait()
+        finally:
+            timer.cancel()
+
+    def __enter__(self) -> "Program":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+

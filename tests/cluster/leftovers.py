@@ -1,0 +1,153 @@
+"""What a test may not leave behind: processes, sockets and files, descriptors, threads, memory files."""
+
+import contextlib
+import gc
+import os
+import secrets
+import shutil
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MARK = f"MNB_TEST_MARK={os.getpid()}-{secrets.token_hex(4)}"
+PATIENCE = 8.0  # seconds; what is let go asynchronously is gone long before
+
+
+def marked() -> dict[int, str]:
+    """Living processes that descend from this one, however far they were handed on: pid -> command line."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if MARK.encode() not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            if (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                name = (entry / "comm").read_text().strip()
+                found[int(entry.name)] = f"{name}: " + (entry / "cmdline").read_bytes().decode().replace("\0", " ")[-60:]
+    return found
+
+
+def zombies() -> list[int]:
+    """Children of this process that ended and were not waited for."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state == "Z" and int(parent) == os.getpid():
+                    found.append(int(entry.name))
+    return found
+
+
+def descriptors() -> Counter[str]:
+    """This process's open descriptors by what they are: `socket`, `memfd`, a path..."""
+    kinds: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{fd}")
+            kinds["memfd" if target.startswith("/memfd:") else target.partition(":[")[0]] += 1
+    kinds.pop(f"/proc/{os.getpid()}/fd", None)
+    return kinds
+
+
+def threads() -> Counter[str]:
+    """Names of the threads of this process: Python's, and how many others."""
+    names = Counter(thread.name for thread in threading.enumerate())
+    names["(not Python's)"] = len(os.listdir("/proc/self/task")) - sum(names.values())
+    return Counter({name: count for name, count in names.items() if not name.startswith("pytest_timeout")})
+
+
+def sockets_in(folder: Path) -> set[str]:
+    """Socket files below a folder."""
+    found = set()
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                found.add(str(path))
+    return found
+
+
+class Before:
+    """What there was at a moment, to compare with later."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.marked = marked()
+        self.descriptors = descriptors()
+        self.threads = threads()
+        self.sockets = sockets_in(folder)
+        self.folders = set(folder.iterdir())
+        self.zombies = set(zombies())
+
+    def more(self) -> list[str]:
+        """What there is now and was not then."""
+        return [
+            *(f"process {pid} {line}" for pid, line in marked().items() if pid not in self.marked),
+            *(f"descriptor {kind} x{count}" for kind, count in (descriptors() - self.descriptors).items()),
+            *(f"thread {name} x{count}" for name, count in (threads() - self.threads).items()),
+            *(f"socket file {path}" for path in sockets_in(self.folder) - self.sockets),
+            *(f"folder {path}" for path in set(self.folder.iterdir()) - self.folders),
+            *(f"zombie {pid}" for pid in set(zombies()) - self.zombies),
+        ]
+
+    def check(self) -> None:
+        """Fails when something is left, once all had time to go."""
+        deadline = time.monotonic() + PATIENCE
+        while left := self.more():
+            if time.monotonic() > deadline:
+                raise AssertionError("left behind:\n  " + "\n  ".join(left))
+            gc.collect()
+            time.sleep(0.01)  # facts of the operating system that nobody reports
+
+
+@pytest.fixture(scope="session")
+def own_place() -> Iterator[Path]:
+    """Run folders of this test session go to a short folder of its own, and its processes carry a mark."""
+    place = Path(f"/tmp/mt{secrets.token_hex(3)}")
+    place.mkdir(mode=0o700)
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    os.environ["XDG_RUNTIME_DIR"] = str(place)
+    name, _, value = MARK.partition("=")
+    os.environ[name] = value
+    yield place
+    del os.environ[name]
+    if before is None:
+        del os.environ["XDG_RUNTIME_DIR"]
+    else:
+        os.environ["XDG_RUNTIME_DIR"] = before
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _checked(request: pytest.FixtureRequest) -> bool:
+    return request.module.__name__.rpartition(".")[2].startswith("test_faults_")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_by_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A module leaves no process, socket, folder, descriptor or thread; its controller is shut down first."""
+    if not _checked(request):
+        yield
+        return
+    before = Before(request.getfixturevalue("own_place"))
+    yield
+    from monarch_nb.mesh.controller import shutdown
+
+    shutdown()
+    before.check()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest, nothing_left_by_module: None) -> Iterator[None]:
+    """Nor does a test. Module fixtures that start something are set up before."""
+    if not _checked(request):
+        yield
+        return
+    before = Before(request.getfixturevalue("own_place"))
+    yield
+    before.check()

@@ -1,0 +1,106 @@
+"""Ends that are not a signal from outside: exit status 0, sys.exit, a set-up or an __init__ that fails or hangs."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import ActorError, Channel, MeshFailure, ProcMesh, SupervisionError, heal_mesh
+from tests.cluster.fault_tools import SOON, Worker, begun, spawned, still_works, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Stuck(Worker):
+    def __init__(self, started: Any) -> None:
+        super().__init__()
+        started.send(1)
+        threading.Event().wait(600)
+
+
+class Failing(Worker):
+    def __init__(self) -> None:
+        raise LookupError("nothing to begin with")
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_process_that_exits_is_lost_whatever_its_status(workers: Any, code: int, shown: list[MeshFailure]) -> None:
+    with pytest.raises(SupervisionError) as caught:
+        workers.slice(gpus=1).exit.call_one(code).get(SOON)
+    text = str(caught.value)
+    for part in (f"Exited(code={code})", "mesh      workers, gpus=1", "host      h", f"status {code}", "heal_mesh(workers)"):
+        assert part in text, text
+    cause = caught.value.failure.cause.origin
+    assert (cause.exitcode, cause.signal, cause.oom) == (code, None, False)
+    assert not shown  # it has been told
+    heal_mesh(workers, timeout=SOON)
+    assert workers.rank.call().get(SOON).values() == [0, 1]
+
+
+@pytest.mark.parametrize("code", [0, 2, None])
+def test_sys_exit_in_an_endpoint_fails_the_actor_not_its_process(workers: Any, duo: ProcMesh, code: Any) -> None:
+    before = workers.pid.call().get(SOON).values()
+    with pytest.raises((SupervisionError, ActorError), match="SystemExit") as caught:
+        workers.slice(gpus=0).leave.call_one(code).get(SOON)
+    assert "workers" in str(caught.value)
+    assert duo.spawn("others", Worker).pid.call().get(SOON).values() == before
+    heal_mesh(workers, timeout=SOON)
+    assert workers.pid.call().get(SOON).values() == before
+
+
+def test_a_set_up_that_raises_is_told_with_its_lines(host: Any) -> None:
+    with spawned(host, name="setter", setup="x = 1\nraise OSError('no disk here')", setup_filename="<cell 7>") as procs:
+        with pytest.raises(Exception, match="no disk here") as caught:
+            procs.initialized.get(SOON)
+        assert "setter" in str(caught.value)
+        assert "<cell 7>" in str(caught.value)
+    still_works(host)
+
+
+def test_a_typo_in_the_set_up_is_told_before_anything_is_started(host: Any) -> None:
+    with pytest.raises(SyntaxError, match="cell 8"):
+        host.spawn_procs(per_host={"gpus": 1}, setup="x = = 1", setup_filename="<cell 8>")
+
+
+def test_a_process_that_leaves_in_its_set_up(host: Any) -> None:
+    with spawned(host, name="quitter", setup="import os\nprint('good bye', flush=True)\nos._exit(0)") as procs:
+        with pytest.raises(SupervisionError, match="Exited") as caught:
+            procs.initialized.get(SOON)
+        assert "mesh      quitter" in str(caught.value)
+        assert "good bye" in str(caught.value)
+        actors = procs.spawn("late", Worker)
+        with pytest.raises(SupervisionError, match="Exited"):
+            actors.pid.call().get(SOON)
+
+
+def test_an_init_that_raises_fails_the_first_call(duo: ProcMesh) -> None:
+    actors = duo.spawn("failing", Failing)
+    with pytest.raises(SupervisionError, match="nothing to begin with") as caught:
+        actors.pid.call().get(SOON)
+    text = str(caught.value)
+    for part in ("__init__", "mesh      failing", "host      h", "heal_mesh(failing)"):
+        assert part in text, text
+    with pytest.raises(RuntimeError, match="nothing to begin with"):
+        heal_mesh(actors, timeout=SOON)
+
+
+def test_an_init_that_hangs_can_be_waited_for_and_stopped(host: Any, impatient: None) -> None:
+    with spawned(host, name="hanging") as procs:
+        port, receiver = Channel.open()
+        actors = procs.spawn("stuck", Stuck, port)
+        begun(receiver, 2)
+        call = actors.pid.call()
+        with pytest.raises(TimeoutError, match=r"0 of 2 ranks have answered stuck\.pid"):
+            call.get(0.2)
+        procs.stop().get(SOON)
+        with pytest.raises(SupervisionError, match="stuck"):
+            call.get(SOON)
+    still_works(host)
+
+
+def test_a_failure_nobody_waits_for_is_shown_once(workers: Any, shown: list[MeshFailure]) -> None:
+    workers.slice(gpus=1).boom.broadcast()
+    until(lambda: shown, "the failure is shown")
+    workers.slice(gpus=0).echo.call_one(1).get(SOON)
+    assert [(one.mesh_name, one.crashed_ranks) for one in shown] == [("workers", [1])]
+    assert "no such luck" in shown[0].report()

@@ -1,0 +1,113 @@
+"""Stopping at awkward moments, and twice."""
+
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Channel, MeshFailure, SupervisionError, heal_mesh
+from tests.cluster.fault_tools import SOON, Worker, begun, kill, spawned, still_works
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_stop_twice(host: Any, shown: list[MeshFailure]) -> None:
+    with spawned(host) as procs:
+        actors = procs.spawn("twice", Worker)
+        assert actors.rank.call().get(SOON).values() == [0, 1]
+        first, second = actors.stop(), actors.stop("again")
+        first.get(SOON)
+        second.get(SOON)
+        first, second = procs.stop(), procs.stop()
+        first.get(SOON)
+        second.get(SOON)
+        actors.stop().get(SOON)
+    assert not shown
+
+
+def test_stop_during_a_call(host: Any, shown: list[MeshFailure]) -> None:
+    port, receiver = Channel.open()
+    with spawned(host, name="busy") as procs:
+        actors = procs.spawn("busy", Worker)
+        call = actors.nap.call(0.3, port)
+        waits = actors.echo.call(1)
+        begun(receiver, 2)
+        actors.stop().get(SOON)  # after the current message
+        assert call.get(SOON).values() == ["slept", "slept"]
+        with pytest.raises(SupervisionError, match="busy has status: stopped"):
+            waits.get(SOON)
+    assert not shown
+
+
+def test_stop_of_processes_during_a_call_that_never_ends(host: Any, impatient: None) -> None:
+    port, receiver = Channel.open()
+    with spawned(host, name="deaf") as procs:
+        actors = procs.spawn("deaf", Worker)
+        call = actors.hang.call(port)
+        begun(receiver, 2)
+        procs.stop().get(SOON)
+        with pytest.raises(SupervisionError, match="deaf has status: stopped"):
+            call.get(SOON)
+    still_works(host)
+
+
+def test_stop_right_after_spawn(host: Any, shown: list[MeshFailure]) -> None:
+    for _ in range(3):
+        procs = host.spawn_procs(per_host={"gpus": 2}, name="brief")
+        actors = procs.spawn("brief", Worker)
+        procs.stop().get(SOON)
+        with pytest.raises(SupervisionError, match="brief has status: stopped"):
+            actors.rank.call().get(SOON)
+        with pytest.raises(RuntimeError, match="brief"):
+            procs.initialized.get(SOON)
+    assert not shown
+
+
+def test_stop_of_a_mesh_with_a_dead_rank(host: Any) -> None:
+    with spawned(host, name="partly") as procs:
+        actors = procs.spawn("partly", Worker)
+        pids = actors.pid.call().get(SOON).values()
+        kill(pids[1])
+        with pytest.raises(SupervisionError):
+            actors.pid.call().get(SOON)
+        actors.stop().get(SOON)
+        with pytest.raises(SupervisionError):
+            actors.pid.call().get(SOON)
+        procs.stop().get(SOON)
+    still_works(host)
+
+
+def test_stop_of_actors_whose_process_dies_meanwhile(host: Any) -> None:
+    port, receiver = Channel.open()
+    with spawned(host, name="dying") as procs:
+        actors = procs.spawn("dying", Worker)
+        actors.hang.call(port)
+        pids = begun(receiver, 2)
+        stopped = actors.stop()
+        for pid in pids:
+            kill(pid)
+        stopped.get(SOON)
+
+
+def test_stop_during_a_heal(host: Any, impatient: None, tmp_path: Any) -> None:
+    slow = f"import os, time\nwhile os.path.exists({str(tmp_path / 'wait')!r}): time.sleep(0.01)"
+    with spawned(host, name="healing", setup=slow) as procs:
+        actors = procs.spawn("healing", Worker)
+        pids = actors.pid.call().get(SOON).values()
+        (tmp_path / "wait").touch()
+        kill(pids[1])
+        with pytest.raises(SupervisionError):
+            actors.pid.call().get(SOON)
+        healed = host_keeper().heal(actors._state, actors._region)
+        stopped = procs.stop()
+        with pytest.raises(RuntimeError, match="was stopped while it was being healed"):
+            healed.get(SOON)
+        stopped.get(SOON)
+        with pytest.raises(RuntimeError, match="was stopped"):
+            heal_mesh(actors, timeout=SOON)
+    still_works(host)
+
+
+def host_keeper() -> Any:
+    from monarch_nb.runtime import runtime
+
+    return runtime().keeper
