@@ -1,0 +1,130 @@
+"""Where a worker listens, as users write it: `tcp://host:port`, `ipc://path`, with a bind address or a process id.
+
+address  = [process-id "@"] endpoint ["@" endpoint]      (where to dial it, then where it binds)
+endpoint = "tcp://" host ":" port | "ipc://" path
+"""
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["AddressError", "Endpoint", "WorkerAddress", "parse_worker_address"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+_V6 = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?")
+_PROCESS = re.compile(r"[^\s@/]+")
+_LONGEST = 4096
+_FORMS = "known forms are tcp://host:port, ipc://path, tcp://host:port@tcp://0.0.0.0:port and process-id@tcp://..."
+
+
+class AddressError(ValueError):
+    """A text that is no address of a worker; the message says what is wrong with it and how one looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One end of a channel: a TCP host and port, or the path of a socket on this machine."""
+
+    scheme: str  # tcp or ipc
+    host: str = ""
+    port: int = 0  # 0: any free one, only where it binds
+    path: str = ""
+
+    @property
+    def url(self) -> str:
+        """As ZeroMQ writes it."""
+        if self.scheme == "ipc":
+            return f"ipc://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress:
+    """Where others dial a worker, where it binds (the same, unless it says otherwise), and which process it is."""
+
+    dial: Endpoint
+    bind: Endpoint
+    process: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.process}@" if self.process else ""
+        return f"{head}{self.dial}" + ("" if self.bind == self.dial else f"@{self.bind}")
+
+
+def parse_worker_address(text: str) -> WorkerAddress:
+    """Reads an address. Raises AddressError, and NotImplementedError for `tcp://*` and transports that we lack."""
+    if not isinstance(text, str):
+        raise AddressError(f"an address is a text, not {type(text).__name__}: {_FORMS}")
+    if len(text) > _LONGEST or any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
+        raise AddressError(f"{_shown(text)} is no address: too long, or with control characters in it")
+    first = _SCHEME.search(text)
+    if first is None:
+        raise AddressError(f"{_shown(text)} has no transport: {_FORMS}")
+    head, rest = text[: first.start()], text[first.start() :]
+    process = ""
+    if head:
+        process = head.removesuffix("@")
+        if process == head or not _PROCESS.fullmatch(process):
+            raise AddressError(f"{_shown(head)} before {first[0]} is no process id with an @ after it: {_FORMS}")
+    dial, bind = _split(rest)
+    dialled = _endpoint(dial, text, binds=False)
+    bound = dialled if bind is None else _endpoint(bind, text, binds=True)
+    if bound.scheme != dialled.scheme:
+        raise AddressError(f"{_shown(text)} dials by {dialled.scheme} what binds to {bound.scheme}")
+    return WorkerAddress(dialled, bound, process)
+
+
+def _split(rest: str) -> tuple[str, str | None]:
+    """At the @ that another transport follows; paths may have @ in them."""
+    for place in (match.start() for match in re.finditer("@", rest)):
+        if _SCHEME.match(rest, place + 1):
+            return rest[:place], rest[place + 1 :]
+    return rest, None
+
+
+def _endpoint(text: str, whole: str, *, binds: bool) -> Endpoint:
+    match = _SCHEME.match(text)
+    assert match is not None
+    scheme, rest = match[1].lower(), text[match.end() :]
+    if scheme == "ipc":
+        if not rest or rest.startswith("@"):
+            said = "sockets without a file have no owner or mode that could be checked" if rest else "it names no path"
+            raise AddressError(f"{_shown(whole)}: {said}; write ipc:///a/path")
+        return Endpoint("ipc", path=rest)
+    if scheme == "tcp":
+        return _tcp(rest, whole, binds=binds)
+    if scheme in ("tls", "metatls", "inproc", "unix"):
+        raise NotImplementedError(f"{scheme}:// is not part of this version; use tcp:// with a key, or ipc:// here")
+    raise AddressError(f"{_shown(whole)}: {scheme}:// is no transport we know; {_FORMS}")
+
+
+def _tcp(rest: str, whole: str, *, binds: bool) -> Endpoint:
+    host, colon, number = rest.rpartition(":")
+    if not colon or not (number.isascii() and number.isdigit() and len(number) <= 5 and int(number) <= 65535):
+        raise AddressError(f"{_shown(whole)}: tcp:// needs a host and a port from 1 to 65535")
+    port = int(number)
+    if host == "*":
+        if not binds:
+            raise NotImplementedError(
+                f"tcp://* does not say under which name others reach this host; write "
+                f"tcp://its-name:{port}@tcp://0.0.0.0:{port}"
+            )
+        host = "0.0.0.0"
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        good = ":" in host and _V6.fullmatch(host) is not None
+    else:
+        good = len(host) <= 255 and _NAME.fullmatch(host) is not None
+    if not good:
+        raise AddressError(f"{_shown(whole)}: {_shown(host)} is neither a host name nor an IP address ([...] for IPv6)")
+    if port == 0 and not binds:
+        raise AddressError(f"{_shown(whole)}: nobody can dial port 0; choose one")
+    return Endpoint("tcp", host=host, port=port)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 100 else f"{text[:97]}...")
