@@ -7,8 +7,9 @@ from monarch_nb.transport.errors import (
     TrustError,
     UnreachableError,
 )
+from monarch_nb.transport.greeting import greet, knock, split
 from monarch_nb.transport.interrupts import throw_into, uninterrupted
-from monarch_nb.transport.keys import Keys
+from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.node import Node
 from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.sockets import Limits
@@ -23,6 +24,10 @@ __all__ = [
     "TransportError",
     "TrustError",
     "UnreachableError",
+    "greet",
+    "knock",
+    "require_keys",
+    "split",
     "throw_into",
     "uninterrupted",
 ]

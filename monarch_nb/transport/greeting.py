@@ -47,7 +47,7 @@ def greet(endpoint: str, timeout: float) -> str:
     with connection:
         try:
             connection.settimeout(timeout)
-            connection.sendall((_SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0")).ljust(_LENGTH, b"\0"))
+            connection.sendall(_SIGNATURE + b"\x03")  # no further: a mechanism that is not theirs cuts them short
             while len(said) < _LENGTH and _is_ours(said):
                 more = connection.recv(_LENGTH - len(said))
                 if not more:

@@ -99,7 +99,8 @@ class Links:
             try:
                 hop = self._routes.next_hop(destination)
             except NoRoute as error:
-                known = self._gone.get(f"{destination.partition('/')[0]}/agent")
+                host = destination.partition("/")[0]
+                known = self._gone.get(host) or self._gone.get(f"{host}/agent")
                 told = str(error) if known is None else f"{destination} cannot be reached: {known[0]}"
                 raise UnreachableError(told) from None
             for address in (destination, hop.address):

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from monarch_nb.transport.errors import descriptor_limit, is_descriptor_limit
+
 log = logging.getLogger("monarch_nb.transport")
 _RECENT = 5.0  # seconds; a reader that had something to do within them looks up once a second
 
@@ -27,13 +29,16 @@ class Reader:
 
     def __init__(self, name: str, tick: float) -> None:
         self._tick = tick
-        self._selector = _Poll()
         self._callbacks: dict[int, Callable[[], bool]] = {}
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._newly_busy: deque[Ticking] = deque()
         self._busy: list[Ticking] = []
         self._again: set[int] = set()  # descriptors whose callback stopped before it had read everything
-        self._wake_read, self._wake_write = _wake_pair()
+        try:
+            self._selector = _Poll()
+            self._wake_read, self._wake_write = _wake_pair()
+        except OSError as error:
+            raise descriptor_limit("reading messages") if is_descriptor_limit(error) else error from None
         self.watch(self._wake_read, self._woken)
         self._stopping = False
         self.deep = False  # sleeping without a time limit
@@ -170,8 +175,12 @@ class _Poll:
     """epoll where there is one, since it costs the same for any number of descriptors."""
 
     def __init__(self) -> None:
-        self._epoll = select.epoll() if hasattr(select, "epoll") else None
-        self._other = None if self._epoll else selectors.DefaultSelector()
+        self._epoll: select.epoll | None = None
+        self._other: selectors.BaseSelector | None = None
+        if hasattr(select, "epoll"):
+            self._epoll = select.epoll()
+        else:
+            self._other = selectors.DefaultSelector()
 
     def add(self, fd: int) -> None:
         if self._epoll:
@@ -193,6 +202,9 @@ class _Poll:
             return [key.fd for key, _ in self._other.select(timeout)]
         except InterruptedError:
             return []
+
+    def __del__(self) -> None:
+        self.close()
 
     def close(self) -> None:
         if self._epoll:

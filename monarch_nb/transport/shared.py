@@ -8,11 +8,11 @@ any process holds a descriptor or a mapping of it.
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 from collections.abc import Iterable
 
 from monarch_nb.transport.errors import SharedMemoryError, descriptor_limit, is_descriptor_limit
+from monarch_nb.transport.mapping import map_file
 
 __all__ = ["MemoryFile", "available", "threshold"]
 
@@ -106,13 +106,18 @@ class MemoryFile:
         """A writable mapping of its own: writes go to copies of the pages."""
         if self.length == 0:
             return memoryview(bytearray())
-        mapping = mmap.mmap(self.fd, self.length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        return memoryview(mapping)
+        try:
+            return map_file(self.fd, self.length, private=True)
+        except OSError as error:
+            raise _no_room(error, self.length) from error
 
     def view(self) -> memoryview:
         """A read-only mapping, shared by all who ask, for sending over a socket."""
         if self.shared is None:
-            self.shared = memoryview(mmap.mmap(self.fd, self.length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+            try:
+                self.shared = map_file(self.fd, self.length, private=False)
+            except OSError as error:
+                raise _no_room(error, self.length) from error
         return self.shared
 
     def __del__(self) -> None:

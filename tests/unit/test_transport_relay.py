@@ -153,8 +153,9 @@ def test_a_slow_receiver_slows_its_sender_through_the_relays_not_the_relays_them
             thread.join()
 
 
-def test_a_gone_agent_makes_sends_fail_at_once(hosts: TwoHosts) -> None:
+@pytest.mark.parametrize("where", ["h2/agent", "h2"])
+def test_a_gone_host_makes_sends_fail_at_once(hosts: TwoHosts, where: str) -> None:
     one, _ = hosts.agents
-    one.node.forget("h2/agent", "host h2 is lost")
+    one.node.forget(where, "host h2 is lost")
     with pytest.raises(TransportError, match="host h2 is lost"):
         one.send("h2/p", b"x")

@@ -1,6 +1,8 @@
 """Nodes with an inbox, for the transport's tests."""
 
+import os
 import queue
+import resource
 import shutil
 import tempfile
 import threading
@@ -77,3 +79,25 @@ def ends(*made: End) -> Iterator[None]:
 
 def reader_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("monarch-nb-")]
+
+
+@contextmanager
+def starved(leaving: int) -> Iterator[None]:
+    """Only so many descriptors are left to this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, highest + 64), hard))
+    taken = [highest]
+    try:
+        while True:
+            try:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                break
+        for _ in range(leaving):
+            os.close(taken.pop())
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

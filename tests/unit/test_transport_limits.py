@@ -1,0 +1,121 @@
+import multiprocessing
+import os
+import resource
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.transport import DescriptorLimitError, Node, TransportError
+from tests.unit.transport_tools import End, ends, reader_threads, run_folder, starved
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors in /proc")
+def test_without_descriptors_a_new_connection_is_refused_and_nothing_is_half_open() -> None:
+    with run_folder() as folder:
+        a, b = End("h/a", folder), End("h/b", folder)
+        with ends(a, b):
+            a.send("h/b", b"x")
+            b.get()
+            before = open_descriptors()
+            for leaving in range(6):
+                with starved(leaving), pytest.raises(DescriptorLimitError, match=r"h/c|LimitNOFILE"):
+                    a.send("h/c", b"x")
+                with starved(leaving), pytest.raises(DescriptorLimitError):
+                    Node("h/d", run_folders={"h": folder}, handler=print, on_link_failed=print).start()
+            assert open_descriptors() <= before
+            a.send("h/b", b"still")
+            assert b.get()[1] == [b"still"]
+            c = End("h/c", folder)
+            with ends(c):
+                a.send("h/c", b"now")
+                assert c.get()[1] == [b"now"]
+
+
+@pytest.mark.parametrize("leaving", range(6))
+def test_a_node_that_cannot_start_for_lack_of_descriptors_says_so_and_leaves_nothing(leaving: int) -> None:
+    with run_folder() as folder:
+        node = Node("h/a", run_folders={"h": folder}, handler=print, on_link_failed=print)
+        with starved(leaving), pytest.raises(DescriptorLimitError, match="ulimit -n"):
+            node.start()
+        assert reader_threads() == []
+        assert os.listdir(folder) == []
+
+
+def in_child(end: End, folder: Path, pipe: Connection) -> None:
+    try:
+        end.send("h/b", b"from the child")
+        pipe.send("sent")
+    except TransportError as error:
+        pipe.send(str(error))
+    end.node.close()
+    own = End("h/child", folder)
+    own.send("h/b", b"from the child's own node")
+    own.node.close(5)
+    pipe.send("done")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_child_cannot_use_its_parent_s_connections_but_may_have_its_own() -> None:
+    context = multiprocessing.get_context("fork")
+    with run_folder() as folder:
+        a, b = End("h/a", folder), End("h/b", folder)
+        with ends(a, b):
+            a.send("h/b", b"before")
+            b.get()
+            here, there = context.Pipe()
+            child = context.Process(target=in_child, args=(a, folder, there))
+            child.start()
+            assert here.poll(30)
+            assert "forked" in here.recv()
+            assert b.get()[1] == [b"from the child's own node"]
+            assert here.poll(30)
+            assert here.recv() == "done"
+            child.join()
+            assert child.exitcode == 0
+            a.send("h/b", b"after")
+            assert b.get()[1] == [b"after"]
+
+
+@pytest.mark.slow
+def test_a_thousand_peers_at_a_time_are_possible() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 8000:
+        pytest.skip("needs 8000 descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 8000), hard))
+    try:
+        with run_folder() as folder:
+            a = End("h/a", folder)
+            with ends(a):
+                for n in range(1100):  # libzmq's own limit is 1023 sockets
+                    a.send(f"h/p{n}", b"x")
+                p = End("h/p1099", folder)
+                with ends(p):
+                    assert p.get()[1] == [b"x"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_idle_node_sleeps() -> None:
+    with run_folder() as folder:
+        a, b = End("h/a", folder), End("h/b", folder)
+        with ends(a, b):
+            a.send("h/b", b"x")
+            b.get()
+            end = time.monotonic() + 30
+            while not (a.node._reader.deep and b.node._reader.deep) and time.monotonic() < end:
+                time.sleep(0.05)
+            assert a.node._reader.deep
+            assert b.node._reader.deep
+            a.send("h/b", b"wake")
+            assert b.get()[1] == [b"wake"]
+            assert threading.active_count() < 20
