@@ -23,6 +23,7 @@ _HOMES = {"Extent": "monarch_nb.shape"}
 _MODULES = frozenset(
     {
         "actor",
+        "config",
         "exceptions",
         "testing",
     }
