@@ -1,0 +1,2 @@
+from monarch_nb.config import *
+from monarch_nb.config import __all__ as __all__

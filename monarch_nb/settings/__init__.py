@@ -1,0 +1,24 @@
+"""The configuration that every layer reads; `monarch.config` is its public face."""
+
+from monarch_nb.settings.arguments import ConfigureArgs, Duration
+from monarch_nb.settings.duration import DurationError, format_duration, parse_duration
+from monarch_nb.settings.keys import KEYS, Key
+from monarch_nb.settings.kinds import SHORT_TRANSPORTS, ChannelTransport, Encoding, transport
+from monarch_nb.settings.store import TRAVELS_IN, Settings, settings
+
+__all__ = [
+    "KEYS",
+    "SHORT_TRANSPORTS",
+    "TRAVELS_IN",
+    "ChannelTransport",
+    "ConfigureArgs",
+    "Duration",
+    "DurationError",
+    "Encoding",
+    "Key",
+    "Settings",
+    "format_duration",
+    "parse_duration",
+    "settings",
+    "transport",
+]

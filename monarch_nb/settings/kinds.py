@@ -1,0 +1,173 @@
+"""Kinds of values that a key can have: from what a program gives, from text, and back."""
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.settings.duration import DurationError, format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from monarch_nb.settings.keys import Key
+
+_MOST = 2**63 - 1  # of a count
+_URL = re.compile(r"(tcp|ipc|inproc|tls|metatls)://\S+")
+
+
+class Encoding(Enum):
+    """How torchmonarch writes messages. Accepted; messages have one form here."""
+
+    Bincode = 0
+    Json = 1
+    Multipart = 2
+
+
+class ChannelTransport(Enum):
+    """How processes of different hosts reach each other; within a host it is always a local socket."""
+
+    TcpWithLocalhost = "tcp(localhost)"
+    TcpWithHostname = "tcp(hostname)"
+    MetaTlsWithHostname = "metatls(hostname)"
+    MetaTlsWithIpV6 = "metatls(ipv6)"
+    Tls = "tls"
+    Quic = "quic"
+    MetaQuicWithHostname = "metaquic(hostname)"
+    MetaQuicWithIpV6 = "metaquic(ipv6)"
+    Local = "local"
+    Unix = "unix"
+
+
+SHORT_TRANSPORTS = {
+    "tcp": ChannelTransport.TcpWithHostname,
+    "ipc": ChannelTransport.Unix,
+    "unix": ChannelTransport.Unix,
+    "tls": ChannelTransport.Tls,
+    "metatls": ChannelTransport.MetaTlsWithIpV6,
+    "metatls-hostname": ChannelTransport.MetaTlsWithHostname,
+}
+
+
+def transport(value: object) -> "ChannelTransport | str":
+    """One of the enum, its short word ("tcp", "ipc"…), or an address. Raises ValueError, or TypeError for non-text."""
+    if isinstance(value, ChannelTransport):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is neither a ChannelTransport nor text")
+    short = SHORT_TRANSPORTS.get(value)
+    if short is not None:
+        return short
+    for each in ChannelTransport:
+        if each.value == value:
+            return each
+    if _URL.fullmatch(value):
+        return value
+    words = ", ".join(SHORT_TRANSPORTS)
+    raise ValueError(f"{value!r} is no transport: use one of {words}, or an address such as tcp://127.0.0.1:8080")
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise TypeError("a bool is expected")
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("a whole number is expected")
+    return value
+
+
+def _ratio(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("a number is expected")
+    return float(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("text is expected")
+    return value
+
+
+def _encoding(value: object) -> Encoding:
+    if not isinstance(value, Encoding):
+        raise TypeError("one of Encoding is expected")
+    return value
+
+
+def _ports(value: object) -> slice:
+    if not isinstance(value, slice):
+        raise TypeError("a slice of port numbers is expected")
+    return value
+
+
+_CHECKS: dict[str, Callable[[object], Any]] = {
+    "duration": parse_duration,
+    "flag": _flag,
+    "count": _whole,
+    "ratio": _ratio,
+    "text": _text,
+    "encoding": _encoding,
+    "transport": transport,
+    "range": _ports,
+}
+
+
+def checked(key: "Key", value: object) -> Any:
+    """What is kept of `value`. Raises TypeError for a wrong type, ValueError for a value out of range."""
+    if value is None and key.optional:
+        return None
+    try:
+        kept = _CHECKS[key.kind](value)
+    except DurationError as error:
+        raise DurationError(f"{key.name}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{key.name}={value!r}: {error}") from None
+    if key.kind == "count" and kept < key.least:
+        raise TypeError(f"{key.name}={value!r}: at least {key.least}")
+    if key.kind == "count" and kept > _MOST:
+        raise TypeError(f"{key.name}={value!r}: at most {_MOST}")
+    return kept
+
+
+def shown(key: "Key", kept: Any) -> Any:
+    """What programs are given back: durations as text."""
+    return format_duration(kept) if key.kind == "duration" and kept is not None else kept
+
+
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def from_text(key: "Key", text: str) -> Any:
+    """The value that a word of the environment means. Raises TypeError or ValueError like `checked`."""
+    text = text.strip()
+    if key.optional and text.lower() in ("", "none"):
+        return None
+    value: object = text
+    if key.kind == "flag":
+        value = _WORDS.get(text.lower(), text)
+    elif key.kind == "count":
+        value = int(text) if re.fullmatch(r"[0-9][0-9_]{0,18}", text) and not text.endswith("_") else text
+    elif key.kind == "ratio":
+        value = float(text) if re.fullmatch(r"[0-9]*\.?[0-9]+([eE][-+]?[0-9]{1,3})?", text) else text
+    elif key.kind == "encoding":
+        value = {each.name.lower(): each for each in Encoding}.get(text.lower(), text)
+    elif key.kind == "range":
+        ends = re.fullmatch(r"([0-9]{1,5})(?:\.\.|:|-)([0-9]{1,5})", text)
+        value = slice(int(ends[1]), int(ends[2])) if ends else text
+    return checked(key, value)
+
+
+def to_text(key: "Key", kept: Any) -> str:
+    """The word that `from_text` reads back."""
+    if kept is None:
+        return "none"
+    if key.kind == "duration":
+        return format_duration(kept)
+    if key.kind == "range":
+        return f"{kept.start or 0}:{kept.stop or 0}"
+    if isinstance(kept, Encoding):
+        return kept.name
+    if isinstance(kept, ChannelTransport):
+        return str(kept.value)
+    return str(kept)

@@ -1,0 +1,146 @@
+"""The configuration of this process, in layers: what a key is by itself, the environment, what the controller of this
+process has set, and what the program sets here. The last word counts.
+"""
+
+import difflib
+import json
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from monarch_nb.settings.keys import KEYS, Key
+from monarch_nb.settings.kinds import checked, from_text, shown, to_text
+
+logger = logging.getLogger(__name__)
+
+TRAVELS_IN = "MONARCH_NB_CONFIG"  # the environment that a controller's settings reach its processes in
+_PREFIXES = ("MONARCH_NB_", "HYPERACTOR_MESH_", "HYPERACTOR_", "MONARCH_HYPERACTOR_", "MONARCH_")
+
+
+class Settings:
+    """Values by key; any thread."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._lock = threading.Lock()
+        self._env: dict[str, Any] | None = None
+        self._sent: dict[str, Any] = {}
+        self._runtime: dict[str, Any] = {}
+        self._said: set[str] = set()
+
+    # -- what the engine reads ----------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Any:
+        """The value in force; durations in seconds."""
+        value = self._value(KEYS[name])
+        return value / 1e9 if value is not None and KEYS[name].kind == "duration" else value
+
+    def explicit(self, name: str) -> bool:
+        """Whether anybody has set it."""
+        return name in self._runtime or name in self._sent or name in self._environment()
+
+    def _value(self, key: Key) -> Any:
+        for layer in (self._runtime, self._sent, self._environment()):
+            if key.name in layer:
+                return layer[key.name]
+        return key.default
+
+    def _environment(self) -> dict[str, Any]:
+        found = self._env
+        if found is None:
+            found = self._env = self._read_environment()
+        return found
+
+    def _read_environment(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        names = {name: key for key in KEYS.values() for name in key.env}
+        for prefix in reversed(_PREFIXES):  # ours is read last and wins
+            for name, text in self._environ.items():
+                if not name.startswith(prefix) and name not in names:
+                    continue
+                key = names.get(name) or KEYS.get(name.removeprefix(prefix).lower())
+                if key is None:
+                    continue
+                try:
+                    found[key.name] = from_text(key, text)
+                except (TypeError, ValueError) as error:
+                    if name not in self._said:
+                        self._said.add(name)
+                        warnings.warn(f"the environment's {name} is ignored: {error}", stacklevel=2)
+        return found
+
+    # -- what programs see --------------------------------------------------------------------------------------------
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        """Sets all of `values` or, if one of them is wrong, none. Raises ValueError, TypeError."""
+        kept = {name: checked(_key(name), value) for name, value in values.items()}
+        with self._lock:
+            self._runtime = {**self._runtime, **kept}
+        for name, value in kept.items():
+            self._say(KEYS[name], value)
+
+    def replace(self, values: Mapping[str, Any]) -> None:
+        """Puts a layer back that `runtime` gave."""
+        kept = {name: checked(_key(name), value) for name, value in values.items()}
+        with self._lock:
+            self._runtime = kept
+
+    def runtime(self) -> dict[str, Any]:
+        """What was set here, durations as text."""
+        return {name: shown(KEYS[name], value) for name, value in self._runtime.items()}
+
+    def everything(self) -> dict[str, Any]:
+        """All keys with the values in force, durations as text."""
+        return {key.name: shown(key, self._value(key)) for key in KEYS.values()}
+
+    def _say(self, key: Key, value: Any) -> None:
+        if key.meaning or value == key.default or key.name in self._said:
+            return
+        self._said.add(key.name)
+        logger.warning("configuration: %s is accepted, but does nothing in monarch-nb", key.name)
+
+    # -- from process to process --------------------------------------------------------------------------------------
+
+    def to_send(self) -> str:
+        """What this process hands on to those that it starts."""
+        layer = {**self._sent, **self._runtime}
+        return json.dumps({name: to_text(KEYS[name], value) for name, value in sorted(layer.items())}) if layer else ""
+
+    def receive(self, text: str) -> None:
+        """Takes what the controller has handed on, and looks at the environment anew. What is not understood is left
+        out: it may come from a newer version.
+        """
+        self._env = None
+        self._runtime = {}
+        try:
+            given = json.loads(text) if text else {}
+        except ValueError:
+            given = {}
+        sent = {}
+        for name, word in given.items() if isinstance(given, dict) else ():
+            if name in KEYS and isinstance(word, str):
+                try:
+                    sent[name] = from_text(KEYS[name], word)
+                except (TypeError, ValueError):
+                    continue
+        self._sent = sent
+
+    def reload(self) -> None:
+        """Reads the environment again at the next look."""
+        self._env = None
+
+
+def _key(name: str) -> Key:
+    key = KEYS.get(name)
+    if key is None:
+        near = difflib.get_close_matches(name, KEYS, 1, 0.6)
+        hint = f"; did you mean {near[0]}?" if near else "; get_global_config() has all"
+        raise ValueError(f"invalid configuration key: `{name}`{hint}")
+    return key
+
+
+settings = Settings()
+"""Those of this process."""
