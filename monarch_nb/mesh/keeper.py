@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -65,6 +65,7 @@ class Keeper:
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
         self.pids: dict[str, int] = {}
         self.on_event: list[Callable[[str, Any], None]] = []  # displays; called on engine threads, must not block
+        self.revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
         self._subscribers: dict[str, set[str]] = {}
         self._stops: dict[str, Future[None]] = {}
         self._owned: dict[str, list[str]] = {}  # stream of the owner -> uids
@@ -136,17 +137,17 @@ class Keeper:
         self.engine.control(state.home, "mesh.subscribe", state.uid)
         self._watch(state.home)
         if procs is not None:
-            by_host: dict[str, list[str]] = {}
-            for rank in range(procs.layout.size):
-                by_host.setdefault(procs.layout.host_of(rank), []).append(procs.address(rank))
-            for host, addresses in by_host.items():
-                self.engine.control(f"{host}/agent", "agent.watch", p.Addresses(tuple(addresses)))
+            self._watch(*map(procs.address, range(procs.layout.size)))
 
-    def _watch(self, address: str) -> None:
-        host, _, name = address.partition("/")
-        # A controller is nobody's child: agents end with it, or when its lease does.
-        if address != self.engine.address and name.startswith("p"):
-            self.engine.control(f"{host}/agent", "agent.watch", p.Addresses((address,)))
+    def _watch(self, *addresses: str) -> None:
+        by_host: dict[str, list[str]] = {}
+        for address in addresses:
+            host, _, name = address.partition("/")
+            # A controller is nobody's child: agents end with it, or when its lease does.
+            if address != self.engine.address and name.startswith("p"):
+                by_host.setdefault(host, []).append(address)
+        for host, mine in by_host.items():
+            self.engine.control(f"{host}/agent", "agent.watch", p.Addresses(tuple(mine)))
 
     def hosts(self, spec: SpawnActor) -> None:
         """An actor of an owner elsewhere lives here from now on: it ends when its owner's process does."""

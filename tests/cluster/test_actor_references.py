@@ -1,0 +1,129 @@
+"""Meshes in messages: what arrives is a reference to the very same actors."""
+
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint, this_host, this_proc
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Holder(Actor):
+    def __init__(self, *held: Any) -> None:
+        self.held = held
+        self.log: list[Any] = []
+
+    @endpoint
+    def rank(self) -> int:
+        return current_rank().rank
+
+    @endpoint
+    def add(self, x: Any) -> None:
+        self.log.append(x)
+
+    @endpoint
+    def read(self) -> list[Any]:
+        return self.log
+
+    @endpoint
+    def ask(self, other: Any) -> list[int]:
+        return other.rank.call().get(20).values()
+
+    @endpoint
+    def ask_held(self) -> list[int]:
+        return self.held[0].rank.call().get(20).values()
+
+    @endpoint
+    def ask_nested(self, box: dict[str, Any]) -> list[list[int]]:
+        return [mesh.rank.call().get(20).values() for mesh in box["meshes"]]
+
+    @endpoint
+    def back(self, mesh: Any) -> Any:
+        return mesh
+
+    @endpoint
+    def same(self, one: Any, two: Any) -> tuple[bool, bool, int]:
+        return one == two, one._state is two._state, len({one, two})
+
+    @endpoint
+    def spawn_here(self, procs: Any, name: str) -> Any:
+        return procs.spawn(name, Holder)
+
+    @endpoint
+    def pass_on(self, mesh: Any, to: Any) -> list[list[int]]:
+        return to.ask.call(mesh).get(20).values()
+
+    @endpoint
+    def describe(self, mesh: Any) -> tuple[dict[str, int], str]:
+        return mesh.sizes, repr(mesh)
+
+
+class AsyncAsker(Actor):
+    @endpoint
+    async def ask(self, other: Any) -> list[int]:
+        return (await other.rank.call()).values()
+
+
+@pytest.fixture(scope="module")
+def holders(quad: ProcMesh) -> Any:
+    return quad.spawn("holders", Holder)
+
+
+def test_an_actor_calls_another_one_it_was_given(quad: ProcMesh, holders: Any) -> None:
+    assert holders.slice(gpus=0).ask.call_one(holders.slice(gpus=slice(1, 4))).get(20) == [0, 1, 2]
+    asker: Any = quad.slice(gpus=3).spawn("asker", AsyncAsker)
+    assert asker.ask.call_one(holders.slice(gpus=slice(0, 3, 2))).get(20) == [0, 1]
+
+
+def test_references_may_be_constructor_arguments(quad: ProcMesh, holders: Any) -> None:
+    others: Any = quad.spawn("others", Holder, holders.slice(gpus=slice(2, 4)))
+    assert others.ask_held.call().get(20).values() == [[0, 1]] * 4
+
+
+def test_references_travel_inside_of_containers(holders: Any) -> None:
+    box = {"meshes": [holders.slice(gpus=0), holders.slice(gpus=slice(1, 3))]}
+    assert holders.slice(gpus=3).ask_nested.call_one(box).get(20) == [[0], [0, 1]]
+
+
+def test_what_comes_back_is_the_mesh_that_was_sent(quad: ProcMesh, holders: Any) -> None:
+    one = holders.slice(gpus=1)
+    for mesh in (holders, one, holders.rename(gpus="ranks"), quad, quad.slice(gpus=0), this_host(), this_proc()):
+        back = one.back.call_one(mesh).get(20)
+        assert back == mesh
+        assert hash(back) == hash(mesh)
+        assert back.sizes == mesh.sizes
+    assert one.back.call_one(holders).get(20)._state is holders._state
+    assert holders != one
+    assert quad != quad.slice(gpus=0)
+
+
+def test_two_references_in_a_process_share_what_is_known(holders: Any) -> None:
+    assert holders.slice(gpus=2).same.call_one(holders, holders).get(20) == (True, True, 1)
+    assert holders.slice(gpus=2).same.call_one(holders, holders.slice(gpus=0)).get(20) == (False, True, 2)
+
+
+def test_a_reference_describes_itself_as_the_original_does(holders: Any) -> None:
+    assert holders.slice(gpus=0).describe.call_one(holders).get(20) == (holders.sizes, repr(holders))
+
+
+def test_references_go_from_hand_to_hand(holders: Any) -> None:
+    passed = holders.slice(gpus=0).pass_on.call_one(holders.slice(gpus=3), holders.slice(gpus=slice(1, 3)))
+    assert passed.get(20) == [[0], [0]]
+
+
+def test_a_process_mesh_can_be_given_away_to_spawn_on(quad: ProcMesh, holders: Any) -> None:
+    made = holders.slice(gpus=0).spawn_here.call_one(quad.slice(gpus=slice(1, 3)), "made").get(20)
+    assert made.rank.call().get(20).values() == [0, 1]
+    assert holders.slice(gpus=3).ask.call_one(made).get(20) == [0, 1]
+
+
+def test_calls_of_two_actors_on_one_process_are_messages_too(quad: ProcMesh, holders: Any) -> None:
+    one: Any = quad.slice(gpus=0).spawn("one", Holder, holders.slice(gpus=0))
+    assert one.ask_held.call_one().get(20) == [0]
+    local = [1]
+    here: Any = this_proc().spawn("here", Holder)
+    here.add.call_one(local).get(20)
+    local.append(2)
+    assert here.read.call_one().get(20) == [[1]]
+    here.stop().get(20)
