@@ -18,7 +18,7 @@ from monarch_nb.host.forker import DIED, Forker
 from monarch_nb.host.leash import Leash
 from monarch_nb.host.linux import portable
 from monarch_nb.host.loop import Loop
-from monarch_nb.host.protocol import Exited, ProcSpec
+from monarch_nb.host.protocol import Exited, Launch, ProcSpec
 from monarch_nb.host.reaper import Reaper, kill_group
 
 _REMEMBERED = 4096  # ended procs, for those who ask late
@@ -45,6 +45,7 @@ class Start:
     python: str | None = None
     bind: Mapping[str, str] | None = None
     cold: bool = False
+    launch: Launch | None = None
 
 
 class Children:
@@ -116,6 +117,8 @@ class Children:
             return "another interpreter"
         if start.bind:
             return "proc_bind"
+        if start.launch is not None:
+            return "a bootstrap command"
         return "asked for" if start.cold else reason_for_cold_start(start.spec.env, self._environment)
 
     def _leash(self, child: Child) -> Leash:
@@ -170,8 +173,9 @@ class Children:
     def _start_cold(self, leash: Leash) -> None:
         child, start = self._starts[leash]
         try:
-            process = cold.start(leash, self._cord, overlaid(self._environment, start.spec.env), python=start.python,
-                                 bind=start.bind, log=start.spec.log)  # fmt: skip
+            base = self._environment if start.launch is None or start.launch.inherit_env else {}
+            process = cold.start(leash, self._cord, overlaid(base, start.spec.env), python=start.python,
+                                 bind=start.bind, log=start.spec.log, launch=start.launch)  # fmt: skip
         except (OSError, ValueError) as error:
             self._starts.pop(leash)
             self._failed(child, explain(error))

@@ -1,29 +1,51 @@
 """The cold path: a proc as a fresh interpreter, by exec. Works everywhere, and for any interpreter and environment."""
 
+import logging
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import BinaryIO
 
 from monarch_nb.host.bootstrap import command
+from monarch_nb.host.environment import overlaid
 from monarch_nb.host.leash import Leash
+from monarch_nb.host.proc_main import DESCRIPTORS
+from monarch_nb.host.protocol import Launch
+
+_log = logging.getLogger(__name__)
+_NUMACTL = frozenset({"cpunodebind", "membind", "physcpubind"})
+_NODES = Path("/sys/devices/system/node")
 
 
 def start(leash: Leash, cord: int, environment: Mapping[str, str], *, python: str | None = None,
-          bind: Mapping[str, str] | None = None, log: str = "") -> "subprocess.Popen[bytes]":  # fmt: skip
-    """Start a proc in a session of its own. Blocks for the exec (milliseconds). Raises OSError."""
+          bind: Mapping[str, str] | None = None, log: str = "",
+          launch: Launch | None = None) -> "subprocess.Popen[bytes]":  # fmt: skip
+    """Start a proc in a session of its own, by a command of the user's if there is one.
+
+    Blocks for the exec (milliseconds). Raises OSError, and ValueError for what cannot be bound.
+    """
     out: int | BinaryIO = subprocess.DEVNULL
     if log:
         try:
             out = open(log, "ab", buffering=0)  # noqa: SIM115 - closed below
         except OSError:
             pass  # a full disk must not keep a proc from starting
-    argv = binding_prefix(bind or {}) + command("monarch_nb.host.proc_main", leash.far_fd, cord, python=python)
+    prefix = binding_prefix(bind or {})
+    executable = None
+    if launch is None:
+        argv = prefix + command("monarch_nb.host.proc_main", leash.far_fd, cord, python=python)
+    else:
+        argv = [*prefix, launch.program, *launch.args]
+        if launch.arg0 is not None and not prefix:
+            argv[0], executable = launch.arg0, launch.program
+        environment = {**overlaid(environment, launch.env), DESCRIPTORS: f"{leash.far_fd} {cord}"}
     try:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-                                   pass_fds=(leash.far_fd, cord), env=dict(environment))  # fmt: skip
+        process = subprocess.Popen(argv, executable=executable, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                   start_new_session=True, pass_fds=(leash.far_fd, cord),
+                                   env=dict(environment))  # fmt: skip
     finally:
         if not isinstance(out, int):
             out.close()
@@ -34,17 +56,30 @@ def start(leash: Leash, cord: int, environment: Mapping[str, str], *, python: st
 def binding_prefix(bind: Mapping[str, str]) -> list[str]:
     """What to put before a command so that it runs on given processors and memory; nothing off Linux.
 
-    Keys are numactl's (`cpunodebind`, `membind`, `physcpubind`) or `cpus`, for which taskset does where numactl lacks.
+    Keys are numactl's (`cpunodebind`, `membind`, `physcpubind`), and `cpus`, which taskset takes where numactl lacks.
     """
-    if not bind or sys.platform != "linux":
-        return []
-    unknown = set(bind) - {"cpunodebind", "membind", "physcpubind", "cpus"}
+    unknown = set(bind) - _NUMACTL - {"cpus"}
     if unknown:
         raise ValueError(f"unknown proc_bind keys {sorted(unknown)}; known are cpunodebind, membind, physcpubind, cpus")
+    if not bind or sys.platform != "linux":
+        return []
     search = os.environ.get("PATH")
-    options = [f"--{'physcpubind' if key == 'cpus' else key}={value}" for key, value in bind.items()]
     if shutil.which("numactl", path=search):
-        return ["numactl", *options]
-    if set(bind) <= {"cpus", "physcpubind"} and shutil.which("taskset", path=search):
-        return ["taskset", "-c", next(iter(bind.values()))]
-    return []
+        options = {key: value for key, value in bind.items() if key in _NUMACTL} or {"physcpubind": bind["cpus"]}
+        return ["numactl", *(f"--{key}={value}" for key, value in options.items())]
+    cpus = bind.get("cpus") or bind.get("physcpubind") or _cpus_of_nodes(bind.get("cpunodebind", ""))
+    left = [key for key in ("membind", "cpunodebind") if key in bind and (key == "membind" or not cpus)]
+    if cpus and not shutil.which("taskset", path=search):
+        left.append("cpus")
+        cpus = ""
+    if left:
+        _log.warning("proc_bind: %s ignored, for this host has no numactl", ", ".join(left))
+    return ["taskset", "-c", cpus] if cpus else []
+
+
+def _cpus_of_nodes(nodes: str) -> str:
+    """The processors of memory nodes such as "0,1", as a list for taskset; empty if they are not plain numbers."""
+    try:
+        return ",".join((_NODES / f"node{int(node)}" / "cpulist").read_text().strip() for node in nodes.split(","))
+    except (OSError, ValueError):
+        return ""

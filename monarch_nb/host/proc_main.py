@@ -18,11 +18,12 @@ from monarch_nb.host.output import redirect
 from monarch_nb.host.protocol import ProcSpec
 
 _keep: list[object] = []
+DESCRIPTORS = "MONARCH_NB_DESCRIPTORS"  # of leash and cord, for a command of the user's own
 
 
 def main(argv: Sequence[str]) -> int:
     """Entry of the cold path: the descriptors of the leash and of the agent's cord."""
-    leash, cord = int(argv[0]), int(argv[1])
+    leash, cord = map(int, argv or os.environ.pop(DESCRIPTORS).split())
     Tether(leash).say("pid", os.getpid())
     return run(leash, cord, forked=False)
 

@@ -28,12 +28,24 @@ class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
     setup: int = 0
     log: str = ""
     runner: str = RUNNER
+    python: str | None = None  # the interpreter it was asked to run
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """A command line of the user's own that becomes a proc."""
+
+    program: str
+    arg0: str | None = None
+    args: tuple[str, ...] = ()
+    env: Environment = {}
+    inherit_env: bool = True
 
 
 class SpawnProcs(msgspec.Struct, frozen=True, kw_only=True):
     """agent.spawn: start `ranks` of a proc mesh on this host.
 
-    `env` and `proc_bind` hold one entry for each rank, one entry for all, or nothing. `owner` defaults to the sender.
+    `env`, `proc_bind` and `launch` hold one entry for each rank, one entry for all, or nothing. `owner` defaults to the
+    sender.
     """
 
     layout: Layout
@@ -43,6 +55,7 @@ class SpawnProcs(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     env: tuple[Environment, ...] = ()
     proc_bind: tuple[dict[str, str], ...] = ()
+    launch: tuple[Launch, ...] = ()
     python: str | None = None
     bootstrap_env_cold: bool = False  # never fork from the template
     cwd: str | None = None

@@ -89,8 +89,10 @@ class Service:
         incarnations = _spread(wish.incarnations, count, 0, "incarnations")
         environments = _spread(wish.env, count, {}, "environments")
         binds = _spread(wish.proc_bind, count, {}, "proc_binds")
+        launches = _spread(wish.launch, count, None, "commands")
         starts = []
-        for rank, incarnation, env, bind in zip(wish.ranks, incarnations, environments, binds, strict=True):
+        each = zip(wish.ranks, incarnations, environments, binds, launches, strict=True)
+        for rank, incarnation, env, bind, launch in each:
             address = wish.layout.address(rank, incarnation)
             if host_of(address) != self._host:
                 raise ValueError(f"{address} does not live on host {self._host}")
@@ -101,9 +103,9 @@ class Service:
                 address=address, agent=self._post.address, host=self._host, run_folder=str(self._folder),
                 layout=wish.layout, rank=rank, incarnation=incarnation, owner=owner, name=wish.name,
                 env={**_own_pools(), **env}, cwd=wish.cwd, sys_path=wish.sys_path, setup=wish.setup,
-                log=str(self._folder / "logs" / f"{name}.log"), runner=wish.runner,
+                log=str(self._folder / "logs" / f"{name}.log"), runner=wish.runner, python=wish.python,
             )  # fmt: skip
-            starts.append(Start(spec, wish.python, bind, wish.bootstrap_env_cold))
+            starts.append(Start(spec, wish.python, bind, wish.bootstrap_env_cold, launch))
         self._see_owner(owner)
         self._post.answer(header, p.Spawning(tuple(start.spec.address for start in starts)))
         self._children.start(starts, {owner, header.src})

@@ -1,0 +1,60 @@
+"""The command that becomes a proc, for those who want another than the default one."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from monarch_nb.host.bootstrap import command
+from monarch_nb.host.protocol import Launch
+
+P = TypeVar("P")
+
+
+@dataclass
+class BootstrapCommand:
+    """How the processes of a proc mesh are started: a program, its arguments and its environment.
+
+    In the end it must run what `default_bootstrap_cmd()` does, perhaps inside a wrapper such as a profiler, with the
+    open descriptors it was given. A None in `env` removes a variable. With `inherit_env` false only `env` is set, and
+    what Monarch itself sets.
+    """
+
+    program: str
+    arg0: str | None = None
+    args: list[str] = field(default_factory=list)
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    inherit_env: bool = True
+
+    def with_env(self, env: Mapping[str, str | None]) -> "BootstrapCommand":
+        """A copy with `env` laid over its environment."""
+        return replace(self, args=list(self.args), env={**self.env, **env})
+
+    def _launch(self) -> Launch:
+        strings = [self.program, *self.args, *self.env, *(each for each in self.env.values() if each is not None)]
+        if self.arg0 is not None:
+            strings.append(self.arg0)
+        for each in strings:
+            if not isinstance(each, str) or "\0" in each:
+                raise ValueError(f"bootstrap_command: {each!r} is no text that a command line or environment can hold")
+        if not self.program:
+            raise ValueError("bootstrap_command: it names no program")
+        return Launch(self.program, self.arg0, tuple(self.args), dict(self.env), self.inherit_env)
+
+
+def default_bootstrap_cmd() -> BootstrapCommand:
+    """What processes are started with by default: this interpreter, without changes to the environment."""
+    return BootstrapCommand(sys.executable, None, command("monarch_nb.host.proc_main")[1:], {})
+
+
+def launches(
+    wish: "BootstrapCommand | Callable[[P], BootstrapCommand] | None", points: Sequence[P]
+) -> tuple[Launch, ...]:
+    """One launch for each process; nothing for the default way. Raises TypeError for what is no command."""
+    if wish is None:
+        return ()
+    found = [wish] * len(points) if isinstance(wish, BootstrapCommand) else [wish(point) for point in points]
+    for each in found:
+        if not isinstance(each, BootstrapCommand):
+            raise TypeError(f"bootstrap_command gave {type(each).__name__}, not a BootstrapCommand")
+    return tuple(each._launch() for each in found)
