@@ -59,6 +59,16 @@ def remove_socket(path: Path, address: str) -> None:
         (path / address.partition("/")[2]).unlink()
 
 
+def clear_run_folder(path: Path, keep: str) -> None:
+    """Remove what a dead agent and its procs left in their folder, but not the file `keep`; never raises."""
+    with contextlib.suppress(OSError):
+        for entry in path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != keep:
+                entry.unlink(missing_ok=True)
+
+
 def remove_run_folder(path: Path) -> None:
     """Remove the folder with all it holds; never raises."""
     shutil.rmtree(path, ignore_errors=True)

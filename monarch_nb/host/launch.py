@@ -41,9 +41,12 @@ class AgentHandle:
     def wait(self, timeout_s: float | None = None) -> int:
         """Block until the agent has ended; returns its exit status. Raises TimeoutError."""
         try:
-            return self._process.wait(timeout_s)
+            status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"the agent of host {self.host} still runs after {timeout_s:g} s") from None
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        return status
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop the procs (SIGTERM, then SIGKILL) and the agent; blocks until they are gone. Removes the run folder."""

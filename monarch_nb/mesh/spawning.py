@@ -61,6 +61,7 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
     by_host: dict[str, list[Life]] = {}
     for rank, incarnation in lives:
         by_host.setdefault(layout.host_of(rank), []).append((rank, incarnation))
+    engine.keeper.revive(by_host)
     call = PendingCall(
         engine, f"{state.name}.set-up", state.uid, lambda: [rank for rank, _ in lives], len(lives), lambda replies: True
     )

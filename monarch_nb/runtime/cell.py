@@ -116,7 +116,7 @@ class ActorCell:
         with self._arriving:
             gaps = list(self.inbox.expired(now))
             for gap in gaps:
-                for message in self.inbox.skip(gap.sender):
+                for message in self.inbox.skip(gap.sender, now):
                     self._enqueue(*message)
         return gaps
 

@@ -82,16 +82,26 @@ class Worker(Actor):
         return len(text)
 
 
-@pytest.fixture(scope="module")
-def host(nothing_left_by_module: None) -> Iterator[Any]:
-    """A controller in this process, as a notebook is one, whose host is warm: what follows adds to it."""
+@contextlib.contextmanager
+def controlling() -> Iterator[Any]:
+    """A controller in this process, as a notebook is one; gives its host."""
     shown: list[MeshFailure] = []
     runtime()
     controller.notebook_mode(shown.append)
-    here = this_host()
-    warm(here)
+    here: Any = this_host()
     here.shown = shown
-    yield here
+    try:
+        yield here
+    finally:
+        controller.shutdown()
+
+
+@pytest.fixture(scope="module")
+def host(nothing_left_by_module: None) -> Iterator[Any]:
+    """The host of a controller that is warm: what follows adds to it."""
+    with controlling() as here:
+        warm(here)
+        yield here
 
 
 def warm(here: Any) -> None:

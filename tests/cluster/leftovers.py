@@ -134,10 +134,12 @@ def nothing_left_by_module(request: pytest.FixtureRequest) -> Iterator[None]:
     if not _checked(request):
         yield
         return
-    before = Before(request.getfixturevalue("own_place"))
-    yield
     from monarch_nb.mesh.controller import shutdown
 
+    place = request.getfixturevalue("own_place")
+    shutdown()  # that of an earlier module
+    before = Before(place)
+    yield
     shutdown()
     before.check()
 

@@ -1,0 +1,141 @@
+"""The host agent dies, at every stage: what was on the host is lost and said, and the host can be used again at once."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Channel, MeshFailure, SupervisionError, heal_mesh, this_host
+from monarch_nb.runtime import runtime
+from tests.cluster.fault_tools import SOON, Worker, agent, begun, controlling, kill, spawned, still_works, until
+from tests.cluster.leftovers import marked
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def host(nothing_left_behind: None) -> Iterator[Any]:
+    """A controller for each test: its agent dies."""
+    with controlling() as here:
+        yield here
+
+
+def told(error: BaseException, mesh: str, pid: int) -> None:
+    """Which mesh, which host, why, what next."""
+    text = str(error)
+    host = runtime().host
+    for part in (f"the host {host} was lost", f"host agent (process {pid}) ended with signal 9", f"mesh      {mesh}",
+                 f"heal_mesh({mesh})"):  # fmt: skip
+        assert part in text, text
+
+
+def lose_agent() -> int:
+    """SIGKILL to the agent, seen by the operating system only."""
+    pid = agent().pid
+    kill(pid)
+    return pid
+
+
+def test_while_idle(workers: Any, host: Any, shown: list[MeshFailure]) -> None:
+    pids = workers.pid.call().get(SOON).values()
+    pid = lose_agent()
+    until(lambda: shown, "the failure is shown")
+    assert [sorted(one.crashed_ranks) for one in shown] == [[0, 1]]
+    with pytest.raises(SupervisionError) as caught:
+        workers.pid.call().get(SOON)
+    told(caught.value, "workers", pid)
+    with pytest.raises(SupervisionError):
+        workers.slice(gpus=0).pid.broadcast()
+    until(lambda: not set(pids) & set(marked()), "its processes are gone")
+    still_works(this_host())
+    assert heal_mesh(workers, timeout=SOON) is workers
+    assert workers.rank.call().get(SOON).values() == [0, 1]
+
+
+def test_during_a_call_a_stream_and_a_broadcast(workers: Any, host: Any) -> None:
+    port, receiver = Channel.open()
+    call = workers.hang.call(port)
+    begun(receiver, 2)
+    stream = workers.echo.stream(1)
+    first = next(stream)
+    pid = lose_agent()
+    with pytest.raises(SupervisionError) as caught:
+        call.get(SOON)
+    told(caught.value, "workers", pid)
+    with pytest.raises(SupervisionError):
+        first.get(SOON)
+    with pytest.raises(SupervisionError):
+        workers.note.broadcast(1)
+    still_works(host)  # a reference from before serves as well
+
+
+def test_while_processes_are_being_spawned(host: Any) -> None:
+    pid = lose_agent()
+    procs = host.spawn_procs(per_host={"gpus": 2}, name="early")  # very likely before anybody knows
+    actors = procs.spawn("early", Worker)
+    try:
+        actors.rank.call().get(SOON)
+    except SupervisionError as error:
+        assert f"process {pid}" in str(error) or "host" in str(error)
+        heal_mesh(actors, timeout=SOON)
+    assert actors.rank.call().get(SOON).values() == [0, 1]
+    procs.stop().get(SOON)
+
+
+def test_during_set_up_and_init(host: Any) -> None:
+    port, receiver = Channel.open()
+    port.send(0)
+    assert receiver.recv().get(SOON) == 0
+
+    def slow() -> None:
+        import threading
+
+        port.send(1)
+        threading.Event().wait(600)
+
+    procs = host.spawn_procs(per_host={"gpus": 2}, name="slow", bootstrap=slow)
+    actors = procs.spawn("slow", Worker)
+    begun(receiver, 2)
+    pid = lose_agent()
+    with pytest.raises(SupervisionError) as caught:
+        procs.initialized.get(SOON)
+    told(caught.value, "slow", pid)
+    with pytest.raises(SupervisionError):
+        actors.initialized.get(SOON)
+    procs.stop().get(SOON)
+    still_works(this_host())
+
+
+def test_during_a_heal(host: Any, tmp_path: Any) -> None:
+    slow = f"import os, time\nwhile os.path.exists({str(tmp_path / 'wait')!r}): time.sleep(0.01)"
+    with spawned(host, name="heals", setup=slow) as procs:
+        actors = procs.spawn("heals", Worker)
+        pids = actors.pid.call().get(SOON).values()
+        (tmp_path / "wait").touch()
+        kill(pids[1])
+        with pytest.raises(SupervisionError):
+            actors.pid.call().get(SOON)
+        before = set(marked())
+        healed = runtime().keeper.heal(actors._state, actors._region)
+        until(lambda: [line for pid, line in marked().items() if pid not in before and line.startswith("mnb:")])
+        lose_agent()
+        with pytest.raises(RuntimeError, match="heals") as caught:
+            healed.get(SOON)
+        assert "host" in str(caught.value)
+        (tmp_path / "wait").unlink()
+        heal_mesh(actors, timeout=SOON)
+        assert actors.rank.call().get(SOON).values() == [0, 1]
+
+
+def test_while_it_stops(host: Any) -> None:
+    port, receiver = Channel.open()
+    procs = host.spawn_procs(per_host={"gpus": 2}, name="stops")
+    actors = procs.spawn("stops", Worker)
+    actors.hang.call(port)
+    begun(receiver, 2)
+    stopped = procs.stop()
+    lose_agent()
+    stopped.get(SOON)
+    with pytest.raises(SupervisionError, match="stops"):
+        actors.pid.call().get(SOON)
+    still_works(this_host())
