@@ -27,6 +27,7 @@ from monarch_nb.host.pulse import Pulse
 from monarch_nb.host.reaper import end_descendants
 from monarch_nb.host.service import Service
 from monarch_nb.host.stopping import Stopper
+from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Keys, Node, Parcel
 from monarch_nb.wire.header import Header, Kind
 
@@ -216,6 +217,7 @@ def main(argv: Sequence[str]) -> int:
     """Be a host agent until its end. Raises nothing; what goes wrong at the start is on stderr."""
     options = parse(argv)
     folders.make_run_folder(options.run_folder)
+    settings.receive(os.environ.pop(TRAVELS_IN, ""))
     _settle(options)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     agent = Agent(options)

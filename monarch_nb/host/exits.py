@@ -4,7 +4,9 @@ import os
 import signal
 from pathlib import Path
 
-LAST_LINES = 20
+from monarch_nb.settings import settings
+
+_FEWEST = 20  # the owner may want more than this agent was told at its start
 _LAST_BYTES = 16 * 1024
 
 
@@ -26,8 +28,10 @@ def reason(exitcode: int | None, signum: int | None, *, oom: bool = False) -> st
     return f"the process this actor was running on failed: Exited(code={exitcode})"
 
 
-def last_lines(path: str, count: int = LAST_LINES) -> tuple[str, ...]:
+def last_lines(path: str, count: int | None = None) -> tuple[str, ...]:
     """The last lines a proc wrote; empty if that cannot be read."""
+    if count is None:
+        count = max(_FEWEST, settings.get("tail_log_lines"))
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -18,6 +18,7 @@ from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.requests import gather, request
 from monarch_nb.runtime import Future, Runtime, install, runtime
+from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.transport import Node
 
@@ -59,7 +60,13 @@ def ensure_host(engine: Runtime) -> None:
 
 def _start(engine: Runtime, host: str, folder: Path) -> None:
     engine.keeper.agent_environment[host] = dict(os.environ)
-    handle = start_agent(host, folder)
+    handle = start_agent(
+        host,
+        folder,
+        env={**os.environ, TRAVELS_IN: settings.to_send()},
+        lease_s=settings.get("mesh_orphan_timeout"),
+        timeout_s=settings.get("host_spawn_ready_timeout"),
+    )
     _agents[host] = handle
     engine.node.learn(host, run_folder=folder)
     engine.local_hosts.add(host)

@@ -1,6 +1,7 @@
 """What a spawned process runs: it takes its place in a proc mesh, and lives until it is told to stop."""
 
 import contextlib
+import os
 import sys
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ from monarch_nb.mesh.console import Console, run_in_actor
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.spawning import PYTHON, python_version
 from monarch_nb.runtime import Runtime, SpawnActor, install
+from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Node
 from monarch_nb.wire import Header
 
@@ -27,6 +29,8 @@ def run_proc(spec: ProcSpec) -> int:
             "and classes cannot travel between them. Use an interpreter of the same minor version on both sides\n"
         )
         return 1
+    settings.receive(spec.env.get(TRAVELS_IN) or "")
+    os.environ.pop(TRAVELS_IN, None)
     engine = Runtime(spec.address, spec.agent, root_id=f"<{spec.name or 'proc'}>")
     engine.run_in_actor = run_in_actor
     Keeper(engine, root=None)

@@ -14,6 +14,7 @@ from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.spawning import start
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.runtime import HOOK, SPAWN, ActorCell, Future, Instance, PendingCall, Runtime, SpawnActor
+from monarch_nb.settings import settings
 from monarch_nb.shape import NDSlice, Region, runs
 from monarch_nb.supervision import (
     Action,
@@ -202,6 +203,7 @@ class Keeper:
         self.unresponsive.pop(gone.address, None)
         uid, rank, incarnation = self._name_of(gone.address)
         if not gone.expected:
+            lines = settings.get("tail_log_lines")
             cause = Cause(
                 kind="signal" if gone.signal else ("exit" if gone.pid else "spawn"),
                 text=gone.reason,
@@ -210,7 +212,7 @@ class Keeper:
                 exitcode=gone.exitcode,
                 signal=gone.signal,
                 oom=gone.oom,
-                last_lines=gone.last_lines,
+                last_lines=gone.last_lines[-lines:] if lines else (),
                 at=gone.at,
             )
             self.driver.proc_exited(uid, rank, incarnation, cause)
@@ -295,7 +297,7 @@ class Keeper:
             return
         cell.on_end(lambda: self._answer(header))
         cell.stop(asked.reason)
-        self.engine.later(STOP_SECONDS, lambda: None if cell.ended else cell.interrupt())
+        self.engine.later(settings.get("stop_actor_timeout"), lambda: None if cell.ended else cell.interrupt())
 
     def _answer(self, header: Header) -> None:
         if header.port:
@@ -349,7 +351,7 @@ class Keeper:
                 self.engine,
                 f"{host}/agent",
                 "agent.stop",
-                p.Stop(tuple(addresses), timeout_s=STOP_SECONDS, reason=reason),
+                p.Stop(tuple(addresses), timeout_s=settings.get("mesh_terminate_timeout"), reason=reason),
                 p.Ended,
             )
             for host, addresses in by_host.items()
@@ -377,7 +379,8 @@ class Keeper:
 
     def await_stops(self, instance: Instance) -> None:
         """Blocks until the meshes of an ending actor have stopped; not for ever."""
-        deadline = time.monotonic() + STOP_SECONDS + 5
+        limit = max(settings.get("stop_actor_timeout"), settings.get("mesh_terminate_timeout"))
+        deadline = time.monotonic() + limit + 5
         for uid in self._owned.pop(instance.stream, []):
             future = self._stops.get(uid)
             if future is not None:

@@ -15,6 +15,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.runtime import Future, Held, Instance, PendingCall, Runtime, runtime
+from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import Extent, NDSlice, Region
 from monarch_nb.wire import Layout
 
@@ -69,7 +70,8 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
     engine.calls[call.call] = call
     try:
         for host, mine in by_host.items():
-            shared = {**_environment(engine, host), PYTHON: python_version()}
+            handed_on = {PYTHON: python_version(), TRAVELS_IN: settings.to_send() or None}
+            shared = {**_environment(engine, host), **handed_on}
             wish = SpawnProcs(
                 layout=layout,
                 ranks=tuple(rank for rank, _ in mine),

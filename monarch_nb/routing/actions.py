@@ -2,9 +2,11 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Generic, TypeVar
+
+from monarch_nb.settings import settings
 
 __all__ = [
     "PREFIX",
@@ -109,12 +111,14 @@ Action = Transmit[T] | Deliver[T] | Acked[T] | Failed[T] | Skipped | NewLife | U
 class LinkConfig:
     """Limits of a link: bytes and seconds."""
 
-    window: int = 256 << 20  # bytes sent and not yet consumed by the peer's application
+    window: int = field(default_factory=lambda: int(settings.get("link_credit_window")))  # bytes sent and not yet consumed by the peer's application
     ack_frames: int = 64
     ack_bytes: int = 1 << 20
     tick: float = 0.02  # how often the transport calls `tick` while the link is not idle
     probe_after: float = 1.0  # unacknowledged that long: ask
     probe_max: float = 10.0  # the longest pause between two unanswered questions
-    gap_timeout: float = 30.0  # frames the peer says it lacks, resent in vain that long, fail
-    down_timeout: float | None = 60.0  # without connection that long, everything kept fails; None: never
+    # Frames the peer says it lacks, resent in vain that long, fail.
+    gap_timeout: float = field(default_factory=lambda: float(settings.get("message_delivery_timeout")))
+    # Without connection that long, everything kept fails; None: never.
+    down_timeout: float | None = field(default_factory=lambda: float(settings.get("link_down_timeout")))
     buffered: int = 65536  # frames kept behind a gap

@@ -18,6 +18,7 @@ from monarch_nb.runtime.endpoint import Kind as ActorKind
 from monarch_nb.runtime.endpoint import endpoints_of, kind_of
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.runtime.ports import ReplyPort
+from monarch_nb.settings import settings
 from monarch_nb.shape import Extent, NDSlice, Point, Region
 from monarch_nb.transport import throw_into
 from monarch_nb.wire import Header, Status, decode, encode, encode_exception, format_exception, pickle_failure
@@ -114,7 +115,7 @@ class ActorCell:
     def expire_gaps(self, now: float) -> list[Any]:
         """Gaps that will not be filled any more; what came after them is run."""
         with self._arriving:
-            gaps = list(self.inbox.expired(now))
+            gaps = list(self.inbox.expired(now, settings.get("message_delivery_timeout")))
             for gap in gaps:
                 for message in self.inbox.skip(gap.sender, now):
                     self._enqueue(*message)
@@ -397,7 +398,7 @@ class ActorCell:
             if hook is not None:
                 result = hook(self.end_error)
                 if inspect.isawaitable(result):
-                    await asyncio.wait_for(result, self.runtime.cleanup_timeout)
+                    await asyncio.wait_for(result, settings.get("cleanup_timeout"))
         except BaseException as raised:
             error = raised
         self._cleaned(error)

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.settings import settings
 from monarch_nb.wire import Header
 
 if TYPE_CHECKING:
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 
     Message = tuple[Header, Parcel]
 
-SECONDS = 30.0  # how long a message waits for an actor whose spawn travels another way
 REMEMBERED = 10_000  # ends of actors that are told to late callers by their own cause
 
 Place = tuple[str, int]  # actor mesh, rank
@@ -50,7 +50,8 @@ class Parking:
             if self._take(place, message):
                 give_up(message)
 
-        self._later(SECONDS, expire)
+        # The actor's spawn may travel another way.
+        self._later(settings.get("message_delivery_timeout"), expire)
         return True
 
     def unpark(self, place: Place, arrive: Callable[[], None]) -> "list[Message]":

@@ -92,7 +92,6 @@ class Runtime:
         self.cells: dict[tuple[str, int], ActorCell] = {}
         self.controls: dict[str, Callable[[Header, Parcel], None]] = {}
         self.clock = Clock()
-        self.cleanup_timeout = 3.0
         self.meshes: dict[str, Any] = {}  # what is known here of meshes, by uid; kept by the mesh layer
         self.root = Instance(self, f"{address}#", ActorId(root_id), "root", "Root")
         self.root_context = Context(self.root)

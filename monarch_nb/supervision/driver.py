@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from monarch_nb.runtime import ActorCell, Future, Instance, PendingCall, Runtime
+from monarch_nb.settings import settings
 from monarch_nb.supervision.actions import (
     Action,
     FailActor,
@@ -360,6 +361,8 @@ class Driver:
             number = self._heal_number
             future: Future[None] = Future._make(story=lambda: "healing")
             self._heals[number] = future
+            self.machine.intensity.limit = settings.get("heal_max_restarts")
+            self.machine.intensity.window = settings.get("heal_window")
         self.feed(lambda machine: machine.heal_requested(uid, time.monotonic(), number, selection))
         return future
 

@@ -40,7 +40,8 @@ class Machine:
         self.root_supervises = root_supervises  # the root has a handler of its own, asked before anything is shown
         self._book = Book()
         self._tree = Tree()
-        self._healing = Healing(self._book, Intensity(max_restarts, window), self._tell)
+        self.intensity = Intensity(max_restarts, window)
+        self._healing = Healing(self._book, self.intensity, self._tell)
         self._ids = count(1)
         self._awaited: dict[int, MeshFailure] = {}
         if root is not None:

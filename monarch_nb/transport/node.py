@@ -13,7 +13,8 @@ import msgspec
 import zmq
 
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.transport import interrupts, sockets
+from monarch_nb.settings import settings
+from monarch_nb.transport import interrupts, shared, sockets
 from monarch_nb.transport.doors import Gatekeeper, Turnstile
 from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.folders import SocketFile
@@ -70,6 +71,8 @@ class Node:
         self._limits = limits or Limits()
         config = config or LinkConfig()
         self._portable = not available()
+        if settings.explicit("shared_memory_threshold"):
+            shared.threshold = settings.get("shared_memory_threshold")
         self._reader = Reader(f"monarch-nb-{self.name}", config.tick)
         self._links = Links(
             address,

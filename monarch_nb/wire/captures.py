@@ -9,18 +9,19 @@ from typing import Any
 
 import cloudpickle
 
-LIMIT = 10_000_000  # bytes
+from monarch_nb.settings import settings
+
 _ENGINE = (str(Path(__file__).parent.parent), str(Path(cloudpickle.__file__).parent))
 _SMALL = (type(None), bool, int, float, types.FunctionType, types.ModuleType, type)
 
 
 def warn_of_big_captures(function: types.FunctionType, captured: Mapping[str, Any]) -> None:
-    """Warn, naming variable and function, of each of the `captured` globals that is larger than 10 MB."""
+    """Warn, naming variable and function, of each of the `captured` globals that is large."""
     for name, value in captured.items():
         if isinstance(value, _SMALL):
             continue
         size = _weight(value, depth=2)
-        if size > LIMIT:
+        if size > settings.get("capture_warning_size"):
             warnings.warn(
                 f"the function `{function.__qualname__}` captures the global `{name}` ({size / 1e6:.0f} MB), which "
                 "travels with every message that the function is in: pass it as an argument, or put it on the "
