@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -19,6 +20,9 @@ from monarch_nb.host.linux import die_with_pipe, name_process, thread_count
 
 WORTH_IMPORTING = ("msgspec", "cloudpickle", "zmq", "numpy", "torch", "monarch_nb.runtime", "monarch_nb.transport",
                    "monarch_nb.supervision", "monarch_nb.mesh", "monarch_nb.host.proc_main")  # fmt: skip
+# What the first optimizer of a training program imports, a second of work: done piece by piece while nobody asks.
+WORTH_IMPORTING_LATER = ("sympy", "torch._inductor.config", "torch._functorch.aot_autograd", "torch._dynamo")
+QUIET_S = 0.5  # that long without a request before the next piece
 BATCH = 64  # descriptors in one request; the kernel allows 253
 
 
@@ -36,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     gc.freeze()  # keeps the collector from touching, and thereby copying, shared pages
     hello = {"pid": os.getpid(), "threads": thread_count(), "imported": imported}
     control.sendall(json.dumps(hello).encode() + b"\n")
-    leash = _serve(control)
+    leash = _serve(control, list(WORTH_IMPORTING_LATER) if "torch" in imported else [])
     if leash is None:
         return 0
     control.close()
@@ -58,9 +62,13 @@ def import_all(names: Sequence[str]) -> list[str]:
     return done
 
 
-def _serve(control: socket.socket) -> int | None:
+def _serve(control: socket.socket, later: list[str]) -> int | None:
     """Fork for each request. Returns a leash in a child, None in the template once the agent is gone."""
     while True:
+        while later and not select.select([control], [], [], QUIET_S)[0]:
+            import_all([later.pop(0)])
+            gc.collect()
+            gc.freeze()
         data, fds, _, _ = socket.recv_fds(control, 4, BATCH)
         if not data:
             return None
