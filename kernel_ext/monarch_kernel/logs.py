@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from monarch_nb.mesh.output import Output
 from monarch_nb.mesh.places import places
+from monarch_nb.mesh.state import ProcState
 
 from .front import Front
 
@@ -40,7 +41,6 @@ class Logs:
         self._writing = threading.Lock()  # one batch at a time, in order
         self._wake = threading.Event()
         self._ended = False
-        self._seen: set[str] = set()  # meshes that have written anything
         self._stop_listening = output.listen(self._wrote)
         self._thread = threading.Thread(target=self._work, name="monarch-cell-output", daemon=True)
         self._thread.start()
@@ -107,7 +107,6 @@ class Logs:
         repeats: dict[tuple[str, str], int] = {}
         for address, line in lines:
             source = self._source(address)
-            self._seen.add(source.uid)
             nth = repeats[address, line] = repeats.get((address, line), -1) + 1
             groups.setdefault((source.uid, line, nth), []).append(source)
         shown = [f"{self._prefix(sources)}{line}\n" for (_, line, _), sources in groups.items()]
@@ -119,9 +118,14 @@ class Logs:
     def _prefix(self, sources: list[Source]) -> str:
         first = sources[0]
         where = places(first.labels, (source.point for source in sources))
-        name = first.name if len(self._seen) > 1 else ""
+        name = first.name if self._several() else ""
         both = " ".join(filter(None, (name, where)))
         return f"[{both}] " if both else ""
+
+    def _several(self) -> bool:
+        """Whether there are several meshes of processes, so that their names are needed."""
+        known = tuple(self._engine.meshes.values())
+        return len([m for m in known if isinstance(m, ProcState) and m.born is not None and m.stopped is None]) > 1
 
     def _source(self, address: str) -> Source:
         uid, rank, _ = address.partition("/")[2].rsplit(".", 2)

@@ -161,17 +161,19 @@ class Session:
         return self._stop_each([state for uid, state in self.meshes().items() if uid in unused])
 
     def _stop_each(self, states: list[MeshState]) -> list[str]:
-        # Actors first: their clean-up runs, and their procs need not be told of them.
-        order = sorted(states, key=lambda state: isinstance(state, ProcState))
-        return [self._stop(state) for state in order]
+        # Processes end their actors, in bounded time; so those are not stopped one by one before.
+        told = [self._stop(state) for state in states if isinstance(state, ProcState)]
+        return told + [self._stop(state) for state in states if state.stopped is None]
 
     def _stop(self, state: MeshState) -> str:
         if state.stopped is not None:
             return f"{state.name} was stopped before ({state.stopped})"
         kind = ProcMesh if isinstance(state, ProcState) else ActorMesh
+        actors = describe(state).actors
         whole: Any = kind(state, state.region)  # type: ignore[arg-type]
         whole.stop("stopped by %stop").get()
-        return f"stopped {state.name}: {_count(len(state.region), 'proc' if kind is ProcMesh else 'actor')}"
+        what = _count(len(state.region), "proc" if kind is ProcMesh else "actor")
+        return f"stopped {state.name}: {what}" + (f", and with them {', '.join(actors)}" if actors else "")
 
     def heal(self, name: str) -> tuple[Mesh, str]:
         """Heals a mesh, and everything on its processes; gives a line about it. Blocks until it is whole."""

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import runtime
+from monarch_nb.transport import UnreachableError
 
 M = TypeVar("M")
 
@@ -34,4 +35,7 @@ def interrupt(mesh: Any) -> None:
     state = mesh._state
     procs = getattr(state, "procs", None) or state
     for rank in mesh._region.ranks():
-        engine.control(procs.address(rank), "actor.interrupt", (state.uid, rank))
+        try:
+            engine.control(procs.address(rank), "actor.interrupt", (state.uid, rank))
+        except UnreachableError:  # it is gone: nothing runs there
+            continue

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import IPython
+
 import monarch_nb
 from monarch_nb.runtime import Future
 from monarch_nb.supervision import DeviceMeshError, SupervisionError
@@ -16,7 +18,8 @@ from monarch_nb.wire import ActorError
 
 from .failures import ansi, failure_text, title
 
-_OWN = (str(Path(monarch_nb.__file__).parent) + "/", str(Path(__file__).parent.parent) + "/")
+# What a cell does not see: ours, and the way through IPython to a magic, which old versions show.
+_HIDDEN = tuple(f"{Path(file).parent}/" for file in (monarch_nb.__file__, str(Path(__file__).parent), IPython.__file__))
 SHOWN = (DeviceMeshError, ActorError, KeyboardInterrupt, asyncio.CancelledError, SyntaxError)
 _CELL = "_monarch_cell"  # attribute of a SyntaxError in a cell that was to run on the ranks
 
@@ -112,7 +115,8 @@ def without_own(tb: types.TracebackType | None) -> types.TracebackType | None:
     kept: list[types.TracebackType] = []
     at = tb
     while at is not None:
-        if not at.tb_frame.f_code.co_filename.startswith(_OWN):
+        module = at.tb_frame.f_globals.get("__name__")
+        if not at.tb_frame.f_code.co_filename.startswith(_HIDDEN) and module != "decorator":
             kept.append(at)
         at = at.tb_next
     new: types.TracebackType | None = None

@@ -1,0 +1,56 @@
+"""One kernel for most tests of this folder, with a mesh `w` of four procs and an actor mesh `a` on it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notebook.notebook import Notebook
+
+ACTORS = """
+import os, signal, time
+from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
+
+class Worker(Actor):
+    @endpoint
+    def work(self, seconds=0.0, say=""):
+        if say:
+            print(say)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(0.02)  # an interrupt comes between two of these
+        return current_rank().rank
+
+    @endpoint
+    def divide(self, x):
+        return 1 / x
+
+    @endpoint
+    def die(self):
+        print("going down")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @endpoint
+    def pid(self):
+        return os.getpid()
+"""
+
+
+@pytest.fixture(scope="session")
+def kernel() -> Iterator[Notebook]:
+    notebook = Notebook()
+    try:
+        yield notebook
+    finally:
+        notebook.close()
+
+
+@pytest.fixture
+def nb(kernel: Notebook) -> Notebook:
+    """The shared kernel; the mesh and its actors are whole, whatever the test before has done."""
+    kernel.run(ACTORS).ok()
+    kernel.run("%mesh w gpus=4").ok()
+    kernel.run(
+        "if 'a' not in globals() or a._state.stopped or a._state.procs is not w._state: a = w.spawn('a', Worker)"
+    ).ok()
+    kernel.run("heal_mesh(w); a.work.call().get()").ok()
+    return kernel

@@ -1,0 +1,141 @@
+"""A real kernel, driven as a front end drives it."""
+
+import contextlib
+import os
+import queue
+import re
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Cell:
+    """What a cell has shown."""
+
+    stdout: str = ""
+    stderr: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+    displays: list[dict[str, Any]] = field(default_factory=list)
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return str(self.result.get("text/plain", ""))
+
+    @property
+    def html(self) -> str:
+        return str(self.result.get("text/html", ""))
+
+    @property
+    def traceback(self) -> str:
+        return ANSI.sub("", "\n".join(self.error["traceback"])) if self.error else ""
+
+    def ok(self) -> "Cell":
+        assert self.error is None, self.traceback
+        return self
+
+
+class Notebook:
+    """One kernel with the extension loaded."""
+
+    def __init__(self, *, load: bool = True) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        spec = self.manager.kernel_spec
+        assert spec is not None
+        spec.argv = [sys.executable, "-m", "ipykernel", "-f", "{connection_file}"]
+        self.manager.start_kernel(env=env)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=30)
+        self.pid = int(self.run("import os; os.getpid()").text)
+        if load:
+            self.run("%load_ext monarch").ok()
+
+    def start(self, source: str) -> str:
+        return str(self.client.execute(source, allow_stdin=False))
+
+    def run(self, source: str, timeout: float = 30) -> Cell:
+        return self.finish(self.start(source), timeout)
+
+    def finish(self, request: str, timeout: float = 30) -> Cell:
+        """Reads until the cell is done."""
+        cell = Cell()
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self._next(request, deadline)
+            if self._take(cell, message):
+                break
+        self._reply(request, deadline)
+        return cell
+
+    def until(self, request: str, cell: Cell, what: str, timeout: float = 15) -> Cell:
+        """Reads until the cell has shown a text, and goes on running."""
+        deadline = time.monotonic() + timeout
+        while what not in cell.stdout + cell.stderr + str(cell.displays) + str(cell.updates):
+            assert not self._take(cell, self._next(request, deadline)), f"ended without {what!r}: {cell}"
+        return cell
+
+    def later(self, request: str, kind: str, timeout: float = 15) -> dict[str, Any]:
+        """The next message of a kind for a cell that is done already."""
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self._next(request, deadline)
+            if message["msg_type"] == kind:
+                return dict(message["content"])
+
+    def interrupt(self) -> None:
+        os.kill(self.pid, signal.SIGINT)
+
+    def complete(self, code: str) -> list[str]:
+        request = self.client.complete(code)
+        return list(self._reply(request, time.monotonic() + 15)["content"]["matches"])
+
+    def _next(self, request: str, deadline: float) -> dict[str, Any]:
+        while True:
+            left = deadline - time.monotonic()
+            assert left > 0, "the kernel is silent"
+            try:
+                message = self.client.get_iopub_msg(timeout=left)
+            except queue.Empty:
+                raise AssertionError("the kernel is silent") from None
+            if message["parent_header"].get("msg_id") == request:
+                return dict(message)
+
+    def _reply(self, request: str, deadline: float) -> dict[str, Any]:
+        while True:
+            message = self.client.get_shell_msg(timeout=max(0.1, deadline - time.monotonic()))
+            if message["parent_header"].get("msg_id") == request:
+                return dict(message)
+
+    @staticmethod
+    def _take(cell: Cell, message: dict[str, Any]) -> bool:
+        kind, content = message["msg_type"], message["content"]
+        cell.messages.append(message)
+        if kind == "stream":
+            setattr(cell, content["name"], getattr(cell, content["name"]) + content["text"])
+        elif kind == "execute_result":
+            cell.result = content["data"]
+        elif kind == "display_data":
+            cell.displays.append(content["data"])
+        elif kind == "update_display_data":
+            cell.updates.append(content["data"])
+        elif kind == "error":
+            cell.error = content
+        return bool(kind == "status" and content["execution_state"] == "idle")
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.client.stop_channels()
+        if self.manager.has_kernel:
+            self.manager.shutdown_kernel(now=False)
+            self.manager.cleanup_resources()

@@ -1,0 +1,150 @@
+"""Failures in a real kernel: told once, where people look, with what they need; and how things go on."""
+
+import os
+import signal
+
+import pytest
+
+from tests.notebook.notebook import Cell, Notebook
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def pid_of(nb: Notebook, rank: int) -> int:
+    return int(nb.run(f"a.slice(gpus={rank}).pid.call_one().get()").ok().text)
+
+
+def test_a_rank_killed_during_a_call_ends_the_cell_with_the_whole_story(nb: Notebook) -> None:
+    victim = pid_of(nb, 2)
+    request = nb.start("a.work.call(30, 'working').get()")
+    nb.until(request, Cell(), "working")
+    os.kill(victim, signal.SIGKILL)
+    cell = nb.finish(request, timeout=5)
+    assert cell.error is not None
+    assert cell.error["ename"] == "SupervisionError"
+    told = cell.traceback
+    assert "a.work() cannot be answered: a, gpus=2 died: killed by signal 9 (SIGKILL)" in told
+    assert f"pid {victim}" in told
+    assert "| working" in told
+    assert "heal_mesh(a)" in told
+    assert "----> 1 a.work.call(30, 'working').get()" in told
+    assert "monarch_nb" not in told
+    assert f"pid {victim}" in cell.error["evalue"]  # what headless runners quote
+    assert cell.displays == []  # told by the call, and only there
+    assert nb.run("%interrupt a").ok().stdout == "interrupting 4 ranks of a\n"
+
+
+def test_a_broken_mesh_says_so_at_once_and_its_healthy_part_goes_on(nb: Notebook) -> None:
+    nb.run("a.slice(gpus=1).die.call_one().get()")
+    assert "a, gpus=1 died" in nb.run("a.work.call().get()").traceback
+    assert nb.run("a.slice(gpus=0).work.call_one().get()").ok().text == "0"
+    shown = nb.run("w").ok()
+    assert 'class="mnb-failed"' in shown.html
+    assert "1 failed" in shown.html
+    assert "1 failed" in nb.run("%meshes").text
+
+
+def test_heal_brings_back_the_same_objects(nb: Notebook) -> None:
+    nb.run("before = a; a.slice(gpus=1).die.call_one().get()")
+    cell = nb.run("%heal w").ok()
+    assert cell.stdout == "healed 1 proc of w\n"
+    assert nb.run("before is a, a.work.call().get().values()").ok().text == "(True, [0, 1, 2, 3])"
+    assert nb.run("%heal w").ok().stdout == "w is whole: nothing to heal\n"
+
+
+def test_heal_of_a_stopped_mesh_says_that_it_was_stopped(nb: Notebook) -> None:
+    nb.run("%mesh gone gpus=1").ok()
+    nb.run("%stop gone").ok()
+    assert "gone is not broken, it was stopped" in nb.run("%heal gone").stderr
+    assert "gone is stopped" in nb.run("%%on gone\n1").traceback
+
+
+def test_a_death_while_idle_is_shown_once_in_the_last_cell(nb: Notebook) -> None:
+    victim = pid_of(nb, 3)
+    request = nb.start("'idle'")
+    nb.finish(request)
+    os.kill(victim, signal.SIGKILL)
+    shown = nb.later(request, "display_data")["data"]
+    assert "gpus=3 died: killed by signal 9 (SIGKILL)" in shown["text/plain"]
+    assert f"pid {victim}" in shown["text/html"]
+    again = nb.run("1 + 1").ok()
+    assert again.displays == []
+    assert "gpus=3 died" in nb.run("a.work.call().get()").traceback  # and raised at the next use
+
+
+def test_a_death_during_an_unrelated_cell_is_shown_in_it_and_does_not_end_it(nb: Notebook) -> None:
+    victim = pid_of(nb, 0)
+    request = nb.start("print('running', flush=True)\ntime.sleep(1.0)\nprint('done')")
+    cell = Cell()
+    nb.until(request, cell, "running")
+    os.kill(victim, signal.SIGKILL)
+    rest = nb.finish(request).ok()
+    assert len(rest.displays) == 1
+    assert "gpus=0 died" in rest.displays[0]["text/plain"]
+    assert "done" in rest.stdout
+
+
+def test_a_broadcast_that_raises_is_shown_with_its_traceback(nb: Notebook) -> None:
+    request = nb.start("a.slice(gpus=0).divide.broadcast(0)\ntime.sleep(1.0)")
+    cell = nb.finish(request).ok()
+    assert len(cell.displays) == 1
+    assert "ZeroDivisionError" in cell.displays[0]["text/plain"]
+    assert "return 1 / x" in cell.displays[0]["text/html"]
+
+
+def test_an_exception_in_an_endpoint_shows_the_line_of_the_cell_it_is_in(nb: Notebook) -> None:
+    cell = nb.run("a.divide.call(0).get()")
+    assert "a.divide failed: ZeroDivisionError: division by zero" in cell.traceback
+    assert "return 1 / x" in cell.traceback
+    assert "Cell In[" in cell.traceback
+    assert "monarch_nb" not in cell.traceback
+    assert nb.run("a.divide.call(2).get().get(0)").ok().text == "0.5"
+
+
+def test_a_failure_in_on_ends_the_cell(nb: Notebook) -> None:
+    cell = nb.run("%%on w\nimport os, time\nif rank == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(30)", timeout=10)
+    assert "w, gpus=1 died: killed by signal 9" in cell.traceback
+    nb.run("%interrupt w").ok()
+
+
+def test_the_first_interrupt_stops_waiting_and_says_what_becomes_of_the_call(nb: Notebook) -> None:
+    request = nb.start("future = a.work.call(2, 'begun')\nfuture.get()")
+    nb.until(request, Cell(), "begun")
+    nb.interrupt()
+    cell = nb.finish(request, timeout=1.5)
+    assert cell.error is not None
+    assert cell.error["ename"] == "KeyboardInterrupt"
+    assert "0 of 4 ranks have answered a.work()" in cell.error["evalue"]
+    assert len(cell.traceback.splitlines()) == 1
+    assert nb.run("future.get().values()").ok().text == "[0, 1, 2, 3]"
+
+
+def test_an_interrupt_reaches_await_too(nb: Notebook) -> None:
+    request = nb.start("future = a.work.call(3, 'begun')\nawait future")
+    nb.until(request, Cell(), "begun")
+    nb.interrupt()
+    cell = nb.finish(request, timeout=2)
+    assert cell.traceback.startswith("KeyboardInterrupt: stopped waiting; 0 of 4 ranks")
+    assert nb.run("(await future).values()").ok().text == "[0, 1, 2, 3]"
+
+
+def test_a_second_interrupt_reaches_the_cell_on_the_ranks(nb: Notebook) -> None:
+    request = nb.start("%%on w\nimport time\nprint('begun')\ntime.sleep(60)")
+    cell = Cell()
+    nb.until(request, cell, "begun")
+    nb.interrupt()
+    nb.until(request, cell, "Interrupt again within 2 s")
+    nb.interrupt()
+    done = nb.finish(request, timeout=8)
+    assert done.traceback == "KeyboardInterrupt: interrupted the cell on w gpus=0-3"
+    assert nb.run("%%on w\nrank").ok().text.startswith("ValueMesh")
+
+
+def test_a_cell_left_alone_on_the_ranks_can_be_interrupted_later(nb: Notebook) -> None:
+    request = nb.start("%%on w\nimport time\nprint('begun')\ntime.sleep(60)")
+    nb.until(request, Cell(), "begun")
+    nb.interrupt()
+    left = nb.finish(request, timeout=8)
+    assert "%interrupt w ends it there" in left.traceback
+    nb.run("%interrupt w").ok()
+    assert nb.run("%%on w\nrank", timeout=5).ok().text.startswith("ValueMesh")

@@ -1,0 +1,61 @@
+"""Nothing stays behind when a kernel ends, well or not."""
+
+import ast
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.notebook.notebook import Notebook
+
+pytestmark = pytest.mark.timeout(60)
+
+MADE = """
+from monarch_nb.mesh import controller
+from monarch_nb.host.folders import run_folder_for
+from monarch_nb.runtime import runtime
+handles = list(controller._agents.values())
+(w.run(__import__('os').getpid).get().values() + [h.pid for h in handles],
+ [str(h.run_folder) for h in handles])
+"""
+
+
+def gone(pids: list[int], folders: list[str]) -> bool:
+    living = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    return not living and not [folder for folder in folders if Path(folder).exists()]
+
+
+def kill(notebook: Notebook) -> None:
+    os.kill(notebook.pid, signal.SIGKILL)
+
+
+def shut_down(notebook: Notebook) -> None:
+    notebook.manager.shutdown_kernel(now=False)
+
+
+@pytest.mark.parametrize("end", [shut_down, kill])
+def test_nothing_is_left_behind(end: Callable[[Notebook], None]) -> None:
+    notebook = Notebook()
+    try:
+        notebook.run("%mesh w gpus=2").ok()
+        pids, folders = ast.literal_eval(notebook.run(MADE).ok().text)
+        assert not gone(pids, folders)
+        end(notebook)
+        deadline = time.monotonic() + 15
+        while not gone(pids, folders) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert gone(pids, folders), (pids, folders)
+    finally:
+        notebook.close()
+
+
+def test_loading_the_extension_starts_no_process() -> None:
+    notebook = Notebook()
+    try:
+        assert psutil.Process(notebook.pid).children(recursive=True) == []
+    finally:
+        notebook.close()

@@ -1,0 +1,171 @@
+"""The magics in a real kernel: what they make, say and refuse."""
+
+import re
+
+import pytest
+
+from tests.notebook.notebook import Notebook
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_mesh_binds_its_name_and_shows_itself(nb: Notebook) -> None:
+    cell = nb.run("%mesh small gpus=2").ok()
+    assert cell.text == "<ProcMesh 'small' {gpus=2}>"
+    assert nb.run("type(small).__name__, small.sizes").text == "('ProcMesh', {'gpus': 2})"
+    nb.run("%stop small").ok()
+
+
+def test_the_same_line_again_gives_the_same_mesh(nb: Notebook) -> None:
+    before = nb.run("a.pid.call().get().values()").text
+    cell = nb.run("%mesh w gpus=4").ok()
+    assert "w is reused" in cell.stdout
+    assert nb.run("%mesh w").ok().text == cell.text
+    assert nb.run("a.pid.call().get().values()").text == before
+
+
+def test_another_shape_or_setup_or_fresh_replaces_a_mesh_and_says_so(nb: Notebook) -> None:
+    nb.run("%mesh changing gpus=1").ok()
+    assert "changing is replaced: it was gpus=1, now gpus=2" in nb.run("%mesh changing gpus=2").ok().stdout
+    assert "its set-up has changed" in nb.run("%%mesh changing gpus=2\nmarker = rank + 10").ok().stdout
+    assert nb.run("%%on changing\nmarker").ok().text.splitlines()[1:] == ["  {'gpus': 0/2}: 10", "  {'gpus': 1/2}: 11"]
+    assert "is reused" in nb.run("%%mesh changing gpus=2\nmarker = rank + 10").ok().stdout
+    assert "--fresh was asked for" in nb.run("%%mesh changing gpus=2 --fresh\nmarker = rank + 10").ok().stdout
+    nb.run("%stop changing").ok()
+
+
+def test_a_mesh_over_two_hosts_has_their_dimension(nb: Notebook) -> None:
+    assert nb.run("%mesh wide hosts=2 gpus=1").ok().text == "<ProcMesh 'wide' {hosts=2, gpus=1}>"
+    cell = nb.run("%%on wide\nprint('here')\npoint['hosts']").ok()
+    assert set(re.findall(r"\[wide hosts=([01-]+) gpus=0\] here", cell.stdout)) in ({"0-1"}, {"0", "1"})
+    assert cell.text.splitlines()[1:] == ["  {'hosts': 0/2, 'gpus': 0/1}: 0", "  {'hosts': 1/2, 'gpus': 0/1}: 1"]
+    assert "mnb-alive" in nb.run("wide").html
+    nb.run("%stop wide").ok()
+
+
+def test_a_setup_that_raises_shows_its_line_and_leaves_no_mesh(nb: Notebook) -> None:
+    cell = nb.run("%%mesh broken gpus=1\nx = 1\nx / 0")
+    assert "ZeroDivisionError: division by zero" in cell.traceback
+    assert "line 3" in cell.traceback
+    assert "monarch_nb" not in cell.traceback
+    assert nb.run("'broken' in globals()").text == "False"
+    assert "broken" not in nb.run("%meshes").text
+
+
+def test_on_keeps_a_namespace_and_gives_the_last_expression(nb: Notebook) -> None:
+    assert nb.run("%%on w\nkept = rank * 2").ok().text == ""
+    assert nb.run("%%on w\nkept + len(mesh)").ok().text.splitlines()[1] == "  {'gpus': 0/4}: 4"
+    assert nb.run("%%on w gpus=1:3\nkept").ok().text.startswith("ValueMesh({gpus: 2})")
+    assert nb.run("%%on w [gpus=3]\nkept").ok().text.startswith("ValueMesh({})")
+    assert nb.run("_.get(0)").ok().text == "6"
+
+
+def test_on_an_actor_mesh_has_self(nb: Notebook) -> None:
+    nb.run("%%on a\nself.note = rank + 1").ok()
+    assert nb.run("%%on a gpus=2\nself.note").ok().text.endswith("3")
+
+
+def test_on_awaits_at_the_top(nb: Notebook) -> None:
+    cell = nb.run("%%on w\nimport asyncio\nawait asyncio.sleep(0, rank)").ok()
+    assert cell.text.splitlines()[-1] == "  {'gpus': 3/4}: 3"
+
+
+def test_an_error_in_on_shows_the_line_of_the_cell(nb: Notebook) -> None:
+    cell = nb.run("%%on w\nx = 0\n1 / x")
+    assert cell.error is not None
+    assert cell.error["ename"] == "ActorError"
+    assert "ZeroDivisionError" in cell.error["evalue"]
+    assert "line 3" in cell.traceback
+    assert "1 / x" in cell.traceback
+    assert "monarch_nb" not in cell.traceback
+    assert "monarch_kernel" not in cell.traceback
+
+
+def test_a_syntax_error_in_on_is_told_before_anything_runs(nb: Notebook) -> None:
+    cell = nb.run("%%on w\nprint('ran')\n1 +")
+    assert cell.error is not None
+    assert cell.error["ename"] == "SyntaxError"
+    assert cell.stdout == ""
+    assert "line 3" in cell.traceback
+    assert len(cell.traceback.splitlines()) < 8
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("%mesh", "the name of a mesh comes first"),
+        ("%mesh gpus=4", "the name of a mesh comes first"),
+        ("%mesh 3x gpus=4", "cannot be the name of a variable"),
+        ("%mesh for gpus=4", "cannot be the name of a variable"),
+        ("%mesh new", "how large?"),
+        ("%mesh new gpus=0", "gpus=0 is no size"),
+        ("%mesh new gpus=many", "gpus=many is no size"),
+        ("%mesh new four", "'four' is no dimension"),
+        ("%mesh new gpus=1 gpus=2", "given twice"),
+        ("%mesh new gpus=1 --frsh", "knows no option --frsh"),
+        ("%mesh os gpus=1", "os is a module already"),
+        ("%%on\n1", "the name of a mesh comes first"),
+        ("%%on nothing\n1", "there is no mesh 'nothing'; meshes:"),
+        ("%%on os\n1", "os is a module, not a mesh"),
+        ("%%on w hosts=0\n1", "no dimension 'hosts'; its dimensions are 'gpus'"),
+        ("%%on w gpus=9\n1", "index out of range: gpus=9"),
+        ("%%on w gpus=3:3\n1", "is empty"),
+        ("%%on w gpus=x\n1", "picks nothing"),
+        ("%heal", "which mesh?"),
+        ("%heal nothing", "there is no mesh 'nothing'"),
+        ("%stop", "--all"),
+        ("%stop nothing", "there is no mesh 'nothing'"),
+        ("%stop w --all", "not both"),
+        ("%stop --al", "knows no option --al"),
+        ("%interrupt", "which mesh?"),
+        ("%meshes w", "takes no arguments"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_said_in_one_line(nb_quick: Notebook, line: str, told: str) -> None:
+    cell = nb_quick.run(line)
+    assert told in cell.stderr
+    assert cell.stderr.startswith("UsageError: ")
+    assert cell.stderr.count("\n") <= 2
+
+
+@pytest.fixture
+def nb_quick(kernel: Notebook) -> Notebook:
+    kernel.run("%mesh w gpus=4\nimport os").ok()
+    return kernel
+
+
+def test_meshes_lists_what_is_there_and_who_refers_to_it(nb: Notebook) -> None:
+    nb.run("held = [this_host().spawn_procs(per_host={'gpus': 1}, name='listed')]\nheld[0].initialized.get();").ok()
+    lines = nb.run("%meshes").ok().text.splitlines()
+    assert lines[0].split() == ["mesh", "kind", "shape", "ranks", "hosts", "variables"]
+    row = next(line for line in lines if line.startswith("listed"))
+    assert row.split()[1:] == ["procs", "gpus=1", "1", "alive", row.split()[-2], "held"]
+    nb.run("del held").ok()
+    text = nb.run("%meshes").ok().text
+    assert "(nothing)" in next(line for line in text.splitlines() if line.startswith("listed"))
+    assert "%stop --unused" in text
+    cell = nb.run("%stop --unused").ok()
+    assert cell.stdout.strip() == "stopped listed: 1 proc"
+    assert "listed" not in nb.run("%meshes").ok().text
+
+
+def test_every_magic_has_help_with_examples(nb: Notebook) -> None:
+    for magic in ("mesh", "on", "meshes", "heal", "stop", "interrupt"):
+        doc = nb.run(f"get_ipython().find_magic('{magic}', 'cell' if '{magic}' == 'on' else 'line').__doc__").text
+        assert f"%{magic}" in doc
+
+
+def test_names_dimensions_and_options_are_completed(nb: Notebook) -> None:
+    assert {"w", "a", "--all", "--unused"} <= set(nb.complete("%stop "))
+    assert nb.complete("%%on w gp") == ["gpus="]
+    assert {"gpus=", "hosts=", "--fresh"} <= set(nb.complete("%mesh w "))
+    assert "a" in nb.complete("%heal a")
+
+
+def test_the_extension_loads_under_both_names_and_unloads(nb: Notebook) -> None:
+    nb.run("%load_ext monarch_nb").ok()
+    nb.run("%unload_ext monarch").ok()
+    assert nb.run("w").html == ""
+    nb.run("%load_ext monarch").ok()
+    assert "mnb" in nb.run("w").html
+    assert nb.run("%%on w\nprint('once')").ok().stdout.count("once") == 1

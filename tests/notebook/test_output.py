@@ -1,0 +1,115 @@
+"""What the ranks print, and what waiting looks like."""
+
+import re
+import time
+
+import pytest
+
+from tests.notebook.notebook import Cell, Notebook
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def ranks(text: str, line: str) -> list[int]:
+    """Which ranks a line is shown for."""
+    found: list[int] = []
+    for spans in re.findall(rf"\[(?:w )?gpus=([\d,-]+)\] {re.escape(line)}$", text, re.MULTILINE):
+        for span in spans.split(","):
+            first, _, last = span.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    return sorted(found)
+
+
+def test_equal_lines_are_shown_once_with_their_ranks(nb: Notebook) -> None:
+    cell = nb.run("%%on w\nprint('same')\nprint('rank', rank)").ok()
+    assert ranks(cell.stdout, "same") == [0, 1, 2, 3]
+    assert cell.stdout.count("same") < 4
+    assert [ranks(cell.stdout, f"rank {rank}") for rank in range(4)] == [[0], [1], [2], [3]]
+
+
+def test_lines_of_an_endpoint_come_before_what_the_cell_prints_after_it(nb: Notebook) -> None:
+    for _ in range(5):
+        cell = nb.run("a.work.call(0, 'from the rank').get()\nprint('from the cell')").ok()
+        assert ranks(cell.stdout, "from the rank") == [0, 1, 2, 3]
+        assert cell.stdout.splitlines()[-1] == "from the cell"
+
+
+def test_lines_do_not_land_in_the_next_cell(nb: Notebook) -> None:
+    for number in range(10):
+        first = nb.run(f"future = a.work.call(0, 'number {number}')\nfuture.get();").ok()
+        second = nb.run("print('next')").ok()
+        assert ranks(first.stdout, f"number {number}") == [0, 1, 2, 3]
+        assert second.stdout == "next\n"
+
+
+def test_lines_stream_while_a_cell_runs(nb: Notebook) -> None:
+    request = nb.start("%%on w gpus=0\nimport time\nprint('early')\ntime.sleep(1.5)\nprint('late')")
+    begun = time.monotonic()
+    cell = nb.until(request, Cell(), "early")
+    assert time.monotonic() - begun < 1.2
+    assert "late" not in cell.stdout
+    assert "late" in nb.finish(request).ok().stdout
+
+
+def test_text_without_a_line_end_and_of_c_code_is_shown_too(nb: Notebook) -> None:
+    cell = nb.run("%%on w gpus=0\nimport os\nprint('no end', end='')\nos.system('echo from a child')\nNone").ok()
+    assert "no end" in cell.stdout
+    assert "from a child" in cell.stdout
+
+
+def test_a_progress_bar_does_not_flood(nb: Notebook) -> None:
+    cell = nb.run(
+        "%%on w gpus=0\nimport time\nfor i in range(500):\n"
+        "    print(f'\\r{i}', end='', flush=True)\n    time.sleep(0.001)\nprint()"
+    ).ok()
+    assert "499" in cell.stdout
+    assert len(cell.stdout.splitlines()) < 5
+
+
+def test_many_lines_come_in_few_messages(nb: Notebook) -> None:
+    cell = nb.run("%%on w\nfor i in range(200):\n    print(i)").ok()
+    assert ranks(cell.stdout, "199") == [0, 1, 2, 3]
+    assert sum(message["msg_type"] == "stream" for message in cell.messages) < 20
+
+
+def test_progress_appears_after_two_seconds_names_who_is_missing_and_goes(nb: Notebook) -> None:
+    cell = nb.run("%%on w\nimport time\ntime.sleep(3.2 if rank == 2 else 0)\nrank").ok()
+    assert len(cell.displays) == 1
+    first = cell.displays[0]["text/plain"]
+    assert "3 of 4 ranks have answered" in first
+    assert "missing: gpus=2" in first
+    assert cell.updates[-1] == {"text/plain": "", "text/html": ""}
+
+
+def test_short_waits_show_no_progress(nb: Notebook) -> None:
+    cell = nb.run("a.work.call(0.5).get()").ok()
+    assert cell.displays == cell.updates == []
+
+
+def test_await_and_get_give_the_same_without_warnings(nb: Notebook) -> None:
+    awaited = nb.run("(await a.work.call()).values()").ok()
+    waited = nb.run("a.work.call().get().values()").ok()
+    assert awaited.text == waited.text == "[0, 1, 2, 3]"
+    assert awaited.stderr == waited.stderr == ""
+
+
+def test_a_class_redefined_in_a_cell_is_used_for_new_actors(nb: Notebook) -> None:
+    source = (
+        "from monarch.actor import *\nclass Greeter(Actor):\n    @endpoint\n    def greet(self):\n        return '{}'\n"
+    )
+    spawn = "w.spawn('greeters', Greeter).greet.call().get().get(0)"
+    assert nb.run(source.format("hello") + spawn).ok().text == "'hello'"
+    assert nb.run(source.format("welcome") + spawn).ok().text == "'welcome'"
+
+
+def test_displays_are_html_tables_and_plain_text(nb: Notebook) -> None:
+    shown = nb.run("a").ok()
+    assert "Worker mesh 'a'" in shown.text
+    assert shown.html.count('class="mnb-alive"') == 4
+    values = nb.run("a.work.call().get()").ok()
+    assert values.html.count("<tr>") == 5
+    assert "gpus=0-3" in nb.run("a.divide.call(2).get()").ok().html
+    assert "pending" in nb.run("a.work.call(0.3)").ok().html
+    tensors = nb.run("import torch\n%timeit -n1 -r1 0\nw.run(lambda: torch.ones(100, 3)).get()").ok()
+    assert "tensor (100, 3) float32: min 1, max 1, mean 1" in tensors.html
+    assert "<script" not in shown.html
