@@ -1,14 +1,12 @@
 """The command that becomes a proc, for those who want another than the default one."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from monarch_nb.host.bootstrap import command
 from monarch_nb.host.protocol import Launch
-
-P = TypeVar("P")
+from monarch_nb.shape import Extent, Point
 
 
 @dataclass
@@ -47,13 +45,13 @@ def default_bootstrap_cmd() -> BootstrapCommand:
     return BootstrapCommand(sys.executable, None, command("monarch_nb.host.proc_main")[1:], {})
 
 
-def launches(
-    wish: "BootstrapCommand | Callable[[P], BootstrapCommand] | None", points: Sequence[P]
-) -> tuple[Launch, ...]:
-    """One launch for each process; nothing for the default way. Raises TypeError for what is no command."""
+def launches(wish: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent) -> tuple[Launch, ...]:
+    """One launch for each process of a mesh; nothing for the default way. Raises TypeError for what is no command."""
     if wish is None:
         return ()
-    found = [wish] * len(points) if isinstance(wish, BootstrapCommand) else [wish(point) for point in points]
+    if isinstance(wish, BootstrapCommand):
+        return (wish._launch(),) * extent.nelements
+    found = [wish(extent.point(rank)) for rank in range(extent.nelements)]
     for each in found:
         if not isinstance(each, BootstrapCommand):
             raise TypeError(f"bootstrap_command gave {type(each).__name__}, not a BootstrapCommand")

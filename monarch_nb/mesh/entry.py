@@ -33,7 +33,7 @@ def run_proc(spec: ProcSpec) -> int:
     os.environ.pop(TRAVELS_IN, None)
     engine = Runtime(spec.address, spec.agent, root_id=f"<{spec.name or 'proc'}>")
     engine.run_in_actor = run_in_actor
-    Keeper(engine, root=None)
+    Keeper(engine, root=None).python = spec.python
     install(engine)
     if spec.log:
         engine.keep_log(1)

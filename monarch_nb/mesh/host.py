@@ -5,24 +5,38 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
+from monarch_nb.host.command import BootstrapCommand, launches
 from monarch_nb.mesh.devices import environments
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.spawning import spawn_proc_mesh
 from monarch_nb.runtime import Future, runtime
-from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
+from monarch_nb.shape import Extent, MeshTrait, NDSlice, Point, Region
 
 
 class HostMesh(MeshTrait):
     """A mesh of hosts, or a slice of one."""
 
     def __init__(
-        self, name: str, hosts: Sequence[str], region: Region, *, python: str | None = None, owned: bool = False
+        self,
+        name: str,
+        hosts: "Sequence[str] | Future[tuple[str, ...]]",
+        region: Region,
+        *,
+        python: str | None = None,
+        owned: bool = False,
+        ended: list[str] | None = None,
     ) -> None:
         self._name = name
-        self._hosts = tuple(hosts)  # by base rank
+        self._found = hosts if isinstance(hosts, Future) else Future._resolved(tuple(hosts))
         self.__region = region
         self._python = python
         self._owned = owned
+        self._ended = [] if ended is None else ended  # shared with slices: why it cannot be used any more
+
+    @property
+    def _hosts(self) -> tuple[str, ...]:
+        """Host ids by base rank. Blocks while hosts that are being attached have not told theirs."""
+        return self._found.get()
 
     @classmethod
     def of_host(cls, host: str) -> "HostMesh":
@@ -34,7 +48,16 @@ class HostMesh(MeshTrait):
         return self.__region
 
     def _new_with_region(self, region: Region) -> Self:
-        return type(self)(self._name, self._hosts, region, python=self._python)
+        return type(self)(self._name, self._found, region, python=self._python, ended=self._ended)
+
+    def _usable(self) -> None:
+        if self._ended:
+            raise RuntimeError(f"HostMesh has already been {self._ended[0]}")
+
+    def _mine(self, what: str) -> None:
+        self._usable()
+        if not self._owned:
+            raise RuntimeError(f"only the owner of a host mesh can {what} it, not a slice or a reference")
 
     def spawn_procs(
         self,
@@ -42,7 +65,7 @@ class HostMesh(MeshTrait):
         bootstrap: Callable[[], Any] | None = None,
         name: str | None = None,
         proc_bind: list[dict[str, str]] | None = None,
-        bootstrap_command: Any = None,
+        bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
         *,
         setup: str | None = None,
         setup_filename: str = "<set-up>",
@@ -50,11 +73,13 @@ class HostMesh(MeshTrait):
     ) -> ProcMesh:
         """Spawns processes on each host, in a mesh with the hosts' dimensions and then those of `per_host`.
 
-        Does not block. `bootstrap`, or the source `setup`, runs on each process's main thread before any actor is made
-        there. Raises ValueError for dimensions that clash or sizes that are not positive.
+        Does not block, unless the hosts are still being attached. `bootstrap`, or the source `setup`, runs on each
+        process's main thread before any actor is made there. `proc_bind` holds, for each process of a host, what it is
+        bound to: numactl's cpunodebind, membind, physcpubind, or cpus. `bootstrap_command`, or what it returns for the
+        place of a process, is run in place of the default command.
+        Raises ValueError for dimensions that clash or sizes that are not positive.
         """
-        if bootstrap_command is not None:
-            raise NotImplementedError("bootstrap_command is not part of this version yet")
+        self._usable()
         dims = dict(per_host or {})
         for label, size in dims.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -77,6 +102,7 @@ class HostMesh(MeshTrait):
             bootstrap=bootstrap,
             setup=(() if setup is None else ((setup, setup_filename),)),
             proc_bind=tuple(proc_bind or ()),
+            launch=launches(bootstrap_command, extent),
             python=self._python,
             env=environments(dims, dict(env or {})),
         )
@@ -85,30 +111,57 @@ class HostMesh(MeshTrait):
         """The same hosts, whose processes run another interpreter."""
         if not os.access(path, os.X_OK):
             raise ValueError(f"{path!r} is not an executable file")
-        return HostMesh(self._name, self._hosts, self._region, python=os.path.abspath(path), owned=self._owned)
+        python = os.path.abspath(path)
+        return HostMesh(self._name, self._found, self._region, python=python, owned=self._owned, ended=self._ended)
 
     @property
     def initialized(self) -> Future[Literal[True]]:
         """Resolves when every host's agent has answered."""
         from monarch_nb.mesh.controller import hosts_answer
 
-        return hosts_answer([self._hosts[rank] for rank in self._region.ranks()])
+        answered: Future[Literal[True]] = Future._make(story=lambda: f"the hosts of {self._name} have not all answered")
+
+        def settle(future: "Future[Any]") -> None:
+            error = future.exception(0)
+            answered._set(True) if error is None else answered._fail(error)
+
+        def ask(future: "Future[tuple[str, ...]]") -> None:
+            if future.exception(0) is None:
+                hosts_answer([self._hosts[rank] for rank in self._region.ranks()])._on_done(settle)
+            else:
+                settle(future)
+
+        self._found._on_done(ask)
+        return answered
 
     def shutdown(self) -> Future[None]:
         """Ends the host agents of this mesh and all processes on them. Only for the whole mesh, by its owner."""
         from monarch_nb.mesh.controller import shutdown_hosts
 
-        if not self._owned:
-            raise RuntimeError("only the owner of a host mesh can shut it down, not a slice or a reference")
-        return shutdown_hosts(self._hosts)
+        self._mine("shut down")
+        hosts = self._hosts
+        self._ended.append("shut down")
+        return shutdown_hosts(hosts)
+
+    def stop(self) -> Future[None]:
+        """Stops all processes that were spawned from here on these hosts; the agents stay, for what comes next.
+
+        Resolves when they are gone. Only for the whole mesh, by its owner.
+        """
+        from monarch_nb.mesh.controller import stop_hosts
+
+        self._mine("stop")
+        return stop_hosts(self._hosts)
 
     async def __aenter__(self) -> Self:
+        self._usable()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.shutdown()
+        if not self._ended:
+            await self.shutdown()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HostMesh) and self._hosts == other._hosts and self._region == other._region
@@ -132,7 +185,9 @@ def this_host() -> HostMesh:
 
     engine = runtime()
     ensure_host(engine)
-    return HostMesh.of_host(engine.host)
+    mesh = HostMesh.of_host(engine.host)
+    mesh._python = engine.keeper.python
+    return mesh
 
 
 def this_proc() -> ProcMesh:

@@ -72,6 +72,7 @@ class Keeper:
         self._owned: dict[str, list[str]] = {}  # stream of the owner -> uids
         self._owners_here: dict[str, set[str]] = {}  # process of an owner -> streams whose actors live here
         self._mesh: ProcMesh | None = None
+        self.python: str | None = None  # the interpreter that processes spawned on this host from here run
         engine.keeper = self
         engine.supervisor = self.driver
         route_answers(engine)

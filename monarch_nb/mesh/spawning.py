@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 
 
-from monarch_nb.host.protocol import SpawnProcs
+from monarch_nb.host.protocol import Launch, SpawnProcs
 from monarch_nb.mesh.devices import warn_of_shared
 from monarch_nb.mesh.endpoint import encode_arguments
+from monarch_nb.mesh.registry import announce
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.state import ProcState
@@ -40,8 +41,13 @@ class ProcBorn:
     setup: Held
     env: tuple[dict[str, str | None], ...]
     proc_bind: tuple[dict[str, str], ...]
+    launch: tuple[Launch, ...]  # by rank, if not the default command
     python: str | None
     initialized: Future[Any] = field(default_factory=lambda: Future._resolved(True))
+
+    def inherits(self, rank: int) -> bool:
+        """Whether a rank gets this process's environment."""
+        return not self.launch or self.launch[rank].inherit_env
 
 
 def _environment(engine: Runtime, host: str) -> dict[str, str | None]:
@@ -76,9 +82,13 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
                 layout=layout,
                 ranks=tuple(rank for rank, _ in mine),
                 incarnations=tuple(incarnation for _, incarnation in mine),
-                env=tuple({**shared, **born.env[rank % layout.per_host]} for rank, _ in mine),
+                env=tuple(
+                    {**(shared if born.inherits(rank) else handed_on), **born.env[rank % layout.per_host]}
+                    for rank, _ in mine
+                ),
                 proc_bind=tuple(born.proc_bind[rank % layout.per_host] for rank, _ in mine) if born.proc_bind else (),
                 python=born.python,
+                launch=tuple(born.launch[rank] for rank, _ in mine) if born.launch else (),
                 bootstrap_env_cold=bool(born.proc_bind) or born.python is not None,
                 cwd=os.getcwd(),
                 sys_path=tuple(path or os.getcwd() for path in sys.path),
@@ -132,6 +142,7 @@ def spawn_proc_mesh(
     bootstrap: Callable[[], Any] | None,
     setup: tuple[tuple[str, str], ...],
     proc_bind: tuple[dict[str, str], ...],
+    launch: tuple[Launch, ...],
     python: str | None,
     env: tuple[dict[str, str | None], ...],
 ) -> "ProcMesh":
@@ -149,6 +160,7 @@ def spawn_proc_mesh(
         Held(encode_arguments(f"{name}.set-up", (list(setup), bootstrap), {})),
         env,
         proc_bind,
+        launch,
         python,
     )
     state = ProcState(
@@ -164,6 +176,8 @@ def spawn_proc_mesh(
     engine.meshes[uid] = state
     engine.keeper.own(instance, state)
     born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
-    return ProcMesh(state, region)
+    mesh = ProcMesh(state, region)
+    announce(mesh)
+    return mesh
 
 

@@ -1,0 +1,48 @@
+"""Which proc meshes this process has, and who wants to hear of new ones."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from monarch_nb.mesh.state import ProcState
+from monarch_nb.runtime import process
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.proc import ProcMesh
+
+logger = logging.getLogger(__name__)
+
+Callback = Callable[["ProcMesh"], object]
+_callbacks: list[Callback] = []
+
+
+def register_proc_mesh_spawn_callback(callback: Callback) -> None:
+    """Has `callback(proc_mesh)` called whenever this process has spawned one, before the caller gets it."""
+    _callbacks.append(callback)
+
+
+def unregister_proc_mesh_spawn_callback(callback: Callback) -> None:
+    """Takes a callback back. Raises ValueError if it is not registered."""
+    _callbacks.remove(callback)
+
+
+def announce(mesh: "ProcMesh") -> None:
+    """Calls those who want to hear of it; one that fails is logged, for the processes are there all the same."""
+    for callback in tuple(_callbacks):
+        try:
+            callback(mesh)
+        except Exception:
+            logger.exception("a spawn callback failed on %r", mesh)
+
+
+def get_active_proc_meshes() -> "list[ProcMesh]":
+    """The proc meshes that this process has spawned and that are not stopped, whoever still refers to them."""
+    from monarch_nb.mesh.proc import ProcMesh
+
+    engine = process._runtime
+    known = tuple(engine.meshes.values()) if engine is not None else ()
+    return [
+        ProcMesh(state, state.region)
+        for state in known
+        if isinstance(state, ProcState) and state.born is not None and state.stopped is None
+    ]
