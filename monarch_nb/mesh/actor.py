@@ -8,6 +8,7 @@ import msgspec
 from monarch_nb.mesh.endpoint import Endpoint, check_arguments, encode_arguments
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.state import ActorState
+from monarch_nb.mesh.undeclared import NotAnEndpoint
 from monarch_nb.runtime import SPAWN, Actor, Held, EndpointProperty, Future, Instance, PendingCall, SpawnActor, endpoints_of, kind_of, runtime
 from monarch_nb.shape import MeshTrait, Region
 from monarch_nb.wire import encode, pickle_failure
@@ -42,10 +43,7 @@ class ActorMesh(MeshTrait, Generic[A]):
             self.__dict__[name] = endpoint
             return endpoint
         if declared is not None and callable(declared):
-            raise RuntimeError(
-                f"{cls.__name__}.{name} is not annotated as an endpoint. To call it as one, add a @endpoint decorator "
-                f"to its definition, or use as_endpoint({self._state.name}.{name})"
-            )
+            return NotAnEndpoint(self, name, declared)
         known = ", ".join(sorted(endpoints_of(cls))) or "none"
         raise AttributeError(f"{self._state.name} ({cls.__name__}) has no endpoint {name!r}; it has: {known}")
 

@@ -83,7 +83,7 @@ class Endpoint(Generic[P, R]):
 
     @property
     def _title(self) -> str:
-        return f"{self._mesh._state.name}.{self._name}"
+        return f"{self._mesh._state.name}.{self._name.lstrip('@!')}"
 
     def _frames(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         declared = self._current()

@@ -4,7 +4,14 @@ from monarch_nb.runtime.actor import Actor
 from monarch_nb.runtime.calls import DeadlockError, PendingCall, StreamCall
 from monarch_nb.runtime.cell import EXEC, HOOK, RELOAD, SKIP, ActorCell, SpawnActor
 from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
-from monarch_nb.runtime.endpoint import EndpointProperty, concurrent_endpoint, endpoint, endpoints_of, kind_of
+from monarch_nb.runtime.endpoint import (
+    EndpointProperty,
+    concurrent_endpoint,
+    endpoint,
+    endpoints_of,
+    kind_of,
+    undeclared_name,
+)
 from monarch_nb.runtime.future import Future, Waiter, waiters
 from monarch_nb.runtime.held import Held
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver
@@ -44,5 +51,6 @@ __all__ = [
     "kind_of",
     "runtime",
     "set_factory",
+    "undeclared_name",
     "waiters",
 ]

@@ -15,9 +15,10 @@ import msgspec
 from monarch_nb.routing import Inbox
 from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import Kind as ActorKind
-from monarch_nb.runtime.endpoint import endpoints_of, kind_of
+from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.runtime.ports import ReplyPort
+from monarch_nb.runtime.spans import instrumented
 from monarch_nb.settings import settings
 from monarch_nb.shape import Extent, NDSlice, Point, Region
 from monarch_nb.transport import throw_into
@@ -192,8 +193,13 @@ class ActorCell:
             return self.obj.__healed__, args, kwargs
         endpoint = self.endpoints.get(header.method)
         if endpoint is None:
-            raise AttributeError(f"{self.spec.class_name} has no endpoint {header.method!r} in this process")
+            endpoint = undeclared(type(self.obj), header.method)
+            if endpoint is None:
+                raise AttributeError(f"{self.spec.class_name} has no endpoint {header.method!r} in this process")
+            self.endpoints[header.method] = endpoint
         method = endpoint._method.__get__(self.obj)
+        if endpoint._instrument:
+            method = instrumented(method, header.method)
         if endpoint._explicit_response_port:
             args = (ReplyPort(header), *args)
         return method, args, kwargs

@@ -116,6 +116,19 @@ def endpoints_of(cls: type) -> dict[str, EndpointProperty[..., Any]]:
     return found
 
 
+def undeclared_name(name: str, *, explicit: bool) -> str:
+    """How a message names a method that is not marked as an endpoint."""
+    return f"@!{name}" if explicit else f"@{name}"
+
+
+def undeclared(cls: type, name: str) -> "EndpointProperty[..., Any] | None":
+    """The method that `undeclared_name` stands for; None for other names."""
+    if not name.startswith("@"):
+        return None
+    method = getattr(cls, name.lstrip("@!"), None)
+    return EndpointProperty(method, explicit_response_port=name.startswith("@!")) if callable(method) else None
+
+
 def _overrides(cls: type, hook: str) -> Callable[..., Any] | None:
     method = getattr(cls, hook, None)
     return None if method is None or getattr(method, "_monarch_default", False) else method
