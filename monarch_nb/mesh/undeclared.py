@@ -1,0 +1,75 @@
+"""Methods of an actor class without `@endpoint`: what they are on a mesh, and how they are called all the same."""
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, cast, overload
+
+from monarch_nb.mesh.endpoint import Endpoint
+from monarch_nb.runtime import EndpointProperty, Port, undeclared_name
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.actor import ActorMesh
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class NotAnEndpoint:
+    """A method that is not marked with `@endpoint`. Only `as_endpoint` can do anything with it."""
+
+    def __init__(self, mesh: "ActorMesh[Any]", name: str, method: Callable[..., Any]) -> None:
+        self._mesh = mesh
+        self._name = name
+        self._method = method
+
+    def _refuse(self) -> NoReturn:
+        state = self._mesh._state
+        raise RuntimeError(
+            f"{state.cls.__name__}.{self._name} is not annotated as an endpoint. To call it as one, add a @endpoint "
+            f"decorator to its definition, or use as_endpoint({state.name}.{self._name})"
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuses, and says what to do instead."""
+        self._refuse()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse()
+
+    def __repr__(self) -> str:
+        return f"<{self._mesh._state.name}.{self._name}, not an endpoint>"
+
+
+@overload
+def as_endpoint(
+    not_an_endpoint: Callable[P, R], *, propagate: Any = None, explicit_response_port: Literal[False] = False
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    not_an_endpoint: Callable[Concatenate[Port[R], P], None],
+    *,
+    propagate: Any = None,
+    explicit_response_port: Literal[True],
+) -> Endpoint[P, R]: ...
+def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
+    """A method of a spawned actor without `@endpoint`, as an endpoint: `as_endpoint(mesh.method).call(...)`.
+
+    Raises ValueError for anything else, TypeError for an `async def` of an actor whose endpoints are all `def`.
+    """
+    if isinstance(not_an_endpoint, Endpoint):
+        raise ValueError(f"{not_an_endpoint._title} is an endpoint already")
+    if not isinstance(not_an_endpoint, NotAnEndpoint):
+        raise ValueError(f"as_endpoint wants a method of a spawned actor (mesh.method), not {not_an_endpoint!r}")
+    mesh, method = not_an_endpoint._mesh, not_an_endpoint._method
+    if mesh._state.kind == "sync" and inspect.iscoroutinefunction(method):
+        raise TypeError(
+            f"{mesh._state.cls.__name__}.{not_an_endpoint._name} is `async def`, but the actor's endpoints are all "
+            f"`def`: it has no event loop"
+        )
+    declared = cast(
+        "EndpointProperty[..., Any]",
+        EndpointProperty(method, propagate=propagate, explicit_response_port=explicit_response_port),
+    )
+    return Endpoint(mesh, undeclared_name(not_an_endpoint._name, explicit=explicit_response_port), declared)

@@ -1,0 +1,94 @@
+"""Spans of OpenTelemetry around what runs here, where a program records any; where none does, nothing is paid.
+
+The library never imports OpenTelemetry by itself for this: a process in which nobody has, records nothing.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from monarch_nb.runtime.context import current
+from monarch_nb.settings import settings
+
+_TRACE = "opentelemetry.trace"
+
+
+def tracer() -> Any:
+    """The tracer that spans are recorded with; None where nobody has set up any recording."""
+    trace = sys.modules.get(_TRACE)
+    if trace is None:
+        return None
+    try:
+        provider = trace.get_tracer_provider()
+        if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+            return None
+    except AttributeError:  # another thread is importing it right now
+        return None
+    return provider.get_tracer("monarch_nb") if settings.get("enable_otel_tracing") else None
+
+
+class Span:
+    """A named stretch of time, from `with` to the end of its block. An exception that leaves the block is recorded."""
+
+    __slots__ = ("_attributes", "_entered", "_name", "_span")
+
+    def __init__(self, name: str, attributes: Mapping[str, Any] | None = None) -> None:
+        self._name = name
+        self._attributes = attributes
+        self._entered: Any = None
+        self._span: Any = None
+
+    def __enter__(self) -> Self:
+        found = tracer()
+        if found is not None:
+            running = current.get()
+            who = {} if running is None else {"monarch.actor": str(running.actor_instance)}
+            self._entered = found.start_as_current_span(self._name, attributes={**who, **(self._attributes or {})})
+            self._span = self._entered.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        entered, self._entered, self._span = self._entered, None, None
+        if entered is not None:
+            entered.__exit__(kind, error, trace)
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Adds to what is recorded; nothing happens where nothing is."""
+        if self._span is not None:
+            self._span.set_attribute(key, value)
+
+    def add_event(self, name: str, attributes: Mapping[str, Any] | None = None) -> None:
+        """Notes that something happened now; nothing happens where nothing is recorded."""
+        if self._span is not None:
+            self._span.add_event(name, attributes)
+
+
+def in_span(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function, each call of it in a span."""
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            with Span(name):
+                return await function(*args, **kwargs)
+
+        return run_async
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with Span(name):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def instrumented(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The method of an endpoint as it is to be run: in a span where any are recorded."""
+    if _TRACE not in sys.modules or tracer() is None:
+        return method
+    return in_span(method, name)

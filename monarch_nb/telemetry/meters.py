@@ -1,0 +1,77 @@
+"""Counters and histograms of OpenTelemetry; without that package they count for nobody."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Instrument(Protocol):
+    """What a meter makes. Which of the methods it has depends on its kind."""
+
+    def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
+        """Counts on; of counters."""
+
+    def record(self, amount: float, attributes: Any = None, context: Any = None) -> None:
+        """Notes one value; of histograms."""
+
+    def set(self, amount: float, attributes: Any = None, context: Any = None) -> None:
+        """Notes the value that is now; of gauges."""
+
+
+class Meter(Protocol):
+    """Makes instruments; the names are OpenTelemetry's."""
+
+    def create_counter(self, name: str, unit: str = "", description: str = "") -> Any:
+        """Only goes up."""
+
+    def create_up_down_counter(self, name: str, unit: str = "", description: str = "") -> Any:
+        """Goes up and down."""
+
+    def create_histogram(self, name: str, unit: str = "", description: str = "") -> Any:
+        """Many values, of which the distribution matters."""
+
+    def create_observable_counter(
+        self, name: str, callbacks: Sequence[Any] | None = None, unit: str = "", description: str = ""
+    ) -> Any:
+        """A counter that is asked."""
+
+    def create_observable_up_down_counter(
+        self, name: str, callbacks: Sequence[Any] | None = None, unit: str = "", description: str = ""
+    ) -> Any:
+        """An up-down counter that is asked."""
+
+    def create_observable_gauge(
+        self, name: str, callbacks: Sequence[Any] | None = None, unit: str = "", description: str = ""
+    ) -> Any:
+        """A gauge that is asked."""
+
+
+class _Nothing:
+    """Takes everything and keeps nothing."""
+
+    def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
+        """Nobody listens."""
+
+    record = set = add
+
+
+class _NoMeter:
+    """Stands in for a meter."""
+
+    def _make(self, name: str, *_: Any, **__: Any) -> _Nothing:
+        return _Nothing()
+
+    create_counter = create_up_down_counter = create_histogram = create_gauge = _make
+    create_observable_counter = create_observable_up_down_counter = create_observable_gauge = _make
+
+
+def get_meter(name: str = "monarch") -> Meter:
+    """A meter of OpenTelemetry; what it measures goes to the provider that the program has set, or will set.
+
+    Where the package opentelemetry-api is not installed, its instruments accept everything and keep nothing.
+    """
+    try:
+        from opentelemetry import metrics
+    except ImportError:
+        return _NoMeter()
+    found: Meter = metrics.get_meter(name)
+    return found
