@@ -1,0 +1,157 @@
+"""A real JupyterLab with a notebook in it, and a browser to look at it."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+SETTINGS = {
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # all of it is in the page
+}
+
+
+# What the page shows as idle may be a kernel that it has not reached yet; cells run then are forgotten.
+KERNEL_IS_IDLE = """() => {
+    const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
+    return kernel?.connectionStatus === "connected" && kernel?.status === "idle";
+}"""
+
+TOP = """() => {
+    for (const node of document.querySelectorAll(".jp-Notebook, .jp-Notebook *")) node.scrollTop = 0;
+}"""
+# Cells are laid out anew when they come into view.
+STEADY = """async () => {
+    const bottom = () => [...document.querySelectorAll(".jp-Notebook .jp-Cell")].at(-1).getBoundingClientRect().bottom;
+    const was = bottom();
+    await new Promise(done => setTimeout(done, 400));
+    return bottom() === was;
+}"""
+
+
+def browser_path() -> str:
+    """The browser to drive. Skips the test, saying so, where there is none."""
+    for name in BROWSERS:
+        if path := shutil.which(name):
+            return path
+    pytest.skip("SKIPPED browser test: no chromium or google-chrome on PATH; `make browser` tries to install it")
+
+
+@contextlib.contextmanager
+def lab(folder: Path, notebook: Path, env: dict[str, str]) -> Iterator[str]:
+    """Serves a copy of a notebook; gives the address at which JupyterLab shows it."""
+    root, runtime = folder / "root", folder / "runtime"
+    for path in (root, runtime, folder / "config"):
+        path.mkdir(parents=True)
+    shutil.copy(notebook, root)
+    overrides = folder / "app-settings"
+    _share(overrides)
+    token = secrets.token_hex(16)
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"),
+                *("--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", f"--IdentityProvider.token={token}"),
+                *(f"--ServerApp.root_dir={root}", f"--LabApp.app_settings_dir={overrides}"),
+                *(f"--LabApp.workspaces_dir={folder / 'workspaces'}", f"--LabApp.user_settings_dir={folder / 'user'}"),
+            ],
+            env={
+                **os.environ,
+                **env,
+                "JUPYTER_RUNTIME_DIR": str(runtime),
+                "JUPYTER_CONFIG_DIR": str(folder / "config"),
+                "JUPYTER_DATA_DIR": str(folder / "data"),
+                "IPYTHONDIR": str(folder / "ipython"),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield f"{_address(server, runtime)}lab/tree/{notebook.name}?token={token}"
+        finally:
+            server.terminate()  # it ends its kernels
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _share(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "overrides.json").write_text(json.dumps(SETTINGS))
+
+
+def _address(server: subprocess.Popen[bytes], runtime: Path, seconds: float = 40) -> str:
+    """The server picks a free port and writes down which."""
+    deadline = time.monotonic() + seconds
+    told = runtime / f"jpserver-{server.pid}.json"
+    while time.monotonic() < deadline:
+        assert server.poll() is None, (runtime.parent / "server.log").read_text()
+        with contextlib.suppress(OSError, ValueError):
+            return str(json.loads(told.read_text())["url"])
+        time.sleep(0.1)
+    raise AssertionError("JupyterLab did not come up:\n" + (runtime.parent / "server.log").read_text())
+
+
+@contextlib.contextmanager
+def page(address: str, width: int = 1280, height: int = 1000) -> Iterator[Any]:
+    """A browser at an address, once JupyterLab is there with a kernel that is idle."""
+    path = browser_path()
+    playwright = pytest.importorskip("playwright.sync_api", reason="SKIPPED browser test: playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=ARGUMENTS)
+        try:
+            shown = browser.new_page(viewport={"width": width, "height": height})
+            shown.goto(address)
+            shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+            shown.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+            yield shown
+        finally:
+            browser.close()
+
+
+def menu(shown: Any, name: str, item: str) -> None:
+    """Picks an item of the menu bar, as a person does."""
+    shown.click(f'.lm-MenuBar-itemLabel:text-is("{name}")')
+    shown.click(f'.lm-Menu-itemLabel:text-is("{item}")')
+
+
+def theme(shown: Any, name: str) -> None:
+    """Changes the theme and waits until it is there."""
+    shown.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", name)
+    shown.wait_for_selector(f'body[data-jp-theme-name="{name}"]', state="attached", timeout=15_000)
+
+
+def whole(shown: Any, picture: Path) -> None:
+    """A picture of all of a notebook, for which the window is as tall as it needs to be for a moment."""
+    before = shown.viewport_size
+    shown.set_viewport_size({**before, "height": 12_000})
+    shown.evaluate(TOP)
+    first, last = (getattr(shown.locator(".jp-Notebook .jp-Cell"), which) for which in ("first", "last"))
+    shown.wait_for_function(STEADY, timeout=15_000)
+    top, end = first.bounding_box(), last.bounding_box()
+    clip = {"x": top["x"], "y": top["y"], "width": top["width"], "height": end["y"] + end["height"] - top["y"] + 10}
+    shown.screenshot(path=picture, clip=clip)
+    shown.set_viewport_size(before)
