@@ -43,10 +43,10 @@ class _Log:
         *lines, rest = _ENDS.split(self.open + self._decoder.decode(data))
         if lines or not self.open:
             self.since = time.monotonic()
+        if "\r" in rest:  # what a progress bar has overwritten is of no use
+            rest = f"\r{overwritten(rest)}" + ("\r" if rest.endswith("\r") else "")
         if len(rest) > LONGEST:
-            # What a progress bar has overwritten is of no use; a line without end must not eat the memory.
-            kept = overwritten(rest)
-            lines, rest = ([*lines, kept], "") if len(kept) > LONGEST // 2 else (lines, "\r" + kept)
+            lines, rest = [*lines, rest], ""
         self.open = rest
         done = [overwritten(line) for line in lines]
         self.lines.extend(done)

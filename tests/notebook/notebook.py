@@ -12,6 +12,8 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
+# Another interpreter's kernel can be put to the same tests, such as one with the versions of a hosted notebook.
+PYTHON = os.environ.get("MONARCH_TEST_KERNEL") or sys.executable
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -52,7 +54,7 @@ class Notebook:
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
         spec = self.manager.kernel_spec
         assert spec is not None
-        spec.argv = [sys.executable, "-m", "ipykernel", "-f", "{connection_file}"]
+        spec.argv = [PYTHON, "-m", "ipykernel", "-f", "{connection_file}"]
         self.manager.start_kernel(env=env)
         self.client = self.manager.client()
         self.client.start_channels()

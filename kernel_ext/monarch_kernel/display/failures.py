@@ -31,7 +31,7 @@ def plain(text: str, _style: str) -> str:
 
 def ansi(text: str, style: str) -> str:
     """Colours of a terminal, which notebooks show as well."""
-    codes = {"title": "1;31", "dim": "2", "strong": "1"}
+    codes = {"title": "1", "dim": "2", "strong": "1"}  # the error box is red already
     return f"\033[{codes[style]}m{text}\033[0m" if style in codes else text
 
 
