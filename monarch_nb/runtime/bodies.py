@@ -1,0 +1,219 @@
+"""Functions written as `async def` that give a Future: their body runs on the loop of whoever looks first."""
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, ParamSpec, TypeVar
+
+from monarch_nb.runtime.future import Future, _block_checks
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_Body = tuple[Coroutine[Any, Any, Any], contextvars.Context]
+
+
+class WouldBlockRuntime(RuntimeError):
+    """A wait that could never end: it would block the very thread that has to do the work. Use `await` there."""
+
+
+class _Here(threading.local):
+    """What this thread is about."""
+
+    driving = False  # a body, on a loop of its own
+    runner: "_Runner | None" = None
+
+
+class _Runner:
+    """The loop of one thread, used for one body after the other and closed when the thread ends."""
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner()
+        self.close = weakref.finalize(self, _close, self.runner)
+        self.close.atexit = False
+        if threading.current_thread() is threading.main_thread():
+            atexit.register(self.close)
+
+
+def _close(runner: asyncio.Runner) -> None:
+    with contextlib.suppress(Exception):
+        runner.close()
+
+
+_here = _Here()
+_started: set["asyncio.Task[None]"] = set()  # loops hold their tasks weakly
+
+
+def _check(future: Future[Any]) -> None:
+    if _here.driving:
+        raise WouldBlockRuntime(
+            "this .get() is inside a @returns_future body that another .get() runs on this thread: use `await` here"
+        )
+
+
+_block_checks.append(_check)
+
+
+class BodyFuture(Future[R]):
+    """The result of a body that begins to run when somebody first looks; at most once."""
+
+    __slots__ = ("_body", "_thread")
+    _body: _Body | None
+    _thread: int  # whose loop runs the body
+
+    @classmethod
+    def _of(cls, body: Coroutine[Any, Any, R], context: contextvars.Context) -> "BodyFuture[R]":
+        self = cls._make()
+        assert isinstance(self, BodyFuture)
+        self._body = (body, context)
+        self._thread = 0
+        return self
+
+    def _take(self) -> _Body | None:
+        with _taking:
+            body, self._body = self._body, None
+            if body is not None:
+                self._thread = threading.get_ident()
+        return body
+
+    def _wait(self, timeout: float | None) -> bool:
+        if self._done:
+            return True
+        _check(self)
+        body = self._take()
+        if body is not None:
+            self._drive(body, timeout)
+            return True
+        if self._thread == threading.get_ident():
+            raise WouldBlockRuntime("the body of this future runs on this thread's event loop: use `await`")
+        return super()._wait(timeout)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """Suspends the running task until the body is done, which runs on the same loop."""
+        body = self._take()
+        if body is not None:
+            coroutine, context = body
+            task = context.run(asyncio.get_running_loop().create_task, self._run(coroutine))
+            _started.add(task)
+            task.add_done_callback(_started.discard)
+        return super().__await__()
+
+    def __del__(self) -> None:
+        body = getattr(self, "_body", None)
+        if body is not None:
+            body[0].close()
+
+    # -- running it -------------------------------------------------------------------------------------------------
+
+    async def _run(self, body: Coroutine[Any, Any, R]) -> None:
+        try:
+            self._set(await body)
+        except asyncio.CancelledError:
+            self._fail(asyncio.CancelledError())
+            raise
+        except BaseException as error:
+            self._fail(error)
+
+    async def _main(self, body: Coroutine[Any, Any, R], timeout: float | None) -> None:
+        task = asyncio.create_task(self._run(body))
+        try:
+            await asyncio.wait({task}, timeout=timeout)
+            if not task.done():
+                self._fail(_late(timeout))
+        except asyncio.CancelledError:  # an interrupt
+            self._fail(asyncio.CancelledError())
+            raise
+        finally:
+            left = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+            for each in left:
+                each.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    def _drive(self, body: _Body, timeout: float | None) -> None:
+        """Runs the body to its end; at a time-out or an interrupt it is cancelled first."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._drive_here(body, timeout)
+        else:
+            self._drive_aside(body, timeout)
+
+    def _drive_here(self, body: _Body, timeout: float | None) -> None:
+        coroutine, context = body
+        mine = _here.runner
+        if mine is None:
+            mine = _here.runner = _Runner()
+        _here.driving = True
+        try:
+            mine.runner.run(self._main(coroutine, timeout), context=context)
+        except BaseException:
+            _here.runner = None  # its clean-up may have been interrupted
+            mine.close()
+            self._fail(asyncio.CancelledError())
+            raise
+        finally:
+            _here.driving = False
+
+    def _drive_aside(self, body: _Body, timeout: float | None) -> None:
+        """This thread's loop is running already, so the body gets a thread."""
+        loop: asyncio.AbstractEventLoop | None = None
+        main: asyncio.Task[None] | None = None
+        ready = threading.Event()
+
+        async def run() -> None:
+            nonlocal loop, main
+            loop, main = asyncio.get_running_loop(), asyncio.current_task()
+            ready.set()
+            await self._main(body[0], None)
+
+        def drive() -> None:
+            self._thread = threading.get_ident()
+            _here.driving = True
+            with asyncio.Runner() as runner, contextlib.suppress(asyncio.CancelledError):
+                runner.run(run(), context=body[1])
+
+        def cancel() -> None:
+            ready.wait()
+            if loop is not None and main is not None:
+                with contextlib.suppress(RuntimeError):  # it has just ended
+                    loop.call_soon_threadsafe(main.cancel)
+
+        helper = threading.Thread(target=drive, name="monarch-body", daemon=True)
+        helper.start()
+        try:
+            if not super()._wait(timeout):
+                self._fail(_late(timeout))
+                cancel()
+            helper.join()
+        except BaseException:
+            self._fail(asyncio.CancelledError())
+            cancel()
+            raise
+
+
+_taking = threading.Lock()
+
+
+def _late(timeout: float | None) -> TimeoutError:
+    return TimeoutError(f"not done within {timeout:g} s: it was cancelled")
+
+
+def returns_future(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Future[R]]:
+    """Turns an `async def` into a function that gives a Future, for callers with and without an event loop.
+
+    The body starts when the future is first looked at: `await` runs it on the awaiting loop, `.get()` on the calling
+    thread, where its time-out cancels the body. Inside the body use `await`: `.get()` raises WouldBlockRuntime there.
+    """
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"returns_future wants an `async def`, not {function!r}")
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        return BodyFuture._of(function(*args, **kwargs), contextvars.copy_context())
+
+    return call
