@@ -1,6 +1,7 @@
 """One per process: mailboxes, ports, futures, context, and how an endpoint is executed."""
 
 from monarch_nb.runtime.actor import Actor
+from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
 from monarch_nb.runtime.calls import DeadlockError, PendingCall, StreamCall
 from monarch_nb.runtime.cell import EXEC, HOOK, RELOAD, SKIP, ActorCell, SpawnActor
 from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
@@ -43,12 +44,14 @@ __all__ = [
     "StreamCall",
     "Supervising",
     "Waiter",
+    "WouldBlockRuntime",
     "concurrent_endpoint",
     "current",
     "endpoint",
     "endpoints_of",
     "install",
     "kind_of",
+    "returns_future",
     "runtime",
     "set_factory",
     "undeclared_name",

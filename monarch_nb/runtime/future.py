@@ -24,6 +24,9 @@ waiters: list[Waiter] = []
 _wait_guards: list[Callable[["Future[Any]", bool], Callable[[], None] | None]] = []
 
 
+# Asked before a thread blocks; may raise.
+_block_checks: list[Callable[["Future[Any]"], None]] = []
+
 # Held for a few instructions only: two threads may resolve one future, a third may add a callback.
 _transitions = threading.Lock()
 
@@ -149,6 +152,8 @@ class Future(Generic[R]):
         self._observe()
         if self._done:
             return True
+        for check in _block_checks:
+            check(self)
         lock = self._lock
         leave = [done for guard in _wait_guards if (done := guard(self, timeout is None)) is not None]
         self.watched += 1
