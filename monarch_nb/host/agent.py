@@ -17,7 +17,7 @@ from monarch_nb.host.casting import Caster
 from monarch_nb.host.child import Child
 from monarch_nb.host.children import Children
 from monarch_nb.host.leases import Leases
-from monarch_nb.host.linux import become_subreaper, close_other_fds, name_process
+from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.logs import LogTailer
 from monarch_nb.host.loop import READ, Loop
 from monarch_nb.host.options import Options, parse
@@ -59,10 +59,11 @@ class Agent:
         self._service = Service(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
             leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None,
-            learn=self._learn, forget=self._node.forget, end=self.end,
+            learn=self._learn, forget=self._node.forget, follow=self._follow, end=self.end,
         )  # fmt: skip
         self._caster = Caster(self._node, self.address, self._later)
         self._watching_leases = False
+        self._followed: dict[str, int] = {}  # owners on this machine that are no procs of ours: their pidfds
         self._ending = False
 
     def run(self, say_ready: Callable[[Ready], None]) -> None:
@@ -179,6 +180,21 @@ class Agent:
             self._loop.call_later(wait, self._detached_too_long)
         else:
             self.end("nobody came back to this detached host in time")
+
+    def _follow(self, owner: str, pid: int) -> None:
+        if owner in self._followed or not has_pidfd():
+            return
+        try:
+            fd = self._followed[owner] = os.pidfd_open(pid)
+        except OSError:
+            return  # it is told by its lease
+
+        def gone(_events: int) -> None:
+            self._loop.unregister(fd)
+            os.close(self._followed.pop(owner))
+            self._service.owner_gone(owner, "its process has ended")
+
+        self._loop.register(fd, READ, gone)
 
     def _watch_leases(self) -> None:
         if self._leases and not self._watching_leases:

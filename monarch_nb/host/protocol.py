@@ -173,12 +173,14 @@ class LogChunk(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct, frozen=True):
     """agent.lease: `owner` lives; without another word within `seconds` its procs are stopped.
 
-    `detach` also keeps an agent alive for that long whose owner pipe has closed.
+    `detach` also keeps an agent alive for that long whose owner pipe has closed. An owner on the agent's machine gives
+    its `pid`, and its end is noticed at once.
     """
 
     owner: str = ""
     seconds: float = 60.0
     detach: bool = False
+    pid: int = 0
 
 
 class Prewarm(msgspec.Struct, frozen=True):

@@ -28,13 +28,14 @@ log = logging.getLogger(__name__)
 class Service:
     """Answers requests on the loop's thread.
 
-    `learn(host, endpoint, via)`, `forget(host, reason)` and `end(reason, timeout, done)` are the agent's. Verbs return
-    their answer, or None if it has been or will be given elsewhere.
+    `learn(host, endpoint, via)`, `forget(host, reason)`, `follow(owner, pid)` and `end(reason, timeout, done)` are the
+    agent's. Verbs return their answer, or None if it has been or will be given elsewhere.
     """
 
     def __init__(self, *, host: str, folder: Path, children: Children, stopper: Stopper, leases: Leases,
                  logs: LogTailer, post: Post, kept: bool,
                  learn: Callable[[str, str, str], None], forget: Callable[[str, str], None],
+                 follow: Callable[[str, int], None],
                  end: Callable[[str, float, Callable[[list[p.Exited]], None]], None]) -> None:  # fmt: skip
         self._host = host
         self._folder = folder
@@ -46,6 +47,7 @@ class Service:
         self._kept = kept
         self._learn = learn
         self._forget = forget
+        self._follow = follow
         self._life = secrets.token_hex(4)
         self._end = end
         self._verbs: dict[str, tuple[type[msgspec.Struct], Callable[[Header, Any], msgspec.Struct | None]]] = {
@@ -210,6 +212,8 @@ class Service:
     def _lease(self, header: Header, wish: p.Lease) -> p.Done:
         now = time.monotonic()
         self._leases.grant(wish.owner or header.src, now, wish.seconds)
+        if wish.pid:
+            self._follow(wish.owner or header.src, wish.pid)
         if wish.detach:
             self._leases.detached_until = now + wish.seconds
         return p.Done()

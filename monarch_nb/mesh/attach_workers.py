@@ -1,0 +1,111 @@
+"""Workers as a mesh of hosts: attached in the background, over TCP and on this machine alike."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from monarch_nb.mesh import ways
+from monarch_nb.mesh.attach import AttachError, attach_hosts, objection
+from monarch_nb.mesh.host import HostMesh, host_labels
+from monarch_nb.mesh.neighbour import meet
+from monarch_nb.mesh.trust import CA, PrivateKey, check_trust, local_name, read_keys
+from monarch_nb.routing.addresses import Endpoint, parse_worker_address
+from monarch_nb.runtime import Future, Runtime, runtime
+from monarch_nb.settings import settings
+from monarch_nb.transport import Keys
+
+
+def attach_to_workers(
+    *, private_key: PrivateKey = None, ca: CA, workers: "Sequence[str | Future[str]]", name: str | None = None
+) -> HostMesh:
+    """A mesh, with dimension `hosts`, of the hosts where workers run: `run_worker_loop_forever` at these addresses.
+
+    Does not block: hosts are connected in the background, and waited for where they have not come up yet, up to the
+    setting `mesh_attach_config_timeout`. `initialized` tells how it went: it fails with AttachError, which names each
+    host that cannot be reached. Spawning on the mesh waits until all are there.
+    Raises AddressError, and TrustError without a key for an address that needs one.
+    """
+    if isinstance(workers, str) or not workers:
+        raise ValueError("attach_to_workers takes a list of addresses, such as ['tcp://node7:22222']")
+    keys = read_keys(private_key, ca)
+    wanted = [_endpoint(worker, keys) if isinstance(worker, str) else worker for worker in workers]
+    urls = [each.url for each in wanted if isinstance(each, Endpoint)]
+    twice = sorted({url for url in urls if urls.count(url) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is named more than once: a worker is one host")
+    engine = runtime()
+    mesh = name or "hosts"
+    found: Future[tuple[str, ...]] = Future._make(story=lambda: f"the hosts of {mesh} have not all been reached yet")
+
+    def attach() -> None:
+        try:
+            found._set(_attach(engine, wanted, keys))
+        except BaseException as error:
+            found._fail(error)
+
+    threading.Thread(target=attach, name="monarch-attach", daemon=True).start()
+    return HostMesh(mesh, found, host_labels([str(each) for each in wanted]), owned=True)
+
+
+def _endpoint(text: str, keys: Keys | None) -> Endpoint:
+    endpoint = local_name(parse_worker_address(text).dial)
+    check_trust(endpoint, keys)
+    return endpoint
+
+
+def _attach(engine: Runtime, wanted: "Sequence[Endpoint | Future[str]]", keys: Keys | None) -> tuple[str, ...]:
+    deadline = time.monotonic() + settings.get("mesh_attach_config_timeout")
+    errors: dict[str, Exception] = {}
+
+    def known(place: int, each: "Endpoint | Future[str]") -> Endpoint | None:
+        if isinstance(each, Endpoint):
+            return each
+        try:
+            return _endpoint(each.get(max(0.0, deadline - time.monotonic())), keys)
+        except Exception as error:
+            error.add_note(f"it is the address of worker {place}")
+            errors[f"worker {place}"] = error
+            return None
+
+    endpoints = [known(place, each) for place, each in enumerate(wanted)]
+    hosts: dict[str, str] = {}
+    far = [each.url for each in endpoints if each is not None and each.scheme == "tcp"]
+    jobs: list[Callable[[], dict[str, str]]] = [
+        partial(_near, engine, each, deadline) for each in endpoints if each is not None and each.scheme == "ipc"
+    ]
+    if far:
+        jobs.append(partial(_far, far, keys, deadline))
+    if jobs:
+        with ThreadPoolExecutor(min(32, len(jobs)), "monarch-attach") as pool:
+            for answer in [pool.submit(job) for job in jobs]:
+                try:
+                    hosts.update(answer.result())
+                except AttachError as error:
+                    errors.update(error.errors)
+    if errors:
+        raise AttachError(errors, len(wanted))
+    for told in ways.tell_ways(engine):
+        told.get(max(1.0, deadline - time.monotonic()))
+    return tuple(hosts[each.url] for each in endpoints if each is not None)
+
+
+def _near(engine: Runtime, endpoint: Endpoint, deadline: float) -> dict[str, str]:
+    try:
+        neighbour = meet(engine, endpoint.path, deadline)
+        if ways.remotes.get(neighbour.host) is not neighbour:
+            wrong = objection(endpoint.url, neighbour.state, ())
+            if wrong is not None:
+                raise wrong
+            ways.remotes[neighbour.host] = neighbour
+            neighbour.join().get(max(1.0, deadline - time.monotonic()))
+    except Exception as error:
+        raise AttachError({endpoint.url: error}, 1) from error
+    return {endpoint.url: neighbour.host}
+
+
+def _far(endpoints: list[str], keys: Keys | None, deadline: float) -> dict[str, str]:
+    wait = max(1.0, deadline - time.monotonic())
+    mesh = attach_hosts(endpoints, key=keys, insecure_loopback=keys is None, timeout=wait)
+    return dict(zip(endpoints, mesh._hosts, strict=True))

@@ -1,0 +1,139 @@
+"""Hosts on this machine whose agents somebody else started: reached through run folders, watched by process id."""
+
+import os
+import select
+import stat
+import threading
+import time
+from pathlib import Path
+
+from monarch_nb.host import protocol as p
+from monarch_nb.host.folders import run_folder_for
+from monarch_nb.host.linux import has_pidfd
+from monarch_nb.mesh import ways
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import Future, Runtime
+from monarch_nb.transport import TrustError, UnreachableError
+
+_LOOK_S = 0.02  # between looks for a socket that is not there yet
+_PULSE_S = 0.5  # between looks at a process, where the system does not tell of its end
+
+
+class Neighbour:
+    """One such host; what is told of it and what can be asked of it is as of a remote one."""
+
+    near = True  # all processes of this machine reach its processes directly
+
+    def __init__(self, engine: Runtime, folder: Path, state: p.HostState) -> None:
+        self.engine = engine
+        self.folder = folder
+        self.endpoint = f"ipc://{folder}"
+        self.state = state
+        self.host = state.host
+        self.life = state.life
+        self.pid = state.pid
+        self.lost = ""  # why, once it is
+        self._ended = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"<host {self.host} in {self.folder}{', lost: ' + self.lost if self.lost else ''}>"
+
+    def dials(self, other: object) -> bool:
+        """Its agent has no key for others."""
+        return False
+
+    def join(self) -> Future[p.Done]:
+        """Has the agent notice this process's end, and this process the agent's. Resolves when the agent has agreed."""
+        self.engine.local_hosts.add(self.host)
+        threading.Thread(target=self._watch, name=f"monarch-host-{self.host}", daemon=True).start()
+        return request(self.engine, f"{self.host}/agent", "agent.lease", p.Lease(pid=os.getpid()), p.Done)
+
+    def leave(self) -> Future[p.Done]:
+        """Has the agent stop what this process owns there, at once."""
+        return request(self.engine, f"{self.host}/agent", "agent.leave", p.Done(), p.Done)
+
+    def shutdown(self) -> Future[p.Ended]:
+        """Ends the agent and all processes there."""
+        self.end()
+        return request(self.engine, f"{self.host}/agent", "agent.shutdown", p.Shutdown(), p.Ended)
+
+    def end(self) -> None:
+        """It is no longer ours to watch."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        try:
+            fd = os.pidfd_open(self.pid) if has_pidfd() else -1
+        except OSError:  # gone already
+            self._lose()
+            return
+        try:
+            while not self._ended.is_set() and not self.engine.closed:
+                if self._gone(fd):
+                    self._lose()
+                    return
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _gone(self, fd: int) -> bool:
+        if fd >= 0:
+            poller = select.poll()
+            poller.register(fd, select.POLLIN)
+            return bool(poller.poll(_PULSE_S * 1000))
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        return self._ended.wait(_PULSE_S) and False
+
+    def _lose(self) -> None:
+        if self._ended.is_set() or self.engine.closed:
+            return
+        self.lost = f"its host agent (process {self.pid}) has ended"
+        self.engine.keeper.host_lost(self.host, self.lost)
+        self.engine.local_hosts.discard(self.host)
+        ways.tell_lost(self.engine, self.host, self.lost)
+
+
+def find_folder(path: str, deadline: float) -> Path:
+    """The run folder of the agent that listens at a path, or behind the link there.
+
+    Blocks until there is one or `deadline` (monotonic) has passed: UnreachableError. Raises TrustError for one that
+    others could have made.
+    """
+    link = os.path.abspath(path)
+    while not os.path.exists(link):
+        if time.monotonic() >= deadline:
+            if os.path.lexists(link):
+                raise UnreachableError(f"the worker at ipc://{path} has ended: {os.readlink(link)} is gone")
+            raise UnreachableError(f"no worker has come up at ipc://{path}")
+        time.sleep(_LOOK_S)
+    socket = Path(os.path.realpath(link))
+    if os.lstat(link).st_uid != os.geteuid():
+        raise TrustError(f"ipc://{path} was made by another user")
+    if not stat.S_ISSOCK(socket.stat().st_mode) or socket.name != "agent":
+        raise UnreachableError(f"ipc://{path} is no host agent of ours, but {socket}")
+    facts = socket.parent.stat()
+    if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise TrustError(f"{socket.parent} is not this user's own private folder")
+    return socket.parent
+
+
+def meet(engine: Runtime, path: str, deadline: float) -> Neighbour:
+    """The host that listens at a path; blocks until it has answered, or raises as `find_folder` does."""
+    folder = find_folder(path, deadline)
+    host = folder.name.rpartition("-")[2]
+    if run_folder_for(host, folder.parent) != folder:
+        raise UnreachableError(f"ipc://{path} leads to {folder}, which is not named after a host")
+    if host == engine.host or host in ways.local:
+        raise ValueError(f"ipc://{path} is host {host}, which this process has started itself")
+    known = ways.remotes.get(host)
+    if isinstance(known, Neighbour) and not known.lost:
+        return known
+    engine.node.learn(host, run_folder=folder)
+    asked: Future[p.HostState] = request(engine, f"{host}/agent", "agent.status", p.Done(), p.HostState)
+    try:
+        return Neighbour(engine, folder, asked.get(max(0.5, deadline - time.monotonic())))
+    except TimeoutError:
+        raise UnreachableError(f"the worker at ipc://{path} has not answered in time") from None

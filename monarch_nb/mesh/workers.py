@@ -1,0 +1,134 @@
+"""A process as a worker: it keeps a host agent at an address until the host is shut down."""
+
+import atexit
+import contextlib
+import errno
+import os
+import sys
+import threading
+
+from monarch_nb.host import AgentHandle, new_host_id, run_folder_for, start_agent
+from monarch_nb.host.folders import make_run_folder, remove_run_folder
+from monarch_nb.mesh.trust import CA, PrivateKey, check_trust, numeric, read_keys
+from monarch_nb.routing.addresses import WorkerAddress, parse_worker_address
+from monarch_nb.runtime import Future
+from monarch_nb.settings import settings
+from monarch_nb.transport import Keys
+
+
+class _Worker:
+    """An agent that this process owns, and the link at an ipc path that leads to it."""
+
+    def __init__(self, address: WorkerAddress, keys: Keys | None) -> None:
+        self.address = address
+        self._link = os.path.abspath(address.bind.path) if address.bind.scheme == "ipc" else ""
+        bind = numeric(address.bind)
+        check_trust(bind, keys)
+        if self._link:
+            _make_room(self._link)
+        self.handle = self._start(bind.url if bind.scheme == "tcp" else None, keys)
+        if self._link:
+            try:
+                os.symlink(self.handle.run_folder / "agent", self._link)
+            except OSError:
+                self._link = ""
+                self.handle.close()
+                raise
+        atexit.register(self.close)
+
+    def _start(self, tcp: str | None, keys: Keys | None) -> AgentHandle:
+        host = new_host_id()
+        folder = run_folder_for(host)
+        make_run_folder(folder)
+        key = None
+        try:
+            if keys is not None:
+                key = folder / "key"
+                key.touch(0o600)
+                key.write_bytes(keys.to_text())
+            return start_agent(
+                host, folder, tcp=tcp, key=key, insecure_loopback=keys is None,
+                lease_s=settings.get("mesh_orphan_timeout"), timeout_s=settings.get("host_spawn_ready_timeout"),
+            )  # fmt: skip
+        except BaseException:
+            remove_run_folder(folder)
+            raise
+
+    def close(self) -> None:
+        """Ends the agent and its processes; blocks."""
+        atexit.unregister(self.close)
+        self.handle.close()
+        self._unlink()
+
+    def _unlink(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._link and os.readlink(self._link) == str(self.handle.run_folder / "agent"):
+                os.unlink(self._link)
+
+    def wait(self) -> None:
+        """Blocks until the agent has ended. Raises RuntimeError unless it was shut down in good order."""
+        status = self.handle.wait()
+        atexit.unregister(self.close)
+        self.handle.close()
+        self._unlink()
+        if status != 0:
+            pid = self.handle.pid
+            raise RuntimeError(f"the host agent (process {pid}) at {self.address} ended with status {status}")
+
+
+def _make_room(link: str) -> None:
+    """Takes away the link of a worker that was killed. Raises OSError if the path is in use."""
+    if os.path.islink(link) and not os.path.exists(link):
+        os.unlink(link)
+    elif os.path.lexists(link):
+        raise OSError(errno.EADDRINUSE, "a worker listens there already, or it is another file", link)
+    elif not os.path.isdir(os.path.dirname(link)):
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder for a worker's socket", os.path.dirname(link))
+
+
+def _serve(private_key: PrivateKey, ca: CA, address: str) -> _Worker:
+    return _Worker(parse_worker_address(address), read_keys(private_key, ca))
+
+
+def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: str) -> Future[None]:
+    """Makes this machine a host at an address, for as long as this process lives; see `run_worker_loop_forever`.
+
+    Returns when it listens. The future resolves when the host is shut down by who attached it, and fails with
+    RuntimeError if its agent ends otherwise.
+    """
+    worker = _serve(private_key, ca, address)
+    future: Future[None] = Future._make(story=lambda: f"the worker at {address} runs")
+
+    def wait() -> None:
+        try:
+            worker.wait()
+            future._set(None)
+        except BaseException as error:
+            future._fail(error)
+
+    threading.Thread(target=wait, name="monarch-worker", daemon=True).start()
+    return future
+
+
+def run_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: str) -> None:
+    """Makes this machine a host at an address, until it is shut down by who attached it: that ends this process.
+
+    `address` is `ipc://path` or `tcp://name:port`, with `@tcp://0.0.0.0:port` behind it to bind elsewhere.
+    `private_key` is the job's key file (or its content), the same on both sides; `ca="trust_all_connections"` without a
+    key is honoured on ipc and loopback addresses only. What runs on the host ends with who spawned it, or with this
+    process; the host itself waits for the next to attach. Blocks.
+    Raises AddressError, TrustError, AgentStartError, and OSError for an ipc path that is in use.
+    """
+    run_worker_loop_until_shutdown(private_key=private_key, ca=ca, address=address)
+    sys.exit(0)
+
+
+def run_worker_loop_until_shutdown(*, private_key: PrivateKey = None, ca: CA, address: str) -> None:
+    """Like `run_worker_loop_forever`, but returns when the host is shut down."""
+    worker = _serve(private_key, ca, address)
+    try:
+        worker.wait()
+    finally:
+        worker.close()
+
+
