@@ -9,7 +9,19 @@ from monarch_nb.mesh.endpoint import Endpoint, check_arguments, encode_arguments
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.state import ActorState
 from monarch_nb.mesh.undeclared import NotAnEndpoint
-from monarch_nb.runtime import SPAWN, Actor, Held, EndpointProperty, Future, Instance, PendingCall, SpawnActor, endpoints_of, kind_of, runtime
+from monarch_nb.runtime import (
+    SPAWN,
+    Actor,
+    Held,
+    EndpointProperty,
+    Future,
+    Instance,
+    PendingCall,
+    SpawnActor,
+    endpoints_of,
+    kind_of,
+    runtime,
+)
 from monarch_nb.shape import MeshTrait, Region
 from monarch_nb.wire import encode, pickle_failure
 
@@ -59,7 +71,7 @@ class ActorMesh(MeshTrait, Generic[A]):
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the actors after their current messages; that is no failure. The future resolves when all have."""
-        return runtime().keeper.stop_mesh(self._state, reason)
+        return cast("Future[None]", runtime().keeper.stop_mesh(self._state, reason, self._region))
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *endpoints_of(self._state.cls)})
@@ -98,6 +110,16 @@ class Born:
         self.instance = instance
         self.initialized: Future[None] = Future._resolved(None)
 
+    def renew(self) -> None:
+        """Takes the newest definition of the class. Raises ValueError if that cannot be spawned."""
+        from msgspec.structs import replace
+
+        cls = self.newest()
+        if cls is not self.cls:
+            check_class(cls)
+            self.spec = replace(self.spec, kind=kind_of(cls))
+            self.cls = cls
+
     def newest(self) -> type:
         """The class as it is defined now: the cell or module may have been run again since."""
         import sys
@@ -127,8 +149,6 @@ def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[N
     """Sends the spawn message to the ranks of `region`; the future resolves when all are constructed."""
     engine = runtime()
     call = PendingCall(engine, f"{state.name}.__init__", state.uid, region.ranks, len(region), lambda replies: None)
-    call.call = call.future.wait_id = engine.new_call()
-    engine.calls[call.call] = call
     try:
         send_region(
             engine,

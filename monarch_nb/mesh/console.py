@@ -152,8 +152,6 @@ def _exec(mesh: ActorMesh[Any], source: str, filename: str) -> Future[ValueMesh[
     call = PendingCall(
         engine, f"{state.name}[cell]", state.uid, region.ranks, len(region), lambda r: ValueMesh._of_thunks(region, r)
     )
-    call.call = call.future.wait_id = engine.new_call()
-    engine.calls[call.call] = call
     broken = engine.supervisor.check(state, region, call)
     if broken is not None:
         call.fail(broken)

@@ -94,8 +94,6 @@ class Endpoint(Generic[P, R]):
     def _begin(self, call: PendingCall, region: Region, frames: list[Any]) -> None:
         engine = runtime()
         context = engine.context()
-        call.call = call.future.wait_id = engine.new_call()
-        engine.calls[call.call] = call
         state = self._mesh._state
         broken = engine.supervisor.check(state, region, call)
         if broken is not None:

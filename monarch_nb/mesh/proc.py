@@ -66,7 +66,7 @@ class ProcMesh(MeshTrait):
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the processes, their actors' clean-up first; that is no failure. Resolves when all are gone."""
-        return cast("Future[None]", runtime().keeper.stop_mesh(self._state, reason))
+        return cast("Future[None]", runtime().keeper.stop_mesh(self._state, reason, self._region))
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs `function(*args, **kwargs)` on the main thread of each process; gives a ValueMesh of the results."""

@@ -52,8 +52,6 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
     call = PendingCall(
         engine, f"{state.name}.{RELOAD}", state.uid, region.ranks, len(region), lambda replies: _checked(replies)
     )
-    call.call = call.future.wait_id = engine.new_call()
-    engine.calls[call.call] = call
     frames = encode_arguments(call.title, (new,), {})
     state.cls = new
     state.born.cls = new

@@ -1,5 +1,6 @@
 """Requests to host agents and other processes' engines: CONTROL messages that are answered."""
 
+import threading
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,9 +35,11 @@ class _Request:
         try:
             if header.status != Status.VALUE:
                 raise RequestError(msgspec.msgpack.decode(parcel.frames[0])["error"])
-            self.future._set(msgspec.msgpack.decode(parcel.frames[0], type=self.form))
+            answer = msgspec.msgpack.decode(parcel.frames[0], type=self.form)
         except Exception as error:
             self.future._fail(error)
+        else:
+            self.future._set(answer)
 
     def lost(self, reason: str) -> None:
         """It will not be answered."""
@@ -62,23 +65,43 @@ def fail_requests(engine: Runtime, dsts: Collection[str], reason: str) -> None:
 
 
 def gather(futures: "list[Future[Any]]", story: Callable[[], str], result: Any = None) -> Future[Any]:
-    """Resolves when all have; with the first error, if any."""
+    """Resolves when all have; with the first error, if any, as soon as it is there."""
     whole: Future[Any] = Future._make(story=story)
-    left = [len(futures)]
-    if not futures:
-        whole._set(result)
 
-    def done(future: Future[Any]) -> None:
-        left[0] -= 1
+    def look(future: Future[Any]) -> None:
         error = future.exception(0)
         if error is not None:
             whole._fail(error)
-        elif left[0] == 0:
-            whole._set(result)
 
     for future in futures:
-        future._on_done(done)
+        future._on_done(look)
+    _when_all_are_over(futures, lambda: whole._set(result))
     return whole
+
+
+def settle(futures: "list[Future[Any]]", story: Callable[[], str]) -> Future[None]:
+    """Resolves when all are over, whatever came of them."""
+    whole: Future[None] = Future._make(story=story)
+    _when_all_are_over(futures, lambda: whole._set(None))
+    return whole
+
+
+def _when_all_are_over(futures: "list[Future[Any]]", function: Callable[[], object]) -> None:
+    lock = threading.Lock()
+    left = len(futures)
+    if not left:
+        function()
+
+    def one(_: Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            function()
+
+    for future in futures:
+        future._on_done(one)
 
 
 def route_answers(engine: Runtime) -> None:

@@ -7,8 +7,8 @@ import msgspec
 
 from monarch_nb.mesh.state import ActorState
 from monarch_nb.routing import plan_cast
-from monarch_nb.runtime import SKIP, Context, Runtime
-from monarch_nb.shape import Region
+from monarch_nb.runtime import SKIP, Context, PendingCall, Runtime
+from monarch_nb.shape import NDSlice, Region
 from monarch_nb.transport import uninterrupted
 from monarch_nb.wire import Header, Kind, Run
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 DIRECT = 16  # up to that many ranks, all on this host, are sent to one by one
 
 
-def _header(context: Context, runtime: Runtime, actor: ActorState, method: str, port: int, call: str, region: Region) -> Header:
+def _header(
+    context: Context, runtime: Runtime, actor: ActorState, method: str, port: int, call: str, region: Region
+) -> Header:
     extent = region.extent
     return Header(
         Kind.CALL,
@@ -91,6 +93,38 @@ def send_region(
     except BaseException:
         if numbered:
             uninterrupted(_skip, runtime, actor, region, header, numbered[0])
+        raise
+
+
+def send_each(
+    runtime: Runtime,
+    context: Context,
+    actor: ActorState,
+    ranks: Sequence[int],
+    method: str,
+    frames: Sequence[Any],
+    call: PendingCall,
+    *,
+    ordered: bool = True,
+) -> None:
+    """Sends one message to some ranks, one by one: they need not make a region. `call` is closed if that fails."""
+    try:
+        for place, rank in enumerate(ranks):
+            one = Region((), NDSlice(rank, (), ()))
+            send_region(
+                runtime,
+                context,
+                actor,
+                one,
+                method,
+                frames,
+                port=call.number,
+                call=call.call,
+                ordered=ordered,
+                index=place,
+            )
+    except BaseException:
+        call.close()
         raise
 
 

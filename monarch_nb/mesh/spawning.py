@@ -13,7 +13,7 @@ from monarch_nb.mesh.devices import warn_of_shared
 from monarch_nb.mesh.endpoint import encode_arguments
 from monarch_nb.mesh.registry import announce
 from monarch_nb.mesh.requests import request
-from monarch_nb.mesh.sending import send_region
+from monarch_nb.mesh.sending import send_each, send_region
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.runtime import Future, Held, Instance, PendingCall, Runtime, runtime
 from monarch_nb.settings import TRAVELS_IN, settings
@@ -72,8 +72,6 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
     call = PendingCall(
         engine, f"{state.name}.set-up", state.uid, lambda: [rank for rank, _ in lives], len(lives), lambda replies: True
     )
-    call.call = call.future.wait_id = engine.new_call()
-    engine.calls[call.call] = call
     try:
         for host, mine in by_host.items():
             handed_on = {PYTHON: python_version(), TRAVELS_IN: settings.to_send() or None}
@@ -109,19 +107,11 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
         if whole:
             send_region(engine, context, console, state.region, "setup", body, port=call.number, call=call.call)
         else:
-            for place, (rank, _) in enumerate(lives):
-                _send_one(engine, context, console, rank, place, body, call)
+            send_each(engine, context, console, [rank for rank, _ in lives], "setup", body, call)
     except BaseException:
         call.close()
         raise
     return call.future
-
-
-def _send_one(
-    engine: Runtime, context: Any, console: Any, rank: int, place: int, body: list[Any], call: PendingCall
-) -> None:
-    one = Region((), NDSlice(rank, (), ()))
-    send_region(engine, context, console, one, "setup", body, port=call.number, call=call.call, index=place)
 
 
 def _refused(call: PendingCall) -> Callable[[Future[Any]], None]:

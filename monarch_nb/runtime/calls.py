@@ -33,7 +33,7 @@ class PendingCall:
         self.runtime = runtime
         self.title = title  # "trainers.step"
         self.mesh = mesh
-        self.call = ""
+        self.call = runtime.new_call()
         self.size = size
         self._ranks = ranks
         self._build = build
@@ -44,6 +44,8 @@ class PendingCall:
         self.logs: dict[str, int] = {}  # process address -> where its log stood when it replied
         self.number = runtime.ports.open(self)
         self.future: Future[Any] = Future._make(story=self.story)
+        self.future.wait_id = self.call
+        runtime.calls[self.call] = self
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 

@@ -1,11 +1,14 @@
 """The result of a call that is under way: block for it, await it, or look again later."""
 
 import asyncio
+import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Generic, Protocol, TypeVar, cast
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -99,7 +102,10 @@ class Future(Generic[R]):
             callbacks, self._callbacks = self._callbacks, None
         self._lock.release()
         for callback in callbacks or ():
-            callback(self)
+            try:
+                callback(self)
+            except Exception:  # one that stumbles must not keep the others from hearing of it
+                logger.exception("a callback of %r failed", self)
         return True
 
     def _set(self, value: R) -> bool:

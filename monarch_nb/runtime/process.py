@@ -144,6 +144,12 @@ class Runtime:
         header = Header(Kind.CONTROL, dst, self.address, method=verb, port=port, call=call)
         self.send(header, self.node.snapshot([msgspec.msgpack.encode(body)]), lane)
 
+    def answer(self, request: Header, status: Status, body: Any) -> None:
+        """Answers a CONTROL message, if somebody waits for the answer."""
+        if request.port:
+            header = Header(Kind.CONTROL, request.src, self.address, method="reply", port=request.port, status=status)
+            self.send(header, self.node.snapshot([msgspec.msgpack.encode(body)]), 1)
+
     def reply(self, request: Header, status: Status, frames: Sequence[Any]) -> None:
         """Answers a CALL, if somebody waits for the answer."""
         if request.port == 0:

@@ -59,7 +59,7 @@ class Hands(Protocol):
     def recreate(self, uid: str, lives: Sequence[Life]) -> None:
         """Creates actors again; may block; raises what went wrong."""
 
-    def healed(self, lives: Sequence[tuple[str, Sequence[Life]]]) -> None:
+    def healed(self, lives: Sequence[tuple[str, Sequence[Life]]], await_hooks: bool) -> None:
         """Tells everybody who holds a reference, then runs the hooks of survivors; may block."""
 
     def selection(self, state: Any, region: Any) -> "Selection":
@@ -86,6 +86,7 @@ class Driver:
         self._acting = False
         self._heals: dict[int, Future[None]] = {}
         self._heal_number = 0
+        self._hasty: set[int] = set()  # heals that do not wait for the hooks of survivors
 
     # -- events in, actions out -------------------------------------------------------------------------------------
 
@@ -139,24 +140,32 @@ class Driver:
     def _in_thread(function: Callable[[], None]) -> None:
         threading.Thread(target=function, name="monarch-heal", daemon=True).start()
 
-    def _pending(self, rank: int) -> set[str]:
+    def pending(self, rank: int) -> set[str]:
         """Meshes of which somebody awaits a call, right now, that `rank` has not answered."""
         return {
-            call.mesh
-            for call in tuple(self.runtime.calls.values())
-            if call.future.watched and call.waits_for({rank})
+            call.mesh for call in tuple(self.runtime.calls.values()) if call.future.watched and call.waits_for({rank})
         }
+
+    def failed(self, uid: str) -> set[int]:
+        """Ranks of a mesh that have failed."""
+        with self._lock:
+            return {rank for rank, status in self.machine.status(uid).items() if status.state == "failed"}
+
+    def gone(self, uid: str) -> set[int]:
+        """Ranks of a mesh that have failed, were stopped, or are being healed."""
+        with self._lock:
+            return {rank for rank, status in self.machine.status(uid).items() if status.state != "alive"}
 
     def proc_exited(self, uid: str, rank: int, incarnation: int, cause: Cause) -> None:
         """A process is gone."""
-        pending = self._pending(rank)
+        pending = self.pending(rank)
         self.feed(lambda machine: machine.proc_exited(uid, rank, incarnation, cause, pending))
 
     def refused(self, refusal: Refusal, pending: set[str] | None = None) -> None:
         """An actor has failed, somewhere."""
         if refusal.cause.kind == "stopped":
             return
-        awaited = self._pending(refusal.rank) if pending is None else pending
+        awaited = self.pending(refusal.rank) if pending is None else pending
         self.feed(
             lambda machine: machine.actor_failed(
                 refusal.mesh, refusal.rank, refusal.incarnation, refusal.cause, awaited
@@ -215,9 +224,7 @@ class Driver:
     def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorCell, method: str) -> Cause:
         """The cause of an actor's failure."""
         if kind == "aborted":
-            return Cause(
-                kind="aborted", text=text, actor=str(cell.instance), host=self.runtime.host, at=time.time()
-            )
+            return Cause(kind="aborted", text=text, actor=str(cell.instance), host=self.runtime.host, at=time.time())
         known: CauseKind = "exception" if kind == "cleanup" else cast(CauseKind, kind)
         where = f"{cell.spec.name}.{method}: " if kind != "init" and method else ""
         return Cause(
@@ -327,7 +334,11 @@ class Driver:
         self._run_hook(cell, lambda: hook(message), judge, failed)
 
     def _run_hook(
-        self, cell: ActorCell, hook: Callable[[], Any], done: Callable[[bool], None], failed: Callable[[Exception], None]
+        self,
+        cell: ActorCell,
+        hook: Callable[[], Any],
+        done: Callable[[bool], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         """Runs a hook of an actor on its own thread, before its next message; what it says comes as a bool."""
 
@@ -354,13 +365,15 @@ class Driver:
 
     # -- heal -------------------------------------------------------------------------------------------------------
 
-    def heal(self, uid: str, selection: "Selection" = None) -> Future[None]:
+    def heal(self, uid: str, selection: "Selection" = None, *, await_hooks: bool = True) -> Future[None]:
         """Brings failed ranks of a mesh back; the future fails with HealError when they do not come."""
         with self._lock:
             self._heal_number += 1
             number = self._heal_number
-            future: Future[None] = Future._make(story=lambda: "healing")
+            future: Future[None] = Future._make(story=lambda: "the heal is not done yet")
             self._heals[number] = future
+            if not await_hooks:
+                self._hasty.add(number)
             self.machine.intensity.limit = settings.get("heal_max_restarts")
             self.machine.intensity.window = settings.get("heal_window")
         self.feed(lambda machine: machine.heal_requested(uid, time.monotonic(), number, selection))
@@ -387,12 +400,13 @@ class Driver:
         error: BaseException | None = None
         try:
             if action.lives:
-                self.hands.healed(action.lives)
+                self.hands.healed(action.lives, not self._hasty.intersection(action.requests))
         except BaseException as raised:
             error = raised
         if action.again:
             told = "\n".join(failure.report() for failure in action.again)
             error = HealError(f"not everything could be healed:\n{told}", action.again)
+        self._hasty.difference_update(action.requests)
         for request in action.requests:
             future = self._heals.pop(request, None)
             if future is None:

@@ -112,7 +112,7 @@ def test_send_delivers_each_answer_to_a_port(workers: Any) -> None:
     send(workers.slice(gpus=slice(2, 4)).rank, (), {}, port, selection="choose")
     rank, value = receiver.recv().get(20)
     assert rank == value
-    with pytest.raises(TypeError, match="workers.rank"):
+    with pytest.raises(TypeError, match=r"workers\.rank"):
         send(workers.rank, (1,), {})
 
 

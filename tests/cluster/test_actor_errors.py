@@ -188,7 +188,7 @@ def test_a_result_that_cannot_be_sent_is_named(raisers: Any) -> None:
 
 
 def test_a_result_that_cannot_be_loaded_says_where(raisers: Any) -> None:
-    with pytest.raises(ActorError, match="result of raisers.bad_load could not be unpickled in the calling process"):
+    with pytest.raises(ActorError, match=r"result of raisers.bad_load could not be unpickled in the calling process"):
         raisers.bad_load.choose().get(20)
 
 

@@ -141,5 +141,5 @@ def test_calls_on_a_child_that_ended_with_its_owner_say_so(quad: ProcMesh) -> No
     assert far.pid.call().get(20)
     parent.stop().get(30)
     for child in (near, far):
-        with pytest.raises(RuntimeError, match="stopped|ended"):
+        with pytest.raises(RuntimeError, match=r"stopped|ended"):
             child.pid.call().get(20)

@@ -1,0 +1,131 @@
+"""Heals: processes started again, actors re-created, survivors told."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from monarch_nb.host import protocol as p
+from monarch_nb.mesh.actor import Born, spawn_frames
+from monarch_nb.mesh.endpoint import encode_arguments
+from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.sending import send_each
+from monarch_nb.mesh.spawning import start
+from monarch_nb.mesh.state import ActorState, MeshState, ProcState
+from monarch_nb.runtime import HOOK, SPAWN, Future, PendingCall
+from monarch_nb.shape import Region, runs
+from monarch_nb.supervision import HealError, Life
+from monarch_nb.wire import Header, Status
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.keeper import Keeper
+    from monarch_nb.transport import Parcel
+
+
+class Heals:
+    """Carries out what supervision decides about heals of meshes that are owned here."""
+
+    def __init__(self, keeper: "Keeper") -> None:
+        self._keeper = keeper
+        self._engine = keeper.engine
+        self._engine.controls["mesh.heal"] = self._asked
+
+    def heal(self, state: MeshState, region: Region) -> Future[None]:
+        """Brings failed ranks of a slice back, wherever the mesh is owned; fails with HealError."""
+        if state.home == self._engine.address:
+            return self._keeper.driver.heal(state.uid, runs(region))
+        future: Future[None] = Future._make(story=lambda: f"{state.name} is being healed")
+
+        def done(asked: Future[None]) -> None:
+            error = asked.exception(0)
+            if error is None:
+                future._set(None)
+            else:
+                future._fail(HealError(str(error)))
+
+        request(self._engine, state.home, "mesh.heal", (state.uid, region.ranks()))._on_done(done)
+        return future
+
+    def _asked(self, header: Header, parcel: "Parcel") -> None:
+        uid, ranks = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, list[int]])
+
+        def answer(future: Future[None]) -> None:
+            error = future.exception(0)
+            if error is None:
+                self._engine.answer(header, Status.VALUE, p.Done())
+            else:
+                self._engine.answer(header, Status.EXCEPTION, p.Refused(str(error)))
+
+        # Who asks may be a survivor itself, busy until the heal is done: its hook runs after that.
+        self._keeper.driver.heal(uid, frozenset(ranks), await_hooks=False)._on_done(answer)
+
+    # -- on threads of their own ------------------------------------------------------------------------------------
+
+    def respawn(self, uid: str, lives: Sequence[Life]) -> None:
+        """Starts processes again, their set-up included; blocks until they are ready."""
+        state = self._engine.meshes[uid]
+        assert isinstance(state, ProcState)
+        _renew(state, lives)
+        ready = start(self._engine, state, lives)
+        if state.stopped is not None:  # meanwhile: what was just asked for may have come after the stop
+            self._keeper.stops.again(state)
+        ready.get()
+        state.born.initialized = Future._resolved(True)
+
+    def recreate(self, uid: str, lives: Sequence[Life]) -> None:
+        """Creates actors again, of the newest class, with their original arguments; blocks until they are there."""
+        state = self._engine.meshes[uid]
+        assert isinstance(state, ActorState)
+        born: Born = state.born
+        born.renew()
+        state.cls, state.kind = born.cls, born.spec.kind
+        _renew(state, lives)
+        ranks = [rank for rank, _ in lives]
+        frames = spawn_frames(born.cls, born.arguments, born.spec)
+        call = PendingCall(self._engine, f"{state.name}.__init__", uid, lambda: ranks, len(ranks), lambda replies: None)
+        send_each(self._engine, self._engine.root_context, state, ranks, SPAWN, frames, call, ordered=False)
+        if state.stopped is not None:
+            self._keeper.stops.again(state)
+        call.future.get()
+        born.initialized = Future._resolved(None)
+
+    def healed(self, lives: Sequence[tuple[str, Sequence[Life]]], await_hooks: bool) -> None:
+        """Tells everybody who holds a reference, then runs the hooks of survivors."""
+        self._keeper.news.healed(lives)
+        for uid, back in lives:
+            state = self._engine.meshes.get(uid)
+            if isinstance(state, ActorState):
+                call = self._tell_survivors(state, back)
+                if call is not None and await_hooks:
+                    call.future.get()
+            if state is not None:
+                self._keeper.event("healed", (state, back))
+
+    def _tell_survivors(self, state: ActorState, back: Sequence[Life]) -> PendingCall | None:
+        if getattr(getattr(state.cls, HOOK), "_monarch_default", False):
+            return None
+        fresh = {rank for rank, _ in back}
+        gone = self._keeper.driver.gone(state.uid)
+        survivors = [rank for rank in self._keeper.ranks(state.region) if rank not in fresh and rank not in gone]
+        if not survivors:
+            return None
+        points = [state.region.point_of_base_rank(rank) for rank in sorted(fresh)]
+        frames = encode_arguments(f"{state.name}.{HOOK}", (points,), {})
+        call = PendingCall(
+            self._engine,
+            f"{state.name}.{HOOK}",
+            state.uid,
+            lambda: survivors,
+            len(survivors),
+            lambda replies: [reply() for reply in replies],
+        )
+        send_each(self._engine, self._engine.root_context, state, survivors, HOOK, frames, call)
+        return call
+
+
+def _renew(state: MeshState, lives: Sequence[Life]) -> None:
+    with state.lock:
+        if state.stopped is not None:
+            raise RuntimeError(f"{state.name} was stopped while it was being healed")
+        state.incarnations = {**state.incarnations, **dict(lives)}
+        state.version += 1

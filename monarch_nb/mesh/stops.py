@@ -1,0 +1,170 @@
+"""Stopping meshes, or slices of them: no failure, but the end of what is in them."""
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch_nb.host import protocol as p
+from monarch_nb.mesh.requests import request, settle
+from monarch_nb.mesh.state import ActorState, MeshState, ProcState
+from monarch_nb.runtime import Future, Instance
+from monarch_nb.shape import Region
+from monarch_nb.supervision.report import PROCS_STOPPED
+from monarch_nb.wire import Header, Status
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.keeper import Keeper
+    from monarch_nb.transport import Parcel
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 10.0  # after that long an endpoint is interrupted, a process killed
+
+
+class _StopActor(msgspec.Struct, array_like=True, frozen=True):
+    """actor.stop: one rank of a mesh that lives in the receiving process."""
+
+    mesh: str
+    rank: int
+    incarnation: int
+    reason: str
+
+
+class _StopMesh(msgspec.Struct, array_like=True, frozen=True):
+    """mesh.stop: somebody who holds a reference wants a mesh of the receiving process stopped."""
+
+    uid: str
+    ranks: tuple[int, ...] | None
+    reason: str
+
+
+class Stops:
+    """Stops what this process owns, and has the owners of other meshes stop theirs."""
+
+    def __init__(self, keeper: "Keeper") -> None:
+        self._keeper = keeper
+        self._engine = keeper.engine
+        self._whole: dict[str, Future[None]] = {}
+        self._engine.controls.update({"actor.stop": self._stop_actor, "mesh.stop": self._asked})
+
+    def stop(self, state: MeshState, reason: str, region: Region | None = None) -> Future[None]:
+        """Stops a mesh or slice; the future resolves when it is gone. A second stop gives the first one's future."""
+        first = self._whole.get(state.uid)
+        if first is not None:
+            return first
+        whole = region is None or len(region) == len(state.region)
+        ranks = None if whole or region is None else tuple(region.ranks())
+        if state.home != self._engine.address:
+            return self._ask(state, ranks, reason)
+        if isinstance(state, ProcState) and state.born is None:
+            raise RuntimeError("this process cannot stop itself: stop the actors on it, or leave by shutdown_context()")
+        return self._stop(state, ranks, reason)
+
+    def again(self, state: MeshState) -> None:
+        """Lives of a stopped mesh came into being after its stop: they are stopped as well."""
+        assert state.stopped is not None
+        gone = self._under_way(state, self._keeper.ranks(state.region), state.stopped)
+        gone._on_done(lambda _: self.mark(state, None, state.stopped or "", over=True))
+
+    def mark(self, state: MeshState, ranks: Collection[int] | None, reason: str, *, over: bool) -> None:
+        """From now on nothing that happens to it is a failure; once it is `over`, calls that still wait end."""
+        if ranks is None and isinstance(state, ProcState):
+            for other in tuple(self._engine.meshes.values()):
+                if isinstance(other, ActorState) and other.procs is state and other.stopped is None:
+                    other.stopped = PROCS_STOPPED
+        if over:
+            self._keeper.driver.feed(lambda machine: machine.stopped(state.uid, ranks, reason))
+        else:
+            self._keeper.driver.feed(lambda machine: machine.stopping(state.uid, ranks, reason))
+
+    def await_all(self, uids: Sequence[str], owner: Instance) -> None:
+        """Stops the meshes of an ending actor, the newest first, and blocks until they are gone; not for ever."""
+        states = [self._engine.meshes[uid] for uid in reversed(uids) if uid in self._engine.meshes]
+        futures = [(state, self.stop(state, f"its owner {owner} ended")) for state in states]
+        deadline = time.monotonic() + STOP_SECONDS + 5
+        for state, future in futures:
+            try:
+                future.get(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                logger.warning("%s did not stop in time", state.name)
+
+    def _stop(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
+        future: Future[None] = Future._make(story=lambda: f"{state.name} has not stopped yet")
+        if ranks is None:
+            self._whole[state.uid] = future
+        self.mark(state, ranks, reason, over=False)
+        if ranks is None:
+            with state.lock:  # a heal either sees it, or has named the lives that end with it
+                state.stopped = reason
+        self._keeper.news.stopped(state, ranks, reason, over=False)
+        under_way = self._under_way(state, self._keeper.ranks(state.region) if ranks is None else ranks, reason)
+        self._keeper.event("stopping", state)
+
+        def done(_: Future[Any]) -> None:
+            self.mark(state, ranks, reason, over=True)
+            self._keeper.news.stopped(state, ranks, reason, over=True)
+            self._keeper.event("stopped", state)
+            future._set(None)
+
+        under_way._on_done(done)
+        return future
+
+    def _under_way(self, state: MeshState, ranks: Sequence[int], reason: str) -> Future[None]:
+        if isinstance(state, ProcState):
+            return self._stop_procs(state, ranks, reason)
+        assert isinstance(state, ActorState)
+        return self._stop_actors(state, ranks, reason)
+
+    def _stop_procs(self, state: ProcState, ranks: Sequence[int], reason: str) -> Future[None]:
+        by_host: dict[str, list[str]] = {}
+        for rank in ranks:
+            by_host.setdefault(state.layout.host_of(rank), []).append(state.address(rank))
+        asked = []
+        for host, addresses in by_host.items():
+            wish = p.Stop(tuple(addresses), timeout_s=STOP_SECONDS, reason=reason)
+            asked.append(request(self._engine, f"{host}/agent", "agent.stop", wish, p.Ended))
+            asked[-1]._on_done(self._forget)
+        return settle(asked, lambda: f"{state.name} has not stopped yet")
+
+    def _forget(self, future: Future[Any]) -> None:
+        if future.exception(0) is None:
+            for gone in future.get(0).exits:
+                self._engine.node.forget(gone.address, gone.reason)
+
+    def _stop_actors(self, state: ActorState, ranks: Sequence[int], reason: str) -> Future[None]:
+        asked: list[Future[Any]] = []
+        failed = self._keeper.driver.failed(state.uid)
+        for rank in ranks:
+            if rank not in failed:
+                message = _StopActor(state.uid, rank, state.incarnation(rank), reason)
+                asked.append(request(self._engine, state.procs.address(rank), "actor.stop", message))
+        return settle(asked, lambda: f"{state.name} has not stopped yet")
+
+    def _ask(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
+        self.mark(state, ranks, reason, over=False)
+        return request(self._engine, state.home, "mesh.stop", _StopMesh(state.uid, ranks, reason))
+
+    # -- reading thread ---------------------------------------------------------------------------------------------
+
+    def _asked(self, header: Header, parcel: "Parcel") -> None:
+        asked = msgspec.msgpack.decode(parcel.frames[0], type=_StopMesh)
+        state = self._engine.meshes.get(asked.uid)
+        if state is None:
+            self._engine.answer(header, Status.EXCEPTION, p.Refused(f"there is no mesh {asked.uid} here"))
+            return
+        first = self._whole.get(state.uid)
+        future = first if first is not None else self._stop(state, asked.ranks, asked.reason)
+        future._on_done(lambda _: self._engine.answer(header, Status.VALUE, None))
+
+    def _stop_actor(self, header: Header, parcel: "Parcel") -> None:
+        asked = msgspec.msgpack.decode(parcel.frames[0], type=_StopActor)
+        cell = self._engine.cells.get((asked.mesh, asked.rank))
+        if cell is None or cell.incarnation != asked.incarnation:
+            self._engine.answer(header, Status.VALUE, p.Done())
+            return
+        cell.on_end(lambda: self._engine.answer(header, Status.VALUE, p.Done()))
+        cell.stop(asked.reason)
+        self._engine.later(STOP_SECONDS, lambda: None if cell.ended else cell.interrupt())

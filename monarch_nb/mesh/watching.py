@@ -1,0 +1,137 @@
+"""The agents' word: which processes started, ended, or do not answer; and whose owners are gone."""
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from monarch_nb.host import protocol as p
+from monarch_nb.mesh.requests import fail_requests
+from monarch_nb.mesh.state import ProcState
+from monarch_nb.runtime import SpawnActor
+from monarch_nb.supervision import Cause
+from monarch_nb.wire import Header
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.keeper import Keeper
+    from monarch_nb.transport import Parcel
+
+logger = logging.getLogger(__name__)
+
+
+class Watching:
+    """Takes what host agents tell of processes; on the reading thread."""
+
+    def __init__(self, keeper: "Keeper") -> None:
+        self._keeper = keeper
+        self._engine = keeper.engine
+        self.pids: dict[str, int] = {}
+        self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
+        self._owners: set[str] = set()  # processes elsewhere that own actors here
+        self._engine.controls.update(
+            {
+                "proc.started": self._started,
+                "proc.exited": self._exited,
+                "proc.unresponsive": self._unresponsive,
+                "proc.responsive": self._responsive,
+                "proc.ping": self._ping,
+                "host.lost": self._hosts_lost,
+            }
+        )
+
+    def watch(self, *addresses: str) -> None:
+        """Have the agents tell of the ends of these processes, at once of those that are over."""
+        by_host: dict[str, list[str]] = {}
+        for address in addresses:
+            host, _, name = address.partition("/")
+            # A controller is nobody's child: agents end with it, or when its lease does.
+            if address != self._engine.address and name.startswith("p"):
+                by_host.setdefault(host, []).append(address)
+        for host, mine in by_host.items():
+            self._engine.control(f"{host}/agent", "agent.watch", p.Addresses(tuple(mine)))
+
+    def hosts(self, spec: SpawnActor) -> None:
+        """An actor of an owner elsewhere lives here from now on: it ends when its owner's process does."""
+        if spec.owner_process != self._engine.address and spec.owner_process not in self._owners:
+            self._owners.add(spec.owner_process)
+            self.watch(spec.owner_process)
+
+    def host_lost(self, host: str, reason: str) -> None:
+        """A host agent is gone, and all processes of its host with it."""
+        cause = Cause(kind="host", text=reason, host=host, at=time.time())
+        ranks = {
+            rank
+            for state in tuple(self._engine.meshes.values())
+            if isinstance(state, ProcState)
+            for rank in range(state.layout.size)
+            if state.layout.host_of(rank) == host
+        }
+        driver = self._keeper.driver
+        pending = set().union(*(driver.pending(rank) for rank in ranks))
+        driver.feed(lambda machine: machine.host_lost([host], cause, pending))
+        gone = {f"{host}/agent", *(address for address in self.pids if address.startswith(f"{host}/"))}
+        fail_requests(self._engine, gone, reason)
+        for address in gone:
+            self._engine.node.forget(address, reason)
+        self._keeper.event("host lost", host)
+
+    def _started(self, header: Header, parcel: "Parcel") -> None:
+        started = p.decode(parcel.frames[0], p.Started)
+        self.pids[started.address] = started.pid
+        if started.why:
+            logger.info("%s was started cold: %s", started.address, started.why)
+        self._keeper.event("started", started)
+
+    def _exited(self, header: Header, parcel: "Parcel") -> None:
+        gone = p.decode(parcel.frames[0], p.Exited)
+        self.unresponsive.pop(gone.address, None)
+        if not gone.expected:
+            cause = Cause(
+                kind="signal" if gone.signal else ("exit" if gone.pid else "spawn"),
+                text=gone.reason,
+                host=gone.host,
+                pid=gone.pid,
+                exitcode=gone.exitcode,
+                signal=gone.signal,
+                oom=gone.oom,
+                last_lines=gone.last_lines,
+                at=gone.at,
+            )
+            self._keeper.driver.proc_exited(*_parts(gone.address), cause)
+        self._owner_gone(gone.address, gone.reason)
+        fail_requests(self._engine, (gone.address,), gone.reason)
+        self._engine.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
+        self._keeper.event("exited", gone)
+
+    def _hosts_lost(self, header: Header, parcel: "Parcel") -> None:
+        for host, reason in p.decode(parcel.frames[0], p.Lost).hosts.items():
+            self.host_lost(host, reason)
+
+    def _owner_gone(self, process: str, reason: str) -> None:
+        self._keeper.driver.feed(lambda machine: machine.owner_gone(process, reason))
+        if process not in self._owners:
+            return
+        self._owners.discard(process)
+        for cell in tuple(self._engine.cells.values()):
+            if cell.spec.owner_process == process and cell.spec.where != 1:
+                cause = Cause(kind="owner", text=f"its owner {process} is gone: {reason}", actor=str(cell.instance))
+                cell.stop("its owner is gone", cause=cause)
+
+    def _unresponsive(self, header: Header, parcel: "Parcel") -> None:
+        told = p.decode(parcel.frames[0], p.Pressed)
+        self.unresponsive[told.address] = told.since
+        self._keeper.event("unresponsive", told)
+
+    def _responsive(self, header: Header, parcel: "Parcel") -> None:
+        told = p.decode(parcel.frames[0], p.Pressed)
+        self.unresponsive.pop(told.address, None)
+        self._keeper.event("responsive", told)
+
+    def _ping(self, header: Header, parcel: "Parcel") -> None:
+        self._engine.control(header.src, "proc.pong", p.Done(), port=header.port)
+
+
+def _parts(address: str) -> tuple[str, int, int]:
+    """Proc mesh, rank and incarnation of a process."""
+    uid, _, rest = address.partition("/")[2].partition(".")
+    rank, _, incarnation = rest.partition(".")
+    return uid, int(rank or 0), int(incarnation or 0)
