@@ -15,7 +15,7 @@ from monarch_nb.runtime.future import Future, _block_checks
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_Body = tuple[Coroutine[Any, Any, Any], contextvars.Context]
+_Body = tuple[Callable[[], Coroutine[Any, Any, Any]], contextvars.Context]
 
 
 class WouldBlockRuntime(RuntimeError):
@@ -67,7 +67,7 @@ class BodyFuture(Future[R]):
     _thread: int  # whose loop runs the body
 
     @classmethod
-    def _of(cls, body: Coroutine[Any, Any, R], context: contextvars.Context) -> "BodyFuture[R]":
+    def _of(cls, body: Callable[[], Coroutine[Any, Any, R]], context: contextvars.Context) -> "BodyFuture[R]":
         self = cls._make()
         assert isinstance(self, BodyFuture)
         self._body = (body, context)
@@ -97,30 +97,25 @@ class BodyFuture(Future[R]):
         """Suspends the running task until the body is done, which runs on the same loop."""
         body = self._take()
         if body is not None:
-            coroutine, context = body
-            task = context.run(asyncio.get_running_loop().create_task, self._run(coroutine))
+            begin, context = body
+            task = context.run(asyncio.get_running_loop().create_task, self._run(begin))
             _started.add(task)
             task.add_done_callback(_started.discard)
         return super().__await__()
 
-    def __del__(self) -> None:
-        body = getattr(self, "_body", None)
-        if body is not None:
-            body[0].close()
-
     # -- running it -------------------------------------------------------------------------------------------------
 
-    async def _run(self, body: Coroutine[Any, Any, R]) -> None:
+    async def _run(self, begin: Callable[[], Coroutine[Any, Any, R]]) -> None:
         try:
-            self._set(await body)
+            self._set(await begin())
         except asyncio.CancelledError:
             self._fail(asyncio.CancelledError())
             raise
         except BaseException as error:
             self._fail(error)
 
-    async def _main(self, body: Coroutine[Any, Any, R], timeout: float | None) -> None:
-        task = asyncio.create_task(self._run(body))
+    async def _main(self, begin: Callable[[], Coroutine[Any, Any, R]], timeout: float | None) -> None:
+        task = asyncio.create_task(self._run(begin))
         try:
             await asyncio.wait({task}, timeout=timeout)
             if not task.done():
@@ -144,13 +139,13 @@ class BodyFuture(Future[R]):
             self._drive_aside(body, timeout)
 
     def _drive_here(self, body: _Body, timeout: float | None) -> None:
-        coroutine, context = body
+        begin, context = body
         mine = _here.runner
         if mine is None:
             mine = _here.runner = _Runner()
         _here.driving = True
         try:
-            mine.runner.run(self._main(coroutine, timeout), context=context)
+            mine.runner.run(self._main(begin, timeout), context=context)
         except BaseException:
             _here.runner = None  # its clean-up may have been interrupted
             mine.close()
@@ -212,8 +207,11 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P,
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"returns_future wants an `async def`, not {function!r}")
 
+    signature = inspect.signature(function)
+
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        return BodyFuture._of(function(*args, **kwargs), contextvars.copy_context())
+        signature.bind(*args, **kwargs)  # wrong ones are told here
+        return BodyFuture._of(functools.partial(function, *args, **kwargs), contextvars.copy_context())
 
     return call
