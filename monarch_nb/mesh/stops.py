@@ -11,6 +11,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.runtime import Future, Instance
+from monarch_nb.settings import settings
 from monarch_nb.shape import Region
 from monarch_nb.supervision.report import PROCS_STOPPED
 from monarch_nb.wire import Header, Status
@@ -84,7 +85,8 @@ class Stops:
         """Stops the meshes of an ending actor, the newest first, and blocks until they are gone; not for ever."""
         states = [self._engine.meshes[uid] for uid in reversed(uids) if uid in self._engine.meshes]
         futures = [(state, self.stop(state, f"its owner {owner} ended")) for state in states]
-        deadline = time.monotonic() + STOP_SECONDS + 5
+        limit = max(settings.get("stop_actor_timeout"), settings.get("mesh_terminate_timeout"))
+        deadline = time.monotonic() + limit + 5
         for state, future in futures:
             try:
                 future.get(max(0.0, deadline - time.monotonic()))
@@ -124,7 +126,7 @@ class Stops:
             by_host.setdefault(state.layout.host_of(rank), []).append(state.address(rank))
         asked = []
         for host, addresses in by_host.items():
-            wish = p.Stop(tuple(addresses), timeout_s=STOP_SECONDS, reason=reason)
+            wish = p.Stop(tuple(addresses), timeout_s=settings.get("mesh_terminate_timeout"), reason=reason)
             asked.append(request(self._engine, f"{host}/agent", "agent.stop", wish, p.Ended))
             asked[-1]._on_done(self._forget)
         return settle(asked, lambda: f"{state.name} has not stopped yet")
@@ -167,4 +169,4 @@ class Stops:
             return
         cell.on_end(lambda: self._engine.answer(header, Status.VALUE, p.Done()))
         cell.stop(asked.reason)
-        self._engine.later(STOP_SECONDS, lambda: None if cell.ended else cell.interrupt())
+        self._engine.later(settings.get("stop_actor_timeout"), lambda: None if cell.ended else cell.interrupt())

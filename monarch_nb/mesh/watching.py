@@ -8,6 +8,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.mesh.requests import fail_requests
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.runtime import SpawnActor
+from monarch_nb.settings import settings
 from monarch_nb.supervision import Cause
 from monarch_nb.wire import Header
 
@@ -85,6 +86,7 @@ class Watching:
         gone = p.decode(parcel.frames[0], p.Exited)
         self.unresponsive.pop(gone.address, None)
         if not gone.expected:
+            lines = settings.get("tail_log_lines")
             cause = Cause(
                 kind="signal" if gone.signal else ("exit" if gone.pid else "spawn"),
                 text=gone.reason,
@@ -93,7 +95,7 @@ class Watching:
                 exitcode=gone.exitcode,
                 signal=gone.signal,
                 oom=gone.oom,
-                last_lines=gone.last_lines,
+                last_lines=gone.last_lines[-lines:] if lines else (),
                 at=gone.at,
             )
             self._keeper.driver.proc_exited(*_parts(gone.address), cause)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from monarch_nb.runtime import log_prefix
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cell import HOOK, SKIP, ActorCell, SpawnActor
 from monarch_nb.runtime.clock import Clock
@@ -428,6 +429,7 @@ def install(new: Runtime | None) -> None:
         _wait_guards.clear()
     _runtime = new
     if new is not None:
+        log_prefix.install()
         _wait_guards.append(new.waits.guard)
 
 
