@@ -6,17 +6,22 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from monarch_nb.host import protocol as p
-from monarch_nb.host.folders import make_run_folder, new_host_id, remove_run_folder, run_folder_for
+from monarch_nb.host.folders import clear_run_folder, make_run_folder, new_host_id, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, start_agent
+from monarch_nb.mesh import ways
 from monarch_nb.mesh.console import run_in_actor
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.keeper import Keeper
+from monarch_nb.mesh.remote import connection
 from monarch_nb.mesh.requests import gather, request
+from monarch_nb.mesh.state import ProcState
+from monarch_nb.mesh.stops import STOP_SECONDS
+from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Future, Runtime, install, runtime
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.supervision import MeshFailure
@@ -24,6 +29,7 @@ from monarch_nb.transport import Node
 
 _lock = threading.RLock()
 _agents: dict[str, AgentHandle] = {}
+_died: set[str] = set()  # hosts of this process whose agent is gone
 _fatal: list[MeshFailure] = []
 
 
@@ -36,12 +42,15 @@ def become_controller() -> Runtime:
     engine.run_in_actor = run_in_actor
     keeper = Keeper(engine, root=engine.root.stream)
     keeper.driver.fatal = _unhandled
+    keeper.revive = lambda hosts: _revive(engine, hosts)
     node = Node(
         engine.address,
         run_folders={host: Path(folder)},
         agent=None,
         handler=engine.handle,
         on_link_failed=lambda header, parcel, reason: engine.undelivered(header, reason),
+        on_connection=connection,
+        config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its Remote
     )
     engine.start(node)
     atexit.register(shutdown)
@@ -68,19 +77,40 @@ def _start(engine: Runtime, host: str, folder: Path) -> None:
         timeout_s=settings.get("host_spawn_ready_timeout"),
     )
     _agents[host] = handle
+    _died.discard(host)
     engine.node.learn(host, run_folder=folder)
     engine.local_hosts.add(host)
+    ways.local.add(host)
+    ways.tell_ways(engine)
     threading.Thread(target=_watch_agent, args=(engine, handle), name="monarch-agent-watch", daemon=True).start()
 
 
 def _watch_agent(engine: Runtime, handle: AgentHandle) -> None:
     """An agent that dies takes its processes along: tell at once."""
     status = handle.wait()
-    if engine.closed or _agents.get(handle.host) is not handle:
-        return
-    _agents.pop(handle.host, None)
-    engine.keeper.host_lost(handle.host, f"its host agent (process {handle.pid}) ended with status {status}")
-    remove_run_folder(handle.run_folder)
+    with _lock:  # whoever wants a new agent waits till all know of the end of this one
+        if engine.closed or _agents.get(handle.host) is not handle:
+            return
+        del _agents[handle.host]
+        _died.add(handle.host)
+        ways.local.discard(handle.host)
+        how = f"status {status}" if status >= 0 else f"signal {-status}"
+        reason = f"its host agent (process {handle.pid}) ended with {how}"
+        engine.keeper.host_lost(handle.host, reason)
+        ways.tell_lost(engine, handle.host, reason)
+        if handle.host == engine.host:
+            clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
+        else:
+            remove_run_folder(handle.run_folder)
+
+
+def _revive(engine: Runtime, hosts: Iterable[str]) -> None:
+    """Starts the agents of local hosts again that have died; they keep their names."""
+    for host in hosts:
+        if host in _died:
+            with _lock:
+                if host in _died:
+                    _start(engine, host, run_folder_for(host))
 
 
 def local_hosts(count: int, name: str = "hosts") -> HostMesh:
@@ -93,36 +123,53 @@ def local_hosts(count: int, name: str = "hosts") -> HostMesh:
             host = new_host_id()
             _start(engine, host, Path(run_folder_for(host)))
             hosts.append(host)
-    folders = {host: f"ipc://{run_folder_for(host)}" for host in _agents}
-    for host in _agents:
-        engine.control(f"{host}/agent", "agent.hosts", p.Hosts(folders))
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
 
 
 def hosts_answer(hosts: Sequence[str]) -> "Future[Any]":
     """Resolves to True when the agents of all hosts have answered."""
     engine = runtime()
-    asked = [request(engine, f"{host}/agent", "agent.status", p.Done(), p.HostState) for host in hosts]
+    asked: list[Future[Any]] = [
+        request(engine, f"{host}/agent", "agent.status", p.Done(), p.HostState) for host in hosts
+    ]
     return gather(asked, lambda: f"{len(hosts)} hosts have not all answered yet", True)
 
 
 def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
     """Ends these hosts' agents and all processes on them."""
-    engine = runtime()
     done: Future[None] = Future._make(story=lambda: "hosts are being shut down")
 
     def end() -> None:
-        for host in hosts:
-            for state in tuple(engine.meshes.values()):
-                if getattr(state, "layout", None) is not None and host in state.layout.hosts and state.stopped is None:
-                    engine.keeper.stop_mesh(state, "its host was shut down")
-            handle = _agents.pop(host, None)
-            if handle is not None:
+        try:
+            stopped = stop_hosts(hosts, "its host was shut down")
+            handles = [handle for host in hosts if (handle := _agents.pop(host, None)) is not None]
+            for handle in handles:
+                ways.local.discard(handle.host)
                 handle.close()
-        done._set(None)
+            remotes = [remote for host in hosts if (remote := ways.remotes.pop(host, None)) is not None]
+            if remotes:
+                stopped.exception(STOP_SECONDS)
+            asked = [remote.shutdown() for remote in remotes]
+            for answer in asked:
+                answer.exception(STOP_SECONDS)
+            done._set(None)
+        except BaseException as error:
+            done._fail(error)
 
     threading.Thread(target=end, name="monarch-shutdown", daemon=True).start()
     return done
+
+
+def stop_hosts(hosts: Sequence[str], reason: str = "its hosts were stopped") -> "Future[Any]":
+    """Stops the proc meshes of this process that have a part on these hosts; the agents live on."""
+    engine = runtime()
+    stops = [
+        engine.keeper.stop_mesh(state, reason)
+        for state in tuple(engine.meshes.values())
+        if isinstance(state, ProcState) and not set(hosts).isdisjoint(state.layout.hosts)
+        and state.born is not None and state.stopped is None
+    ]  # fmt: skip
+    return gather(stops, lambda: f"{len(hosts)} hosts have not stopped yet")
 
 
 def shutdown() -> None:
@@ -135,10 +182,19 @@ def shutdown() -> None:
     with _lock:
         handles = list(_agents.values())
         _agents.clear()
+        _died.clear()
+        remotes = list(ways.remotes.values())
+        ways.remotes.clear()
+        ways.local.clear()
     for cell in tuple(engine.cells.values()):
         cell.stop("its process ends")
     for cell in tuple(engine.cells.values()):
-        cell.executor.thread.join(3.0)
+        if cell.executor.thread.ident is not None:  # else it has not begun, and will not
+            cell.executor.thread.join(3.0)
+    for remote in remotes:
+        remote.end()
+        if not remote.lost:
+            remote.leave()
     engine.close()
     for handle in handles:
         handle.close()

@@ -65,6 +65,7 @@ class ActorCell:
         self.cause: Any = None  # a supervision Cause, encoded, once failed or stopped
         self.ending = False
         self.ended = False
+        self.muted = False
         self._on_end: list[Callable[[], object]] = []
         self.end_error: Exception | None = None
         self.obj: Any = None
@@ -131,7 +132,7 @@ class ActorCell:
             self.runtime.node.consumed(parcel)
             return
         waits_for = self.waiting_on
-        if waits_for and waits_for in header.chain:
+        if waits_for and (waits_for in header.chain or header.call == waits_for):
             self.runtime.waits.tell(self, header)
         self.executor.put((header, parcel))
         if self.cause is not None:  # it ended in between: nobody else will look into the queue
@@ -140,7 +141,7 @@ class ActorCell:
     def refuse(self, header: Header, parcel: "Parcel") -> None:
         """Answers a message that will never be run."""
         self.runtime.node.consumed(parcel)
-        self.runtime.refuse(header, self.cause)
+        self._refuse(header)
 
     def refuse_queued(self) -> None:
         """Answers all that waits."""
@@ -165,7 +166,7 @@ class ActorCell:
             else:
                 self.endpoints = endpoints_of(type(self.obj))
             self.state = "alive"
-            self.runtime.reply(header, Status.VALUE, encode(None))
+            self._reply(header, Status.VALUE, encode(None))
         except BaseException as error:
             self.fail("init", error, header)
         finally:
@@ -250,6 +251,14 @@ class ActorCell:
                 self.running = None
             current.reset(token)
 
+    def _reply(self, header: Header, status: Status, frames: list[Any]) -> None:
+        if not self.muted:
+            self.runtime.reply(header, status, frames)
+
+    def _refuse(self, header: Header) -> None:
+        if not self.muted:
+            self.runtime.refuse(header, self.cause)
+
     def _explicit(self, header: Header) -> bool:
         endpoint = self.endpoints.get(header.method)
         return endpoint is not None and endpoint._explicit_response_port
@@ -261,9 +270,9 @@ class ActorCell:
             frames = encode(result, self.runtime)
         except Exception as error:
             told = pickle_failure(error, result, f"the `result` of {self.spec.name}.{header.method}")
-            self.runtime.reply(header, Status.EXCEPTION, encode_exception(told))
+            self._reply(header, Status.EXCEPTION, encode_exception(told))
             return
-        self.runtime.reply(header, Status.VALUE, frames)
+        self._reply(header, Status.VALUE, frames)
 
     def _raised(self, header: Header, error: BaseException) -> None:
         if isinstance(error, StopRequested):
@@ -272,7 +281,7 @@ class ActorCell:
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         ordinary = isinstance(error, Exception) or (interrupted and not self.ending)
         if ordinary and header.port and not self._explicit(header):
-            self.runtime.reply(header, Status.EXCEPTION, encode_exception(error))
+            self._reply(header, Status.EXCEPTION, encode_exception(error))
             return
         if interrupted and self.ending:
             self._refuse_current(header)
@@ -281,7 +290,7 @@ class ActorCell:
 
     def _refuse_current(self, header: Header) -> None:
         if header.port and not self._explicit(header):
-            self.runtime.refuse(header, self.cause)
+            self._refuse(header)
 
     def fail_with(self, cause: Any, error: Exception) -> None:
         """The actor fails for a reason from outside: a failure it did not handle. Any thread."""
@@ -311,7 +320,7 @@ class ActorCell:
         self.ending = True
         self.runtime.actor_failed(self)
         if header.port:
-            self.runtime.refuse(header, self.cause)
+            self._refuse(header)
         self.refuse_queued()
 
     # -- ending -----------------------------------------------------------------------------------------------------
@@ -341,6 +350,13 @@ class ActorCell:
     def _end(self) -> None:
         self.ending = True
 
+    def abandon(self, reason: str) -> None:
+        """Its process would be dead now: it takes no message any more, answers none, and is not cleaned up."""
+        self.state, self.cause = "failed", self.runtime.stopped_cause(self, reason)
+        self.muted = True
+        self.executor.drain()
+        self.executor.urge(self._end)
+
     def interrupt(self) -> None:
         """Raises KeyboardInterrupt in the running endpoint; best effort: one that sits in C code notices later."""
         if self.running is None:
@@ -355,7 +371,7 @@ class ActorCell:
 
     def _cleanup_hook(self) -> Callable[..., Any] | None:
         hook = getattr(self.obj, "__cleanup__", None)
-        return None if hook is None or getattr(hook, "_monarch_default", False) else hook
+        return None if hook is None or self.muted or getattr(hook, "_monarch_default", False) else hook
 
     def _cleaned(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, asyncio.CancelledError):

@@ -1,0 +1,165 @@
+"""A host inside this process: meshes on it start no process, and behave like any others. For unit tests of actors."""
+
+import secrets
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch_nb.host import protocol as p
+from monarch_nb.mesh.console import Console, run_source
+from monarch_nb.mesh.host import HostMesh
+from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.runtime import ActorCell, Runtime, SpawnActor, endpoint, runtime
+from monarch_nb.transport import UnreachableError
+from monarch_nb.wire import Header, Kind
+
+if TYPE_CHECKING:
+    from monarch_nb.transport import Parcel
+
+KILLED = "the process this actor was running on failed: Killed(sig=9)"
+
+
+class InlineConsole(Console):
+    """The console of a process that is none: a namespace of its own, and no main thread."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.namespace: dict[str, Any] = ModuleType("__main__").__dict__
+
+    @endpoint
+    def setup(self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: ProcMesh) -> None:
+        """Runs the set-up of the would-be process."""
+        self._name(mesh)
+        for source, filename in sources:
+            run_source(source, filename, self.namespace)
+        if bootstrap is not None:
+            self.run(bootstrap, (), {})
+
+
+class InlineHost:
+    """Plays the host agent, and the processes, of one host id."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self.engine = engine
+        self.host = "i" + secrets.token_hex(3)
+        self.address = f"{self.host}/agent"
+        self._alive: dict[str, ActorCell] = {}  # process address -> its console
+        self._reasons: dict[str, str] = {}
+
+    def take(self, header: Header, parcel: "Parcel") -> None:
+        """A message for this host: one for the agent is carried out, one for a process comes back to this one."""
+        if header.dst == self.address:
+            if header.kind == Kind.CONTROL:
+                self._serve(header, parcel)
+            return
+        if header.dst not in self._alive:
+            reason = self._reasons.get(header.dst, "it was never started")
+            raise UnreachableError(f"{header.dst} cannot be reached: {reason}")
+        header.dst = self.engine.address
+        self.engine.node.send(header, parcel)
+
+    def _serve(self, header: Header, parcel: "Parcel") -> None:
+        match header.method:
+            case "agent.spawn":
+                wish = p.decode(parcel.frames[0], p.SpawnProcs)
+                answer: msgspec.Struct = p.Spawning(tuple(self._spawn(wish)))
+            case "agent.stop":
+                stop = p.decode(parcel.frames[0], p.Stop)
+                self.engine.later(0.0, lambda: self._stop(header, stop))
+                return
+            case "agent.kill":
+                for address in p.decode(parcel.frames[0], p.Kill).addresses:
+                    self.kill(address)
+                answer = p.Done()
+            case "agent.status":
+                answer = p.HostState(host=self.host, pid=0, procs=())
+            case _:
+                answer = p.Done()
+        self._answer(header, answer)
+
+    def _answer(self, header: Header, body: msgspec.Struct) -> None:
+        if header.port:
+            self._tell("reply", body, header.port)
+
+    def _tell(self, verb: str, body: msgspec.Struct, port: int = 0) -> None:
+        word = Header(Kind.CONTROL, self.engine.address, self.address, method=verb, port=port)
+        self.engine.node.send(word, self.engine.node.snapshot([p.encode(body)]), lane=1)
+
+    def _spawn(self, wish: p.SpawnProcs) -> list[str]:
+        started = []
+        for place, rank in enumerate(wish.ranks):
+            incarnation = wish.incarnations[place] if wish.incarnations else 0
+            address = wish.layout.address(rank, incarnation)
+            spec = SpawnActor(
+                name=wish.name, class_name="Console", kind="sync", labels=(), offset=rank, sizes=(), strides=(),
+                owner="", owner_process=self.engine.address, owner_id="<root>",
+            )  # fmt: skip
+            console = self.engine.host_actor(spec, wish.layout.uid, rank, incarnation, InlineConsole(rank))
+            self._alive[address] = console
+            console.executor.start()
+            started.append(address)
+        return started
+
+    def _cells(self, address: str) -> list[ActorCell]:
+        """The actors of a would-be process, its console last."""
+        console = self._alive[address]
+        mine = []
+        for cell in tuple(self.engine.cells.values()):
+            procs = getattr(self.engine.meshes.get(cell.mesh), "procs", None)
+            if cell is not console and cell.rank == console.rank and procs is not None and procs.uid == console.mesh:
+                mine.append(cell)
+        return [*mine, console]
+
+    def _stop(self, header: Header, wish: p.Stop) -> None:
+        exits = []
+        for address in wish.addresses:
+            if address in self._alive:
+                for cell in self._cells(address):
+                    cell.stop(wish.reason)
+                self._gone(address, "it was stopped")
+            exits.append(p.Exited(address=address, host=self.host, reason="it was stopped", expected=True))
+        self._answer(header, p.Ended(tuple(exits)))
+
+    def kill(self, address: str) -> None:
+        """Ends a would-be process as SIGKILL would: nothing of it answers any more, no clean-up is run."""
+        if address not in self._alive:
+            return
+        for cell in self._cells(address):
+            cell.abandon(KILLED)
+        gone = p.Exited(address=address, host=self.host, reason=KILLED, pid=-1, signal=9, at=time.time())
+        word = Header(Kind.CONTROL, self.engine.address, self.address, method="proc.exited")
+        self.engine.handle(word, self.engine.node.snapshot([p.encode(gone)]))  # told before anybody runs into it
+        self._gone(address, KILLED)
+
+    def _gone(self, address: str, reason: str) -> None:
+        del self._alive[address]
+        self._reasons[address] = reason
+
+
+def in_process_host() -> HostMesh:
+    """A host without dimensions that lives inside this process: what is spawned on it starts no process.
+
+    Messages, ordering, pickling, supervision and heal are the real ones; `os.getpid()` is the same everywhere, and one
+    actor that holds the interpreter holds all.
+    """
+    engine = runtime()
+    if engine.inline is None:
+        engine.inline = InlineHost(engine)
+        engine.local_hosts.add(engine.inline.host)
+    return HostMesh.of_host(engine.inline.host)
+
+
+def kill(procs: ProcMesh) -> None:
+    """Ends the processes of a mesh (or slice) spawned on `in_process_host()` as SIGKILL would.
+
+    Raises ValueError for processes that are real: use os.kill for those.
+    """
+    engine = runtime()
+    state = procs._state
+    if engine.inline is None or set(state.layout.hosts) != {engine.inline.host}:
+        raise ValueError(f"{state.name} consists of real processes: os.kill(pid, signal.SIGKILL) ends one")
+    for rank in procs._region.ranks():
+        engine.inline.kill(state.address(rank))

@@ -1,0 +1,110 @@
+"""Actors can be tested with no process started."""
+
+import os
+import threading
+
+import psutil
+import pytest
+
+import monarch_nb.actor
+from monarch_nb.actor import Actor, ActorError, SupervisionError, current_rank, endpoint, heal_mesh, shutdown_context
+from monarch_nb.testing import in_process_host, kill
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Counter(Actor):
+    def __init__(self, start=0):
+        self.n = start
+
+    @endpoint
+    def add(self, k):
+        self.n += k
+        return self.n
+
+    @endpoint
+    def where(self):
+        return current_rank().rank, os.getpid(), threading.current_thread().name
+
+    @endpoint
+    def boom(self):
+        raise ValueError("no")
+
+    @endpoint
+    def block(self, event_name):
+        EVENTS[event_name].wait(10)
+        return "late"
+
+
+class Asker(Actor):
+    @endpoint
+    async def ask(self, counters):
+        return (await counters.add.call(1)).values()
+
+
+EVENTS = {"go": threading.Event()}
+
+
+@pytest.fixture(autouse=True)
+def faults(monkeypatch):
+    found = []
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", found.append)
+    yield found
+    shutdown_context()
+
+
+@pytest.fixture
+def procs():
+    return in_process_host().spawn_procs(per_host={"gpus": 3}, name="pretend")
+
+
+def test_no_process_is_started(procs):
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    values = procs.spawn("counters", Counter).where.call().get(10).values()
+    assert [rank for rank, _, _ in values] == [0, 1, 2]
+    assert {pid for _, pid, _ in values} == {os.getpid()}
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_state_slices_errors_and_references_work_as_ever(procs):
+    counters = procs.spawn("counters", Counter, 10)
+    assert counters.slice(gpus=1).add.call_one(5).get(10) == 15
+    assert counters.add.call(1).get(10).values() == [11, 16, 11]
+    with pytest.raises(ActorError, match="no"):
+        counters.boom.call().get(10)
+    asker = procs.slice(gpus=0).spawn("asker", Asker)
+    assert asker.ask.call_one(counters).get(10) == [12, 17, 12]
+
+
+def test_a_killed_rank_fails_only_slices_that_hold_it_and_heals(procs, faults):
+    counters = procs.spawn("counters", Counter)
+    counters.add.call(1).get(10)
+    kill(procs.slice(gpus=2))
+    with pytest.raises(SupervisionError, match=r"counters, gpus=2"):
+        counters.add.call(1).get(10)
+    assert counters.slice(gpus=slice(0, 2)).add.call(1).get(10).values() == [2, 2]
+    assert heal_mesh(counters) is counters
+    assert counters.add.call(1).get(10).values() == [3, 3, 1]
+    assert len(faults) == 1
+
+
+def test_a_call_under_way_on_a_killed_rank_fails(procs):
+    counters = procs.spawn("counters", Counter)
+    future = counters.block.call("go")
+    kill(procs.slice(gpus=1))
+    with pytest.raises(SupervisionError, match="gpus=1"):
+        future.get(10)
+    EVENTS["go"].set()
+
+
+def test_stop_ends_the_actors(procs):
+    counters = procs.spawn("counters", Counter)
+    counters.add.call(1).get(10)
+    procs.stop().get(10)
+    with pytest.raises(SupervisionError, match="stopped"):
+        counters.add.call(1).get(10)
+
+
+def test_real_processes_are_not_killed_this_way(procs):
+    with pytest.raises(ValueError, match="real processes"):
+        kill(monarch_nb.actor.this_proc())
