@@ -4,7 +4,7 @@ import re
 import secrets
 from typing import Self
 
-_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"  # base 58
+_ALPHABET = "123456789abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ"  # base 58, lowercase first
 _LABEL = re.compile(r"[a-z](?:[a-z0-9_-]*[a-z0-9])?")
 _TEXT = re.compile(r"([^<>@\s]*)<([^<>]+)>")
 _MOST = 2**64 - 1

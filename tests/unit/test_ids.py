@@ -15,6 +15,7 @@ pytestmark = pytest.mark.timeout(60)
         ("service", "service", None),
         ("lab<6>", "lab", 5),
         ("x<1>", "x", 0),
+        ("svc<2k>", "svc", 77),
         ("<2MuAHeDjLCE>", None, 768711257704633598),
         ("<JPwcyDCgEup>", None, 2**64 - 1),
     ],
