@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 VERB = "call.blocked"
 
 
+def is_part(header: Header, call: str) -> bool:
+    """Whether this message is part of a call, or of what is done for it."""
+    return call in header.chain or header.call == call
+
+
 class Waits:
     """Knows what the endpoints that run in this process wait for.
 
@@ -41,7 +46,7 @@ class Waits:
             return None  # it holds nobody up
         cell.waiting_on = future.wait_id
         for header, _ in cell.queued():
-            if future.wait_id in header.chain:
+            if is_part(header, future.wait_id):
                 self.tell(cell, header)
         call = self._runtime.calls.get(future.wait_id)
         if call is not None and call.blocked:
