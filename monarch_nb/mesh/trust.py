@@ -14,7 +14,8 @@ TRUST_ALL = "trust_all_connections"
 
 _HOW = (
     "A job has one key for all, which this makes: "
-    "python -c 'from monarch_nb.transport import Keys; Keys.load_or_create(\"job.key\")'. Give every worker and the client that file (mode 0600) as private_key=Path('job.key')"
+    "python -c 'from monarch_nb.transport import Keys; Keys.load_or_create(\"job.key\")'. Give every worker and "
+    "the client that file (mode 0600) as private_key=Path('job.key')"
 )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 MARK = f"MNB_TEST_MARK={os.getpid()}-{secrets.token_hex(4)}"
+CHECKED = ("test_faults_", "test_job_", "test_spawn_options", "test_spmd", "test_worker_loop")  # modules
 PATIENCE = 8.0  # seconds; what is let go asynchronously is gone long before
 
 
@@ -125,7 +126,7 @@ def own_place() -> Iterator[Path]:
 
 
 def _checked(request: pytest.FixtureRequest) -> bool:
-    return request.module.__name__.rpartition(".")[2].startswith("test_faults_")
+    return request.module.__name__.rpartition(".")[2].startswith(CHECKED)
 
 
 @pytest.fixture(scope="module", autouse=True)
