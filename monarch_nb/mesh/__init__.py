@@ -11,6 +11,7 @@ from monarch_nb.mesh.controller import (
     shutdown,
     shutdown_context,
 )
+from monarch_nb.mesh.controllers import get_or_spawn_controller
 from monarch_nb.mesh.endpoint import Endpoint, send
 from monarch_nb.mesh.heal import heal_mesh, interrupt
 from monarch_nb.mesh.host import HostMesh, this_host, this_proc
@@ -28,6 +29,7 @@ __all__ = [
     "ProcMesh",
     "ValueMesh",
     "exit_on_fault",
+    "get_or_spawn_controller",
     "heal_mesh",
     "interrupt",
     "local_hosts",
