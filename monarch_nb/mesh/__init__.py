@@ -1,18 +1,17 @@
 """Host, proc, actor and value meshes, with the adverbs that work on them."""
 
 from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.attach import AttachError, attach_hosts
 from monarch_nb.mesh.console import run_on
 from monarch_nb.mesh.controller import (
     become_controller,
-    exit_on_fault,
     local_hosts,
-    notebook_mode,
-    set_hook_lookup,
     shutdown,
     shutdown_context,
 )
 from monarch_nb.mesh.controllers import get_or_spawn_controller
 from monarch_nb.mesh.endpoint import Endpoint, send
+from monarch_nb.mesh.fault import exit_on_fault, notebook_mode, set_hook_lookup
 from monarch_nb.mesh.heal import heal_mesh, interrupt
 from monarch_nb.mesh.host import HostMesh, this_host, this_proc
 from monarch_nb.mesh.proc import ProcMesh
@@ -24,10 +23,12 @@ set_factory(become_controller)
 
 __all__ = [
     "ActorMesh",
+    "AttachError",
     "Endpoint",
     "HostMesh",
     "ProcMesh",
     "ValueMesh",
+    "attach_hosts",
     "exit_on_fault",
     "get_or_spawn_controller",
     "heal_mesh",

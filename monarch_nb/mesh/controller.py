@@ -3,17 +3,15 @@
 import atexit
 import os
 import secrets
-import signal
-import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host.folders import clear_run_folder, make_run_folder, new_host_id, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, start_agent
-from monarch_nb.mesh import ways
+from monarch_nb.mesh import fault, ways
 from monarch_nb.mesh.console import run_in_actor
 from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.host import HostMesh, host_labels
@@ -25,13 +23,13 @@ from monarch_nb.mesh.stops import STOP_SECONDS
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Future, Runtime, install, runtime
 from monarch_nb.settings import TRAVELS_IN, settings
-from monarch_nb.supervision import MeshFailure
 from monarch_nb.transport import Node
+
+EXIT_SECONDS = 2.0  # for the clean-up of all that a program leaves behind
 
 _lock = threading.RLock()
 _agents: dict[str, AgentHandle] = {}
 _died: set[str] = set()  # hosts of this process whose agent is gone
-_fatal: list[MeshFailure] = []
 
 
 def become_controller() -> Runtime:
@@ -43,7 +41,7 @@ def become_controller() -> Runtime:
     engine.run_in_actor = run_in_actor
     keeper = Keeper(engine, root=engine.root.stream)
     keeper.controllers = Controllers(engine)
-    keeper.driver.fatal = _unhandled
+    keeper.driver.fatal = fault.unhandled
     keeper.revive = lambda hosts: _revive(engine, hosts)
     node = Node(
         engine.address,
@@ -55,6 +53,7 @@ def become_controller() -> Runtime:
         config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its Remote
     )
     engine.start(node)
+    fault.prepare()
     atexit.register(shutdown)
     return engine
 
@@ -174,8 +173,11 @@ def stop_hosts(hosts: Sequence[str], reason: str = "its hosts were stopped") -> 
     return gather(stops, lambda: f"{len(hosts)} hosts have not stopped yet")
 
 
-def shutdown() -> None:
-    """Ends everything this controller has started, and leaves; a later call begins anew."""
+def shutdown(patience: float | None = None) -> None:
+    """Ends everything this controller has started, and leaves; a later call begins anew.
+
+    Actors have `patience` seconds to clean up, by default 2.
+    """
     from monarch_nb.runtime import process
 
     engine = process._runtime
@@ -188,6 +190,7 @@ def shutdown() -> None:
         remotes = list(ways.remotes.values())
         ways.remotes.clear()
         ways.local.clear()
+    engine.keeper.stops.leave("the program that spawned it ends", EXIT_SECONDS if patience is None else patience)
     for cell in tuple(engine.cells.values()):
         cell.stop("its process ends")
     for cell in tuple(engine.cells.values()):
@@ -202,71 +205,10 @@ def shutdown() -> None:
         handle.close()
     remove_run_folder(run_folder_for(engine.host))
     install(None)
-    if _fatal:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(1)
+    fault.exit_if_fatal()
 
 
 def shutdown_context(host_timeout: float | None = None) -> "Future[None]":
     """Ends what this process has started and leaves the cluster. Blocks until it is done."""
-    shutdown()
+    shutdown(host_timeout)
     return Future._resolved(None)
-
-
-def exit_on_fault(failure: MeshFailure) -> None:
-    """What happens to a failure nobody handles, unless it is replaced: the program ends with status 1."""
-    sys.exit(1)
-
-
-_hook: Callable[[], Callable[[MeshFailure], None]] = lambda: exit_on_fault
-
-
-def set_hook_lookup(lookup: Callable[[], Callable[[MeshFailure], None]]) -> None:
-    """Where the current `unhandled_fault_hook` is found."""
-    global _hook
-    _hook = lookup
-
-
-def _unhandled(failure: MeshFailure) -> None:
-    """Scripts fail fast: the hook runs once; unless it returns, the program ends."""
-
-    def run() -> None:
-        try:
-            _hook()(failure)
-            return
-        except SystemExit:
-            pass
-        except BaseException as error:
-            sys.stderr.write(f"unhandled_fault_hook raised {type(error).__name__}: {error}\n")
-        sys.stderr.write(f"Unhandled monarch failure: {failure.report()}\n")
-        sys.stderr.flush()
-        _fatal.append(failure)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    threading.Thread(target=run, name="monarch-fault", daemon=True).start()
-
-
-def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
-    """In a notebook a failure must not end the process: it is told by a call that waits for it, else by `show`.
-
-    An `unhandled_fault_hook` that the user has set is still called.
-    """
-
-    def tell(failure: MeshFailure) -> None:
-        hook = _hook()
-        if hook is exit_on_fault:
-            show(failure)
-        else:
-            threading.Thread(target=_run_hook, args=(hook, failure), name="monarch-fault", daemon=True).start()
-
-    driver = runtime().keeper.driver
-    driver.machine.root_policy = "notebook"
-    driver.show = tell
-
-
-def _run_hook(hook: Callable[[MeshFailure], None], failure: MeshFailure) -> None:
-    try:
-        hook(failure)
-    except BaseException as error:
-        sys.stderr.write(f"unhandled_fault_hook raised {type(error).__name__}: {error}\n{failure.report()}\n")

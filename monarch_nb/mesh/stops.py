@@ -93,6 +93,22 @@ class Stops:
             except TimeoutError:
                 logger.warning("%s did not stop in time", state.name)
 
+    def leave(self, reason: str, seconds: float) -> None:
+        """Stops all processes that this one has spawned, at its end; after so many seconds they are killed."""
+        states = [s for s in tuple(self._engine.meshes.values()) if isinstance(s, ProcState) and s.born is not None]
+        asked = []
+        for state in states:
+            if state.stopped is None and state.home == self._engine.address:
+                self.mark(state, None, reason, over=False)
+                state.stopped = reason
+                asked.append(self._stop_procs(state, self._keeper.ranks(state.region), reason, seconds))
+        deadline = time.monotonic() + seconds + 1
+        for future in asked:
+            try:
+                future.get(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                return  # their agents go next, and they with them
+
     def _stop(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
         future: Future[None] = Future._make(story=lambda: f"{state.name} has not stopped yet")
         if ranks is None:
@@ -120,13 +136,16 @@ class Stops:
         assert isinstance(state, ActorState)
         return self._stop_actors(state, ranks, reason)
 
-    def _stop_procs(self, state: ProcState, ranks: Sequence[int], reason: str) -> Future[None]:
+    def _stop_procs(
+        self, state: ProcState, ranks: Sequence[int], reason: str, seconds: float | None = None
+    ) -> Future[None]:
+        limit = settings.get("mesh_terminate_timeout") if seconds is None else seconds
         by_host: dict[str, list[str]] = {}
         for rank in ranks:
             by_host.setdefault(state.layout.host_of(rank), []).append(state.address(rank))
         asked = []
         for host, addresses in by_host.items():
-            wish = p.Stop(tuple(addresses), timeout_s=settings.get("mesh_terminate_timeout"), reason=reason)
+            wish = p.Stop(tuple(addresses), timeout_s=limit, reason=reason)
             asked.append(request(self._engine, f"{host}/agent", "agent.stop", wish, p.Ended))
             asked[-1]._on_done(self._forget)
         return settle(asked, lambda: f"{state.name} has not stopped yet")

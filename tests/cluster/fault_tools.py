@@ -15,7 +15,7 @@ import pytest
 
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint, this_host
 from monarch_nb.host import protocol as p
-from monarch_nb.mesh import controller
+from monarch_nb.mesh import controller, fault
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import runtime
 from monarch_nb.supervision import MeshFailure
@@ -87,7 +87,7 @@ def controlling() -> Iterator[Any]:
     """A controller in this process, as a notebook is one; gives its host."""
     shown: list[MeshFailure] = []
     runtime()
-    controller.notebook_mode(shown.append)
+    fault.notebook_mode(shown.append)
     here: Any = this_host()
     here.shown = shown
     try:
@@ -109,6 +109,7 @@ def warm(here: Any) -> None:
     procs = here.spawn_procs(per_host={"gpus": 1}, name="warm")
     procs.spawn("warm", Worker).pid.call().get(60)
     procs.stop().get(SOON)
+    runtime().later(0.0, lambda: None)
 
 
 @pytest.fixture
@@ -177,7 +178,7 @@ def until(condition: Any, what: str = "it", timeout: float = SOON) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who do not stop by themselves are killed after half a second instead of ten."""
-    monkeypatch.setattr("monarch_nb.mesh.keeper.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("monarch_nb.mesh.stops.STOP_SECONDS", 0.5)
 
 
 def kill(pid: int) -> None:
