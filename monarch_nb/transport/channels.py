@@ -108,6 +108,7 @@ class Inbound:
             except zmq.ZMQError:  # EHOSTUNREACH: it is gone; the link keeps the frames until the peer dials again
                 self._queue.clear()
                 self._reader.soon(self._lost)  # not from here, where the peer's lock may be held
+                break
             write_parts(self._router, frame0, frames)
         self._reader.look_again(self._fd)  # the write may have taken the signal that something can be read
 

@@ -9,6 +9,7 @@ not help, since the kernel hands it to any other thread and Python still runs th
 import ctypes
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
@@ -32,7 +33,7 @@ def _note(signum: int, frame: FrameType | None) -> None:
 class _Guard:
     """One thread's section: whoever wants to throw into the thread takes `lock` first."""
 
-    __slots__ = ("inside", "lock", "main")
+    __slots__ = ("__weakref__", "inside", "lock", "main")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -46,7 +47,7 @@ class _Guards(threading.local):
         _by_thread[threading.get_ident()] = self.guard
 
 
-_by_thread: dict[int, _Guard] = {}
+_by_thread: "weakref.WeakValueDictionary[int, _Guard]" = weakref.WeakValueDictionary()
 _guards = _Guards()
 
 

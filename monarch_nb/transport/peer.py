@@ -158,6 +158,26 @@ class Peer:
                 self._keep_time()
             return True
 
+    def redirect(self, endpoint: str) -> None:
+        """It dialled us and is gone: from now on we dial it."""
+        uninterrupted(self._redirect, endpoint)
+
+    def _redirect(self, endpoint: str) -> None:
+        with self._lock:
+            if self.gone is None and not self.endpoint:
+                self._link.dial(_clock())
+                self.endpoint, self._channel = endpoint, None
+                self._open()
+
+    def begin(self) -> None:
+        """Dial, before there is anything to send."""
+        uninterrupted(self._begin)
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self.gone is None and self._channel is None:
+                self._open()
+
     def _open(self) -> Channel | None:
         if not self.endpoint:
             return None
@@ -223,9 +243,13 @@ class Peer:
 
     def receive(self, frame0: bytes, frames: Sequence[Any]) -> None:
         """Take what arrived on one of the connections; reader thread only."""
-        uninterrupted(self._receive, frame0, frames)
+        rest = uninterrupted(self._receive, frame0, frames)
+        if self._unpacker.ready or self._unpacker.refused:
+            self._hand_up()
+        if rest:
+            self._outside(rest)
 
-    def _receive(self, frame0: bytes, frames: Sequence[Any]) -> None:
+    def _receive(self, frame0: bytes, frames: Sequence[Any]) -> Sequence[Action[Item]]:
         size = len(frame0)
         for frame in frames:
             size += len(frame)
@@ -234,35 +258,32 @@ class Peer:
         unpacker = self._unpacker
         with self._lock:
             if self.gone is not None:
-                return
+                return rest
             outcome = self._link.received(frame0, item, size, _clock())
             if type(outcome) is int:
                 if outcome >= 0:
-                    unpacker.take(item, outcome)
+                    unpacker.take(item, outcome, self._link.peer_epoch)
             else:
                 for action in outcome:  # type: ignore[union-attr]
                     if type(action) is Deliver:
-                        unpacker.take(action.item, action.charge)
+                        unpacker.take(action.item, action.charge, self._link.peer_epoch)
                     elif type(action) is Skipped or type(action) is NewLife:
                         unpacker.broken()
                 rest = self._transmit(outcome)  # type: ignore[arg-type]
-            life = self._link.peer_epoch
             if not self._busy:
                 self._keep_time()
-        self._hand_up(life)
-        if rest:
-            self._outside(rest)
+        return rest
 
-    def _hand_up(self, life: int) -> None:
+    def _hand_up(self) -> None:
         unpacker = self._unpacker
         while unpacker.ready:
-            header, parcel, charge = unpacker.ready.popleft()
+            header, parcel, charge, life = unpacker.ready.popleft()
             parcel.lane = self.lane
             if charge:
                 parcel.origin = (self, charge, life)
             self._owner.arrived(header, parcel)
         while unpacker.refused:
-            refused, reason, charge = unpacker.refused.popleft()
+            refused, reason, charge, life = unpacker.refused.popleft()
             self.consumed(charge, life)
             if refused is None:
                 self._owner.dropped(self.address, reason)
@@ -288,33 +309,32 @@ class Peer:
 
     def tick(self, now: float) -> bool:
         """Carry out what is due; whether there will be more."""
-        return uninterrupted(self._tick, now)
+        busy, rest = uninterrupted(self._tick, now)
+        self._outside(rest)
+        return busy
 
-    def _tick(self, now: float) -> bool:
+    def _tick(self, now: float) -> tuple[bool, Sequence[Action[Item]]]:
         with self._lock:
             if self.gone is not None:
-                return False
+                return False, ()
             rest = self._transmit(self._link.tick(now))
             busy = self._busy = not self._link.idle
-        if rest:
-            self._outside(rest)
-        return busy
+            return busy, rest
 
     def lost(self) -> None:
         """The connection is gone; reader thread."""
-        uninterrupted(self._event, self._link.disconnected)
+        self._outside(uninterrupted(self._event, self._link.disconnected))
 
     def found(self) -> None:
         """The dialled connection is there, perhaps again; reader thread."""
-        uninterrupted(self._event, self._link.connected)
+        self._outside(uninterrupted(self._event, self._link.connected))
 
-    def _event(self, event: Callable[[float], list[Action[Item]]]) -> None:
+    def _event(self, event: Callable[[float], list[Action[Item]]]) -> Sequence[Action[Item]]:
         with self._lock:
             if self.gone is not None:
-                return
-            rest = self._transmit(event(_clock()))
+                return ()
             self._keep_time()
-        self._outside(rest)
+            return self._transmit(event(_clock()))
 
     @property
     def settled(self) -> bool:
@@ -323,12 +343,12 @@ class Peer:
 
     def close(self, reason: str, linger_ms: int = 0) -> None:
         """Nothing is sent any more: what is unacknowledged fails with `reason`, and whoever waits is told."""
-        uninterrupted(self._close, reason, linger_ms)
+        self._outside(uninterrupted(self._close, reason, linger_ms))
 
-    def _close(self, reason: str, linger_ms: int) -> None:
+    def _close(self, reason: str, linger_ms: int) -> Sequence[Action[Item]]:
         with self._lock:
             if self.gone is not None:
-                return
+                return ()
             if linger_ms and self._channel is not None:
                 self._transmit(self._link.tick(_clock()))  # what is owed: acknowledgements
             self.gone = reason
@@ -336,7 +356,7 @@ class Peer:
             if self._channel is not None:
                 self._channel.close(linger_ms)
                 self._channel = None
-        self._outside([*rest, Unblocked()])
+            return [*rest, Unblocked()]
 
     def _outside(self, actions: Sequence[Action[Item]]) -> None:
         for action in actions:

@@ -20,12 +20,12 @@ class Unpacker:
     """Turns one peer's items into messages: opens memory files, puts pieces together."""
 
     def __init__(self, *, portable: bool) -> None:
-        self.ready: deque[tuple[Header, Parcel, int]] = deque()  # with the charge to give back
-        self.refused: deque[tuple[Header | None, str, int]] = deque()  # None: not even a header
+        self.ready: deque[tuple[Header, Parcel, int, int]] = deque()  # with charge and life to give back to
+        self.refused: deque[tuple[Header | None, str, int, int]] = deque()  # None: not even a header
         self._portable = portable
         self._assembly: Assembly | None = None
 
-    def take(self, item: Item, charge: int) -> None:
+    def take(self, item: Item, charge: int, life: int) -> None:
         """The next item in order. Called before the link can acknowledge it. Raises nothing."""
         header: Header | None = None
         try:
@@ -36,16 +36,16 @@ class Unpacker:
             header, hops, chunked = unpack(item.head, PREFIX_SIZE)
             if chunked:
                 self._assembly = Assembly(header, hops, item.frames[0], portable=self._portable)
-                self._assembly.charge = charge
+                self._assembly.charge, self._assembly.life = charge, life
                 self._finish()
             elif header.buffers:
-                self.ready.append((header, Parcel(attach(header, item.frames), hops=hops), charge))
+                self.ready.append((header, Parcel(attach(header, item.frames), hops=hops), charge, life))
             else:
-                self.ready.append((header, Parcel(item.frames, hops=hops), charge))
+                self.ready.append((header, Parcel(item.frames, hops=hops), charge, life))
         except _Nonsense as error:
-            self.refused.append((None, f"{type(error).__name__}: {error}", charge))
+            self.refused.append((None, f"{type(error).__name__}: {error}", charge, life))
         except (TransportError, MemoryError) as error:
-            self.refused.append((header, str(error) or "out of memory", charge))
+            self.refused.append((header, str(error) or "out of memory", charge, life))
 
     def _piece(self, item: Item) -> None:
         assembly = self._assembly
@@ -57,19 +57,19 @@ class Unpacker:
             self._finish()
         except _Nonsense as error:
             self._assembly = None
-            self.refused.append((None, f"{type(error).__name__}: {error}", assembly.charge))
+            self.refused.append((None, f"{type(error).__name__}: {error}", assembly.charge, assembly.life))
         except (TransportError, MemoryError) as error:
             self._assembly = None
-            self.refused.append((assembly.header, str(error) or "out of memory", assembly.charge))
+            self.refused.append((assembly.header, str(error) or "out of memory", assembly.charge, assembly.life))
 
     def _finish(self) -> None:
         assembly = self._assembly
         if assembly is not None and assembly.complete:
             self._assembly = None
-            self.ready.append((assembly.header, assembly.parcel(), assembly.charge))
+            self.ready.append((assembly.header, assembly.parcel(), assembly.charge, assembly.life))
 
     def broken(self) -> None:
         """Pieces of the message in assembly will never come; its sender knows."""
         assembly, self._assembly = self._assembly, None
         if assembly is not None:
-            self.refused.append((None, "the rest of a large message never came", assembly.charge))
+            self.refused.append((None, "the rest of a large message never came", assembly.charge, assembly.life))

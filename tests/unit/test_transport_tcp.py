@@ -151,9 +151,11 @@ def test_a_cut_connection_is_resumed_without_loss_or_repetition() -> None:
 
         def cutter() -> None:
             for _ in range(5):
-                controller.get_connection(up=True)
+                while not controller.node._links._peers["h1/agent", 0].up:
+                    done.wait(0.005)
                 done.wait(0.05)
                 proxy.cut()
+                controller.get_connection(up=False)
 
         thread = threading.Thread(target=cutter)
         thread.start()
