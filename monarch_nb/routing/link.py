@@ -229,6 +229,11 @@ class Link(Generic[T]):
         self._probed = -1
         return []
 
+    def dial(self, now: float) -> None:
+        """From now on this side dials; the link is down until `connected`."""
+        self._dials = True
+        self.disconnected(now)
+
     def tick(self, now: float) -> list[Action[T]]:
         """Time passes: acknowledgements, questions, time limits. Call every config.tick seconds unless `idle`."""
         config = self._config

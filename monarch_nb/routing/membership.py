@@ -67,6 +67,14 @@ class Routes:
             self._inbound.discard(address)
             self._cache.clear()
 
+    def dial_instead(self, address: str) -> str:
+        """The connection that process had dialled is gone: where to dial it from now on, or "" (it will dial again)."""
+        host, _, name = address.partition("/")
+        endpoint = self._endpoints.get(address) or (self._endpoints.get(host, "") if name == "agent" else "")
+        if endpoint:
+            self.detached(address)
+        return endpoint
+
     def forget(self, where: str) -> None:
         """A host with all its processes, or one process, is gone."""
         for known in (self._endpoints, self._folders, self._vias):

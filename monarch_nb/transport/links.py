@@ -110,6 +110,8 @@ class Links:
             if len(self._ways) > 65536:
                 self._ways.clear()
             self._ways[destination, lane] = peer
+            if peer.endpoint.startswith("tcp:") and lane < 2:
+                self.later(self._peer(hop, 1 - lane).begin)  # it may want to answer there, and cannot dial us
             return peer
 
     def _peer(self, hop: Hop, lane: int) -> Peer:
@@ -156,10 +158,19 @@ class Links:
             self._by_id[routing_id] = peer
             self._ways.clear()
         peer.over_tcp = tcp
-        peer.attach(Inbound(router, routing_id, self._reader, peer.lost))
+        peer.attach(Inbound(router, routing_id, self._reader, lambda: self._left(peer)))
         if tcp and self._on_connection is not None:
             self._on_connection(address, True, "it dialled")
         return peer
+
+    def _left(self, peer: Peer) -> None:
+        """The connection it had dialled is gone: it may dial again, or we do, if we know where."""
+        peer.lost()
+        with self._lock:
+            endpoint = self._routes.dial_instead(peer.address)
+            self._ways.clear()
+        if endpoint:
+            peer.redirect(endpoint)
 
     def connected(self, where: str) -> bool:
         """Whether the TCP connection of the urgent lane on the way to a process stands."""
