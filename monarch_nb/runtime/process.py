@@ -21,8 +21,8 @@ from monarch_nb.runtime.future import _wait_guards
 from monarch_nb.runtime.parking import Parking
 from monarch_nb.runtime.ports import UNRETURNED, PortTable
 from monarch_nb.runtime.waits import Waits
-from monarch_nb.transport import Parcel, UnreachableError
-from monarch_nb.wire import Header, Kind, Status, decode
+from monarch_nb.transport import Parcel, TransportError, UnreachableError
+from monarch_nb.wire import Header, Kind, Status, decode, encode_exception
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Node
@@ -93,6 +93,7 @@ class Runtime:
         self.cells: dict[tuple[str, int], ActorCell] = {}
         self.controls: dict[str, Callable[[Header, Parcel], None]] = {}
         self.clock = Clock()
+        self.controllers: Any = None  # the registry of named actors, kept by the mesh layer
         self.meshes: dict[str, Any] = {}  # what is known here of meshes, by uid; kept by the mesh layer
         self.root = Instance(self, f"{address}#", ActorId(root_id), "root", "Root")
         self.root_context = Context(self.root)
@@ -171,9 +172,14 @@ class Runtime:
         )
         try:
             self.send(header, self.node.snapshot(frames))
-        except Exception:
-            if not self.closed:
-                logger.warning("an answer to %s could not be sent", request.src, exc_info=True)
+        except Exception as error:
+            if self.closed or isinstance(error, UnreachableError):
+                return  # nobody is there to hear it
+            if not isinstance(error, TransportError):
+                logger.exception("an answer to %s could not be sent", request.src)
+            told = type(error)(f"the `result` of {request.method} could not be sent by {self.address}: {error}")
+            header.status = Status.EXCEPTION
+            self.send(header, self.node.snapshot(encode_exception(told)))
 
     def refuse(self, request: Header, cause: Any) -> None:
         """Tells the sender of a CALL that nobody will ever run it."""
@@ -275,6 +281,8 @@ class Runtime:
     def undelivered(self, header: Header, reason: str) -> None:
         """A message of ours has come back, or its link failed: whoever waits for its answer is told."""
         kind = header.status if header.kind == Kind.RETURNED else header.kind
+        if kind == Kind.CALL and header.seq >= 0 and header.method != SKIP:
+            self._fill_gap(header)
         if kind in (Kind.REPLY, Kind.FOLDED) or header.method in _ANSWERS:
             return  # whoever wanted it is gone; its port number is none of ours
         handler = self.ports.get(header.port) if header.port and kind != Kind.PORT else None
@@ -289,6 +297,25 @@ class Runtime:
                 self.supervisor.undeliverable(header, reason)
         elif header.port == 0 and not self.closed:  # whoever waits for an answer has been told already
             self.supervisor.undeliverable(header, reason)
+
+    def _fill_gap(self, header: Header) -> None:
+        """What comes after a lost message must not wait for it."""
+        dst = header.src if header.kind == Kind.RETURNED else header.dst
+        skip = Header(
+            Kind.CALL,
+            dst,
+            self.address,
+            header.mesh,
+            header.rank,
+            header.incarnation,
+            header.sender,
+            header.seq,
+            SKIP,
+        )
+        try:
+            self.node.send(skip, Parcel([b""]), lane=0)
+        except TransportError:
+            return  # nobody is there to wait
 
     # -- actors of this process -------------------------------------------------------------------------------------
 

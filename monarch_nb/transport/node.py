@@ -306,7 +306,7 @@ class Node:
 def returned(header: Header, by: str) -> Header:
     """The header of an undeliverable message on its way back; `status` is what kind it was, the body says why."""
     return msgspec.structs.replace(
-        header, kind=int(Kind.RETURNED), dst=header.src, src=by, status=int(header.kind), seq=-1, buffers=()
+        header, kind=int(Kind.RETURNED), dst=header.src, src=by, status=int(header.kind), buffers=()
     )
 
 

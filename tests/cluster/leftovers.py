@@ -74,6 +74,11 @@ def sockets_in(folder: Path) -> set[str]:
     return found
 
 
+def _names(processes: dict[int, str]) -> Counter[str]:
+    """A template that died may have a successor: what counts is how many there are of each."""
+    return Counter(line.partition(": ")[0] for line in processes.values())
+
+
 class Before:
     """What there was at a moment, to compare with later."""
 
@@ -89,7 +94,7 @@ class Before:
     def more(self) -> list[str]:
         """What there is now and was not then."""
         return [
-            *(f"process {pid} {line}" for pid, line in marked().items() if pid not in self.marked),
+            *(f"process {line}" for line in (_names(marked()) - _names(self.marked)).elements()),
             *(f"descriptor {kind} x{count}" for kind, count in (descriptors() - self.descriptors).items()),
             *(f"thread {name} x{count}" for name, count in (threads() - self.threads).items()),
             *(f"socket file {path}" for path in sockets_in(self.folder) - self.sockets),
