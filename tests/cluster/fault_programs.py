@@ -1,0 +1,356 @@
+"""Controllers in processes of their own, for tests that kill, interrupt or starve them."""
+
+import contextlib
+import gc
+import itertools
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monarch_nb.actor import Channel, SupervisionError, heal_mesh, runtime, this_host
+from monarch_nb.exceptions import DescriptorLimitError
+from monarch_nb.mesh import controller, notebook_mode
+from monarch_nb.routing.actions import LinkConfig
+from tests.cluster.fault_tools import SOON, Worker, begun, status, until
+
+EXIT: list[str] = []
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def spawn(count: int = 2, **more: Any) -> tuple[Any, Any]:
+    procs = this_host().spawn_procs(per_host={"gpus": count}, name="procs", **more)
+    return procs, procs.spawn("workers", Worker)
+
+
+def quiet() -> None:
+    """As in a notebook: failures end nothing."""
+    runtime()
+    notebook_mode(lambda failure: say("shown", failure.mesh_name))
+
+
+# -- to be killed ----------------------------------------------------------------------------------------------------
+
+
+def killed(stage: str) -> None:
+    """Says `at <stage>` and stays there until it is killed."""
+    quiet()
+    if stage == "spawning":
+        spawn(4)
+        say("at", stage)
+        signal.pause()
+    setup = "import time\nif rank == 1: time.sleep(600)" if stage == "set-up" else None
+    procs, workers = spawn(setup=setup)
+    port, receiver = Channel.open()
+    if stage == "set-up":
+        until(lambda: [one for one in status().procs if one.state == "running"])
+        say("at", stage)
+        procs.initialized.get()
+    workers.pid.call().get(SOON)
+    if stage == "idle":
+        say("at", stage)
+        signal.pause()
+    if stage == "call":
+        call = workers.hang.call(port)
+        begun(receiver, 2)
+        say("at", stage)
+        call.get()
+    if stage == "broadcast":
+        for number in itertools.count():
+            workers.note.broadcast(np.zeros(400_000, np.uint8))
+            if number == 20:
+                say("at", stage)
+    if stage == "heal":
+        os.kill(workers.slice(gpus=1).pid.call_one().get(SOON), signal.SIGKILL)
+        with contextlib.suppress(SupervisionError):
+            workers.pid.call().get(SOON)
+        threading.Timer(0.02, lambda: say("at", stage)).start()
+        heal_mesh(workers)
+        signal.pause()
+    if stage == "stop":
+        workers.hang.call(port)
+        begun(receiver, 2)
+        stopped = procs.stop()
+        say("at", stage)
+        stopped.get()
+
+
+# -- to be interrupted -----------------------------------------------------------------------------------------------
+
+
+class Interrupter:
+    """A thread that sends this process one real SIGINT at a time, a moment after it was armed."""
+
+    def __init__(self, seed: int) -> None:
+        self.sent = 0
+        self._chance = random.Random(seed)
+        self._armed = threading.Semaphore(0)
+        self._delay = 0.0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def arm(self, most: float) -> None:
+        """One interrupt within `most` seconds."""
+        self._delay = self._chance.random() * most
+        self._armed.release()
+
+    def _run(self) -> None:
+        while True:
+            self._armed.acquire()
+            time.sleep(self._delay)
+            self.sent += 1
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def during(self, most: float, function: Callable[[], None]) -> bool:
+        """Runs it with one interrupt on the way, and waits for that one in any case; whether it cut in."""
+        cut = True
+        try:
+            self.arm(most)
+            function()
+            cut = False
+            while True:
+                time.sleep(1)
+        except KeyboardInterrupt:
+            pass
+        return cut
+
+
+def sends(times: str) -> None:
+    """Sends in all ways while it is interrupted; what was said to be sent has to arrive, once, whole and in order."""
+    quiet()
+    procs, workers = spawn()
+    workers.pid.call().get(SOON)
+    one = workers.slice(gpus=1)
+    large = np.arange(100_000, dtype=np.int64)
+    numbers = itertools.count()
+    sent: list[tuple[str, int]] = []
+    futures: list[Any] = []
+
+    def work() -> None:
+        while True:
+            number = next(numbers)
+            way = number % 8
+            if way < 3:
+                workers.note.broadcast(number)
+                sent.append(("all", number))
+            elif way < 5:
+                one.note.broadcast(number)
+                sent.append(("one", number))
+            elif way == 5:
+                futures.append(workers.note.call(number))
+                sent.append(("all", number))
+            elif way == 6:
+                workers.note.broadcast((number, large))
+                sent.append(("all", number))
+            else:
+                workers.echo.call(number).get()
+
+    interrupter = Interrupter(11)
+    cuts = sum(interrupter.during(0.002, work) for _ in range(int(times)))
+    begin = time.monotonic()
+    noted = workers.noted.call().get(SOON).values()
+    took = time.monotonic() - begin
+    for future in futures:
+        future.get(SOON)
+    for rank, seen in enumerate(noted):
+        arrived = []
+        for value in seen:
+            if isinstance(value, tuple):
+                assert np.array_equal(value[1], large), "a half message"
+                value = value[0]
+            arrived.append(value)
+        assert arrived == sorted(set(arrived)), "out of order, or twice"
+        due = [number for way, number in sent if way == "all" or rank == 1]
+        missing = set(due) - set(arrived)
+        assert not missing, f"rank {rank} lacks {sorted(missing)[:5]}"
+        assert len(set(arrived) - set(due)) <= int(times), "more arrived than was cut off"
+    procs.stop().get(SOON)
+    del futures, large, seen, value, noted
+    gc.collect()
+    until(lambda: not [fd for fd in os.listdir("/proc/self/fd") if "memfd" in _target(fd)], "memory files are closed")
+    say("done", interrupter.sent, cuts, len(sent), round(took, 2))
+
+
+def _target(fd: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
+
+
+def cycles(times: str) -> None:
+    """Spawns, heals and stops while it is interrupted; then all of it works, and nothing is left over."""
+    quiet()
+    chance = random.Random(5)
+    kept: list[Any] = []
+
+    def cycle() -> None:
+        procs, workers = spawn()
+        kept.append(procs)
+        pids = workers.pid.call().get(SOON).values()
+        os.kill(pids[1], signal.SIGKILL)
+        with contextlib.suppress(SupervisionError):
+            workers.pid.call().get(SOON)
+        heal_mesh(workers, timeout=SOON)
+        assert workers.rank.call().get(SOON).values() == [0, 1]
+        procs.stop().get(SOON)
+
+    cycle()
+    begin = time.monotonic()
+    cycle()
+    usual = time.monotonic() - begin
+    interrupter = Interrupter(12)
+    cuts = sum(interrupter.during(usual * chance.random(), cycle) for _ in range(int(times)))
+    for procs in kept:
+        procs.stop().get(SOON)
+    cycle()
+    left = [one.address for one in status().procs if one.state != "exited"]
+    say("done", cuts, left)
+
+
+# -- to be starved ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def limited(kind: int, least: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (least, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+def descriptors() -> None:
+    """No file descriptors are left in the controller."""
+    quiet()
+    procs, workers = spawn()
+    assert workers.rank.call().get(SOON).values() == [0, 1]
+    used = max(int(fd) for fd in os.listdir("/proc/self/fd")) + 1
+    with limited(resource.RLIMIT_NOFILE, used):
+        held = []
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        assert workers.rank.call().get(SOON).values() == [0, 1]  # what is open goes on working
+        for way in (lambda: workers.echo.call(np.zeros(10**6)).get(SOON), lambda: spawn()[1].pid.call().get(SOON)):
+            try:
+                way()
+            except (DescriptorLimitError, SupervisionError) as error:
+                text = str(error)
+                assert "no file descriptors left" in text, text
+                assert "ulimit -n" in text, text
+                say("refused", type(error).__name__)
+        for fd in held:
+            os.close(fd)
+    assert workers.echo.call(np.zeros(10**6)).get(SOON).values()[0].shape == (10**6,)
+    _, fresh = spawn()
+    assert fresh.rank.call().get(SOON).values() == [0, 1]
+    say("done")
+
+
+def memory() -> None:
+    """Memory files cannot be written any more."""
+    from monarch_nb.exceptions import TransportError
+
+    quiet()
+    _, workers = spawn()
+    workers.pid.call().get(SOON)
+    with limited(resource.RLIMIT_FSIZE, 1 << 20):
+        for adverb in (workers.echo.call, workers.note.broadcast):
+            try:
+                adverb(np.zeros(10**6))
+                raise AssertionError("no error")
+            except TransportError as error:
+                assert "no memory for a buffer of 8 MiB" in str(error), error
+                say("refused", str(error))
+        assert workers.echo.call(b"x" * 300_000).get(SOON).values() == [b"x" * 300_000] * 2
+    assert workers.echo.call(np.ones(10**6)).get(SOON).values()[1].sum() == 10**6
+    assert workers.noted.call().get(SOON).values() == [[], []]
+    say("done")
+
+
+def slow_receiver() -> None:
+    """A receiver that takes nothing: the sender blocks, can be interrupted, and keeps a bounded amount."""
+    window, size = 4 << 20, 100_000
+    make: Any = LinkConfig
+    controller.LinkConfig = lambda **more: make(window=window, **more)  # type: ignore[misc]
+    os.environ["MONARCH_LINK_CREDIT_WINDOW"] = str(window)
+    quiet()
+    procs, workers = spawn(1)
+    port, receiver = Channel.open()
+    gate, opened = Channel.open()
+    workers.nap.broadcast(1.0, port)
+    begun(receiver, 1)
+    del gate, opened
+    counts = itertools.count()
+    sent: list[int] = []
+    blocked = threading.Event()
+
+    def watch() -> None:
+        last = -1
+        while last != len(sent) or not sent:
+            last = len(sent)
+            time.sleep(0.2)
+        blocked.set()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch).start()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        while True:
+            number = next(counts)
+            workers.note.broadcast((number, b"x" * size))
+            sent.append(number)
+    except KeyboardInterrupt:
+        pass
+    assert blocked.is_set()
+    held = len(sent)
+    assert held <= window // size + 2, held
+    for _ in range(3000):  # and then it goes on, as fast as they are taken
+        number = next(counts)
+        workers.note.broadcast((number, b"x" * 1000))
+        sent.append(number)
+    noted = workers.noted.call_one().get(SOON)
+    arrived = [number for number, _ in noted]
+    assert arrived == sorted(set(arrived))
+    assert set(sent) <= set(arrived)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 100_000, grown  # KiB
+    procs.stop().get(SOON)
+    say("done", held)
+
+
+def full_disk(path: str) -> None:
+    """Processes write more than their disk takes."""
+    quiet()
+    procs, workers = spawn()
+    lines = ["a line of sixty letters, more or less, so that it fills up" + "." * 200] * 4000
+    for _ in range(2):
+        assert workers.say.call("\n".join(lines)).get(SOON).values() == [len("\n".join(lines))] * 2
+    assert workers.echo.call(np.ones(10**6)).get(SOON).values()[0].sum() == 10**6
+    with contextlib.suppress(OSError):
+        (Path(path) / "more").write_bytes(bytes(10**6))
+    try:
+        _, late = spawn()
+        late.pid.call().get(SOON)
+    except SupervisionError as error:
+        assert "procs" in str(error) or "workers" in str(error), error
+    assert workers.rank.call().get(SOON).values() == [0, 1]
+    procs.stop().get(SOON)
+    say("done")
+
+
+if __name__ == "__main__":
+    from tests.cluster import fault_programs  # its classes and functions have that name everywhere
+
+    getattr(fault_programs, sys.argv[1])(*sys.argv[2:])

@@ -1,0 +1,76 @@
+"""Waits that can never end are found, and say who waits for whom."""
+
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint
+from tests.cluster.fault_tools import SOON
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Node(Actor):
+    """Calls the next one in a circle, or answers."""
+
+    @endpoint
+    def ask(self, others: list[Any], timeout: float | None) -> Any:
+        return others[0].ask.call_one(others[1:], timeout).get(timeout) if others else "end"
+
+    @endpoint
+    def answer(self) -> str:
+        return "alive"
+
+
+class AsyncNode(Actor):
+    """The same on a loop."""
+
+    @endpoint
+    async def ask(self, others: list[Any]) -> Any:
+        return await others[0].ask.call_one(others[1:]) if others else "end"
+
+    @endpoint
+    async def answer(self) -> str:
+        return "alive"
+
+
+def circle(duo: ProcMesh, cls: type) -> tuple[Any, Any]:
+    a, b = duo.slice(gpus=0).spawn("anna", cls), duo.slice(gpus=1).spawn("bert", cls)
+    assert a.answer.call_one().get(SOON) == b.answer.call_one().get(SOON) == "alive"
+    return a, b
+
+
+def test_a_calls_b_which_calls_a(duo: ProcMesh) -> None:
+    a, b = circle(duo, Node)
+    with pytest.raises(ActorError, match="deadlock") as caught:
+        a.ask.call_one([b, a], None).get(SOON)
+    text = str(caught.value)
+    for part in ("anna.ask", "bert", "waits for", "concurrent_endpoint"):
+        assert part in text, text
+    assert a.answer.call_one().get(SOON) == b.answer.call_one().get(SOON) == "alive"
+
+
+def test_an_actor_that_waits_for_itself(duo: ProcMesh) -> None:
+    a, _ = circle(duo, Node)
+    with pytest.raises(ActorError, match="deadlock"):
+        a.ask.call_one([a], None).get(SOON)
+    assert a.answer.call_one().get(SOON) == "alive"
+
+
+def test_async_actors(duo: ProcMesh) -> None:
+    a, b = circle(duo, AsyncNode)
+    with pytest.raises(ActorError, match="deadlock"):
+        a.ask.call_one([b, a]).get(SOON)
+    assert a.answer.call_one().get(SOON) == b.answer.call_one().get(SOON) == "alive"
+
+
+def test_a_wait_with_a_limit_ends_by_itself(duo: ProcMesh) -> None:
+    a, b = circle(duo, Node)
+    with pytest.raises(ActorError, match=r"(?s)no result within 0\.2 s|deadlock"):
+        a.ask.call_one([b, a], 0.2).get(SOON)
+    assert a.answer.call_one().get(SOON) == b.answer.call_one().get(SOON) == "alive"
+
+
+def test_a_line_is_no_circle(duo: ProcMesh) -> None:
+    a, b = circle(duo, Node)
+    assert a.ask.call_one([b], None).get(SOON) == "end"

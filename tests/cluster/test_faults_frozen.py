@@ -1,0 +1,85 @@
+"""SIGSTOP and SIGCONT: a process that does not answer is shown as such, and waited for, never failed."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Channel, MeshFailure, SupervisionError
+from monarch_nb.runtime import runtime
+from tests.cluster.fault_tools import SOON, Worker, agent, begun, spawned, still_works, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: list[MeshFailure]) -> None:
+    keeper = runtime().keeper
+    events: list[str] = []
+    keeper.on_event.append(lambda kind, _: events.append(kind))
+    port, receiver = Channel.open()
+    pids = workers.pid.call().get(SOON).values()
+    napping = workers.slice(gpus=1).nap.call_one(0.05, port)
+    begun(receiver, 1)
+    before = time.time()
+    os.kill(pids[1], signal.SIGSTOP)
+    try:
+        call = workers.pid.call()
+        stream = workers.pid.stream()
+        workers.note.broadcast(7)
+        until(lambda: keeper.unresponsive, "it is seen to be unresponsive")
+        [(address, since)] = keeper.unresponsive.items()
+        assert address == workers._state.procs.address(1)
+        assert before - 1.5 <= since <= time.time()
+        assert workers.slice(gpus=0).pid.call_one().get(SOON) == pids[0]
+        with pytest.raises(TimeoutError, match="1 of 2 ranks have answered workers.pid"):
+            call.get(0.05)
+    finally:
+        os.kill(pids[1], signal.SIGCONT)
+    assert call.get(SOON).values() == pids
+    assert sorted(future.get(SOON) for future in stream) == sorted(pids)
+    assert napping.get(SOON) == "slept"
+    assert workers.noted.call().get(SOON).values() == [[7], [7]]
+    until(lambda: not keeper.unresponsive, "it is seen to answer")
+    assert [kind for kind in events if "responsive" in kind] == ["unresponsive", "responsive"]
+    assert not shown
+
+
+def test_a_frozen_process_can_be_stopped(host: Any, impatient: None) -> None:
+    with spawned(host, name="ice") as procs:
+        actors = procs.spawn("ice", Worker)
+        pid = actors.slice(gpus=1).pid.call_one().get(SOON)
+        os.kill(pid, signal.SIGSTOP)
+        call = actors.pid.call()
+        procs.stop().get(SOON)
+        with pytest.raises(SupervisionError, match="ice"):
+            call.get(SOON)
+
+
+def test_a_frozen_process_can_be_killed_and_healed(workers: Any) -> None:
+    from monarch_nb.actor import heal_mesh
+
+    pid = workers.slice(gpus=1).pid.call_one().get(SOON)
+    os.kill(pid, signal.SIGSTOP)
+    call = workers.pid.call()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        call.get(SOON)
+    heal_mesh(workers, timeout=SOON)
+    assert workers.rank.call().get(SOON).values() == [0, 1]
+
+
+def test_a_frozen_agent_holds_up_spawns_and_nothing_else(workers: Any, host: Any) -> None:
+    pid = agent().pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert workers.rank.call().get(SOON).values() == [0, 1]
+        procs = host.spawn_procs(per_host={"gpus": 1}, name="patient")
+        with pytest.raises(TimeoutError):
+            procs.initialized.get(0.1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert procs.initialized.get(SOON)
+    procs.stop().get(SOON)
+    still_works(host)

@@ -1,0 +1,137 @@
+"""What runs out: descriptors, memory, disk, and the patience of a receiver."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monarch_nb.actor import ActorError, SupervisionError
+from tests.cluster.fault_tools import SOON, Program, Worker, spawned, still_works
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Hoarder(Worker):
+    """Opens files until there are no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[int] = []
+
+    from monarch_nb.actor import endpoint
+
+    @endpoint
+    def hoard(self) -> int:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                self.files.append(os.open(os.devnull, os.O_RDONLY))
+        return len(self.files)
+
+    @endpoint
+    def release(self) -> None:
+        while self.files:
+            os.close(self.files.pop())
+
+
+def test_no_descriptors_left_in_the_controller() -> None:
+    with Program("descriptors") as program:
+        program.line("done")
+        assert len([line for line in program.said if line.startswith("refused")]) == 2, program.said
+        assert program.end() == 0
+
+
+def test_no_descriptors_left_in_a_process(host: Any) -> None:
+    with spawned(host, name="hoard") as procs:
+        actors = procs.spawn("hoard", Hoarder)
+        one = actors.slice(gpus=1)
+        assert one.hoard.call_one().get(SOON) > 50
+        assert actors.rank.call().get(SOON).values() == [0, 1]
+        assert one.echo.call_one("small").get(SOON) == "small"
+        with pytest.raises((SupervisionError, ActorError), match="no file descriptors left") as caught:
+            one.echo.call_one(np.zeros(10**6)).get(SOON)
+        text = str(caught.value)
+        for part in ("hoard", "ulimit -n"):
+            assert part in text, text
+        assert one.echo.call_one("next").get(SOON) == "next"  # no gap in the numbers
+        one.release.call_one().get(SOON)
+        assert one.echo.call_one(np.ones(10**6)).get(SOON).sum() == 10**6
+        assert actors.rank.call().get(SOON).values() == [0, 1]
+
+
+def test_no_memory_for_a_large_argument() -> None:
+    with Program("memory") as program:
+        program.line("done")
+        assert program.end() == 0
+
+
+def test_no_memory_for_a_large_result(host: Any) -> None:
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))"
+    with spawned(host, name="tight", setup=limit) as procs:
+        actors = procs.spawn("tight", Maker)
+        with pytest.raises((ActorError, SupervisionError), match="no memory for a buffer of 8 MiB"):
+            actors.make.call(10**6).get(SOON)
+        assert [one.shape for one in actors.make.call(1000).get(SOON).values()] == [(1000,)] * 2
+
+
+class Maker(Worker):
+    from monarch_nb.actor import endpoint
+
+    @endpoint
+    def make(self, count: int) -> Any:
+        return np.ones(count)
+
+
+def test_a_result_of_eighty_megabytes(duo: Any) -> None:
+    makers = duo.spawn("makers", Maker)
+    for one in makers.make.call(10**7).get(SOON).values():
+        assert one.shape == (10**7,)
+        assert one[0] == one[-1] == 1
+        one[0] = 2  # it is ours
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 512 KiB, where this user may mount one."""
+    place = Path(f"/tmp/md{os.getpid() % 10000}")
+    place.mkdir(mode=0o700)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "none", place], capture_output=True)
+    if done.returncode:
+        place.rmdir()
+        pytest.skip("this user may not mount a disk")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+    place.rmdir()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a small disk")
+def test_a_full_disk(small_disk: Path) -> None:
+    with Program("full_disk", small_disk, env={**os.environ, "XDG_RUNTIME_DIR": str(small_disk)}) as program:
+        program.line("done")
+        assert program.end() == 0
+        assert not list(small_disk.glob("mnb-*"))
+
+
+def test_a_limit_on_the_size_of_files(host: Any) -> None:
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))"
+    with spawned(host, name="short", setup=limit) as procs:
+        actors = procs.spawn("short", Worker)
+        for _ in range(3):
+            assert actors.say.call("x" * 30_000).get(SOON).values() == [30_000] * 2
+        assert actors.rank.call().get(SOON).values() == [0, 1]
+    still_works(host)
+
+
+def test_a_receiver_that_takes_nothing_holds_up_its_sender() -> None:
+    with Program("slow_receiver") as program:
+        held = int(program.line("done"))
+        assert held > 10
+        assert program.end() == 0

@@ -1,0 +1,49 @@
+"""What the agent says of deaths may come twice, or late: nothing is failed that lives."""
+
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import MeshFailure, SupervisionError, heal_mesh
+from monarch_nb.host import protocol as p
+from monarch_nb.runtime import runtime
+from monarch_nb.transport import Parcel
+from monarch_nb.wire import Header, Kind
+from tests.cluster.fault_tools import SOON, kill, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def tell(exited: p.Exited) -> None:
+    engine = runtime()
+    header = Header(Kind.CONTROL, engine.address, f"{engine.host}/agent", method="proc.exited")
+    engine.node.send(header, Parcel([p.encode(exited)]), lane=1)
+
+
+def test_a_death_told_twice_and_late(workers: Any, shown: list[MeshFailure]) -> None:
+    keeper = runtime().keeper
+    exits: list[p.Exited] = []
+    heard: list[str] = []
+    keeper.on_event.append(lambda kind, about: (heard.append(kind), exits.append(about) if kind == "exited" else None))
+    kill(workers.slice(gpus=1).pid.call_one().get(SOON))
+    until(lambda: shown and exits)
+    tell(exits[0])
+    until(lambda: heard.count("exited") == 2)
+    assert len(shown) == 1
+    with pytest.raises(SupervisionError):
+        workers.rank.call().get(SOON)
+    heal_mesh(workers, timeout=SOON)
+    tell(exits[0])  # of the old life
+    until(lambda: heard.count("exited") == 3)
+    assert workers.rank.call().get(SOON).values() == [0, 1]
+    assert len(shown) == 1
+
+
+def test_the_death_of_nobody(workers: Any, shown: list[MeshFailure]) -> None:
+    heard: list[str] = []
+    runtime().keeper.on_event.append(lambda kind, about: heard.append(kind))
+    for address in ("hx/p1.0.0", "hx/agent", f"{runtime().host}/p77.3.9", f"{runtime().host}/nonsense"):
+        tell(p.Exited(address=address, host="hx", at=0.0, reason="never was"))
+    until(lambda: heard.count("exited") == 4)
+    assert workers.rank.call().get(SOON).values() == [0, 1]
+    assert not shown
