@@ -1,0 +1,106 @@
+"""Hosts that a user started: attached over TCP, and left running when the controller goes."""
+
+import sys
+from collections.abc import Sequence
+from os import PathLike, fspath
+
+from monarch_nb._version import __version__
+from monarch_nb.host import protocol as p
+from monarch_nb.mesh import ways
+from monarch_nb.mesh.host import HostMesh, host_labels
+from monarch_nb.mesh.remote import Remote
+from monarch_nb.mesh.scout import introduce
+from monarch_nb.runtime import runtime
+from monarch_nb.transport import Keys, TransportError, TrustError, split
+
+
+class AttachError(RuntimeError):
+    """Hosts could not be attached; the text says for each what is wrong and what to do. `errors` is by endpoint."""
+
+    def __init__(self, errors: dict[str, Exception], count: int) -> None:
+        self.errors = errors
+        told = "\n".join(f"  {error}" for error in errors.values())
+        super().__init__(f"{len(errors)} of {count} hosts cannot be attached:\n{told}" if count > 1 else told.strip())
+
+
+def attach_hosts(
+    endpoints: Sequence[str],
+    *,
+    key: "Keys | str | PathLike[str] | None" = None,
+    name: str = "hosts",
+    lease: float | None = None,
+    insecure_loopback: bool = False,
+    timeout: float = 10.0,
+) -> HostMesh:
+    """A mesh, with dimension `hosts`, of hosts on which `python -m monarch_nb.host --tcp ... --key ... --keep` runs.
+
+    `endpoints` are theirs ("tcp://node7:22222"), `key` is the key file they were started with. Blocks until all have
+    told who they are; a host that does not listen yet is waited for, up to `timeout` seconds. When this process has
+    been out of touch for `lease` seconds (else what the agent was started with, 60), what it spawned there is stopped,
+    and here the host counts as lost; the agents live on.
+    Raises AttachError, TrustError (no key for a TCP endpoint; with `insecure_loopback` 127.0.0.1 and ::1 may do
+    without), or ValueError for what is no endpoint.
+    """
+    if isinstance(endpoints, str):
+        raise ValueError("attach_hosts takes a list of endpoints, such as ['tcp://node7:22222']")
+    if not endpoints:
+        raise ValueError("attach_hosts needs at least one endpoint, such as 'tcp://node7:22222'")
+    if lease is not None and lease <= 0:
+        raise ValueError(f"lease={lease!r} must be a positive number of seconds")
+    for endpoint in endpoints:
+        split(endpoint)
+    keys = _keys(key)
+    engine = runtime()
+    found = introduce(endpoints, keys, insecure_loopback=insecure_loopback, timeout=timeout)
+    states: list[p.HostState] = []
+    errors: dict[str, Exception] = {}
+    for endpoint, state in zip(endpoints, found, strict=True):
+        wrong = state if isinstance(state, TransportError) else objection(endpoint, state, states)
+        if wrong is not None:
+            errors[endpoint] = wrong
+        elif isinstance(state, p.HostState):
+            states.append(state)
+    if errors:
+        raise AttachError(errors, len(endpoints))
+    joined = []
+    for endpoint, state in zip(endpoints, states, strict=True):
+        old = ways.remotes.get(state.host)
+        if isinstance(old, Remote) and not old.lost and (old.endpoint, old.life, old.keys) == (endpoint, state.life, keys):
+            continue
+        if old is not None:
+            old.end()
+        remote = ways.remotes[state.host] = Remote(engine, endpoint, state, keys, insecure_loopback, lease)
+        joined.append(remote.join())
+    for answer in (*joined, *ways.tell_ways(engine)):
+        answer.get(timeout)
+    hosts = [state.host for state in states]
+    return HostMesh(name, hosts, host_labels(hosts), owned=True)
+
+
+def _keys(key: "Keys | str | PathLike[str] | None") -> Keys | None:
+    if key is None or isinstance(key, Keys):
+        return key
+    try:
+        return Keys.load(key)
+    except FileNotFoundError:
+        raise TrustError(
+            f"there is no key file {fspath(key)}: an agent that is started with --key makes one; copy that file here, "
+            "mode 0600"
+        ) from None
+
+
+def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) -> Exception | None:
+    """Why the host that answers there cannot take part."""
+    here, there = sys.version.split()[0], state.python
+    if here.split(".")[:2] != there.split(".")[:2]:
+        return RuntimeError(
+            f"{endpoint} runs Python {there}, this process {here}: the minor versions must be the same, for code "
+            f"travels between them. Start that agent with Python {'.'.join(here.split('.')[:2])}"
+        )
+    if state.version != __version__:
+        return RuntimeError(
+            f"{endpoint} runs monarch-nb {state.version}, this process {__version__}: install the same on both"
+        )
+    if state.host in ways.local or any(state.host == other.host for other in others):
+        return ValueError(f"{endpoint} is host {state.host}, which is part of this mesh already")
+    return None

@@ -1,0 +1,176 @@
+"""One attached host: is its agent still the one we know, and does the connection stand?"""
+
+import logging
+import threading
+import time
+
+from monarch_nb.host import protocol as p
+from monarch_nb.mesh import ways
+from monarch_nb.mesh.neighbour import Neighbour
+from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.scout import introduce
+from monarch_nb.runtime import Future, Runtime
+from monarch_nb.transport import Keys, knock
+
+log = logging.getLogger(__name__)
+
+REFUSED_S = 5.0  # a machine that answers, but at whose port nobody listens any more for that long, lost its agent
+_LOOK_S = 0.2
+_AWAY_S = 1.0  # between looks at a host that is lost; grows to
+_AWAY_MAX_S = 5.0
+_HELLO_S = 3.0
+
+
+class Remote:
+    """Watched by a thread of its own, but only while the connection is cut or the host is lost."""
+
+    near = False  # reached over the network, whatever machine it is
+
+    def __init__(
+        self, engine: Runtime, endpoint: str, state: p.HostState, keys: Keys | None, insecure: bool, lease: float | None
+    ) -> None:
+        self.engine = engine
+        self.endpoint = endpoint
+        self.host = state.host
+        self.life = state.life
+        self.pid = state.pid
+        self.keys = keys
+        self.insecure = insecure
+        self.lease = lease or state.lease_s  # seconds without a connection after which the host counts as lost
+        self.lost = ""  # why, while it is
+        self._wanted_lease = lease
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._patrol: threading.Thread | None = None
+        self._cut_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<host {self.host} at {self.endpoint}{', lost: ' + self.lost if self.lost else ''}>"
+
+    def dials(self, other: "Remote | Neighbour") -> bool:
+        """Whether this host's agent can dial that one's where we do, with its own key."""
+        if not isinstance(other, Remote):
+            return False
+        far = ways.is_loopback(other.endpoint) and not ways.is_loopback(self.endpoint)
+        return other is not self and not far and self.keys == other.keys
+
+    def join(self) -> Future[p.Done]:
+        """Makes it reachable from here. Resolves when the agent has taken our lease."""
+        self.engine.node.learn(self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure)
+        wish = p.Lease(seconds=self.lease)
+        return request(self.engine, f"{self.host}/agent", "agent.lease", wish, p.Done)
+
+    def leave(self) -> Future[p.Done]:
+        """Has the agent stop what this process owns there, at once."""
+        return request(self.engine, f"{self.host}/agent", "agent.leave", p.Done(), p.Done)
+
+    def shutdown(self) -> Future[p.Ended]:
+        """Ends the agent and all processes there."""
+        self.end()
+        return request(self.engine, self._agent, "agent.shutdown", p.Shutdown(), p.Ended)
+
+    def end(self) -> None:
+        """It is no longer ours to watch."""
+        self._ended.set()
+
+    def cut(self) -> None:
+        """A connection to it broke; reading thread."""
+        with self._lock:
+            self._cut_at = self._cut_at or time.monotonic()
+            if self._patrol is None and not self._ended.is_set():
+                self._patrol = threading.Thread(target=self._watch, name=f"monarch-host-{self.host}", daemon=True)
+                self._patrol.start()
+
+    # -- the patrol -------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._over():
+            try:
+                self._until_up()
+                if self.lost:
+                    self._until_back()
+            except Exception:
+                log.exception("watching host %s", self.host)
+                self._ended.wait(_AWAY_S)
+
+    def _over(self) -> bool:
+        with self._lock:
+            calm = not self.lost and self._cut_at == 0.0
+            if calm or self._ended.is_set() or self.engine.closed:
+                self._patrol = None
+                return True
+            return False
+
+    @property
+    def _agent(self) -> str:
+        return f"{self.host}/agent"
+
+    def _until_up(self) -> None:
+        """Returns when the same agent answers again, or the host is lost."""
+        refused_at = None
+        while not (self.lost or self._ended.wait(_LOOK_S)) and not self.engine.closed:
+            now = time.monotonic()
+            if self.engine.node.connected(self._agent):
+                state = self._ask()
+                if state is not None:
+                    if (state.host, state.life) == (self.host, self.life):
+                        self._calm(now)
+                        return
+                    self._lose(f"its agent at {self.endpoint} was started anew, and all that ran there is gone")
+                    return
+            elif now - self._cut_at >= self.lease:
+                self._lose(f"no connection to its agent at {self.endpoint} for {self.lease:g} s")
+                return
+            if knock(self.endpoint, 1.0) is not False:
+                refused_at = None
+            elif refused_at is None:
+                refused_at = now
+            elif now - refused_at >= min(REFUSED_S, self.lease):
+                self._lose(f"its agent has ended: nobody listens at {self.endpoint} any more")
+                return
+
+    def _calm(self, since: float) -> None:
+        """All is well again, unless there was another cut meanwhile."""
+        with self._lock:
+            self._cut_at = 0.0 if self.engine.node.connected(self._agent) else since
+
+    def _lose(self, reason: str) -> None:
+        if self._ended.is_set():
+            return
+        self.lost = reason
+        log.warning("host %s is lost: %s", self.host, reason)
+        self.engine.keeper.host_lost(self.host, reason)
+        ways.tell_lost(self.engine, self.host, reason)
+
+    def _until_back(self) -> None:
+        """Returns when the host can be used again, for procs that are spawned or healed from now on."""
+        pause = 0.0
+        while not self._ended.wait(pause) and not self.engine.closed:
+            pause = min(_AWAY_MAX_S, 1.5 * pause or _AWAY_S)
+            if not knock(self.endpoint, 1.0):
+                continue
+            state = self._ask()
+            if state is None or state.host != self.host:
+                continue
+            same = state.life == self.life
+            self.life, self.pid = state.life, state.pid
+            joined = self.join()
+            if same:
+                self.leave().get(_HELLO_S)  # what lived on there was given up here
+            joined.get(_HELLO_S)
+            self.lost = ""
+            self._calm(time.monotonic())
+            ways.tell_ways(self.engine)
+            self.engine.keeper.event("host back", self.host)
+            return
+
+    def _ask(self) -> p.HostState | None:
+        [found] = introduce([self.endpoint], self.keys, insecure_loopback=self.insecure, timeout=_HELLO_S)
+        return found if isinstance(found, p.HostState) else None
+
+
+def connection(address: str, up: bool, word: str) -> None:
+    """What the transport tells of TCP connections; reading thread."""
+    remote = ways.remotes.get(address.partition("/")[0])
+    if isinstance(remote, Remote) and not up:
+        remote.cut()

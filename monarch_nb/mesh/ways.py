@@ -1,0 +1,57 @@
+"""Ways between hosts: what agents are told of each other, and of hosts that are gone."""
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+from monarch_nb.host import protocol as p
+from monarch_nb.host.folders import run_folder_for
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import Future, Runtime
+from monarch_nb.transport import split
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.neighbour import Neighbour
+    from monarch_nb.mesh.remote import Remote
+
+remotes: "dict[str, Remote | Neighbour]" = {}  # attached hosts, by id
+local: set[str] = set()  # hosts whose agents this process has started
+
+
+def tell_ways(engine: Runtime) -> "list[Future[p.Done]]":
+    """Tells every agent how it reaches the others: directly where it can, else by way of this process."""
+    living = [remote for remote in remotes.values() if not remote.lost]
+    here = {host: f"ipc://{run_folder_for(host)}" for host in local}
+    here.update({remote.host: remote.endpoint for remote in living if remote.near})
+    through = {remote.host: engine.address for remote in living if not remote.near}
+    asked = []
+    if len(here) > 1 or through:
+        asked = [_tell(engine, host, p.Hosts(here, through)) for host in here]
+    for remote in living:
+        if remote.near:
+            continue
+        host = remote.host
+        endpoints = {other.host: other.endpoint for other in living if not other.near and remote.dials(other)}
+        vias = {other: engine.address for other in (*here, *through) if other not in endpoints and other != host}
+        endpoints.pop(host, None)
+        asked.append(_tell(engine, host, p.Hosts(endpoints, vias)))
+    return asked
+
+
+def tell_lost(engine: Runtime, host: str, reason: str) -> None:
+    """Tells every other agent, and through them all processes, that a host is gone."""
+    for other in (*local, *(remote.host for remote in remotes.values() if not remote.lost)):
+        if other != host:
+            engine.control(f"{other}/agent", "agent.lost", p.Lost({host: reason}))
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether an endpoint means this machine itself, wherever it is said."""
+    name = split(endpoint)[0]
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def _tell(engine: Runtime, host: str, ways: p.Hosts) -> "Future[p.Done]":
+    return request(engine, f"{host}/agent", "agent.hosts", ways, p.Done)
