@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.transport import Node, TransportError, TrustError
+from monarch_nb.transport import Node, Parcel, TransportError, TrustError
 from monarch_nb.wire.header import Header, Kind
 from tests.unit.transport_tools import End, ends, reader_threads, run_folder
 
@@ -250,6 +250,27 @@ def test_a_finalizer_that_sends_in_the_middle_of_a_send_is_put_off() -> None:
         with ends(a, b):
             uninterrupted(lambda: a.send("h/b", b"from a finalizer"))
             assert b.get()[1] == [b"from a finalizer"]
+
+
+def test_a_handler_may_answer_at_once_on_the_reader_thread() -> None:
+    from monarch_nb.transport import interrupts
+
+    with run_folder() as folder:
+        put_off: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+        def handle(header: Header, parcel: Parcel) -> None:
+            put_off.put(interrupts.inside())
+            node.send(Header(Kind.REPLY, header.src, "h/b"), parcel)
+            node.consumed(parcel)
+
+        node = Node("h/b", run_folders={"h": folder}, handler=handle, on_link_failed=lambda *_: None)
+        node.start()
+        a = End("h/a", folder)
+        with ends(a):
+            a.send("h/b", b"echo")
+            assert a.get()[1] == [b"echo"]
+            assert put_off.get() is False
+        node.close()
 
 
 def test_a_run_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
