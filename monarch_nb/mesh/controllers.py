@@ -1,0 +1,131 @@
+"""Controllers: actors of which a program has one each, by name, in its client process."""
+
+import asyncio
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+
+from monarch_nb.host import protocol as p
+from monarch_nb.mesh.actor import ActorMesh, check_class
+from monarch_nb.mesh.reload import reload_mesh
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import Actor, Future, Runtime, concurrent_endpoint, current, runtime
+from monarch_nb.settings import settings
+from monarch_nb.wire import Header, decode, encode
+
+if TYPE_CHECKING:
+    from monarch_nb.supervision import MeshFailure
+    from monarch_nb.transport import Parcel
+
+A = TypeVar("A")
+logger = logging.getLogger(__name__)
+FIND = "controllers.find"
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """Reply to controllers.find: an encoded reference to the registry."""
+
+    frames: tuple[bytes, ...]
+
+
+class Registry(Actor):
+    """Owns the controllers. One that fails is forgotten, and made anew when it is next asked for; others live on."""
+
+    def __init__(self) -> None:
+        self._actors: dict[str, ActorMesh[Any]] = {}
+        self._busy: dict[str, asyncio.Lock] = {}
+
+    @concurrent_endpoint
+    async def get_or_spawn(self, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The controller of that name."""
+        async with self._busy.setdefault(name, asyncio.Lock()):
+            known = self._actors.get(name)
+            if known is None:
+                return await self._spawn(name, cls, args, kwargs)
+            if known._state.cls is not cls:
+                await self._renew(name, known, cls)
+            return known
+
+    async def _spawn(self, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made: Any = runtime().this_proc().spawn(name, cls, *args, **kwargs)
+        try:
+            await made.initialized
+        except BaseException:
+            made.stop("its __init__ failed")
+            raise
+        self._actors[name] = made
+        return made
+
+    async def _renew(self, name: str, known: ActorMesh[Any], cls: type) -> None:
+        old = known._state.cls
+        if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
+            logger.warning("the controller %r is a %s, and stays one, though a %s was asked for",
+                           name, old.__qualname__, cls.__qualname__)  # fmt: skip
+            return
+        logger.info("the controller %r takes over the newest definition of %s", name, cls.__qualname__)
+        await reload_mesh(known, cls)
+
+    def __supervise__(self, failure: "MeshFailure") -> bool:
+        for name, known in tuple(self._actors.items()):
+            if known._state.uid == failure.mesh_uid:
+                del self._actors[name]
+                logger.warning("the controller %r has failed; the next who asks gets a new one:\n%s",
+                               name, failure.report())  # fmt: skip
+        return True
+
+
+class Controllers:
+    """A process's way to the registry, which lives in the client's process; it is asked for once."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._known: Any = None
+        engine.controls[FIND] = self._asked
+
+    def registry(self) -> Any:
+        """A reference to it. Blocks for an answer of the client's process when it is first needed elsewhere."""
+        with self._lock:
+            if self._known is None:
+                here = self._engine.root_address == self._engine.address
+                self._known = self._spawn() if here else self._find()
+            return self._known
+
+    def _spawn(self) -> Any:
+        token = current.set(self._engine.root_context)  # it is the client's, whoever asks
+        try:
+            return self._engine.this_proc().spawn("controllers", Registry)
+        finally:
+            current.reset(token)
+
+    def _find(self) -> Any:
+        asked: Future[_Found] = request(self._engine, self._engine.root_address, FIND, p.Done(), _Found)
+        found = asked.get(settings.get("message_delivery_timeout"))
+        return decode([bytearray(frame) for frame in found.frames], self._engine)
+
+    def _asked(self, header: Header, parcel: "Parcel") -> None:
+        def answer() -> None:  # spawning it is more than the reading thread should do
+            frames = tuple(bytes(frame) for frame in encode(self.registry(), self._engine))
+            self._engine.control(header.src, "reply", _Found(frames), port=header.port)
+
+        threading.Thread(target=answer, name="monarch-controllers", daemon=True).start()
+
+
+_lock = threading.Lock()
+
+
+def get_or_spawn_controller(name: str, Class: type[A], *args: Any, **kwargs: Any) -> Future[A]:  # noqa: N803
+    """The one actor of that name in the client process of this program; made by whoever asks for it first.
+
+    `args` are used only then. Asked for with a newer definition of its class, it takes that over and keeps its state;
+    after it has failed, it is made anew. The future fails with what its `__init__` raised. Works from any actor.
+    Raises ValueError for a class that cannot be spawned.
+    """
+    check_class(Class)
+    engine = runtime()
+    with _lock:
+        if engine.keeper.controllers is None:
+            engine.keeper.controllers = Controllers(engine)
+    return cast("Future[A]", engine.keeper.controllers.registry().get_or_spawn.call_one(name, Class, args, kwargs))
