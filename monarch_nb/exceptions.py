@@ -1,9 +1,9 @@
 """What can go wrong, to catch by name."""
 
-from monarch_nb.runtime import DeadlockError
+from monarch_nb.runtime import DeadlockError, WouldBlockRuntime
 from monarch_nb.supervision import DeviceMeshError, HealError, SupervisionError
 from monarch_nb.transport import DescriptorLimitError, TransportError, TrustError
-from monarch_nb.wire import ActorError
+from monarch_nb.wire import ActorError, MessageTooLargeError
 
 __all__ = [
     "ActorError",
@@ -11,7 +11,9 @@ __all__ = [
     "DescriptorLimitError",
     "DeviceMeshError",
     "HealError",
+    "MessageTooLargeError",
     "SupervisionError",
     "TransportError",
     "TrustError",
+    "WouldBlockRuntime",
 ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import msgspec
 
 from monarch_nb.mesh.endpoint import Endpoint, check_arguments, encode_arguments
+from monarch_nb.mesh.requests import RequestError
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.state import ActorState
 from monarch_nb.mesh.undeclared import NotAnEndpoint
@@ -22,6 +23,7 @@ from monarch_nb.runtime import (
     kind_of,
     runtime,
 )
+from monarch_nb.settings import settings
 from monarch_nb.shape import MeshTrait, Region
 from monarch_nb.wire import encode, pickle_failure
 
@@ -164,6 +166,10 @@ def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[N
     except BaseException:
         call.close()
         raise
+    limit = settings.get("actor_spawn_max_idle")
+    if limit is not None:
+        late = f"{call.title} has not ended within {limit:g} s (actor_spawn_max_idle)"
+        engine.later(limit, lambda: None if call.future.done() else call.fail(RequestError(late)))
     return cast(Future[None], call.future)
 
 

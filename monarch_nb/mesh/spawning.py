@@ -12,7 +12,7 @@ from monarch_nb.host.protocol import Launch, SpawnProcs
 from monarch_nb.mesh.devices import warn_of_shared
 from monarch_nb.mesh.endpoint import encode_arguments
 from monarch_nb.mesh.registry import announce
-from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.mesh.sending import send_each, send_region
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.runtime import Future, Held, Instance, PendingCall, Runtime, runtime
@@ -97,6 +97,7 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
             )
             asked = request(engine, f"{host}/agent", "agent.spawn", wish)
             asked._on_done(_refused(call))
+            engine.later(settings.get("mesh_proc_spawn_max_idle"), _silent(engine, host, asked, call))
         from monarch_nb.mesh.console import console_of
         from monarch_nb.mesh.proc import ProcMesh
 
@@ -112,6 +113,16 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
         call.close()
         raise
     return call.future
+
+
+def _silent(engine: Runtime, host: str, asked: Future[Any], call: PendingCall) -> Callable[[], None]:
+    limit = settings.get("mesh_proc_spawn_max_idle")
+
+    def look() -> None:
+        if not asked.done() and not engine.closed:
+            call.fail(RequestError(f"{call.title}: host {host} has not answered within {limit:g} s"))
+
+    return look
 
 
 def _refused(call: PendingCall) -> Callable[[Future[Any]], None]:

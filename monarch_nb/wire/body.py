@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Any
 
+from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, install
 from monarch_nb.wire.codec import enter_codec, leave_codec
 from monarch_nb.wire.pickler import Pickler
@@ -27,10 +28,15 @@ _EXTENDED = 1  # first byte of a frame 0 with a prologue
 _PROLOGUE = struct.Struct("<BI")
 
 
+class MessageTooLargeError(ValueError):
+    """A message has more bytes than `codec_max_frame_length` allows."""
+
+
 def encode(obj: object, context: object = None) -> list[Frame]:
     """The frames of `obj`. Those after the first may be the caller's own memory: copy them before it can change.
 
-    `context` is what `current_codec()` returns meanwhile. Raises what the objects' own pickling raises.
+    `context` is what `current_codec()` returns meanwhile. Raises what the objects' own pickling raises, and
+    MessageTooLargeError.
     """
     if _is_plain(obj, 3):
         return [pickle.dumps(obj, 5)]
@@ -42,14 +48,25 @@ def encode(obj: object, context: object = None) -> list[Frame]:
             pickler.dump(obj)
             chunks, frames = pickler.chunks, pickler.buffers
             if not cargo.classes and not pickler.files and max(map(len, chunks)) < _LARGE:
-                return [chunks[0] if len(chunks) == 1 else b"".join(chunks), *frames]
+                return _allowed([chunks[0] if len(chunks) == 1 else b"".join(chunks), *frames])
             cargo.files.update(pickler.files)
             units, sources = cargo.pack(_unit_pickler)
     finally:
         leave_codec(previous)
     stream, places, pieces = _set_apart(chunks)
     prologue = pickle.dumps(([tuple(unit) for unit in units], sources, places), 5)
-    return [b"".join((_PROLOGUE.pack(_EXTENDED, len(prologue)), prologue, *stream)), *frames, *pieces]
+    return _allowed([b"".join((_PROLOGUE.pack(_EXTENDED, len(prologue)), prologue, *stream)), *frames, *pieces])
+
+
+def _allowed(frames: list[Frame]) -> list[Frame]:
+    size = sum(frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames)
+    most = settings.get("codec_max_frame_length")
+    if size > most:
+        raise MessageTooLargeError(
+            f"a message of {size:,} bytes is larger than codec_max_frame_length ({most:,}): send it in parts, or "
+            "monarch.config.configure(codec_max_frame_length=...)"
+        )
+    return frames
 
 
 def decode(frames: Sequence[Frame], context: object = None) -> Any:
