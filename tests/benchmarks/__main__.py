@@ -1,0 +1,114 @@
+"""`make bench`: the same small program on ours, on bare ZeroMQ and, when asked for by PEERS=..., on others.
+
+Figures mean something on a machine that does nothing else; the load it had is printed with them.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.benchmarks.measure import QUICK, Plan, figures_of
+from tests.benchmarks.peers import PEERS, ROOT, interpreter
+from tests.benchmarks.rows import ROWS, Figures, table
+
+HERE = Path(__file__).resolve().parent
+OURS = "ours"
+SECONDS = 900  # for one program
+
+
+def run(program: str, python: str, plan: Plan, *, ours: bool) -> tuple[Figures, str]:
+    """A program's figures, and what went wrong ("" when nothing did)."""
+    # The others must not see our `monarch`.
+    hidden = () if ours else ("PYTHONPATH", "VIRTUAL_ENV")
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [python, str(HERE / program), plan.encode()],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=SECONDS)
+            wrong = "" if process.returncode == 0 else f"ended with status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            wrong = f"was not done after {SECONDS} s"
+        if not ours:  # some leave processes behind
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        errors.seek(0)
+        tail = "".join(errors.readlines()[-15:])
+    return figures_of(output), f"{program} {wrong}\n{tail}" if wrong else ""
+
+
+def load() -> float:
+    return os.getloadavg()[0]
+
+
+def main(argv: list[str]) -> int:
+    asked = [name for name in os.environ.get("PEERS", "").replace(",", " ").split() if name]
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="tiny counts: only whether it runs")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench.json")
+    options = parser.parse_args(argv)
+    unknown = sorted(set(asked) - set(PEERS))
+    if unknown:
+        parser.error(f"PEERS: unknown {', '.join(unknown)}; known are {', '.join(PEERS)}")
+    plan = QUICK if options.quick else Plan()
+
+    problems: list[str] = []
+    before = load()
+
+    def measure(name: str, program: str, python: str) -> Figures:
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        figures, wrong = run(program, python, plan, ours=python == sys.executable)
+        if wrong:
+            problems.append(f"{name}: {wrong}")
+        return figures
+
+    floor = measure("pyzmq", "program_pyzmq.py", sys.executable)
+    measured = {OURS: measure(OURS, "program_actors.py", sys.executable)}
+    for name in asked:
+        try:
+            measured[name] = measure(name, PEERS[name].program, interpreter(name))
+        except subprocess.CalledProcessError as error:
+            problems.append(f"{name}: its environment cannot be made: {error}")
+
+    print(table(measured, floor))
+    print("(n×): how many times better ours is than theirs, in this run")
+    print(f"load before {before:.1f}, after {load():.1f}, on {os.cpu_count()} cores")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    report = {
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "load": [before, load()],
+        "quick": options.quick,
+        "targets": {row.title: row.target for row in ROWS if row.target is not None},
+        "figures": {"pyzmq": floor, **measured},
+        "problems": problems,
+    }
+    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {options.out}")
+    for problem in problems:
+        print(f"\nFAILED {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

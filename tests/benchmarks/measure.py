@@ -1,0 +1,83 @@
+"""What the measured programs share. Only the standard library: it runs in the peers' environments too."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FIGURE = "FIGURE "  # how a line with a figure begins
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of each is measured."""
+
+    calls: int = 3000
+    casts: int = 1000
+    pipelined: int = 5000
+    megabyte: int = 300
+    big: int = 10
+    spawns: int = 5
+    kills: int = 24
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+
+QUICK = Plan(calls=20, casts=10, pipelined=50, megabyte=5, big=2, spawns=1, kills=2)
+
+
+def plan_of(argv: list[str]) -> Plan:
+    return Plan(**json.loads(argv[1])) if len(argv) > 1 else Plan()
+
+
+def figure(row: str, **values: float) -> None:
+    print(FIGURE + json.dumps({"row": row, **values}), flush=True)
+
+
+def figures_of(output: str) -> dict[str, dict[str, float]]:
+    """The figures in a program's output."""
+    found: dict[str, dict[str, float]] = {}
+    for line in output.splitlines():
+        if line.startswith(FIGURE):
+            values: dict[str, Any] = json.loads(line[len(FIGURE) :])
+            found[values.pop("row")] = values
+    return found
+
+
+def times(row: str, seconds: list[float]) -> None:
+    """Prints the spread of some times, in milliseconds."""
+    ordered = sorted(seconds)
+    if not ordered:
+        return
+
+    def at(part: float) -> float:
+        return ordered[min(len(ordered) - 1, int(len(ordered) * part))] * 1000
+
+    figure(row, p50=at(0.5), p95=at(0.95), p99=at(0.99), least=ordered[0] * 1000, n=len(ordered))
+
+
+def repeat(count: int, what: Callable[[], object], *, warm: int | None = None) -> list[float]:
+    """How long `what` takes, each of `count` times; a few more before are not counted."""
+    for _ in range(count // 10 + 1 if warm is None else warm):
+        what()
+    seconds = []
+    for _ in range(count):
+        began = time.perf_counter()
+        what()
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def rate(seconds: list[float], amount: float) -> float:
+    """How much a second, at the median time."""
+    return amount / sorted(seconds)[len(seconds) // 2]
+
+
+def leave() -> None:
+    """Ends the program at once: what is measured is over, and some peers end slowly or not at all."""
+    sys.stdout.flush()
+    os._exit(0)

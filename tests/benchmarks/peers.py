@@ -1,0 +1,40 @@
+"""What we are measured against, each in an environment of its own, made when it is first asked for."""
+
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "peers"
+
+
+@dataclass(frozen=True)
+class Peer:
+    program: str
+    requirements: tuple[str, ...]
+
+
+PEERS = {
+    "torchmonarch": Peer("program_actors.py", ("torchmonarch==0.7.0", "torch", "numpy")),
+    "ray": Peer("program_ray.py", ("ray>=2.40,<3", "numpy")),
+}
+
+
+def interpreter(name: str) -> str:
+    """The Python of a peer's environment; it is made, or mended, first. Raises CalledProcessError."""
+    peer = PEERS[name]
+    folder = FOLDER / name
+    python = folder / "bin" / "python"
+    stamp = folder / ".requirements"
+    wanted = "\n".join(peer.requirements)
+    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return str(python)
+    print(f"making {folder} with {', '.join(peer.requirements)}", file=sys.stderr, flush=True)
+    venv.create(folder, with_pip=True, clear=True)
+    constraints = ("--constraint", str(ROOT / "constraints.txt"))
+    pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    subprocess.run([*pip, *constraints, *peer.requirements], check=True)
+    stamp.write_text(wanted)
+    return str(python)

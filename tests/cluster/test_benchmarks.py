@@ -1,0 +1,53 @@
+"""`make bench` runs, and says what it measured; how fast is not a test's business."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.demo import MARK, left_behind
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.timeout(120)
+def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) -> None:
+    mark = secrets.token_hex(8)
+    env = {**os.environ, "PEERS": "", MARK: mark}
+    written = tmp_path / "bench.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks", "--quick", "--out", str(written)],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(written.read_text(encoding="utf-8"))
+    assert set(report["figures"]) == {"pyzmq", "ours"}
+    assert set(report["figures"]["pyzmq"]) == {"ping-pong"}
+    assert {
+        *("call_one", "call on 4", "call on 8", "pipelined", "1 MB argument", "64 MB argument"),
+        *("first reply, cold", "8 procs to first reply", "death told", "death healed"),
+    } == set(report["figures"]["ours"])
+    for title in report["targets"]:
+        assert title in done.stdout
+    assert left_behind(mark) == []
+
+
+def test_an_unknown_peer_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks"],
+        cwd=ROOT,
+        env={**os.environ, "PEERS": "nobody"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 2
+    assert "known are torchmonarch, ray" in done.stderr
