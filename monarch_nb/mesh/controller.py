@@ -13,6 +13,7 @@ from monarch_nb.host.folders import clear_run_folder, make_run_folder, new_host_
 from monarch_nb.host.launch import AgentHandle, start_agent
 from monarch_nb.mesh import fault, ways
 from monarch_nb.mesh.console import run_in_actor
+from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.remote import connection
@@ -39,6 +40,7 @@ def become_controller() -> Runtime:
     engine = Runtime(f"{host}/c{secrets.token_hex(4)}.0.0", f"{host}/agent")
     engine.run_in_actor = run_in_actor
     keeper = Keeper(engine, root=engine.root.stream)
+    keeper.controllers = Controllers(engine)
     keeper.driver.fatal = fault.unhandled
     keeper.revive = lambda hosts: _revive(engine, hosts)
     node = Node(

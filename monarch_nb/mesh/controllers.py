@@ -25,9 +25,10 @@ FIND = "controllers.find"
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """Reply to controllers.find: an encoded reference to the registry."""
+    """Reply to controllers.find: an encoded reference to the registry, or the process to ask instead."""
 
-    frames: tuple[bytes, ...]
+    frames: tuple[bytes, ...] = ()
+    ask: str = ""
 
 
 class Registry(Actor):
@@ -89,9 +90,14 @@ class Controllers:
         """A reference to it. Blocks for an answer of the client's process when it is first needed elsewhere."""
         with self._lock:
             if self._known is None:
-                here = self._engine.root_address == self._engine.address
-                self._known = self._spawn() if here else self._find()
+                self._known = self._find() if self._owner else self._spawn()
             return self._known
+
+    @property
+    def _owner(self) -> str:
+        """The process that has started this one; none has in the client's."""
+        mesh = self._engine.keeper._mesh
+        return "" if mesh is None else str(mesh._state.home)
 
     def _spawn(self) -> Any:
         token = current.set(self._engine.root_context)  # it is the client's, whoever asks
@@ -101,19 +107,24 @@ class Controllers:
             current.reset(token)
 
     def _find(self) -> Any:
-        asked: Future[_Found] = request(self._engine, self._engine.root_address, FIND, p.Done(), _Found)
-        found = asked.get(settings.get("message_delivery_timeout"))
-        return decode([bytearray(frame) for frame in found.frames], self._engine)
+        at = self._owner
+        while True:
+            asked: Future[_Found] = request(self._engine, at, FIND, p.Done(), _Found)
+            found = asked.get(settings.get("message_delivery_timeout"))
+            if found.frames:
+                return decode([bytearray(frame) for frame in found.frames], self._engine)
+            at = found.ask
 
     def _asked(self, header: Header, parcel: "Parcel") -> None:
+        if self._owner:
+            self._engine.control(header.src, "reply", _Found(ask=self._owner), port=header.port)
+            return
+
         def answer() -> None:  # spawning it is more than the reading thread should do
             frames = tuple(bytes(frame) for frame in encode(self.registry(), self._engine))
             self._engine.control(header.src, "reply", _Found(frames), port=header.port)
 
         threading.Thread(target=answer, name="monarch-controllers", daemon=True).start()
-
-
-_lock = threading.Lock()
 
 
 def get_or_spawn_controller(name: str, Class: type[A], *args: Any, **kwargs: Any) -> Future[A]:  # noqa: N803
@@ -124,8 +135,5 @@ def get_or_spawn_controller(name: str, Class: type[A], *args: Any, **kwargs: Any
     Raises ValueError for a class that cannot be spawned.
     """
     check_class(Class)
-    engine = runtime()
-    with _lock:
-        if engine.keeper.controllers is None:
-            engine.keeper.controllers = Controllers(engine)
-    return cast("Future[A]", engine.keeper.controllers.registry().get_or_spawn.call_one(name, Class, args, kwargs))
+    registry = runtime().keeper.controllers.registry()
+    return cast("Future[A]", registry.get_or_spawn.call_one(name, Class, args, kwargs))

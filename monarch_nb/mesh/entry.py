@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.host.protocol import ProcSpec, ProcStop, decode
 from monarch_nb.mesh.console import Console, run_in_actor
+from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.spawning import PYTHON, ROOT, python_version
 from monarch_nb.runtime import Runtime, SpawnActor, install
@@ -34,7 +35,9 @@ def run_proc(spec: ProcSpec) -> int:
     engine = Runtime(spec.address, spec.agent, root_id=f"<{spec.name or 'proc'}>")
     engine.root_address = os.environ.pop(ROOT, spec.owner)
     engine.run_in_actor = run_in_actor
-    Keeper(engine, root=None).python = spec.python
+    keeper = Keeper(engine, root=None)
+    keeper.python = spec.python
+    keeper.controllers = Controllers(engine)
     install(engine)
     if spec.log:
         engine.keep_log(1)
