@@ -11,7 +11,7 @@ from monarch_nb.host.protocol import ProcSpec, ProcStop, decode
 from monarch_nb.mesh.console import Console, run_in_actor
 from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.keeper import Keeper
-from monarch_nb.mesh.spawning import PYTHON, ROOT, python_version
+from monarch_nb.mesh.spawning import PYTHON, python_version
 from monarch_nb.runtime import Runtime, SpawnActor, install
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Node
@@ -33,7 +33,6 @@ def run_proc(spec: ProcSpec) -> int:
     settings.receive(spec.env.get(TRAVELS_IN) or "")
     os.environ.pop(TRAVELS_IN, None)
     engine = Runtime(spec.address, spec.agent, root_id=f"<{spec.name or 'proc'}>")
-    engine.root_address = os.environ.pop(ROOT, spec.owner)
     engine.run_in_actor = run_in_actor
     keeper = Keeper(engine, root=None)
     keeper.python = spec.python

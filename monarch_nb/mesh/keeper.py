@@ -31,7 +31,6 @@ class Keeper:
         self.engine = engine
         self.driver = Driver(engine, self, root=root, policy=policy)
         self.agent_environment: dict[str, dict[str, str]] = {}
-        self.controllers: Any = None  # set in a controller's process
         self.python: str | None = None  # the interpreter this process was asked to run with; its own follow
         self.on_event: list[Callable[[str, Any], None]] = []  # displays; called on engine threads, must not block
         self.revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again

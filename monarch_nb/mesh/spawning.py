@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Life = tuple[int, int]
 RUNNER = "monarch_nb.mesh.entry:run_proc"
 PYTHON = "MONARCH_NB_PYTHON"  # tells a process which Python its owner runs
-ROOT = "MONARCH_NB_ROOT"  # the address of the controller
 
 
 def python_version() -> str:
@@ -75,7 +74,7 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
     )
     try:
         for host, mine in by_host.items():
-            handed_on = {PYTHON: python_version(), ROOT: engine.root_address, TRAVELS_IN: settings.to_send() or None}
+            handed_on = {PYTHON: python_version(), TRAVELS_IN: settings.to_send() or None}
             shared = {**_environment(engine, host), **handed_on}
             wish = SpawnProcs(
                 layout=layout,

@@ -84,7 +84,6 @@ class Runtime:
         self.address = address
         self.host = address.partition("/")[0]
         self.agent = agent
-        self.root_address = address  # of the controller that this process works for
         self.local_hosts = {self.host}  # whose processes this one reaches without their agent
         self.node: Node = None  # type: ignore[assignment]  # set by `start`
         self.supervisor: Supervising = None  # type: ignore[assignment]  # set by the layer above
