@@ -198,3 +198,24 @@ class AsyncExecutor:
             task.cancel()
         await asyncio.gather(*outstanding, return_exceptions=True)
         await cell.finish_async()
+
+
+async def aside(function: Callable[..., None], *args: Any) -> None:
+    """Runs what blocks on a thread of its own: those of asyncio are not to be had while the interpreter ends."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        error = None
+        try:
+            function(*args)
+        except BaseException as raised:
+            error = raised
+        loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, name="monarch-aside", daemon=True).start()
+    await done
