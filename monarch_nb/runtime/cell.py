@@ -16,7 +16,7 @@ from monarch_nb.routing import Inbox
 from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import Kind as ActorKind
 from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
-from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
+from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor, aside
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.spans import instrumented
 from monarch_nb.settings import settings
@@ -415,7 +415,7 @@ class ActorCell:
         error: BaseException | None = None
         current.set(Context(self.instance, self.instance.rank))
         try:
-            await asyncio.to_thread(self.runtime.stop_children, self.instance)
+            await aside(self.runtime.stop_children, self.instance)
             hook = self._cleanup_hook()
             if hook is not None:
                 result = hook(self.end_error)
