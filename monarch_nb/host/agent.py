@@ -21,7 +21,7 @@ from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, 
 from monarch_nb.host.logs import LogTailer
 from monarch_nb.host.loop import READ, Loop
 from monarch_nb.host.options import Options, parse
-from monarch_nb.host.post import URGENT, Post
+from monarch_nb.host.post import Post
 from monarch_nb.host.protocol import Exited, Ready, Started
 from monarch_nb.host.pulse import Pulse
 from monarch_nb.host.reaper import end_descendants
@@ -131,10 +131,7 @@ class Agent:
         """On the node's reader thread."""
         if header.kind == Kind.CONTROL:
             body = bytes(parcel.frames[0]) if parcel.frames else b""
-            if header.method == "call.blocked":
-                self._pass_on_blocked(header, body)
-            else:
-                self._loop.post(lambda: self._serve(header, body))
+            self._loop.post(lambda: self._serve(header, body))
         elif header.kind == Kind.CAST:
             self._caster.cast(header, parcel)
         elif header.kind in (Kind.REPLY, Kind.FOLDED, Kind.RETURNED):
@@ -144,12 +141,6 @@ class Agent:
     def _serve(self, header: Header, body: bytes) -> None:
         self._service.handle(header, body)
         self._watch_leases()
-
-    def _pass_on_blocked(self, header: Header, body: bytes) -> None:
-        further = self._caster.blocked(body)
-        if further is not None:
-            onward = Header(kind=Kind.CONTROL, dst=further[0], src=header.src, method=header.method, call=header.call)
-            self._node.send(onward, Parcel([further[1]]), lane=URGENT)
 
     def _link_failed(self, header: Header, _parcel: Parcel, reason: str) -> None:
         """On the reader thread, or on the loop's after `forget`."""

@@ -13,9 +13,9 @@ from monarch_nb.host.post import Sender
 from monarch_nb.routing import Batch, Fold, expand, indices, size_of
 from monarch_nb.transport import Parcel
 from monarch_nb.wire import Header, Kind, fold, unfold
+from monarch_nb.wire.header import TOLD_ELSEWHERE
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
-TOLD_ELSEWHERE = 1  # Header.flags of a RETURNED between agents: the caller learns of it by watching the proc
 
 Reply = tuple[Header, Parcel] | None  # None: it went on alone
 
@@ -95,15 +95,6 @@ class Caster:
             hit = [(port, cast.local[address]) for port, cast in self._casts.items() if address in cast.local]
         for port, places in hit:
             self._lose(port, places, reason, told_elsewhere=True)
-
-    def blocked(self, body: bytes) -> tuple[str, bytes] | None:
-        """Where a proc's call.blocked has to go on to, and its body for there."""
-        port, story = msgspec.msgpack.decode(body, type=tuple[int, str])
-        with self._lock:
-            cast = self._casts.get(port)
-        if cast is None:
-            return None
-        return cast.request.src, msgspec.msgpack.encode((cast.request.port, story))
 
     def _lose(self, port: int, places: Iterable[int], reason: str, told_elsewhere: bool) -> None:
         with self._lock:

@@ -40,7 +40,6 @@ class PendingCall:
         self._replies: list[Thunk | None] = [None] * size
         self._errors: dict[int, Thunk] = {}
         self.missing = size
-        self.blocked: str = ""  # the story of a deadlock, once it is known
         self.logs: dict[str, int] = {}  # process address -> where its log stood when it replied
         self.number = runtime.ports.open(self)
         self.future: Future[Any] = Future._make(story=self.story)

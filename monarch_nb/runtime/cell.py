@@ -59,7 +59,7 @@ class ActorCell:
         self.runtime = runtime
         self.spec = spec
         self.mesh, self.rank, self.incarnation = header.mesh, header.rank, header.incarnation
-        self.inbox: Inbox = Inbox()
+        self.inbox: Inbox[Any] = Inbox()
         self._arriving = threading.Lock()
         self.state: State = "starting"
         self.cause: Any = None  # a supervision Cause, encoded, once failed or stopped
@@ -70,7 +70,6 @@ class ActorCell:
         self.end_error: Exception | None = None
         self.obj: Any = None
         self.running: tuple[str, str, float] | None = None  # (call id, endpoint, since)
-        self.waiting_on: str = ""  # id of the call its current endpoint is blocked on without a limit
         self.task: asyncio.Task[Any] | None = None
         self._spawn = (header, parcel)
         region = Region(spec.labels, NDSlice(spec.offset, spec.sizes, spec.strides))
@@ -131,9 +130,6 @@ class ActorCell:
         if header.method == SKIP:  # only keeps the numbers whole
             self.runtime.node.consumed(parcel)
             return
-        waits_for = self.waiting_on
-        if waits_for and (waits_for in header.chain or header.call == waits_for):
-            self.runtime.waits.tell(self, header)
         self.executor.put((header, parcel))
         if self.cause is not None:  # it ended in between: nobody else will look into the queue
             self.refuse_queued()
@@ -160,7 +156,7 @@ class ActorCell:
             if self.obj is None and parcel is not None:
                 cls, args, kwargs = self.runtime.decode_spawn(parcel)
                 self.endpoints = endpoints_of(cls)
-                obj = cls.__new__(cls, *args, **kwargs) if cls.__new__ is not object.__new__ else object.__new__(cls)
+                obj = _new(cls, args, kwargs)
                 obj.__init__(*args, **kwargs)
                 self.obj = obj
             else:
@@ -424,3 +420,8 @@ class ActorCell:
         except BaseException as raised:
             error = raised
         self._cleaned(error)
+
+
+def _new(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An object that is not initialized yet; `object.__new__` takes no arguments."""
+    return object.__new__(cls) if cls.__new__ is object.__new__ else cls.__new__(cls, *args, **kwargs)

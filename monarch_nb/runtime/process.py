@@ -23,6 +23,7 @@ from monarch_nb.runtime.ports import UNRETURNED, PortTable
 from monarch_nb.runtime.waits import Waits
 from monarch_nb.transport import Parcel, TransportError, UnreachableError
 from monarch_nb.wire import Header, Kind, Status, decode, encode_exception
+from monarch_nb.wire.header import TOLD_ELSEWHERE
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Node
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPAWN = "__spawn__"
-_ANSWERS = frozenset({"reply", "proc.pong", "call.blocked"})  # CONTROL messages to a port of the other side
+_ANSWERS = frozenset({"reply", "proc.pong"})  # CONTROL messages to a port of the other side
 _ENGINES = frozenset({SKIP, HOOK, SPAWN})  # methods of messages that the engine itself sends
 _NOTHING = Parcel()
 
@@ -93,7 +94,6 @@ class Runtime:
         self.cells: dict[tuple[str, int], ActorCell] = {}
         self.controls: dict[str, Callable[[Header, Parcel], None]] = {}
         self.clock = Clock()
-        self.controllers: Any = None  # the registry of named actors, kept by the mesh layer
         self.meshes: dict[str, Any] = {}  # what is known here of meshes, by uid; kept by the mesh layer
         self.root = Instance(self, f"{address}#", ActorId(root_id), "root", "Root")
         self.root_context = Context(self.root)
@@ -287,7 +287,8 @@ class Runtime:
             return  # whoever wanted it is gone; its port number is none of ours
         handler = self.ports.get(header.port) if header.port and kind != Kind.PORT else None
         if isinstance(handler, PendingCall):
-            handler.fail(self.supervisor.lost(header, reason, handler))
+            if not (header.kind == Kind.RETURNED and header.flags & TOLD_ELSEWHERE):
+                handler.fail(self.supervisor.lost(header, reason, handler))
         elif handler is not None and kind == Kind.CONTROL:
             handler.lost(reason)  # type: ignore[attr-defined]  # a request
         elif kind == Kind.CONTROL:

@@ -1,11 +1,15 @@
 """Who waits for whom: a circle of actors that wait for each other is told, and ended, instead of hanging."""
 
+import asyncio
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_nb.runtime.calls import DeadlockError, PendingCall
+from monarch_nb.runtime.calls import DeadlockError, PendingCall, StreamCall
 from monarch_nb.runtime.context import current
 from monarch_nb.runtime.future import Future
 from monarch_nb.wire import Header
@@ -15,66 +19,179 @@ if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
 
-VERB = "call.blocked"
+PROBE, END = "wait.probe", "wait.end"
+TICK = 0.25  # seconds a wait lasts before anything is asked, and between looks at the waits of this process
+SLOWEST = 30.0  # seconds between two probes of a wait that goes on and on
+WIDEST = 256  # calls with more answers outstanding are not followed
+REMEMBERED = 4096
 
 
-def is_part(header: Header, call: str) -> bool:
-    """Whether this message is part of a call, or of what is done for it."""
-    return call in header.chain or header.call == call
+class Hop(msgspec.Struct, array_like=True, frozen=True):
+    """One wait in a chain of them: an actor whose endpoint is blocked until `call` is answered."""
+
+    process: str
+    call: str
+    who: str  # "alice.step"
+    what: str  # "bob.mean"
+
+
+class Probe(msgspec.Struct, array_like=True, frozen=True):
+    """Asks an actor that has not answered the last call of `hops` whether it is blocked itself."""
+
+    round: int
+    mesh: str
+    rank: int
+    incarnation: int
+    hops: tuple[Hop, ...]
 
 
 class Waits:
-    """Knows what the endpoints that run in this process wait for.
+    """Knows which actors of this process wait, without a limit, for which calls.
 
-    A call names the calls that wait for it (its chain). One that arrives at an actor whose endpoint waits, without a
-    limit, for a call in that chain cannot be run before that wait ends, which ends only after it: a circle. Its sender
-    is told, and the wait there, if it is one without limit, ends with a DeadlockError.
+    A wait that lasts is followed from actor to actor: to those that have not answered the call, from there, if they are
+    blocked themselves, to those that they wait for. Each step is looked at where it is true, and a blocked actor stays
+    blocked for as long as the next one does, so what leads back to its beginning is a deadlock and nothing else is. One
+    wait of the circle, the same whoever finds it, ends with a DeadlockError. Nothing is asked of waits that are short.
     """
 
     def __init__(self, runtime: "Runtime") -> None:
         self._runtime = runtime
-        runtime.controls[VERB] = self._blocked
+        self._lock = threading.Lock()
+        self._waiting: dict[ActorCell, tuple[str, float]] = {}  # call, since when
+        self._probed: dict[ActorCell, tuple[str, float, float]] = {}  # call, when next, how long after that
+        self._seen: OrderedDict[tuple[str, int, str, int], None] = OrderedDict()
+        self._ticking = False
+        self._round = 0
+        runtime.controls[PROBE] = self._arrive
+        runtime.controls[END] = self._end
 
     def guard(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
         """A thread begins to wait; the function returned is called when it does no longer."""
         context = current.get()
         cell = context.actor_instance.cell if context is not None else None
-        if cell is None or not unlimited or not future.wait_id:
+        if cell is None or not unlimited or not future.wait_id or not _holds_up(cell):
             return None
-        running = cell.running
-        if running is not None and cell.is_concurrent(running[1]):
-            return None  # it holds nobody up
-        cell.waiting_on = future.wait_id
-        for header, _ in cell.queued():
-            if is_part(header, future.wait_id):
-                self.tell(cell, header)
-        call = self._runtime.calls.get(future.wait_id)
-        if call is not None and call.blocked:
-            self._end(call)
+        self._waiting[cell] = (future.wait_id, time.monotonic())
+        if not self._ticking:
+            self._start()
 
         def leave() -> None:
-            cell.waiting_on = ""
+            self._waiting.pop(cell, None)
 
         return leave
 
-    def tell(self, cell: "ActorCell", header: Header) -> None:
-        """`header` cannot be run before a wait ends that it is part of: its sender is told."""
-        running = cell.running
-        doing = f"{cell.spec.name}.{running[1]}" if running is not None else cell.spec.name
-        sender = header.actor or header.sender
-        story = (
-            f"{sender} waits for {cell.spec.name}.{header.method} of {cell.instance}, which cannot run while {doing} "
-            f"waits for {sender}. Make one of the endpoints a @concurrent_endpoint, or do not wait for the inner call"
+    # -- the clock's thread -----------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._ticking:
+                return
+            self._ticking = True
+        self._runtime.clock.every(TICK, self._tick)
+
+    def _tick(self) -> bool:
+        now = time.monotonic()
+        for cell, (call, since) in tuple(self._waiting.items()):
+            if now - since < TICK:
+                continue
+            known, due, pause = self._probed.get(cell, ("", 0.0, TICK))
+            if known != call:
+                due, pause = now, TICK
+            if now >= due:
+                self._probed[cell] = (call, now + pause, min(2 * pause, SLOWEST))
+                self._round += 1
+                self._follow(cell, call, self._round, ())
+        with self._lock:
+            self._ticking = bool(self._waiting)
+            if not self._ticking:
+                self._probed.clear()
+        return self._ticking
+
+    def _follow(self, cell: "ActorCell", call_id: str, number: int, before: tuple[Hop, ...]) -> None:
+        """Asks those whom `cell` waits for."""
+        call = self._runtime.calls.get(call_id)
+        state = self._runtime.meshes.get(call.mesh) if call is not None else None
+        procs = getattr(state, "procs", None)
+        if call is None or procs is None or (isinstance(call, StreamCall) and call.size > 1):
+            return  # a stream goes on with any answer
+        missing = call.missing_ranks()
+        if len(missing) > WIDEST:
+            return
+        hops = (*before, Hop(self._runtime.address, call_id, _doing(cell), call.title))
+        for rank in missing:
+            probe = Probe(number, call.mesh, rank, state.incarnation(rank), hops)
+            try:
+                self._runtime.control(procs.address(rank), PROBE, probe)
+            except Exception:  # gone: who waits for it is told otherwise
+                continue
+
+    # -- reading thread ---------------------------------------------------------------------------------------------
+
+    def _arrive(self, header: Header, parcel: "Parcel") -> None:
+        probe = msgspec.msgpack.decode(parcel.frames[0], type=Probe)
+        cell = self._runtime.cells.get((probe.mesh, probe.rank))
+        if cell is None or cell.incarnation != probe.incarnation:
+            return
+        blocked = self._waiting.get(cell)
+        if blocked is None or not _has(cell, probe.hops[-1].call):
+            return
+        place = next((n for n, hop in enumerate(probe.hops) if hop.call == blocked[0]), None)
+        if place is not None:
+            if place == 0:  # otherwise it is a circle further on, which its members find themselves
+                self._found(probe.hops)
+            return
+        key = (probe.hops[0].call, probe.round, probe.mesh, probe.rank)
+        if key in self._seen:
+            return
+        self._seen[key] = None
+        while len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+        self._follow(cell, blocked[0], probe.round, probe.hops)
+
+    def _found(self, hops: tuple[Hop, ...]) -> None:
+        victim = max(hops, key=lambda hop: hop.call)
+        first = hops.index(victim)
+        circle = hops[first:] + hops[:first]
+        story = ", ".join(f"{hop.who} waits for {hop.what}" for hop in circle)
+        self._runtime.control(
+            victim.process,
+            END,
+            (
+                victim.call,
+                f"deadlock: {story}, which cannot run before {circle[0].who} is done. "
+                "Make one of the endpoints a @concurrent_endpoint, or do not wait for the inner call",
+            ),
         )
-        self._runtime.control(header.src, VERB, [header.port, story])
 
-    def _blocked(self, header: Header, parcel: "Parcel") -> None:
-        number, story = msgspec.msgpack.decode(parcel.frames[0], type=tuple[int, str])
-        call = self._runtime.ports.get(number)
-        if isinstance(call, PendingCall):
-            call.blocked = story
-            self._end(call)
+    def _end(self, header: Header, parcel: "Parcel") -> None:
+        call_id, story = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, str])
+        call = self._runtime.calls.get(call_id)
+        if isinstance(call, PendingCall) and any(waits[0] == call_id for waits in tuple(self._waiting.values())):
+            call.fail(DeadlockError(story))
 
-    def _end(self, call: PendingCall) -> None:
-        if any(cell.waiting_on == call.call for cell in tuple(self._runtime.cells.values())):
-            call.fail(DeadlockError(f"deadlock: {call.blocked}"))
+
+def _holds_up(cell: "ActorCell") -> bool:
+    """Whether the actor's next message has to wait for what waits now."""
+    thread = cell.executor.thread
+    if threading.current_thread() is not thread:
+        return False
+    if cell.spec.kind == "sync":
+        return True
+    try:
+        return asyncio.current_task() is cell.task
+    except RuntimeError:
+        return False
+
+
+def _has(cell: "ActorCell", call: str) -> bool:
+    """Whether an actor has a call before it, or in hand: one that it cannot answer while it is blocked."""
+    running = cell.running
+    if running is not None and running[0] == call and not cell.is_concurrent(running[1]):
+        return True
+    return any(header.call == call for header, _ in cell.queued())
+
+
+def _doing(cell: "ActorCell") -> str:
+    running = cell.running
+    point = str(cell.instance.rank) if cell.spec.labels else ""
+    return f"{cell.spec.name}{point}.{running[1] if running is not None else '__init__'}"

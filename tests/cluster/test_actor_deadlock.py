@@ -1,0 +1,145 @@
+"""A circle of actors that wait for each other ends with an error that names them."""
+
+import time
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ActorError, ProcMesh, concurrent_endpoint, current_rank, endpoint
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Caller(Actor):
+    def __init__(self) -> None:
+        self.future: Any = None
+
+    @endpoint
+    def through(self, others: list[Any], back: Any) -> str:
+        """Calls the first of `others` with the rest; the last one calls `back`."""
+        if others:
+            return str(others[0].through.call_one(others[1:], back).get())
+        return str(back.ping.call_one().get())
+
+    @endpoint
+    def ping(self) -> str:
+        return "pong"
+
+    @endpoint
+    def begin(self, other: Any) -> None:
+        """Sends and does not wait."""
+        self.future = other.ping.call_one()
+
+    @endpoint
+    def finish(self) -> str:
+        return str(self.future.get())
+
+    @endpoint
+    def begin_at_and_nap(self, other: Any, me: Any, seconds: float) -> str:
+        other.begin.call_one(me).get()
+        time.sleep(seconds)
+        return "rested"
+
+    @endpoint
+    def exchange(self, mesh: Any) -> str:
+        neighbour = (current_rank().rank + 1) % 4
+        return str(mesh.slice(gpus=neighbour).ping.call_one().get())
+
+    @endpoint
+    def nap_then_ask(self, other: Any) -> str:
+        time.sleep(0.2)
+        return str(other.ping.call_one().get())
+
+    @endpoint
+    def patiently(self, other: Any, me: Any) -> str:
+        return str(other.with_timeout.call_one(me).get())
+
+    @endpoint
+    def with_timeout(self, other: Any) -> str:
+        try:
+            return str(other.ping.call_one().get(0.3))
+        except TimeoutError:
+            return "gave up"
+
+
+class AsyncCaller(Actor):
+    @endpoint
+    async def through(self, others: list[Any], back: Any) -> str:
+        if others:
+            return str(await others[0].through.call_one(others[1:], back))
+        return str(await back.ping.call_one())
+
+    @endpoint
+    async def ping(self) -> str:
+        return "pong"
+
+
+class ConcurrentCaller(Actor):
+    @concurrent_endpoint
+    async def through(self, others: list[Any], back: Any) -> str:
+        if others:
+            return str(await others[0].through.call_one(others[1:], back))
+        return str(await back.ping.call_one())
+
+    @endpoint
+    async def ping(self) -> str:
+        return "pong"
+
+
+@pytest.mark.parametrize("cls", [Caller, AsyncCaller])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_circle_is_told_and_names_those_in_it(quad: ProcMesh, cls: Any, length: int) -> None:
+    names = ["alice", "bob", "carol"][:length]
+    actors: list[Any] = [quad.slice(gpus=n).spawn(name, cls) for n, name in enumerate(names)]
+    with pytest.raises(ActorError) as caught:
+        actors[0].through.call_one(actors[1:], actors[0]).get(20)
+    text = str(caught.value)
+    assert "DeadlockError" in text
+    assert all(name in text for name in names)
+    for actor in actors:
+        assert actor.ping.call_one().get(20) == "pong"
+
+
+def test_concurrent_endpoints_may_go_in_circles(quad: ProcMesh) -> None:
+    actors: list[Any] = [quad.slice(gpus=n).spawn(f"c{n}", ConcurrentCaller) for n in range(2)]
+    assert actors[0].through.call_one(actors[1:], actors[0]).get(20) == "pong"
+
+
+def test_a_call_that_is_not_waited_for_makes_no_circle(quad: ProcMesh) -> None:
+    alice, bob = (quad.slice(gpus=n).spawn(name, Caller) for n, name in enumerate(("alice", "bob")))
+    a: Any = alice
+    b: Any = bob
+    resting = a.begin_at_and_nap.call_one(b, a, 0.5)  # bob's call to alice waits while she rests
+    time.sleep(0.1)
+    assert b.finish.call_one().get(20) == "pong"
+    assert resting.get(20) == "rested"
+
+
+def test_a_wait_with_a_time_limit_is_no_deadlock(quad: ProcMesh) -> None:
+    a: Any = quad.slice(gpus=0).spawn("alice", Caller)
+    b: Any = quad.slice(gpus=1).spawn("bob", Caller)
+    assert a.patiently.call_one(b, a).get(20) == "gave up"
+
+
+def test_a_circle_through_actors_of_one_process_is_told(quad: ProcMesh) -> None:
+    one = quad.slice(gpus=3)
+    actors: list[Any] = [one.spawn(name, Caller) for name in ("alice", "bob")]
+    with pytest.raises(ActorError, match="DeadlockError"):
+        actors[0].through.call_one(actors[1:], actors[0]).get(20)
+
+
+def test_neighbours_that_all_call_each_other_are_told(quad: ProcMesh) -> None:
+    ring: Any = quad.spawn("ring", Caller)
+    with pytest.raises(ActorError, match="DeadlockError") as caught:
+        ring.exchange.call(ring).get(20)
+    assert str(caught.value).count(" waits for ring.ping") == 4
+    assert ring.ping.call().get(20).values() == ["pong"] * 4
+
+
+def test_two_calls_that_know_nothing_of_each_other_can_make_a_circle(quad: ProcMesh) -> None:
+    a: Any = quad.slice(gpus=0).spawn("alice", Caller)
+    b: Any = quad.slice(gpus=1).spawn("bob", Caller)
+    calls = [a.nap_then_ask.call_one(b), b.nap_then_ask.call_one(a)]
+    outcomes = [call.exception(20) for call in calls]
+    assert sum("DeadlockError" in str(outcome) for outcome in outcomes) == 1
+    assert outcomes.count(None) == 1
