@@ -2,11 +2,14 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import platform
 import secrets
 import shutil
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 _MARK = "mnb"
@@ -17,6 +20,15 @@ _LONGEST = 60  # leaves room for "/<proc uid>.<rank>.<incarnation>" below the 10
 def new_host_id() -> str:
     """A fresh short host id, such as `h1f2e3d`."""
     return "h" + secrets.token_hex(3)
+
+
+def lasting_host_id(tcp: str | None) -> str | None:
+    """The id of whoever listens at this port of this machine, the same after each start; None without a fixed port."""
+    port = (tcp or "").rpartition(":")[2]
+    if not port.isdigit() or int(port) == 0:
+        return None
+    place = f"{platform.node()} {uuid.getnode()} {os.getuid()} {port}"
+    return "h" + hashlib.sha256(place.encode()).hexdigest()[:10]
 
 
 def base_folder() -> Path:

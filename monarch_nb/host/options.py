@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from monarch_nb.host.folders import new_host_id, run_folder_for
+from monarch_nb.host.folders import lasting_host_id, new_host_id, run_folder_for
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Options:
 def parse(argv: Sequence[str]) -> Options:
     """Read the command line; prints usage and exits on a wrong one."""
     parser = argparse.ArgumentParser(prog="python -m monarch_nb.host", description="Run a Monarch host agent.")
-    parser.add_argument("--host", help="host id (default: a new one)")
+    parser.add_argument("--host", help="host id (default: a new one; with --keep and a port, that of this place)")
     parser.add_argument("--run-folder", type=Path, help="private folder for sockets and logs (default: a new one)")
     parser.add_argument("--tcp", help="also listen here, such as tcp://0.0.0.0:0")
     parser.add_argument("--key", type=Path, help="key file for TCP")
@@ -39,7 +39,7 @@ def parse(argv: Sequence[str]) -> Options:
     parser.add_argument("--prewarm", action="store_true", help="start the template process at once")
     parser.add_argument("--keep-folder", action="store_true", help="leave the run folder behind, to read the logs")
     found = parser.parse_args(argv)
-    host = found.host or new_host_id()
+    host = found.host or (lasting_host_id(found.tcp) if found.keep else None) or new_host_id()
     return Options(
         host=host, run_folder=(found.run_folder or run_folder_for(host)).absolute(), tcp=found.tcp, key=found.key,
         insecure_loopback=found.insecure_loopback,

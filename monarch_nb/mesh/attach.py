@@ -65,7 +65,7 @@ def attach_hosts(
     joined = []
     for endpoint, state in zip(endpoints, states, strict=True):
         old = ways.remotes.get(state.host)
-        if isinstance(old, Remote) and not old.lost and (old.endpoint, old.life, old.keys) == (endpoint, state.life, keys):
+        if isinstance(old, Remote) and old.is_still(endpoint, state.life, keys):
             continue
         if old is not None:
             old.end()
@@ -102,5 +102,5 @@ def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) 
             f"{endpoint} runs monarch-nb {state.version}, this process {__version__}: install the same on both"
         )
     if state.host in ways.local or any(state.host == other.host for other in others):
-        return ValueError(f"{endpoint} is host {state.host}, which is part of this mesh already")
+        return ValueError(f"{endpoint} is host {state.host}, which is here already (--host gives it another id)")
     return None

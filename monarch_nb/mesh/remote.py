@@ -47,6 +47,10 @@ class Remote:
     def __repr__(self) -> str:
         return f"<host {self.host} at {self.endpoint}{', lost: ' + self.lost if self.lost else ''}>"
 
+    def is_still(self, endpoint: str, life: str, keys: Keys | None) -> bool:
+        """Whether it is the host we know, in good order."""
+        return not self.lost and (self.endpoint, self.life, self.keys) == (endpoint, life, keys)
+
     def dials(self, other: "Remote | Neighbour") -> bool:
         """Whether this host's agent can dial that one's where we do, with its own key."""
         if not isinstance(other, Remote):

@@ -72,6 +72,9 @@ class CastPlan(msgspec.Struct, array_like=True, frozen=True):
     hosts: tuple[int, ...] = ()  # indices into layout.hosts that hold any of the ranks, the tree's nodes in order
 
 
+TOLD_ELSEWHERE = 1  # flags of a RETURNED: its caller learns of the same end by watching the process
+
+
 class Header(msgspec.Struct, array_like=True, gc=False):
     """Says where a message goes and what it is; the body follows in frames of its own."""
 
