@@ -76,7 +76,8 @@ class Forker:
         if self._socket is not None:
             self._loop.unregister(self._socket.fileno())
         if self._process is not None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)  # Popen.kill would take the status that the reaper waits for
 
     @property
     def _unusable(self) -> bool:

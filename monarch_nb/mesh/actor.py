@@ -53,7 +53,7 @@ class ActorMesh(MeshTrait, Generic[A]):
         cls = self._state.cls
         declared = _lookup(cls, name)
         if isinstance(declared, EndpointProperty):
-            endpoint = Endpoint(self, name, declared)
+            endpoint: Endpoint[..., Any] = Endpoint(self, name, declared)
             self.__dict__[name] = endpoint
             return endpoint
         if declared is not None and callable(declared):

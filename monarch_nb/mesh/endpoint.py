@@ -4,7 +4,7 @@ import functools
 import inspect
 import random
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
@@ -78,7 +78,7 @@ class Endpoint(Generic[P, R]):
         """The declaration in the class the mesh has now: a reload may have changed it."""
         if self._of is not self._mesh._state.cls:
             self._of = self._mesh._state.cls
-            self._declared = endpoints_of(self._of).get(self._name, self._declared)
+            self._declared = cast("EndpointProperty[P, R]", endpoints_of(self._of).get(self._name, self._declared))
         return self._declared
 
     @property
@@ -155,6 +155,7 @@ class Endpoint(Generic[P, R]):
         raise NotImplementedError(f"{self._title}.rref: distributed tensors are not part of this version yet")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises TypeError: an endpoint is called with an adverb."""
         raise TypeError(
             f"{self._title} is an endpoint: say how to call it, e.g. {self._title}.call(...).get() for all members, "
             f".call_one(...) for one, .broadcast(...) without waiting"

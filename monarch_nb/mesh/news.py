@@ -54,7 +54,7 @@ class News:
 
     def healed(self, lives: Sequence[tuple[str, Sequence[Life]]]) -> None:
         """Tells everybody who holds a reference, and blocks until they know."""
-        asked = []
+        asked: list[tuple[str, str, Future[Any]]] = []
         for uid, back in lives:
             state = self._engine.meshes.get(uid)
             if state is None:

@@ -95,7 +95,7 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
                 setup=1,
                 runner=RUNNER,
             )
-            asked = request(engine, f"{host}/agent", "agent.spawn", wish)
+            asked: Future[Any] = request(engine, f"{host}/agent", "agent.spawn", wish)
             asked._on_done(_refused(call))
             engine.later(settings.get("mesh_proc_spawn_max_idle"), _silent(engine, host, asked, call))
         from monarch_nb.mesh.console import console_of
@@ -104,7 +104,8 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
         console = console_of(ProcMesh(state, state.region))._state
         context = engine.root_context if born.instance is engine.root else engine.context()
         whole = len(lives) == len(state.region)
-        body = encode_arguments(f"{state.name}.set-up", (*born.setup.load(engine)[0], ProcMesh(state, state.region)), {})
+        arguments = (*born.setup.load(engine)[0], ProcMesh(state, state.region))
+        body = encode_arguments(f"{state.name}.set-up", arguments, {})
         if whole:
             send_region(engine, context, console, state.region, "setup", body, port=call.number, call=call.call)
         else:

@@ -143,7 +143,7 @@ class Stops:
         by_host: dict[str, list[str]] = {}
         for rank in ranks:
             by_host.setdefault(state.layout.host_of(rank), []).append(state.address(rank))
-        asked = []
+        asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
             wish = p.Stop(tuple(addresses), timeout_s=limit, reason=reason)
             asked.append(request(self._engine, f"{host}/agent", "agent.stop", wish, p.Ended))

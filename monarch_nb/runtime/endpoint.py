@@ -37,10 +37,11 @@ class EndpointProperty(Generic[P, R]):
         return inspect.iscoroutinefunction(self._method)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # On the class: the property itself. On the implementation object: the plain method, so actors can call their own.
+        # On the class: the property itself. On the object: the plain method, so that actors can call their own.
         return self if instance is None else self._method.__get__(instance, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the plain method; the first argument is the object."""
         return self._method(*args, **kwargs)
 
 
@@ -68,7 +69,7 @@ def endpoint(
 
     def mark(function: Callable[..., Any]) -> EndpointProperty[..., Any]:
         if isinstance(function, EndpointProperty):
-            raise ValueError(f"{function.__name__} is an endpoint already")
+            raise ValueError(f"{function._method.__name__} is an endpoint already")
         return EndpointProperty(
             function,
             propagate=propagate,
@@ -90,7 +91,7 @@ def concurrent_endpoint(
 
     def mark(function: Callable[..., Any]) -> EndpointProperty[..., Any]:
         if isinstance(function, EndpointProperty):
-            raise ValueError(f"{function.__name__}: use either @endpoint or @concurrent_endpoint, not both")
+            raise ValueError(f"{function._method.__name__}: use either @endpoint or @concurrent_endpoint, not both")
         if not inspect.iscoroutinefunction(function):
             raise ValueError(f"concurrent_endpoint {function.__name__} must be an `async def`")
         return EndpointProperty(

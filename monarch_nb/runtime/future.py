@@ -65,6 +65,13 @@ class Future(Generic[R]):
     story: Callable[[], str] | None  # says what is being waited for, for progress and interrupts
     wait_id: str  # the call behind it
     watched: int  # how many wait for it now
+    _lock: threading.Lock  # held until there is a result
+    _done: bool
+    _value: Any
+    _error: BaseException | None
+    _resolve: Callable[[], Any] | None  # decodes on the thread that looks first
+    _start: Callable[[], None] | None  # lazy receives begin when first observed
+    _callbacks: "list[Callable[[Future[R]], None]] | None"
 
     def __init__(self) -> None:
         raise TypeError("a Future is returned by a call on a mesh; it cannot be made by hand")
@@ -75,11 +82,11 @@ class Future(Generic[R]):
         self._lock = threading.Lock()
         self._lock.acquire()
         self._done = False
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._resolve: Callable[[], Any] | None = None  # decodes on the thread that looks first
-        self._start = start  # lazy receives begin when first observed
-        self._callbacks: list[Callable[[Future[R]], None]] | None = None
+        self._value = None
+        self._error = None
+        self._resolve = None
+        self._start = start
+        self._callbacks = None
         self.story = story
         self.wait_id = ""
         self.watched = 0
@@ -174,7 +181,7 @@ class Future(Generic[R]):
                 if lock.acquire(timeout=tick):
                     lock.release()
                     return True
-                if self._done:  # another waiter holds the lock for an instant
+                if self.done():  # another waiter holds the lock for an instant
                     return True
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:

@@ -125,10 +125,10 @@ class Driver:
                     self.show(failure)
             case Tell(failure):
                 self.show(failure)
-            case Respawn(uid, lives):
-                self._in_thread(lambda: self._bring_back(uid, lives, self.hands.respawn, Machine.respawned))
-            case Recreate(uid, lives):
-                self._in_thread(lambda: self._bring_back(uid, lives, self.hands.recreate, Machine.recreated))
+            case Respawn(uid, back):
+                self._in_thread(lambda: self._bring_back(uid, back, self.hands.respawn, Machine.respawned))
+            case Recreate(uid, back):
+                self._in_thread(lambda: self._bring_back(uid, back, self.hands.recreate, Machine.recreated))
             case Healed():
                 self._in_thread(lambda: self._healed(action))
             case HealRefused(request, _, text, _):

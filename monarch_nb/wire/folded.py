@@ -21,7 +21,8 @@ _decoder = msgspec.msgpack.Decoder(list[_Part])
 
 def fold(replies: Iterable[tuple[Header, Sequence[Any]]]) -> list[Any]:
     """The body of a FOLDED message that holds these replies."""
-    parts, frames = [], []
+    parts: list[_Part] = []
+    frames: list[Any] = []
     for header, body in replies:
         parts.append(_Part(header.index, header.status, header.src, header.log, len(body)))
         frames.extend(body)
