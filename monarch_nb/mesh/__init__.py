@@ -2,6 +2,7 @@
 
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.attach import AttachError, attach_hosts
+from monarch_nb.mesh.attach_workers import attach_to_workers
 from monarch_nb.mesh.console import run_on
 from monarch_nb.mesh.controller import (
     become_controller,
@@ -15,8 +16,14 @@ from monarch_nb.mesh.fault import exit_on_fault, notebook_mode, set_hook_lookup
 from monarch_nb.mesh.heal import heal_mesh, interrupt
 from monarch_nb.mesh.host import HostMesh, this_host, this_proc
 from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.registry import (
+    get_active_proc_meshes,
+    register_proc_mesh_spawn_callback,
+    unregister_proc_mesh_spawn_callback,
+)
 from monarch_nb.mesh.reload import reload_mesh
 from monarch_nb.mesh.value import ValueMesh
+from monarch_nb.mesh.workers import run_worker_loop_forever, run_worker_loop_until_shutdown, start_worker_loop_forever
 from monarch_nb.runtime import set_factory
 
 set_factory(become_controller)
@@ -29,18 +36,25 @@ __all__ = [
     "ProcMesh",
     "ValueMesh",
     "attach_hosts",
+    "attach_to_workers",
     "exit_on_fault",
+    "get_active_proc_meshes",
     "get_or_spawn_controller",
     "heal_mesh",
     "interrupt",
     "local_hosts",
     "notebook_mode",
+    "register_proc_mesh_spawn_callback",
     "reload_mesh",
     "run_on",
+    "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
     "send",
     "set_hook_lookup",
     "shutdown",
     "shutdown_context",
+    "start_worker_loop_forever",
     "this_host",
     "this_proc",
+    "unregister_proc_mesh_spawn_callback",
 ]
