@@ -1,13 +1,14 @@
 """What owners let the holders of references know: which ranks were healed, and what has stopped."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.state import MeshState, ProcState
+from monarch_nb.runtime import Future
 from monarch_nb.supervision import Life
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Header, Status
