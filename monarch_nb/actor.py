@@ -118,6 +118,6 @@ __all__ = [
     "start_worker_loop_forever",
     "this_host",
     "this_proc",
-    "unregister_proc_mesh_spawn_callback",
     "unhandled_fault_hook",
+    "unregister_proc_mesh_spawn_callback",
 ]
