@@ -3,6 +3,8 @@
 `import monarch` yields the package `monarch_nb` itself, and `import monarch.actor` the module `monarch_nb.actor`, not
 copies: their specs, names and loaders stay as they are, so reloading works and pickles name `monarch_nb`. This is one
 module file on purpose: beside an installed `torchmonarch` nothing is overwritten, and Python prefers its package.
+
+Private paths of torchmonarch that programs import from are aliases too; see `monarch_nb._compat`.
 """
 
 import importlib
@@ -29,6 +31,16 @@ class _AliasLoader(Loader):
         sys.modules[spec.name] = importlib.import_module(self._real)
 
 
+class _PrivateLoader(Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        compat = importlib.import_module(f"{_REAL}._compat")
+        module: ModuleType = compat.Alias(spec.name)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run."""
+
+
 class _AliasFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -37,15 +49,26 @@ class _AliasFinder(MetaPathFinder):
         if root != _ALIAS or not dot:
             return None
         real = f"{_REAL}.{rest}"
-        found = importlib.util.find_spec(real)
+        try:
+            found = importlib.util.find_spec(real)
+        except ModuleNotFoundError:  # not even its parent
+            found = None
         if found is None:
-            return None
+            return self._elsewhere(fullname)
         return ModuleSpec(
             fullname,
             _AliasLoader(real),
             origin=found.origin,
             is_package=found.submodule_search_locations is not None,
         )
+
+    @staticmethod
+    def _elsewhere(fullname: str) -> ModuleSpec | None:
+        compat = importlib.import_module(f"{_REAL}._compat")
+        if fullname in compat.ALIASES:
+            return ModuleSpec(fullname, _PrivateLoader(), is_package=True)
+        compat.check_module(fullname)
+        return None
 
 
 # First in the row: a later finder would see the real package's path and load second copies from it.
