@@ -78,7 +78,9 @@ class Heals:
         assert isinstance(state, ActorState)
         born: Born = state.born
         born.renew()
-        state.cls, state.kind = born.cls, born.spec.kind
+        if state.cls is not born.cls:
+            state.cls, state.kind = born.cls, born.spec.kind
+            self._keeper.editions.publish(state)
         _renew(state, lives)
         ranks = [rank for rank, _ in lives]
         frames = spawn_frames(born.cls, born.arguments, born.spec)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch_nb.mesh.editions import Editions
 from monarch_nb.mesh.healing import Heals
 from monarch_nb.mesh.news import News
 from monarch_nb.mesh.requests import route_answers
@@ -42,6 +43,7 @@ class Keeper:
         route_answers(engine)
         self.watching = Watching(self)
         self.news = News(self)
+        self.editions = Editions(self)
         self.stops = Stops(self)
         self.heals = Heals(self)
         engine.controls.update({"actor.failed": self._actor_failed, "actor.interrupt": self._interrupt})

@@ -49,6 +49,10 @@ class News:
             {"mesh.subscribe": self._subscribe, "mesh.update": self._update, "mesh.stopped": self._stopped}
         )
 
+    def holders(self, uid: str) -> tuple[str, ...]:
+        """The processes that hold references to a mesh."""
+        return tuple(self._holders.get(uid, ()))
+
     def subscribe(self, state: MeshState) -> None:
         """Have the owner of a mesh tell this process."""
         self._engine.control(state.home, "mesh.subscribe", state.uid)
@@ -89,6 +93,7 @@ class News:
         if state.version:
             update = _Update(uid, state.incarnations, state.version, ())
             self._engine.control(header.src, "mesh.update", update)
+        self._keeper.editions.greet(header.src, uid)
         if state.stopped is not None:
             self._engine.control(header.src, "mesh.stopped", _Stopped(uid, None, state.stopped, True))
 

@@ -7,8 +7,12 @@ from typing import Any
 
 from monarch_nb.mesh.actor import ActorMesh, check_class
 from monarch_nb.mesh.endpoint import encode_arguments
+from monarch_nb.mesh.modules import Newest, newest
+from monarch_nb.mesh.requests import gather
 from monarch_nb.mesh.sending import send_region
+from monarch_nb.mesh.state import ActorState
 from monarch_nb.runtime import RELOAD, Future, PendingCall, kind_of, runtime
+from monarch_nb.wire import travels_by_value
 
 
 def _code(code: types.CodeType) -> tuple[Any, ...]:
@@ -26,8 +30,10 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
     """Gives the actors of a mesh the newest definition of their class, or `cls`; their state stays.
 
     It is a message in order: calls sent before run with the old class, calls sent after with the new one. An actor's
-    `__reload__(old_class)` runs when it has the new class. Warns when `__init__` has changed, since that is not run
-    again. Raises TypeError when the two cannot be swapped (other `__slots__`, sync against async): spawn anew then.
+    `__reload__(old_class)` runs when it has the new class. The class of a module whose file was edited is read from
+    there. The future resolves when all who hold references to the mesh know the class too.
+    Warns when `__init__` has changed, since that is not run again. Raises TypeError when the two cannot be swapped
+    (other `__slots__`, sync against async): spawn anew then; and SupervisionError for a mesh with failed ranks.
     """
     if not isinstance(mesh, ActorMesh):
         raise TypeError(f"reload_mesh takes an actor mesh, not {type(mesh).__name__}")
@@ -36,12 +42,10 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
         raise RuntimeError(f"{state.name} is reloaded by the process that spawned it")
     if len(region) != len(state.region):
         raise ValueError(f"reload the whole of {state.name}, not a slice: its ranks would differ")
-    old, new = state.cls, cls or state.born.newest()
-    check_class(new)
-    if kind_of(new) != state.kind:
-        raise TypeError(f"{new.__name__} is {kind_of(new)} now and was {state.kind}: spawn it anew")
-    if getattr(new, "__slots__", None) != getattr(old, "__slots__", None):
-        raise TypeError(f"the __slots__ of {new.__name__} have changed: living objects cannot follow, spawn it anew")
+    old, new = state.cls, cls or _newest(state)
+    told = objection(state, new)
+    if told:
+        raise TypeError(f"{told}: spawn it anew")
     if _init(old) != _init(new):
         warnings.warn(
             f"{new.__name__}.__init__ has changed: it does not run again, so what it newly sets is missing in "
@@ -52,11 +56,38 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
     call = PendingCall(
         engine, f"{state.name}.{RELOAD}", state.uid, region.ranks, len(region), lambda replies: _checked(replies)
     )
-    frames = encode_arguments(call.title, (new,), {})
-    state.cls = new
-    state.born.cls = new
-    send_region(engine, engine.context(), state, region, RELOAD, frames, port=call.number, call=call.call)
-    return call.future
+    try:
+        broken = engine.supervisor.check(state, region, call)
+        if broken is not None:
+            raise broken
+        frames = encode_arguments(call.title, (Newest(new),), {})
+        state.cls = new
+        state.born.cls = new
+        send_region(engine, engine.context(), state, region, RELOAD, frames, port=call.number, call=call.call)
+    except BaseException:
+        call.close()
+        raise
+    known = engine.keeper.editions.publish(state)
+    return gather([call.future, known], lambda: f"{state.name} has not taken its new class everywhere yet")
+
+
+def _newest(state: ActorState) -> type:
+    """The class as it is defined now, in this process or, if it was edited, in its file."""
+    cls = state.cls
+    if not travels_by_value(cls):
+        newest(cls.__module__, cls.__qualname__)
+    found: type = state.born.newest()
+    return found
+
+
+def objection(state: ActorState, new: type) -> str:
+    """Why the living actors of a mesh cannot take a class over; "" if they can. Raises ValueError for no actor class."""
+    check_class(new)
+    if kind_of(new) != state.kind:
+        return f"{new.__name__} is {kind_of(new)} now and was {state.kind}"
+    if getattr(new, "__slots__", None) != getattr(state.cls, "__slots__", None):
+        return f"the __slots__ of {new.__name__} have changed, which living objects cannot follow"
+    return ""
 
 
 def _checked(replies: list[Any]) -> None:

@@ -55,6 +55,7 @@ class ActorState(MeshState):
     cls: type = object
     kind: ActorKind = "async"
     born: Any = None  # how it was spawned; kept at home for heal
+    edition: int = 0  # grows when its class is replaced
 
     def runs(self, region: Region) -> list[Run]:
         """The ranks of a slice, run-length encoded, each with both its incarnations."""

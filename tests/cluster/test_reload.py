@@ -1,11 +1,22 @@
 """Living actors take over a changed class."""
 
+import os
+import signal
 import sys
 import types
 
 import pytest
 
-from monarch_nb.actor import Actor, endpoint, reload_mesh, this_host
+import monarch_nb.actor
+from monarch_nb.actor import (
+    Actor,
+    ActorError,
+    SupervisionError,
+    endpoint,
+    heal_mesh,
+    reload_mesh,
+    this_host,
+)
 from monarch_nb.wire import register_pickle_by_value, unregister_pickle_by_value
 
 pytestmark = pytest.mark.timeout(60)
@@ -111,3 +122,58 @@ def test_a_slice_is_refused(procs):
     mesh = procs.spawn("slotted", Slotted)
     with pytest.raises(ValueError, match="not a slice"):
         reload_mesh(mesh.slice(gpus=0))
+
+
+class Asker(Actor):
+    def __init__(self, counters=None):
+        self.counters = counters
+
+    @endpoint
+    def take(self, counters):
+        self.counters = counters
+
+    @endpoint
+    def ask(self, name, *args):
+        return getattr(self.counters, name).call(*args).get(10).values()
+
+
+def test_references_in_other_processes_see_new_endpoints(procs, module):
+    counters = procs.spawn("counters", module.Counter)
+    asker = procs.slice(gpus=0).spawn("asker", Asker)
+    asker.take.call_one(counters).get(10)
+    assert asker.ask.call_one("add", 1).get(10) == [1, 1]
+    source = NEW.replace("def add(self, k)", "def add(self, k, extra=0)")
+    exec(compile(source, "reload_me.py", "exec"), module.__dict__)
+    reload_mesh(counters).get(20)
+    assert asker.ask.call_one("add", 1, 5).get(10) == [11, 11]
+    assert asker.ask.call_one("twice").get(10) == [(22, "new", "Counter")] * 2
+
+
+def test_a_healed_rank_has_the_reloaded_class(module, monkeypatch):
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="healed")
+    try:
+        counters = procs.spawn("counters", module.Counter)
+        counters.add.call(1).get(20)
+        exec(compile(NEW, "reload_me.py", "exec"), module.__dict__)
+        reload_mesh(counters).get(20)
+        pid = procs.slice(gpus=1).run(os.getpid).get(10).item()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(SupervisionError):
+            counters.add.call(1).get(20)
+            counters.add.call(1).get(20)
+        with pytest.raises(SupervisionError):
+            reload_mesh(counters)
+        heal_mesh(counters)
+        assert counters.add.call(1).get(20).get(1) == 10
+    finally:
+        procs.stop().get(20)
+
+
+def test_a_hook_that_raises_is_told(procs, module):
+    counters = procs.spawn("counters", module.Counter)
+    source = NEW.replace("self.seen = old.__name__", "raise ValueError('cannot follow')")
+    exec(compile(source, "reload_me.py", "exec"), module.__dict__)
+    with pytest.raises(ActorError, match="cannot follow"):
+        reload_mesh(counters).get(20)
+    assert counters.add.call(1).get(10).values() == [10, 10]

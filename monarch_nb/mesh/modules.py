@@ -1,0 +1,223 @@
+"""Modules whose files were edited: found, and loaded again in this process."""
+
+import ast
+import contextlib
+import functools
+import importlib
+import importlib.util
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+import time
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from monarch_nb.wire import travels_by_value
+
+_lock = threading.RLock()
+_imported = time.time_ns()
+_seen: dict[str, tuple[int, int]] = {}  # module -> time and size of its file as it was loaded here
+_OURS = ("monarch_nb", "monarch_kernel", "monarch")
+
+
+class Reloaded(NamedTuple):
+    """What was loaded again, in order."""
+
+    modules: tuple[str, ...]
+
+
+# -- which modules, and which of them are not as they were loaded ----------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def _born(pid: int) -> int:
+    """When this process began, in wall-clock nanoseconds: modules were loaded after that."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return time.time_ns() - int(age * 1e9)
+    except (OSError, ValueError, AttributeError):  # not Linux: there nothing was imported before this module was
+        return _imported
+
+
+@functools.lru_cache(maxsize=1)
+def _foreign() -> tuple[str, ...]:
+    """Folders of what nobody edits: the interpreter and installed packages."""
+    found = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in found)
+
+
+def _source(module: object) -> str | None:
+    """The path of a module's source file, None for modules that have none or that are ours."""
+    if not isinstance(module, types.ModuleType) or module.__name__.partition(".")[0] in _OURS:
+        return None
+    file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
+    # A module whose name is another one's alias, or that is run as a script, cannot be reloaded.
+    if not isinstance(file, str) or not file.endswith(".py") or spec is None or spec.name != module.__name__:
+        return None
+    return os.path.realpath(file)
+
+
+def local_modules(roots: Sequence[str] = ()) -> dict[str, str]:
+    """Loaded modules with their files: those below `roots`, or else all that are no installed packages."""
+    below = tuple(f"{os.path.realpath(root)}{os.sep}" for root in roots)
+    found = {}
+    for name, module in tuple(sys.modules.items()):
+        file = _source(module) if name == getattr(module, "__name__", None) else None
+        if file is None or file.startswith(_foreign()) or "site-packages" in file:
+            continue
+        if not below or file.startswith(below):
+            found[name] = file
+    return found
+
+
+def edited(roots: Sequence[str] = ()) -> list[str]:
+    """Of the local modules, those whose files have changed since this process loaded them."""
+    return [name for name, file in local_modules(roots).items() if _is_edited(name, file)]
+
+
+def _stamp(file: str) -> tuple[int, int] | None:
+    try:
+        facts = os.stat(file)
+    except OSError:
+        return None
+    return facts.st_mtime_ns, facts.st_size
+
+
+def _is_edited(name: str, file: str) -> bool:
+    now, seen = _stamp(file), _seen.get(name)
+    if now is None:
+        return False
+    return now != seen if seen is not None else now[0] > _born(os.getpid())
+
+
+# -- loading them again ------------------------------------------------------------------------------------------------
+
+
+def reload_edited(roots: Sequence[str] = (), also: Iterable[str] = ()) -> Reloaded:
+    """Loads edited modules again, and those modules of `roots` that import them; names in `__main__` follow.
+
+    `also` names modules to load again in any case. Raises SyntaxError before anything has changed, and later whatever
+    a module raises when it is loaded.
+    """
+    with _lock:
+        importlib.invalidate_caches()
+        local = local_modules(roots)
+        changed = {name for name, file in local.items() if _is_edited(name, file)}
+        changed |= {name for name in also if name in local}
+        if not changed:
+            return Reloaded(())
+        order = _in_order(changed, local)
+        for name in order:
+            linecache.checkcache(local[name])
+            compile(Path(local[name]).read_bytes(), local[name], "exec", dont_inherit=True)
+        for name in order:
+            _load_again(name, local[name])
+        return Reloaded(tuple(order))
+
+
+def _load_again(name: str, file: str) -> None:
+    module = sys.modules[name]
+    before = {id(value): (attribute, value) for attribute, value in vars(module).items() if _defined_in(value, name)}
+    stamp = _stamp(file)
+    with contextlib.suppress(OSError, NotImplementedError):  # it is told from the source by whole seconds only
+        os.unlink(importlib.util.cache_from_source(file))
+    importlib.reload(module)
+    if stamp is not None:
+        _seen[name] = stamp
+    _rebind(vars(sys.modules["__main__"]), before, vars(module))
+
+
+def _defined_in(value: Any, module: str) -> bool:
+    return isinstance(value, type | types.FunctionType) and value.__module__ == module
+
+
+def _rebind(namespace: dict[str, Any], before: dict[int, tuple[str, Any]], now: dict[str, Any]) -> None:
+    """What was imported from the module by name is the new thing too."""
+    for name, value in tuple(namespace.items()):
+        attribute, old = before.get(id(value), ("", None))
+        if attribute and old is value and attribute in now:
+            namespace[name] = now[attribute]
+
+
+def _in_order(changed: set[str], local: dict[str, str]) -> list[str]:
+    """The changed modules and all that import them, each after those it imports."""
+    imports = {name: _imports(name, file) & local.keys() for name, file in local.items()}
+    affected = set(changed)
+    while more := {name for name, used in imports.items() if used & affected} - affected:
+        affected |= more
+    order: list[str] = []
+    entered: set[str] = set()
+
+    def enter(name: str) -> None:
+        if name not in entered:
+            entered.add(name)
+            for used in sorted(imports[name] & affected):
+                enter(used)
+            order.append(name)
+
+    for name in sorted(affected):
+        enter(name)
+    return order
+
+
+def _imports(name: str, file: str) -> set[str]:
+    try:
+        tree = ast.parse(Path(file).read_bytes(), file)
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    return {found for node in ast.walk(tree) for found in _named(node, name)} - {name}
+
+
+def _named(node: ast.AST, name: str) -> Iterator[str]:
+    """The names of modules that an import statement may mean."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            package = getattr(sys.modules.get(name), "__package__", None) or ""
+            try:
+                base = importlib.util.resolve_name("." * node.level + base, package)
+            except ImportError:
+                return
+        yield base
+        for alias in node.names:
+            yield f"{base}.{alias.name}"
+
+
+# -- classes of modules ------------------------------------------------------------------------------------------------
+
+
+class Newest:
+    """A class in a message that arrives as its newest definition: its module is loaded again there if it was edited."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+
+    def __reduce__(self) -> Any:
+        if travels_by_value(self.cls):
+            return _same, (self.cls,)
+        return newest, (self.cls.__module__, self.cls.__qualname__)
+
+
+def _same(cls: type) -> type:
+    return cls
+
+
+def newest(module: str, qualname: str) -> type:
+    """A class by its name; its module is loaded again if its file has changed."""
+    found: Any = importlib.import_module(module)
+    with _lock:
+        file = _source(found)
+        if file is not None and not file.startswith(_foreign()) and _is_edited(module, file):
+            linecache.checkcache(file)
+            _load_again(module, file)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return cast(type, found)
