@@ -1,17 +1,22 @@
 """The actor API: `from monarch.actor import Actor, endpoint, this_host`."""
 
 import sys
+from typing import Any, NoReturn
 
+from monarch_nb._compat import NotYetError, missing
 from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
 from monarch_nb.mesh import (
+    Accumulator,
     ActorMesh,
     AttachError,
     Endpoint,
     HostMesh,
     ProcMesh,
     ValueMesh,
+    as_endpoint,
     attach_hosts,
     attach_to_workers,
+    enable_transport,
     exit_on_fault,
     get_active_proc_meshes,
     get_or_spawn_controller,
@@ -39,18 +44,27 @@ from monarch_nb.runtime import (
     Port,
     PortReceiver,
     RankedPortReceiver,
+    WouldBlockRuntime,
     concurrent_endpoint,
     endpoint,
+    returns_future,
     runtime,
 )
-from monarch_nb.shape import Extent, Point
+from monarch_nb.runtime.ids import ProcId, Uid
+from monarch_nb.runtime.log_prefix import config
+from monarch_nb.settings import ChannelTransport
+from monarch_nb.shape import Extent, NDSlice, Point, Region, Shape, Slice
 from monarch_nb.supervision import MeshFailure, SupervisionError
+from monarch_nb.supervision import UndeliverableMessage as UndeliverableMessageEnvelope
+from monarch_nb.telemetry import get_meter, span, traced
 from monarch_nb.wire import ActorError
 
 unhandled_fault_hook = exit_on_fault
 """Called with a MeshFailure that nobody has handled; assign another function to replace it."""
 
 set_hook_lookup(lambda: sys.modules[__name__].unhandled_fault_hook)
+
+__path__: list[str] = []  # a package to the import system: torchmonarch has a module in there
 
 
 def context() -> Context:
@@ -74,13 +88,24 @@ def current_actor_name() -> str:
     return str(context().actor_instance.actor_id)
 
 
+def debug_controller() -> NoReturn:
+    """Belongs to the debugger, which is not there yet."""
+    raise NotYetError("debug_controller is not there yet: it belongs to the debugger, see docs/compatibility.md")
+
+
+def __getattr__(name: str) -> Any:
+    raise missing(__name__, name)
+
+
 __all__ = [
+    "Accumulator",
     "Actor",
     "ActorError",
     "ActorMesh",
     "AttachError",
     "BootstrapCommand",
     "Channel",
+    "ChannelTransport",
     "Context",
     "DeadlockError",
     "Endpoint",
@@ -88,36 +113,52 @@ __all__ = [
     "Future",
     "HostMesh",
     "MeshFailure",
+    "NDSlice",
     "Point",
     "Port",
     "PortReceiver",
+    "ProcId",
     "ProcMesh",
     "RankedPortReceiver",
+    "Region",
+    "Shape",
+    "Slice",
     "SupervisionError",
+    "Uid",
+    "UndeliverableMessageEnvelope",
     "ValueMesh",
+    "WouldBlockRuntime",
+    "as_endpoint",
     "attach_hosts",
     "attach_to_workers",
     "concurrent_endpoint",
+    "config",
     "context",
     "current_actor_name",
     "current_rank",
     "current_size",
+    "debug_controller",
     "default_bootstrap_cmd",
+    "enable_transport",
     "endpoint",
     "get_active_proc_meshes",
+    "get_meter",
     "get_or_spawn_controller",
     "heal_mesh",
     "local_hosts",
     "register_proc_mesh_spawn_callback",
     "reload_mesh",
+    "returns_future",
     "run_on",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
     "send",
     "shutdown_context",
+    "span",
     "start_worker_loop_forever",
     "this_host",
     "this_proc",
+    "traced",
     "unhandled_fault_hook",
     "unregister_proc_mesh_spawn_callback",
 ]

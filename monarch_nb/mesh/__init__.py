@@ -1,5 +1,6 @@
 """Host, proc, actor and value meshes, with the adverbs that work on them."""
 
+from monarch_nb.mesh.accumulator import Accumulator
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.attach import AttachError, attach_hosts
 from monarch_nb.mesh.attach_workers import attach_to_workers
@@ -22,6 +23,8 @@ from monarch_nb.mesh.registry import (
     unregister_proc_mesh_spawn_callback,
 )
 from monarch_nb.mesh.reload import reload_mesh
+from monarch_nb.mesh.transports import enable_transport
+from monarch_nb.mesh.undeclared import as_endpoint
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.mesh.workers import run_worker_loop_forever, run_worker_loop_until_shutdown, start_worker_loop_forever
 from monarch_nb.runtime import set_factory
@@ -29,14 +32,17 @@ from monarch_nb.runtime import set_factory
 set_factory(become_controller)
 
 __all__ = [
+    "Accumulator",
     "ActorMesh",
     "AttachError",
     "Endpoint",
     "HostMesh",
     "ProcMesh",
     "ValueMesh",
+    "as_endpoint",
     "attach_hosts",
     "attach_to_workers",
+    "enable_transport",
     "exit_on_fault",
     "get_active_proc_meshes",
     "get_or_spawn_controller",
