@@ -12,12 +12,38 @@ from monarch_nb._version import __version__
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from monarch_nb.shape import Extent
+    from monarch_nb.config import (
+        clear_runtime_config,
+        configure,
+        configured,
+        get_global_config,
+        get_runtime_config,
+    )
+    from monarch_nb.shape import Extent, NDSlice, Shape
 
-__all__ = ["Extent", "__version__"]
+__all__ = [
+    "Extent",
+    "NDSlice",
+    "Shape",
+    "__version__",
+    "clear_runtime_config",
+    "configure",
+    "configured",
+    "get_global_config",
+    "get_runtime_config",
+]
 
 # Public names and the module that each lives in.
-_HOMES = {"Extent": "monarch_nb.shape"}
+_HOMES = {
+    "Extent": "monarch_nb.shape",
+    "NDSlice": "monarch_nb.shape",
+    "Shape": "monarch_nb.shape",
+    "clear_runtime_config": "monarch_nb.config",
+    "configure": "monarch_nb.config",
+    "configured": "monarch_nb.config",
+    "get_global_config": "monarch_nb.config",
+    "get_runtime_config": "monarch_nb.config",
+}
 
 # Public modules, also reached as attributes without an import of their own.
 _MODULES = frozenset(
@@ -42,7 +68,9 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != path:  # the module is there, something that it needs is not
                 raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name.startswith("_"):  # what tools look for
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise importlib.import_module("monarch_nb._compat").missing(__name__, name)
 
 
 def __dir__() -> list[str]:
