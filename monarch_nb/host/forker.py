@@ -1,8 +1,10 @@
 """The agent's side of the template process: start it, wait until it is ready, ask it for forks, notice its death."""
 
+import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -161,15 +163,18 @@ class Forker:
         self.close()
 
     def _died(self, status: int) -> None:
-        """The template is gone; the next request starts another."""
+        """The template is gone: one that has served gets a successor, else the next request starts one."""
         assert self._process is not None
         self._process.returncode = os.waitstatus_to_exitcode(status)
         self._be_patient(None)
         if self._socket is not None:
             self._loop.unregister(self._socket.fileno())
             self._socket.close()
-        self._process, self._socket, self._ready = None, None, False
+        served, self._ready = self._ready and not self.error, False
+        self._process, self._socket = None, None
         self._refuse_waiting(self.error or DIED)
+        if served:
+            self.prewarm()
 
     def _refuse_waiting(self, why: str) -> None:
         waiting, self._waiting = self._waiting, []

@@ -84,7 +84,8 @@ class Before:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.marked = marked()
+        self.names = _names(marked())
+        self.names["mnb-template"] = max(self.names["mnb-template"], self.names["mnb-agent"])  # each agent has one
         self.descriptors = descriptors()
         self.threads = threads()
         self.sockets = sockets_in(folder)
@@ -94,7 +95,7 @@ class Before:
     def more(self) -> list[str]:
         """What there is now and was not then."""
         return [
-            *(f"process {line}" for line in (_names(marked()) - _names(self.marked)).elements()),
+            *(f"process {line}" for line in (_names(marked()) - self.names).elements()),
             *(f"descriptor {kind} x{count}" for kind, count in (descriptors() - self.descriptors).items()),
             *(f"thread {name} x{count}" for name, count in (threads() - self.threads).items()),
             *(f"socket file {path}" for path in sockets_in(self.folder) - self.sockets),

@@ -6,12 +6,14 @@ import pytest
 
 from monarch_nb.actor import heal_mesh
 from tests.cluster.fault_tools import SOON, Worker, kill, spawned, status, still_works, until
+from tests.cluster.host_client import alive
 
 pytestmark = pytest.mark.timeout(60)
 
 
 def template() -> int:
-    until(lambda: status().template_pid)
+    """Its process, once there is one that lives."""
+    until(lambda: (pid := status().template_pid) is not None and alive(pid), "there is a template")
     pid = status().template_pid
     assert pid is not None
     return pid
