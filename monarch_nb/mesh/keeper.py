@@ -13,7 +13,7 @@ from monarch_nb.mesh.requests import route_answers
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.mesh.stops import Stops
 from monarch_nb.mesh.watching import Watching
-from monarch_nb.runtime import ActorCell, Future, Instance, Runtime, SpawnActor
+from monarch_nb.runtime import ActorLife, Future, Instance, Runtime, SpawnActor
 from monarch_nb.shape import NDSlice, Region, runs
 from monarch_nb.supervision import Action, Driver, Life, Machine, MeshSpec, Refusal, RootPolicy, Selection
 from monarch_nb.wire import Header, Layout
@@ -147,7 +147,7 @@ class Keeper:
         """The ranks of a slice as runs."""
         return runs(region)
 
-    def actor_failed(self, cell: ActorCell, refusal: Refusal) -> None:
+    def actor_failed(self, cell: ActorLife, refusal: Refusal) -> None:
         """Lets the process of the actor's owner know; in this process itself the event goes straight in."""
         home = cell.spec.owner_process
         if home == self.engine.address:

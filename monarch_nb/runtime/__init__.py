@@ -3,7 +3,7 @@
 from monarch_nb.runtime.actor import Actor
 from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
 from monarch_nb.runtime.calls import DeadlockError, PendingCall, StreamCall
-from monarch_nb.runtime.cell import EXEC, HOOK, RELOAD, SKIP, ActorCell, SpawnActor
+from monarch_nb.runtime.cell import EXEC, HOOK, RELOAD, SKIP, ActorCell
 from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import (
     EndpointProperty,
@@ -15,18 +15,21 @@ from monarch_nb.runtime.endpoint import (
 )
 from monarch_nb.runtime.future import Future, Waiter, waiters
 from monarch_nb.runtime.held import Held
+from monarch_nb.runtime.life import ActorLife, SpawnActor
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver
-from monarch_nb.runtime.process import SPAWN, Runtime, Supervising, install, runtime, set_factory
+from monarch_nb.runtime.process import SPAWN, Runtime, install, runtime, set_factory
+from monarch_nb.runtime.supervising import Supervising
 
 __all__ = [
+    "EXEC",
+    "HOOK",
     "RELOAD",
     "SKIP",
     "SPAWN",
-    "EXEC",
-    "HOOK",
     "Actor",
     "ActorCell",
     "ActorId",
+    "ActorLife",
     "Channel",
     "Context",
     "DeadlockError",

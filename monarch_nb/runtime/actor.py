@@ -33,7 +33,7 @@ class Actor:
         return False
 
     @_default
-    def __cleanup__(self, exc: Exception | None) -> None | Awaitable[None]:
+    def __cleanup__(self, exc: Exception | None) -> Awaitable[None] | None:
         """Called when the actor stops, after the meshes it owns; `exc` is None for an ordinary stop."""
         return None
 

@@ -133,7 +133,9 @@ class PendingCall:
 class StreamCall(PendingCall):
     """Hands each reply to the next future that is looked at, in the order of arrival."""
 
-    def __init__(self, runtime: "Runtime", title: str, mesh: str, ranks: Callable[[], Sequence[int]], size: int) -> None:
+    def __init__(
+        self, runtime: "Runtime", title: str, mesh: str, ranks: Callable[[], Sequence[int]], size: int
+    ) -> None:
         super().__init__(runtime, title, mesh, ranks, size, lambda replies: None)
         self._ready: deque[Thunk] = deque()
         self._claims: deque[Future[Any]] = deque()

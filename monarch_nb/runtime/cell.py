@@ -1,28 +1,24 @@
 """One life of one actor in its process: its inbox, its object, and how its messages are run."""
 
 import asyncio
-import contextlib
 import inspect
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.routing import Inbox
 from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
-from monarch_nb.runtime.endpoint import Kind as ActorKind
 from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
-from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor, aside
+from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
+from monarch_nb.runtime.life import ActorLife, SpawnActor
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.spans import instrumented
 from monarch_nb.settings import settings
 from monarch_nb.shape import Extent, NDSlice, Point, Region
 from monarch_nb.transport import throw_into
-from monarch_nb.wire import Header, Status, decode, encode, encode_exception, format_exception, pickle_failure
+from monarch_nb.wire import Header, Status, decode, encode, encode_exception, pickle_failure
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
@@ -33,50 +29,20 @@ HOOK = "__healed__"  # tells survivors who was re-created
 RELOAD = "__reload__"  # gives the actor a new class between messages
 SKIP = "__skip__"  # stands in the place of a message that was numbered and then not sent
 
-State = Literal["starting", "alive", "failed", "stopped"]
 
-
-class SpawnActor(msgspec.Struct, array_like=True, frozen=True):
-    """What a process needs to know to host one rank of an actor mesh; its class and arguments follow, pickled."""
-
-    name: str
-    class_name: str
-    kind: ActorKind
-    labels: tuple[str, ...]  # of the region the mesh was spawned on
-    offset: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    owner: str  # stream of the owning actor
-    owner_process: str
-    owner_id: str  # its human name
-    where: int = 0  # executed on: 0 its own thread or loop, 1 the main thread
-
-
-class ActorCell:
+class ActorCell(ActorLife):
     """Hosts one actor. `arrive` is called by the reading thread; all user code runs on the executor's thread."""
 
     def __init__(self, runtime: "Runtime", spec: SpawnActor, header: Header, parcel: "Parcel | None") -> None:
-        self.runtime = runtime
-        self.spec = spec
+        super().__init__(runtime, spec)
         self.mesh, self.rank, self.incarnation = header.mesh, header.rank, header.incarnation
         self.inbox: Inbox[Any] = Inbox()
-        self._arriving = threading.Lock()
-        self.state: State = "starting"
-        self.cause: Any = None  # a supervision Cause, encoded, once failed or stopped
-        self.ending = False
-        self.ended = False
-        self.muted = False
-        self._on_end: list[Callable[[], object]] = []
-        self.end_error: Exception | None = None
-        self.obj: Any = None
         self.running: tuple[str, str, float] | None = None  # (call id, endpoint, since)
         self.task: asyncio.Task[Any] | None = None
         self._spawn = (header, parcel)
         region = Region(spec.labels, NDSlice(spec.offset, spec.sizes, spec.strides))
         point = region.point_of_base_rank(header.rank)
-        shown = f"{spec.owner_id}.<{spec.class_name} {spec.name}{point}>" if spec.labels else (
-            f"{spec.owner_id}.<{spec.class_name} {spec.name}>"
-        )
+        shown = f"{spec.owner_id}.<{spec.class_name} {spec.name}{point if spec.labels else ''}>"
         self.instance = Instance(
             runtime,
             stream=f"{header.mesh}.{header.rank}.{header.incarnation}",
@@ -133,16 +99,6 @@ class ActorCell:
         self.executor.put((header, parcel))
         if self.cause is not None:  # it ended in between: nobody else will look into the queue
             self.refuse_queued()
-
-    def refuse(self, header: Header, parcel: "Parcel") -> None:
-        """Answers a message that will never be run."""
-        self.runtime.node.consumed(parcel)
-        self._refuse(header)
-
-    def refuse_queued(self) -> None:
-        """Answers all that waits."""
-        for message in self.executor.drain():
-            self.refuse(*message)
 
     # -- the executor's thread --------------------------------------------------------------------------------------
 
@@ -247,14 +203,6 @@ class ActorCell:
                 self.running = None
             current.reset(token)
 
-    def _reply(self, header: Header, status: Status, frames: list[Any]) -> None:
-        if not self.muted:
-            self.runtime.reply(header, status, frames)
-
-    def _refuse(self, header: Header) -> None:
-        if not self.muted:
-            self.runtime.refuse(header, self.cause)
-
     def _explicit(self, header: Header) -> bool:
         endpoint = self.endpoints.get(header.method)
         return endpoint is not None and endpoint._explicit_response_port
@@ -288,71 +236,6 @@ class ActorCell:
         if header.port and not self._explicit(header):
             self._refuse(header)
 
-    def fail_with(self, cause: Any, error: Exception) -> None:
-        """The actor fails for a reason from outside: a failure it did not handle. Any thread."""
-        if self.cause is None or self.state == "stopped":
-            self.state = "failed"
-            self.cause = cause
-            self.end_error = error
-            self.runtime.actor_failed(self)
-        self.executor.urge(self._end)
-
-    @contextlib.contextmanager
-    def acting(self) -> Iterator[None]:
-        """The actor is the one who acts, outside a message: its hooks."""
-        token = current.set(Context(self.instance, self.instance.rank))
-        try:
-            yield
-        finally:
-            with contextlib.suppress(ValueError):
-                current.reset(token)
-
-    def fail(self, kind: str, error: BaseException, header: Header) -> None:
-        """The actor has failed: its owner is told, all that wait for it are told."""
-        self.state = "failed"
-        text = "".join(format_exception(error))
-        self.cause = self.runtime.cause_of(kind, error, text, self, header.method)
-        self.end_error = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-        self.ending = True
-        self.runtime.actor_failed(self)
-        if header.port:
-            self._refuse(header)
-        self.refuse_queued()
-
-    # -- ending -----------------------------------------------------------------------------------------------------
-
-    def end_self(self, how: str, reason: str | None) -> None:
-        """The actor asks for its own end, from within an endpoint."""
-        if how == "stop":
-            self.stop(reason or "it stopped itself")
-        else:
-            told = RuntimeError(reason or "no reason provided")
-            self.state = "failed"
-            self.cause = self.runtime.cause_of("aborted", told, str(told), self, "")
-            self.end_error = told
-            self.runtime.actor_failed(self)
-            self.runtime.later(0.0, lambda: self.executor.urge(self._end))
-        if how != "stop":
-            raise StopRequested
-
-    def stop(self, reason: str, *, cause: Any = None, error: Exception | None = None) -> None:
-        """Ends it after the current message; any thread. `cause` is what later callers are told."""
-        if self.cause is None:
-            self.state = "stopped" if error is None else "failed"
-            self.cause = cause if cause is not None else self.runtime.stopped_cause(self, reason)
-            self.end_error = error
-        self.executor.urge(self._end)
-
-    def _end(self) -> None:
-        self.ending = True
-
-    def abandon(self, reason: str) -> None:
-        """Its process would be dead now: it takes no message any more, answers none, and is not cleaned up."""
-        self.state, self.cause = "failed", self.runtime.stopped_cause(self, reason)
-        self.muted = True
-        self.executor.drain()
-        self.executor.urge(self._end)
-
     def interrupt(self) -> None:
         """Raises KeyboardInterrupt in the running endpoint; best effort: one that sits in C code notices later."""
         if self.running is None:
@@ -364,62 +247,6 @@ class ActorCell:
             os.kill(os.getpid(), signal.SIGINT)  # a signal also wakes it out of a sleep or a system call
         elif executor.thread.ident is not None:
             throw_into(executor.thread.ident, KeyboardInterrupt)
-
-    def _cleanup_hook(self) -> Callable[..., Any] | None:
-        hook = getattr(self.obj, "__cleanup__", None)
-        return None if hook is None or self.muted or getattr(hook, "_monarch_default", False) else hook
-
-    def _cleaned(self, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, asyncio.CancelledError):
-            self.cause = self.runtime.cause_of("cleanup", error, "".join(format_exception(error)), self, "__cleanup__")
-            self.runtime.actor_failed(self)
-        self.refuse_queued()
-        self.obj = None
-        self.runtime.cell_ended(self)
-        with self._arriving:
-            self.ended = True
-            waiting, self._on_end = self._on_end, []
-        for function in waiting:
-            function()
-
-    def on_end(self, function: Callable[[], object]) -> None:
-        """Calls back once the actor has ended and cleaned up; at once if it has."""
-        with self._arriving:
-            if not self.ended:
-                self._on_end.append(function)
-                return
-        function()
-
-    def finish(self) -> None:
-        """The thread's last act: owned meshes first, then the user's clean-up."""
-        error: BaseException | None = None
-        token = current.set(Context(self.instance, self.instance.rank))
-        try:
-            self.runtime.stop_children(self.instance)
-            hook = self._cleanup_hook()
-            if hook is not None:
-                hook(self.end_error)
-        except BaseException as raised:
-            error = raised
-        finally:
-            with contextlib.suppress(ValueError):
-                current.reset(token)
-        self._cleaned(error)
-
-    async def finish_async(self) -> None:
-        """The same on a loop."""
-        error: BaseException | None = None
-        current.set(Context(self.instance, self.instance.rank))
-        try:
-            await aside(self.runtime.stop_children, self.instance)
-            hook = self._cleanup_hook()
-            if hook is not None:
-                result = hook(self.end_error)
-                if inspect.isawaitable(result):
-                    await asyncio.wait_for(result, settings.get("cleanup_timeout"))
-        except BaseException as raised:
-            error = raised
-        self._cleaned(error)
 
 
 def _new(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,18 +8,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_nb.runtime import log_prefix
 from monarch_nb.runtime.calls import PendingCall
-from monarch_nb.runtime.cell import HOOK, SKIP, ActorCell, SpawnActor
+from monarch_nb.runtime.cell import HOOK, SKIP, ActorCell
 from monarch_nb.runtime.clock import Clock
 from monarch_nb.runtime.context import ActorId, Context, Instance, current
 from monarch_nb.runtime.future import _wait_guards
+from monarch_nb.runtime.life import ActorLife, SpawnActor
 from monarch_nb.runtime.parking import Parking
 from monarch_nb.runtime.ports import UNRETURNED, PortTable
+from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.waits import Waits
 from monarch_nb.transport import Parcel, TransportError, UnreachableError
 from monarch_nb.wire import Header, Kind, Status, decode, encode_exception
@@ -36,46 +38,6 @@ _ENGINES = frozenset({SKIP, HOOK, SPAWN})  # methods of messages that the engine
 _NOTHING = Parcel()
 
 _spawn_decoder = msgspec.msgpack.Decoder(SpawnActor)
-
-
-class Supervising(Protocol):
-    """What the runtime asks of the layer above: causes of failures, and telling owners."""
-
-    def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorCell, method: str) -> Any:
-        """The cause of an actor's failure."""
-
-    def stopped_cause(self, cell: ActorCell, reason: str) -> Any:
-        """What callers of a stopped actor are told."""
-
-    def lost_cause(self, header: Header, reason: str) -> Any:
-        """What the caller is told of a message that could not be delivered."""
-
-    def lost(self, header: Header, reason: str, call: PendingCall) -> BaseException:
-        """The error of a call whose message could not be delivered."""
-
-    def encode(self, cause: Any) -> bytes:
-        """A cause as bytes."""
-
-    def reason(self, cause: Any) -> str:
-        """A cause in a few words."""
-
-    def check(self, state: Any, region: Any, call: PendingCall | None) -> BaseException | None:
-        """What a call on a slice must raise at once."""
-
-    def error(self, data: Any, call: PendingCall | None) -> BaseException:
-        """The error a call raises for an encoded cause."""
-
-    def actor_failed(self, cell: ActorCell) -> None:
-        """An actor of this process has failed."""
-
-    def cell_ended(self, cell: ActorCell) -> None:
-        """An actor of this process is gone, failed or stopped."""
-
-    def stop_children(self, instance: Instance) -> None:
-        """Stops what an ending actor owns; blocks."""
-
-    def undeliverable(self, header: Header, reason: str) -> None:
-        """A message nobody waits for could not be delivered."""
 
 
 class Runtime:
@@ -184,7 +146,7 @@ class Runtime:
     def refuse(self, request: Header, cause: Any) -> None:
         """Tells the sender of a CALL that nobody will ever run it."""
         if request.port:
-            self.reply(request, Status.FAILURE, [self.supervisor.encode(cause)])
+            self.reply(request, Status.FAILURE, [self.supervisor.encode(cause, request)])
         elif request.method not in _ENGINES:
             self._return(request, self.supervisor.reason(cause))
 
@@ -334,7 +296,7 @@ class Runtime:
         self.cells[mesh, rank] = cell
         return cell
 
-    def cell_ended(self, cell: ActorCell) -> None:
+    def cell_ended(self, cell: ActorLife) -> None:
         """An actor is gone; what comes for it later is refused with its cause."""
         self._parking.ended(cell.mesh, cell.rank, cell.incarnation, cell.cause)
         with self._lock:
@@ -366,15 +328,15 @@ class Runtime:
         """The ProcMesh this process belongs to."""
         return self.keeper.proc_mesh()
 
-    def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorCell, method: str) -> Any:
+    def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorLife, method: str) -> Any:
         """The cause of an actor's failure."""
         return self.supervisor.cause_of(kind, error, text, cell, method)
 
-    def stopped_cause(self, cell: ActorCell, reason: str) -> Any:
+    def stopped_cause(self, cell: ActorLife, reason: str) -> Any:
         """What callers of a stopped actor are told."""
         return self.supervisor.stopped_cause(cell, reason)
 
-    def actor_failed(self, cell: ActorCell) -> None:
+    def actor_failed(self, cell: ActorLife) -> None:
         """Tells the owner."""
         self.supervisor.actor_failed(cell)
 

@@ -110,10 +110,12 @@ class Waits:
     def _follow(self, cell: "ActorCell", call_id: str, number: int, before: tuple[Hop, ...]) -> None:
         """Asks those whom `cell` waits for."""
         call = self._runtime.calls.get(call_id)
-        state = self._runtime.meshes.get(call.mesh) if call is not None else None
-        procs = getattr(state, "procs", None)
-        if call is None or procs is None or (isinstance(call, StreamCall) and call.size > 1):
+        if call is None or (isinstance(call, StreamCall) and call.size > 1):
             return  # a stream goes on with any answer
+        state: Any = self._runtime.meshes.get(call.mesh)
+        procs = getattr(state, "procs", None)
+        if procs is None:
+            return
         missing = call.missing_ranks()
         if len(missing) > WIDEST:
             return

@@ -15,9 +15,12 @@ from .actions import (
 )
 from .book import MeshKind, MeshSpec, RankStatus, State
 from .cause import Cause, CauseKind
-from .driver import Driver, Hands, Refusal, UndeliverableMessage
+from .causes import Refusal
+from .driver import Driver
 from .errors import DeviceMeshError, HealError, SupervisionError
 from .failure import MeshFailure, decode_failure
+from .hands import Hands
+from .hooks import UndeliverableMessage
 from .machine import Machine, RootPolicy
 from .ranks import Extent, Life, Selection
 

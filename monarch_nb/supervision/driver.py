@@ -1,16 +1,15 @@
 """Drives the supervision machine of a process: feeds it events, and carries its actions out, in order."""
 
-import inspect
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_nb.runtime import ActorCell, Future, Instance, PendingCall, Runtime
+from monarch_nb.runtime import ActorCell, ActorLife, Future, Instance, PendingCall, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.supervision.actions import (
     Action,
@@ -25,9 +24,12 @@ from monarch_nb.supervision.actions import (
     Supervise,
     Tell,
 )
-from monarch_nb.supervision.cause import Cause, CauseKind, stop_cause
+from monarch_nb.supervision.cause import Cause
+from monarch_nb.supervision.causes import Causes, Refusal
 from monarch_nb.supervision.errors import HealError, SupervisionError
 from monarch_nb.supervision.failure import MeshFailure
+from monarch_nb.supervision.hands import Hands
+from monarch_nb.supervision.hooks import UndeliverableMessage, run_hook
 from monarch_nb.supervision.machine import Machine, RootPolicy
 from monarch_nb.supervision.ranks import Life
 from monarch_nb.wire import Header, Kind, format_exception
@@ -38,45 +40,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Refusal(msgspec.Struct, array_like=True, frozen=True):
-    """Why a call was not run, as a process tells it to the caller; also how an owner is told of a failed actor."""
-
-    mesh: str
-    rank: int
-    incarnation: int
-    cause: Cause
-
-
-class Hands(Protocol):
-    """Carries out what needs meshes and hosts: the layer above."""
-
-    def stop_mesh(self, uid: str, reason: str) -> Future[None]:
-        """Stops a mesh owned here."""
-
-    def respawn(self, uid: str, lives: Sequence[Life]) -> None:
-        """Starts processes again; may block; raises what went wrong."""
-
-    def recreate(self, uid: str, lives: Sequence[Life]) -> None:
-        """Creates actors again; may block; raises what went wrong."""
-
-    def healed(self, lives: Sequence[tuple[str, Sequence[Life]]], await_hooks: bool) -> None:
-        """Tells everybody who holds a reference, then runs the hooks of survivors; may block."""
-
-    def selection(self, state: Any, region: Any) -> "Selection":
-        """The ranks of a slice."""
-
-    def actor_failed(self, cell: ActorCell, refusal: Refusal) -> None:
-        """Lets the process of the actor's owner know."""
-
-    def await_stops(self, instance: Instance) -> None:
-        """Blocks until the meshes of an ending actor have stopped."""
-
-
-class Driver:
+class Driver(Causes):
     """One per process. Events may come from any thread; user code runs on its actor's own thread only."""
 
     def __init__(self, runtime: Runtime, hands: Hands, *, root: str | None, policy: RootPolicy = "script") -> None:
-        self.runtime = runtime
+        super().__init__(runtime)
         self.hands = hands
         self.machine = Machine(root=root, root_policy=policy)
         self.fatal: Callable[[MeshFailure], None] = lambda failure: logger.error("%s", failure.report())
@@ -207,7 +175,7 @@ class Driver:
             raised = self.cause_of("raised", error, text, cell, "__supervise__")
             self.feed(lambda machine: machine.owner_result(failure.failure_id, False, raised))
 
-        self._run_hook(cell, lambda: hook(failure), report, failed)
+        run_hook(cell, lambda: hook(failure), report, failed)
 
     def _fail_actor(self, stream: str, cause: Cause) -> None:
         cell = self._cell(stream)
@@ -221,29 +189,6 @@ class Driver:
 
     # -- what the runtime asks (Supervising) ------------------------------------------------------------------------
 
-    def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorCell, method: str) -> Cause:
-        """The cause of an actor's failure."""
-        if kind == "aborted":
-            return Cause(kind="aborted", text=text, actor=str(cell.instance), host=self.runtime.host, at=time.time())
-        known: CauseKind = "exception" if kind == "cleanup" else cast(CauseKind, kind)
-        where = f"{cell.spec.name}.{method}: " if kind != "init" and method else ""
-        return Cause(
-            kind=known,
-            text=f"{where}{type(error).__name__}: {error}",
-            traceback=text,
-            actor=str(cell.instance),
-            host=self.runtime.host,
-            at=time.time(),
-        )
-
-    def stopped_cause(self, cell: ActorCell, reason: str) -> Cause:
-        """What callers of a stopped actor are told."""
-        return msgspec.structs.replace(stop_cause(reason), actor=str(cell.instance), host=self.runtime.host)
-
-    def lost_cause(self, header: Header, reason: str) -> Cause:
-        """What a caller is told of a message that could not be delivered."""
-        return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=header.dst.partition("/")[0])
-
     def lost(self, header: Header, reason: str, call: PendingCall) -> BaseException:
         """The error of a call whose message could not be delivered: the known failure, where there is one."""
         ranks = frozenset(call.missing_ranks())
@@ -254,20 +199,6 @@ class Driver:
         name = call.title.partition(".")[0]
         cause = self.lost_cause(header, reason)
         return self._error(MeshFailure(mesh_name=name, mesh_uid=call.mesh, cause=cause), call)
-
-    def refusal(self, cell: ActorCell) -> Refusal:
-        """How the end of an actor is told."""
-        return Refusal(cell.mesh, cell.rank, cell.incarnation, cell.cause)
-
-    def encode(self, cause: Any) -> bytes:
-        """A cause, or a refusal that names its actor, as bytes."""
-        refusal = cause if isinstance(cause, Refusal) else Refusal("", 0, 0, cause)
-        return msgspec.msgpack.encode(refusal)
-
-    def reason(self, cause: Any) -> str:
-        """A cause in a few words."""
-        known = cause.cause if isinstance(cause, Refusal) else cause
-        return f"{known.actor} has ended: {known.text or known.kind}"
 
     def error(self, data: Any, call: PendingCall | None) -> BaseException:
         """The error a call raises for an encoded cause."""
@@ -290,12 +221,12 @@ class Driver:
             failure = self.machine.check(state.uid, self.hands.selection(state, region))
         return None if failure is None else self._error(failure, call)
 
-    def actor_failed(self, cell: ActorCell) -> None:
+    def actor_failed(self, cell: ActorLife) -> None:
         """An actor of this process has failed: what it owns ends, its owner is told."""
         self.feed(lambda machine: machine.owner_stopped(cell.instance.stream))
         self.hands.actor_failed(cell, self.refusal(cell))
 
-    def cell_ended(self, cell: ActorCell) -> None:
+    def cell_ended(self, cell: ActorLife) -> None:
         """An actor of this process is gone."""
         self.feed(lambda machine: machine.owner_stopped(cell.instance.stream))
 
@@ -331,37 +262,7 @@ class Driver:
             text = "".join(format_exception(error))
             self._fail_actor(cell.instance.stream, self.cause_of("exception", error, text, cell, method))
 
-        self._run_hook(cell, lambda: hook(message), judge, failed)
-
-    def _run_hook(
-        self,
-        cell: ActorCell,
-        hook: Callable[[], Any],
-        done: Callable[[bool], None],
-        failed: Callable[[Exception], None],
-    ) -> None:
-        """Runs a hook of an actor on its own thread, before its next message; what it says comes as a bool."""
-
-        def run() -> Any:
-            try:
-                with cell.acting():
-                    result = hook()
-                if inspect.iscoroutine(result):
-                    return finish(result)
-                done(bool(result))
-            except Exception as error:
-                failed(error)
-            return None
-
-        async def finish(result: Any) -> None:
-            try:
-                with cell.acting():
-                    handled = bool(await result)
-                done(handled)
-            except Exception as error:
-                failed(error)
-
-        cell.executor.urge(run)
+        run_hook(cell, lambda: hook(message), judge, failed)
 
     # -- heal -------------------------------------------------------------------------------------------------------
 
@@ -415,13 +316,3 @@ class Driver:
                 future._set(None)
             else:
                 future._fail(error)
-
-
-class UndeliverableMessage(msgspec.Struct, frozen=True):
-    """A message that did not arrive, as `_handle_undeliverable_message` gets it."""
-
-    sender: str
-    destination: str
-    mesh: str
-    method: str
-    reason: str

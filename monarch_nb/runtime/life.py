@@ -1,0 +1,208 @@
+"""How the life of an actor ends: by a failure, by a stop, by its own wish; and its clean-up then."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from monarch_nb.runtime.context import Context, Instance, StopRequested, current
+from monarch_nb.runtime.endpoint import Kind as ActorKind
+from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor, aside
+from monarch_nb.settings import settings
+from monarch_nb.wire import Header, Status, format_exception
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.process import Runtime
+    from monarch_nb.transport import Parcel
+
+logger = logging.getLogger(__name__)
+
+State = Literal["starting", "alive", "failed", "stopped"]
+
+
+class SpawnActor(msgspec.Struct, array_like=True, frozen=True):
+    """What a process needs to know to host one rank of an actor mesh; its class and arguments follow, pickled."""
+
+    name: str
+    class_name: str
+    kind: ActorKind
+    labels: tuple[str, ...]  # of the region the mesh was spawned on
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    owner: str  # stream of the owning actor
+    owner_process: str
+    owner_id: str  # its human name
+    where: int = 0  # executed on: 0 its own thread or loop, 1 the main thread
+
+
+class ActorLife:
+    """The state of one actor from its spawn to its end, and what ends it. Methods from any thread, if not said."""
+
+    instance: Instance
+    mesh: str
+    rank: int
+    incarnation: int
+    executor: SyncExecutor | AsyncExecutor
+
+    def __init__(self, runtime: "Runtime", spec: SpawnActor) -> None:
+        self.runtime = runtime
+        self.spec = spec
+        self.obj: Any = None
+        self.state: State = "starting"
+        self.cause: Any = None  # a supervision Cause, once failed or stopped
+        self.ending = False  # the executor is to look at no more messages
+        self.ended = False
+        self.muted = False
+        self.end_error: Exception | None = None
+        self._arriving = threading.Lock()
+        self._on_end: list[Callable[[], object]] = []
+
+    # -- messages that will never be run ----------------------------------------------------------------------------
+
+    def refuse(self, header: Header, parcel: "Parcel") -> None:
+        """Answers a message that will never be run."""
+        self.runtime.node.consumed(parcel)
+        self._refuse(header)
+
+    def refuse_queued(self) -> None:
+        """Answers all that waits."""
+        for message in self.executor.drain():
+            self.refuse(*message)
+
+    def _refuse(self, header: Header) -> None:
+        if not self.muted:
+            self.runtime.refuse(header, self.cause)
+
+    def _reply(self, header: Header, status: Status, frames: list[Any]) -> None:
+        if not self.muted:
+            self.runtime.reply(header, status, frames)
+
+    # -- failures ---------------------------------------------------------------------------------------------------
+
+    def fail(self, kind: str, error: BaseException, header: Header) -> None:
+        """The actor has failed: its owner is told, all that wait for it are told. On its thread."""
+        text = "".join(format_exception(error))
+        cause = self.runtime.cause_of(kind, error, text, self, header.method)
+        self._failed(cause, error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}"))
+        if header.port:
+            self._refuse(header)
+        self.refuse_queued()
+
+    def fail_with(self, cause: Any, error: Exception) -> None:
+        """The actor fails for a reason from outside: a failure it did not handle."""
+        if self.cause is None or self.state == "stopped":
+            self._failed(cause, error)
+        else:
+            self._end_soon()
+
+    def _failed(self, cause: Any, error: Exception) -> None:
+        self.state = "failed"
+        self.cause = cause
+        self.end_error = error
+        self.runtime.actor_failed(self)
+        self._end_soon()
+
+    # -- stops ------------------------------------------------------------------------------------------------------
+
+    def end_self(self, how: str, reason: str | None) -> None:
+        """The actor asks for its own end, from within an endpoint."""
+        if how == "stop":
+            self.stop(reason or "it stopped itself")
+            return
+        told = RuntimeError(reason or "no reason provided")
+        self._failed(self.runtime.cause_of("aborted", told, str(told), self, ""), told)
+        raise StopRequested
+
+    def stop(self, reason: str, *, cause: Any = None, error: Exception | None = None) -> None:
+        """Ends it after the current message. `cause` is what later callers are told."""
+        if self.cause is None:
+            self.state = "stopped" if error is None else "failed"
+            self.cause = cause if cause is not None else self.runtime.stopped_cause(self, reason)
+            self.end_error = error
+        self._end_soon()
+
+    def abandon(self, reason: str) -> None:
+        """Its process would be dead now: it takes no message any more, answers none, and is not cleaned up."""
+        self.state, self.cause = "failed", self.runtime.stopped_cause(self, reason)
+        self.muted = True
+        self.executor.drain()
+        self._end_soon()
+
+    def _end_soon(self) -> None:
+        self.executor.urge(self._end)  # also wakes one that waits for messages
+
+    def _end(self) -> None:
+        self.ending = True
+
+    def on_end(self, function: Callable[[], object]) -> None:
+        """Calls back once the actor has ended and cleaned up; at once if it has."""
+        with self._arriving:
+            if not self.ended:
+                self._on_end.append(function)
+                return
+        function()
+
+    # -- the executor's thread --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        """The actor is the one who acts, outside a message: its hooks."""
+        token = current.set(Context(self.instance, self.instance.rank))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ValueError):
+                current.reset(token)
+
+    def finish(self) -> None:
+        """The thread's last act: owned meshes first, then the user's clean-up."""
+        error: BaseException | None = None
+        try:
+            with self.acting():
+                self.runtime.stop_children(self.instance)
+                hook = self._cleanup_hook()
+                if hook is not None:
+                    hook(self.end_error)
+        except BaseException as raised:
+            error = raised
+        self._cleaned(error)
+
+    async def finish_async(self) -> None:
+        """The same on a loop."""
+        error: BaseException | None = None
+        current.set(Context(self.instance, self.instance.rank))
+        try:
+            await aside(self.runtime.stop_children, self.instance)
+            hook = self._cleanup_hook()
+            if hook is not None:
+                result = hook(self.end_error)
+                if inspect.isawaitable(result):
+                    await asyncio.wait_for(result, settings.get("cleanup_timeout"))
+        except BaseException as raised:
+            error = raised
+        self._cleaned(error)
+
+    def _cleanup_hook(self) -> Callable[..., Any] | None:
+        hook = getattr(self.obj, "__cleanup__", None)
+        return None if hook is None or self.muted or getattr(hook, "_monarch_default", False) else hook
+
+    def _cleaned(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            text = "".join(format_exception(error))
+            logger.error("%s: __cleanup__ failed:\n%s", self.instance, text)
+            self.cause = self.runtime.cause_of("cleanup", error, text, self, "__cleanup__")
+            self.runtime.actor_failed(self)  # of no interest to the owner if it is the one who stops it
+        self.refuse_queued()
+        self.obj = None
+        self.runtime.cell_ended(self)
+        with self._arriving:
+            self.ended = True
+            waiting, self._on_end = self._on_end, []
+        for function in waiting:
+            function()

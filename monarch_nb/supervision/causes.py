@@ -1,0 +1,67 @@
+"""The causes of what happens to the actors of this process, and how callers are told of them."""
+
+import time
+from typing import Any, cast
+
+import msgspec
+
+from monarch_nb.runtime import ActorLife, Runtime
+from monarch_nb.supervision.cause import Cause, CauseKind, stop_cause
+from monarch_nb.wire import Header
+
+_OF_ACTORS = frozenset({"exception", "init", "aborted", "unhandled", "raised"})
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True):
+    """Why a call was not run, as a process tells it to the caller; also how an owner is told of a failed actor."""
+
+    mesh: str
+    rank: int
+    incarnation: int
+    cause: Cause
+
+
+class Causes:
+    """Words for what happens here."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorLife, method: str) -> Cause:
+        """The cause of an actor's failure."""
+        if kind == "aborted":
+            return Cause(kind="aborted", text=text, actor=str(cell.instance), host=self.runtime.host, at=time.time())
+        known: CauseKind = "exception" if kind == "cleanup" else cast(CauseKind, kind)
+        where = f"{cell.spec.name}.{method}: " if kind != "init" and method else ""
+        return Cause(
+            kind=known,
+            text=f"{where}{type(error).__name__}: {error}",
+            traceback=text,
+            actor=str(cell.instance),
+            host=self.runtime.host,
+            at=time.time(),
+        )
+
+    def stopped_cause(self, cell: ActorLife, reason: str) -> Cause:
+        """What callers of a stopped actor are told."""
+        return msgspec.structs.replace(stop_cause(reason), actor=str(cell.instance), host=self.runtime.host)
+
+    def lost_cause(self, header: Header, reason: str) -> Cause:
+        """What a caller is told of a message that could not be delivered."""
+        return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=header.dst.partition("/")[0])
+
+    def refusal(self, cell: ActorLife) -> Refusal:
+        """How the end of an actor is told."""
+        return Refusal(cell.mesh, cell.rank, cell.incarnation, cell.cause)
+
+    def encode(self, cause: Any, request: Header) -> bytes:
+        """The cause for which a call is refused, as bytes; it names the actor if that is what failed."""
+        if cause.kind in _OF_ACTORS:  # whoever hears of it first, the caller or its process, takes note
+            refusal = Refusal(request.mesh, request.rank, request.incarnation, cause)
+        else:
+            refusal = Refusal("", 0, 0, cause)
+        return msgspec.msgpack.encode(refusal)
+
+    def reason(self, cause: Any) -> str:
+        """A cause in a few words."""
+        return f"{cause.actor} has ended: {cause.text or cause.kind}"

@@ -1,0 +1,46 @@
+"""Hooks of actors that supervision runs: on the actor's own thread, before its next message."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from monarch_nb.runtime import ActorLife
+
+
+class UndeliverableMessage(msgspec.Struct, frozen=True):
+    """A message that did not arrive, as `_handle_undeliverable_message` gets it."""
+
+    sender: str
+    destination: str
+    mesh: str
+    method: str
+    reason: str
+
+
+def run_hook(
+    cell: ActorLife, hook: Callable[[], Any], done: Callable[[bool], None], failed: Callable[[Exception], None]
+) -> None:
+    """Has an actor run a hook; what it says comes as a bool. Any thread; does not block."""
+
+    def run() -> Any:
+        try:
+            with cell.acting():
+                result = hook()
+            if inspect.iscoroutine(result):
+                return finish(result)
+            done(bool(result))
+        except Exception as error:
+            failed(error)
+        return None
+
+    async def finish(result: Any) -> None:
+        try:
+            with cell.acting():
+                handled = bool(await result)
+            done(handled)
+        except Exception as error:
+            failed(error)
+
+    cell.executor.urge(run)
