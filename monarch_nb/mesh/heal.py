@@ -1,13 +1,16 @@
 """heal_mesh: the same mesh, whole again."""
 
+import time
 from typing import Any, TypeVar
 
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import UnreachableError
 
 M = TypeVar("M")
+ROUNDS = 4
 
 
 def heal_mesh(mesh: M, *, timeout: float | None = None) -> M:
@@ -22,7 +25,14 @@ def heal_mesh(mesh: M, *, timeout: float | None = None) -> M:
     reference: Any = mesh
     if reference._state.stopped is not None:
         raise RuntimeError(f"{reference._state.name} was stopped ({reference._state.stopped}): spawn a new one")
-    runtime().keeper.heal(reference._state, reference._region).get(timeout)
+    until = None if timeout is None else time.monotonic() + timeout
+    for _ in range(ROUNDS):
+        left = None if until is None else max(0.0, until - time.monotonic())
+        runtime().keeper.heal(reference._state, reference._region).get(left)
+        # Ranks often die together, and the second death may be heard of after the heal of the first has begun.
+        now = conditions(reference._state)
+        if all(now.get(rank) != "failed" for rank in reference._region.ranks()):
+            break
     return mesh
 
 

@@ -77,12 +77,14 @@ def send_region(
 ) -> None:
     """Sends one message to each rank of `region`; the body is copied before this returns.
 
-    Blocks, interruptibly, while receivers' credits are used up. What is interrupted has reached a rank whole or not at all.
+    Blocks, interruptibly, while receivers' credits are used up. What is interrupted has reached a rank whole or not at
+    all.
     """
     header = _header(context, runtime, actor, method, port, call, region)
     parcel = runtime.node.snapshot(frames)
     runs = actor.runs(region)
-    if index is not None:  # one rank of a call that is sent piece by piece
+    if index is not None:  # one rank of a call that is sent piece by piece: its place is in the call, not in a slice
+        header.extent = None
         runs = [msgspec.structs.replace(run, index=index) for run in runs]
     numbered: list[list[Run]] = []
     try:

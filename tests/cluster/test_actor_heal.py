@@ -183,6 +183,28 @@ def test_a_killed_process_and_its_actors_come_back(own_procs: ProcMesh, counters
     assert own_procs.spawn("more", Counter, 0).rank.call().get(20).values() == [0, 1]  # type: ignore[attr-defined]
 
 
+def test_several_that_died_together_come_back(quad: ProcMesh, faults: Faults) -> None:
+    workers: Any = quad.spawn("workers", Counter, 0)
+
+    def call_until_told() -> None:
+        while True:
+            workers.pid.call().get(20)
+
+    for victims in ((1, 2), (0, 3), (1, 2, 3)):
+        before = workers.pid.call().get(20).values()
+        told: set[int] = set()
+        for rank in victims:
+            os.kill(before[rank], signal.SIGKILL)
+        with pytest.raises(SupervisionError):
+            call_until_told()  # of the first: the others may not be known yet
+        heal_mesh(workers)
+        after = workers.pid.call().get(20).values()
+        assert [rank for rank in range(4) if before[rank] != after[rank]] == list(victims)
+        assert workers.rank.call().get(20).values() == [0, 1, 2, 3]
+        while told != set(victims):
+            told.update(faults.next().crashed_ranks)
+
+
 def test_survivors_are_told_who_is_new(counters: Any, faults: Faults) -> None:
     counters.add.call().get(20)
     kill(counters, 0, faults)
