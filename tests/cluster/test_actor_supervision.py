@@ -3,11 +3,22 @@
 import os
 import pickle
 import signal
+import time
 from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, Channel, MeshFailure, Port, ProcMesh, SupervisionError, endpoint, this_host
+from monarch_nb.actor import (
+    Actor,
+    Channel,
+    MeshFailure,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    concurrent_endpoint,
+    endpoint,
+    this_host,
+)
 from tests.cluster.actor_tools import Faults
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
@@ -225,3 +236,104 @@ def test_a_failure_is_told_in_words_and_does_not_travel(quad: ProcMesh, faults: 
     assert failure.mesh is None
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(failure)
+
+
+class ConcurrentPort(Actor):
+    def __init__(self, port: Port[str]) -> None:
+        self.port = port
+
+    @concurrent_endpoint(explicit_response_port=True)
+    async def fails(self, answer: Port[int]) -> None:
+        raise ValueError("in a task")
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        self.port.send(f"cleaned up after {exc!r}")
+
+
+def test_a_task_that_fails_an_idle_actor_ends_it_and_cleans_up(quad: ProcMesh, faults: Faults) -> None:
+    port, receiver = Channel[str].open()
+    actor: Any = quad.slice(gpus=0).spawn("actor", ConcurrentPort, port)
+    with pytest.raises(SupervisionError, match="in a task"):
+        actor.fails.call_one().get(20)
+    assert receiver.recv().get(20) == "cleaned up after ValueError('in a task')"
+    assert faults.next().mesh_name == "actor"
+
+
+class Sender(Actor):
+    def __init__(self, how: str, port: Port[Any]) -> None:
+        self.how = how
+        self.port = port
+
+    @endpoint
+    def tell(self, mesh: Any) -> None:
+        for _ in range(100):
+            try:
+                mesh.boom.broadcast()
+            except SupervisionError:  # known here by now
+                return
+
+    @endpoint
+    def fill(self, port: Port[int]) -> None:
+        port.send(1)
+
+    @endpoint
+    def ping(self) -> str:
+        return "pong"
+
+    def _handle_undeliverable_message(self, message: Any) -> bool:
+        self.port.send(message.reason)
+        if self.how == "raises":
+            raise KeyError("while judging")
+        return self.how == "handles"
+
+
+def gone_port() -> Port[int]:
+    port, _ = Channel[int].open()
+    return port
+
+
+def test_a_sender_that_minds_no_lost_message_lives(quad: ProcMesh, faults: Faults) -> None:
+    port, receiver = Channel[Any].open()
+    sender: Any = quad.slice(gpus=0).spawn("sender", Sender, "handles", port)
+    sender.fill.call_one(gone_port()).get(20)
+    assert "nobody receives" in receiver.recv().get(20)
+    assert sender.ping.call_one().get(20) == "pong"
+
+
+@pytest.mark.parametrize(("how", "told"), [("ignores", "nobody receives"), ("raises", "while judging")])
+def test_a_sender_that_says_it_minds_fails(quad: ProcMesh, faults: Faults, how: str, told: str) -> None:
+    port, receiver = Channel[Any].open()
+    sender: Any = quad.slice(gpus=0).spawn("sender", Sender, how, port)
+    sender.fill.call_one(gone_port()).get(20)
+    receiver.recv().get(20)
+    assert told in faults.next().report()
+    with pytest.raises(SupervisionError, match=told):
+        sender.ping.call_one().get(20)
+
+
+def test_what_was_broadcast_to_a_failed_actor_goes_back_to_its_sender(quad: ProcMesh, faults: Faults) -> None:
+    port, receiver = Channel[Any].open()
+    sender: Any = quad.slice(gpus=0).spawn("sender", Sender, "handles", port)
+    child: Any = quad.slice(gpus=1).spawn("child", Child)
+    sender.tell.call_one(child).get(20)
+    assert "boom" in faults.next().report()
+    assert "boom" in receiver.recv().get(20)
+
+
+def test_an_owner_that_is_killed_takes_its_children_along(own_procs: ProcMesh, quad: ProcMesh, faults: Faults) -> None:
+    port, _ = Channel[Any].open()
+    owner: Any = own_procs.slice(gpus=0).spawn("owner", Owner, "handles", port)
+    children = owner.make.call_one(quad.slice(gpus=0)).get(20)
+    nested = owner.make_processes.call_one().get(30)
+    pids = nested.pid.call().get(20).values()
+    assert children.ping.call().get(20).values() == ["pong"]
+    os.kill(own_procs.slice(gpus=0).run(os.getpid).get(20).item(), signal.SIGKILL)
+    faults.next()
+    for mesh in (children, nested):
+        with pytest.raises(SupervisionError):
+            for _ in range(10_000):
+                mesh.ping.call().get(20)
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
