@@ -6,6 +6,7 @@ they need has a public home there. Here it has: these paths are aliases, made fr
 
 import importlib
 import importlib.util
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -150,7 +151,6 @@ NAMES: dict[str, str] = {
 OTHERS: dict[str, dict[str, str]] = {
     "monarch_nb.actor": {
         "attach": "attaching to a gateway",
-        "attach_to_workers": "attaching to workers",
     },
 }
 
@@ -194,7 +194,7 @@ class Alias(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         for home in self._homes:
-            if importlib.util.find_spec(home) is None:
+            if home not in sys.modules and importlib.util.find_spec(home) is None:
                 raise _not_yet(f"{self.__name__}.{name}", part_of(home.replace("monarch_nb", "monarch", 1)) or home)
             module = importlib.import_module(home)
             if name in vars(module):

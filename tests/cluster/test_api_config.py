@@ -1,0 +1,139 @@
+"""What is configured reaches the processes that are spawned later, and is what their engine goes by."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb import config
+from monarch_nb.actor import Actor, MeshFailure, ProcMesh, SupervisionError, endpoint, this_host
+from monarch_nb.exceptions import MessageTooLargeError
+from tests.cluster.actor_tools import Faults
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Told(Actor):
+    @endpoint
+    def config(self) -> dict[str, Any]:
+        return config.get_global_config()
+
+    @endpoint
+    def runtime_config(self) -> dict[str, Any]:
+        return config.get_runtime_config()
+
+    @endpoint
+    def environment(self) -> list[str]:
+        return [name for name in os.environ if name == "MONARCH_NB_CONFIG"]
+
+    @endpoint
+    def nested(self) -> str:
+        with spawned("nested") as procs:
+            told: Any = procs.spawn("told", Told)
+            return str(told.config.call_one().get(20)["cleanup_timeout"])
+
+    @endpoint
+    def lines(self, count: int) -> int:
+        for number in range(count):
+            print("line", number, flush=True)
+        return os.getpid()
+
+    @endpoint
+    def hold(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.01)
+
+    @endpoint
+    def take(self, data: bytes) -> int:
+        return len(data)
+
+    @endpoint
+    def give(self, size: int) -> bytes:
+        return b"x" * size
+
+
+class spawned:  # noqa: N801
+    """One process for a `with` block."""
+
+    def __init__(self, name: str) -> None:
+        self._procs = this_host().spawn_procs(name=name)
+
+    def __enter__(self) -> ProcMesh:
+        return self._procs
+
+    def __exit__(self, *_: object) -> None:
+        self._procs.stop().get(20)
+
+
+@pytest.fixture(autouse=True)
+def unchanged() -> Iterator[None]:
+    before = config.get_runtime_config()
+    yield
+    config.clear_runtime_config()
+    config.configure(**before)
+
+
+def test_settings_reach_processes_spawned_later_and_those_that_they_spawn() -> None:
+    with config.configured(cleanup_timeout="7s", tail_log_lines=3, default_transport="tcp"), spawned("told") as procs:
+        told: Any = procs.spawn("told", Told)
+        there = told.config.call_one().get(20)
+        here = config.get_global_config()
+        assert there == here
+        assert told.runtime_config.call_one().get(20) == {}
+        assert told.environment.call_one().get(20) == []
+        assert told.nested.call_one().get(40) == "7s"
+
+
+def test_a_failure_tells_as_many_last_lines_as_are_asked_for(faults: Faults) -> None:
+    def failure(lines: int) -> MeshFailure:
+        with config.configured(tail_log_lines=lines), spawned("noisy") as procs:
+            told: Any = procs.spawn("told", Told)
+            os.kill(told.lines.call_one(30).get(20), signal.SIGKILL)
+            return faults.next()
+
+    assert failure(2).last_lines == ("line 28", "line 29")
+    assert failure(0).last_lines == ()
+
+
+def test_an_actor_that_does_not_stop_is_interrupted_after_the_time_that_is_set() -> None:
+    config.configure(stop_actor_timeout="100ms")
+    with spawned("busy") as procs:
+        told: Any = procs.spawn("told", Told)
+        held = told.hold.call_one(30)
+        began = time.monotonic()
+        told.stop().get(20)
+        assert time.monotonic() - began < 15
+        assert held.exception(20) is not None
+
+
+def test_a_message_that_is_too_large_is_refused_where_it_is_sent() -> None:
+    with config.configured(codec_max_frame_length=100_000), spawned("small") as procs:
+        told: Any = procs.spawn("told", Told)
+        with pytest.raises(MessageTooLargeError, match=r"200,\d+ bytes is larger than codec_max_frame_length"):
+            told.take.call_one(b"x" * 200_000)
+        assert told.take.call_one(b"x" * 1000).get(20) == 1000
+        with pytest.raises(Exception, match=r"MessageTooLargeError: a message of 200,\d+ bytes") as answer:
+            told.give.call_one(200_000).get(20)
+        assert not isinstance(answer.value, SupervisionError)
+
+
+class Slow(Actor):
+    def __init__(self) -> None:
+        time.sleep(2)
+
+    @endpoint
+    def here(self) -> bool:
+        return True
+
+
+def test_a_constructor_may_take_its_time_unless_a_limit_is_set() -> None:
+    with spawned("slow") as procs:
+        with config.configured(actor_spawn_max_idle="200ms"):
+            late: Any = procs.spawn("late", Slow)
+            with pytest.raises(RuntimeError, match=r"late\.__init__ has not ended within 0\.2 s"):
+                late.initialized.get(20)
+        assert late.here.call_one().get(20)  # it came all the same
