@@ -28,6 +28,85 @@ class Place:
     picks: "dict[str, int | slice]" = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ActorWish:
+    """`%%actor NAME on MESH class=Trainer lr=1e-3 --fresh`; the arguments are expressions."""
+
+    name: str
+    mesh: str
+    args: tuple[str, ...] = ()
+    kwargs: dict[str, str] = field(default_factory=dict)
+    cls: str = ""
+    fresh: bool = False
+
+
+def actor_wish(line: str) -> ActorWish:
+    """Reads the arguments of %%actor. Raises UsageError."""
+    usage = "write %%actor trainers on workers lr=1e-3"
+    words = _words(line)
+    options = {word for word in words if re.fullmatch(r"--[a-z]+", word)}
+    _check_options("%%actor", options, {"--fresh"})
+    words = [word for word in words if word not in options]
+    if len(words) < 3 or words[1] != "on":
+        raise UsageError(f"%%actor: a name, and the mesh that the actors are to live on, come first: {usage}")
+    name, _, mesh, *given = words
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UsageError(f"%%actor: {name!r} cannot be the name of a variable; {usage}")
+    args: list[str] = []
+    kwargs: dict[str, str] = {}
+    for word in given:
+        found = re.fullmatch(r"([^\W\d]\w*)=(?!=)(.*)", word, re.ASCII | re.DOTALL)
+        label, text = (found[1], found[2]) if found is not None else ("", word)
+        if label in kwargs:
+            raise UsageError(f"%%actor: {label} is given twice")
+        if not label and kwargs:
+            raise UsageError(f"%%actor: {word} comes after {'='.join(next(reversed(kwargs.items())))}; {_BLANKS}")
+        if label != "class":
+            _check_expression(label, text)
+        if label:
+            kwargs[label] = text
+        else:
+            args.append(text)
+    return ActorWish(name, mesh, tuple(args), kwargs, kwargs.pop("class", ""), "--fresh" in options)
+
+
+_BLANKS = "positional arguments come before named ones, and an expression has no blanks outside of brackets"
+
+
+def _check_expression(label: str, text: str) -> None:
+    try:
+        compile(text, "<argument>", "eval")
+    except SyntaxError as error:
+        what = f"{label}={text}" if label else text
+        raise UsageError(f"%%actor: {what} is no expression ({error.msg}); {_BLANKS}") from None
+
+
+def _words(line: str) -> list[str]:
+    """What is separated by blanks, where these are neither in brackets nor in quotes; commas at the ends go."""
+    words, word, depth, quote = [], "", 0, ""
+    place = 0
+    while place < len(line):
+        char = line[place]
+        if quote:
+            if char == "\\":
+                word += line[place : place + 2]
+                place += 2
+                continue
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char.isspace() and depth <= 0:
+            words.append(word)
+            word = ""
+        word += "" if not word and char.isspace() else char
+        place += 1
+    return [stripped for each in (*words, word) if (stripped := each.rstrip(","))]
+
+
 def mesh_wish(line: str) -> MeshWish:
     """Reads the arguments of %mesh. Raises UsageError."""
     name, words, options = _split("%mesh NAME gpus=4", line, {"--fresh"})

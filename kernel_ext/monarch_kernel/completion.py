@@ -6,7 +6,7 @@ from typing import Any
 from .session import Session
 
 _COMMON_DIMS = ("gpus=", "hosts=")
-_MAGICS = ("%mesh", "%%mesh", "%%on", "%heal", "%stop", "%interrupt")
+_MAGICS = ("%mesh", "%%mesh", "%%on", "%%actor", "%heal", "%stop", "%interrupt")
 
 
 class Completion:
@@ -39,6 +39,8 @@ class Completion:
         if magic == "%stop":
             options = [] if before else ["--all", "--unused"]
             return [name for name in names if name not in before] + options
+        if magic == "%%actor":
+            return self._actor(before)
         if not before:
             return names
         if magic == "%%on":
@@ -46,6 +48,15 @@ class Completion:
         own = tuple(f"{label}=" for label in self._labels(before[0]))
         dims = dict.fromkeys((*own, *_COMMON_DIMS))
         return [dim for dim in dims if dim[:-1] not in given] + ["--fresh"]
+
+    def _actor(self, before: list[str]) -> list[str]:
+        if not before:
+            return self._session.names("actors")
+        if len(before) == 1:
+            return ["on"]
+        if len(before) == 2:
+            return self._session.names("procs")
+        return [option for option in ("class=", "--fresh") if option not in before]
 
     def _labels(self, name: str) -> tuple[str, ...]:
         try:

@@ -5,11 +5,12 @@ import sys
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
-from monarch_nb.mesh import ProcMesh, ValueMesh
+from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh
 
-from .arguments import check_name, mesh_wish, names, place
+from .actors import Actors
+from .arguments import actor_wish, check_name, mesh_wish, names, place
 from .display.errors import cell_syntax
 from .front import Front
 from .overview import Overview
@@ -19,12 +20,13 @@ from .session import Session
 
 @magics_class
 class MonarchMagics(Magics):
-    """%mesh, %%mesh, %%on, %meshes, %heal, %stop, %interrupt."""
+    """%mesh, %%mesh, %%on, %%actor, %reload, %meshes, %heal, %stop, %interrupt."""
 
     def __init__(self, shell: Any, front: Front, session: Session) -> None:
         super().__init__(shell)
         self._front = front
         self._session = session
+        self._actors = Actors(shell, session)
 
     @line_cell_magic
     def mesh(self, line: str, cell: str | None = None) -> ProcMesh:
@@ -81,6 +83,30 @@ class MonarchMagics(Magics):
         except (TypeError, IndexError, ValueError) as error:
             raise UsageError(f"%%on: {error}") from None
         return run_cell(self._front, part, wish.name, numbered("%%on", line, cell), self._cell())
+
+    @no_var_expand  # braces are those of expressions
+    @cell_magic
+    def actor(self, line: str, cell: str) -> ActorMesh[Any]:
+        """Spawn the actor class that a cell defines; or, if the actors live, give them the changed class.
+
+        %%actor NAME on MESH [class=Name] [--fresh] [argument ...] [name=argument ...]
+
+            %%actor trainers on workers lr=1e-3 sizes=[64, 10]
+            class Trainer(Actor):
+                def __init__(self, lr, sizes): ...
+                @endpoint
+                def step(self): ...
+
+        The class is spawned on each process of MESH (which may be a slice: workers.slice(gpus=0)), and the mesh of
+        actors is bound to NAME. Arguments are Python expressions without blanks outside of brackets and quotes.
+        Edit the cell and run it again: the actors that live take the new class over between two messages and keep
+        their state; __reload__(self, old) runs there, if the class has it. __init__ does not run again; --fresh stops
+        them and spawns anew. What else is in the cell (functions, imports) runs here. From Python:
+        workers.spawn("trainers", Trainer, lr=1e-3), then reload_mesh(trainers).
+        """
+        wish = actor_wish(line)
+        with cell_syntax():
+            return self._actors.define(wish, numbered("%%actor", line, cell), self._cell(), self._say)
 
     @line_magic
     def meshes(self, line: str) -> Overview:

@@ -3,12 +3,12 @@
 import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from IPython.core.error import UsageError
 
 from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, heal_mesh, interrupt, local_hosts, this_host
-from monarch_nb.mesh.state import MeshState, ProcState
+from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.mesh.view import MeshView, describe
 from monarch_nb.runtime import runtime
 
@@ -52,11 +52,12 @@ class Session:
             if state.stopped is None and state.home == engine.address and state.born is not None
         }
 
-    def names(self) -> list[str]:
+    def names(self, kind: Literal["all", "procs", "actors"] = "all") -> list[str]:
         """What %on, %heal and %stop understand: variables that hold meshes, and names of meshes."""
-        found = dict.fromkeys(name for name, value in self._variables() if value._state.stopped is None)
-        found.update(dict.fromkeys(state.name for state in self.meshes().values()))
-        return list(found)
+        states = [(name, value._state) for name, value in self._variables() if value._state.stopped is None]
+        states += [(state.name, state) for state in self.meshes().values()]
+        wanted = {"all": MeshState, "procs": ProcState, "actors": ActorState}[kind]
+        return list(dict.fromkeys(name for name, state in states if isinstance(state, wanted)))
 
     def find(self, name: str) -> Mesh:
         """The mesh that a variable holds, or else the one that was spawned under a name. Raises UsageError."""

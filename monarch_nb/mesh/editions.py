@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -48,7 +48,9 @@ class Editions:
             state.edition += 1
             frames = tuple(bytes(frame) for frame in encode(Newest(state.cls), self._engine))
             told = self._newest[state.uid] = _Edition(state.uid, state.edition, state.kind, frames)
-        asked = [request(self._engine, holder, "mesh.class", told) for holder in self._keeper.news.holders(state.uid)]
+        asked: list[Future[Any]] = [
+            request(self._engine, holder, "mesh.class", told) for holder in self._keeper.news.holders(state.uid)
+        ]
         done = settle(asked, lambda: f"not all who refer to {state.name} have its new class yet")
         if asked:
             self._engine.later(PATIENCE, lambda: done._set(None))

@@ -30,7 +30,7 @@ class Reloaded(NamedTuple):
     modules: tuple[str, ...]
 
 
-# -- which modules, and which of them are not as they were loaded ----------------------------------------------------------
+# -- which modules, and which of them are not as they were loaded ---------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1)

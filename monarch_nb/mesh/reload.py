@@ -81,7 +81,7 @@ def _newest(state: ActorState) -> type:
 
 
 def objection(state: ActorState, new: type) -> str:
-    """Why the living actors of a mesh cannot take a class over; "" if they can. Raises ValueError for no actor class."""
+    """Why living actors cannot take a class over; "" if they can. Raises ValueError for what is no actor class."""
     check_class(new)
     if kind_of(new) != state.kind:
         return f"{new.__name__} is {kind_of(new)} now and was {state.kind}"

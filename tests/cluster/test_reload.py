@@ -160,8 +160,7 @@ def test_a_healed_rank_has_the_reloaded_class(module, monkeypatch):
         pid = procs.slice(gpus=1).run(os.getpid).get(10).item()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(SupervisionError):
-            counters.add.call(1).get(20)
-            counters.add.call(1).get(20)
+            [counters.add.call(1).get(20) for _ in range(100)]
         with pytest.raises(SupervisionError):
             reload_mesh(counters)
         heal_mesh(counters)

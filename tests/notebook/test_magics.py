@@ -150,8 +150,10 @@ def test_meshes_lists_what_is_there_and_who_refers_to_it(nb: Notebook) -> None:
 
 
 def test_every_magic_has_help_with_examples(nb: Notebook) -> None:
-    for magic in ("mesh", "on", "meshes", "heal", "stop", "interrupt"):
-        doc = nb.run(f"get_ipython().find_magic('{magic}', 'cell' if '{magic}' == 'on' else 'line').__doc__").text
+    for magic in ("mesh", "on", "actor", "meshes", "heal", "stop", "interrupt"):
+        doc = nb.run(
+            f"get_ipython().find_magic('{magic}', 'cell' if '{magic}' in ('on', 'actor') else 'line').__doc__"
+        ).text
         assert f"%{magic}" in doc
 
 

@@ -1,0 +1,185 @@
+"""Actors from a cell: the class that it defines, spawned, or taken over by the actors that live. What %%actor calls."""
+
+import ast
+import linecache
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from IPython.core.error import UsageError
+
+from monarch_nb.mesh import ActorMesh, ProcMesh, reload_mesh
+from monarch_nb.mesh.actor import spawn_actors
+from monarch_nb.mesh.reload import objection
+from monarch_nb.mesh.view import describe
+from monarch_nb.runtime import Actor
+
+from .arguments import ActorWish
+from .session import Session
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What a %%actor line asked for, and the uid of what it got."""
+
+    uid: str
+    arguments: tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+
+
+class Actors:
+    """The actor meshes that cells of one notebook define."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        self._shell = shell
+        self._session = session
+        self._made: dict[str, _Made] = {}
+
+    def define(self, wish: ActorWish, source: str, filename: str, say: Callable[[str], None]) -> ActorMesh[Any]:
+        """Runs the cell, then spawns its class or gives it to the actors of that name; binds the variable.
+
+        Blocks until they are constructed, or have the new class. Raises UsageError, and what the cell, `__init__` or
+        `__reload__` raise.
+        """
+        procs = self._procs(wish)
+        living = self._living(wish)
+        cls = self._run(wish, source, filename)
+        if living is not None and not wish.fresh:
+            moved = self._elsewhere(living, procs)
+            if not moved:
+                say(self._reload(wish, living, cls))
+                return living
+            say(f"{wish.name} is replaced: {moved}")
+        mesh = self._spawn(wish, procs, cls, living)
+        mesh.initialized.get()
+        return mesh
+
+    # -- what is asked for ------------------------------------------------------------------------------------------
+
+    def _procs(self, wish: ActorWish) -> ProcMesh:
+        found = self._value("on", wish.mesh) if not wish.mesh.isidentifier() else self._session.find(wish.mesh)
+        if not isinstance(found, ProcMesh):
+            raise UsageError(f"%%actor: {wish.mesh} is {_a(found)}; actors live on a mesh of procs, as %mesh makes it")
+        if found._state.stopped is not None:
+            raise UsageError(f"%%actor: {wish.mesh} was stopped ({found._state.stopped}); make it anew with %mesh")
+        return found
+
+    def _living(self, wish: ActorWish) -> ActorMesh[Any] | None:
+        """The actors of that name that can take a class over, or have to make room."""
+        bound = self._shell.user_ns.get(wish.name)
+        if bound is not None and not isinstance(bound, ActorMesh):
+            raise UsageError(f"%%actor: {wish.name} is {_a(bound)} already; choose another name, or del {wish.name}")
+        if bound is None and wish.name in self._made:
+            state: Any = self._session.meshes().get(self._made[wish.name].uid)
+            bound = ActorMesh(state, state.region) if state is not None else None
+        if bound is None or bound._state.stopped is not None or bound._state.born is None:
+            return None
+        return ActorMesh(bound._state, bound._state.region)
+
+    def _value(self, label: str, text: str) -> Any:
+        try:
+            return eval(text, self._shell.user_ns)
+        except Exception as error:
+            raise UsageError(f"%%actor: {label}={text} gives {type(error).__name__}: {error}") from None
+
+    # -- the cell ---------------------------------------------------------------------------------------------------
+
+    def _run(self, wish: ActorWish, source: str, filename: str) -> type:
+        source = self._shell.transform_cell(source)
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        tree = ast.parse(source, filename)
+        exec(compile(tree, filename, "exec", dont_inherit=True), self._shell.user_ns)
+        names = dict.fromkeys(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+        found = {name: cls for name in names if _is_actor(cls := self._shell.user_ns.get(name))}
+        if wish.cls:
+            cls = found.get(wish.cls) or self._shell.user_ns.get(wish.cls)
+            if not _is_actor(cls):
+                known = f"the cell defines {', '.join(found)}" if found else "the cell defines no Actor class"
+                raise UsageError(f"%%actor: class={wish.cls} is {_a(cls)}, no Actor class; {known}")
+            return cls
+        # Those that others in the cell are derived from are helpers.
+        leaves = {name: cls for name, cls in found.items() if not any(cls in c.__mro__[1:] for c in found.values())}
+        if not leaves:
+            raise UsageError(
+                "%%actor: the cell defines no Actor class; begin it with: class Name(Actor):  (from monarch.actor)"
+            )
+        if len(leaves) > 1:
+            raise UsageError(
+                f"%%actor: the cell defines several Actor classes, {', '.join(leaves)}: name one, as in "
+                f"%%actor {wish.name} on {wish.mesh} class={next(iter(leaves))}"
+            )
+        (cls,) = leaves.values()
+        return cls
+
+    # -- spawning and reloading -------------------------------------------------------------------------------------
+
+    def _elsewhere(self, living: ActorMesh[Any], procs: ProcMesh) -> str:
+        """Why the living actors are not those that the line means; "" if they are."""
+        state = living._state
+        if state.procs is not procs._state or state.region != procs._region:
+            return f"it lived on {_place(ProcMesh(state.procs, state.region))}, now on {_place(procs)}"
+        ranks = describe(living).ranks
+        return "all its ranks had failed" if all(rank.state == "failed" for rank in ranks) else ""
+
+    def _reload(self, wish: ActorWish, living: ActorMesh[Any], cls: type) -> str:
+        state = living._state
+        failed = [rank for rank in describe(living).ranks if rank.state == "failed"]
+        if failed:
+            raise UsageError(
+                f"%%actor: {len(failed)} of {len(living)} ranks of {wish.name} have failed: %heal {wish.name} first, "
+                "or add --fresh"
+            )
+        told = _refused(lambda: objection(state, cls))
+        if told:
+            raise UsageError(f"%%actor: {told}; --fresh spawns {wish.name} anew")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            done = reload_mesh(living, cls)
+        done.get()
+        self._shell.user_ns[wish.name] = living
+        lines = [f"{wish.name}: {_count(len(living))} took over the new {cls.__name__} and kept their state"]
+        made = self._made.get(wish.name)
+        if made is not None and made.uid == state.uid and made.arguments != _arguments(wish):
+            lines.append("the arguments have changed, but __init__ does not run again: --fresh spawns it anew")
+        return "\n".join([*lines, *(str(each.message) for each in caught)])
+
+    def _spawn(self, wish: ActorWish, procs: ProcMesh, cls: type, living: ActorMesh[Any] | None) -> ActorMesh[Any]:
+        args = [self._value(f"argument {place}", text) for place, text in enumerate(wish.args, 1)]
+        kwargs = {name: self._value(name, text) for name, text in wish.kwargs.items()}
+        if living is not None:
+            living.stop("replaced by %%actor").get()
+        try:
+            mesh: ActorMesh[Any] = spawn_actors(procs, wish.name, cls, tuple(args), kwargs)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"%%actor: {error}") from None
+        self._made[wish.name] = _Made(mesh._state.uid, _arguments(wish))
+        self._shell.user_ns[wish.name] = mesh
+        return mesh
+
+
+def _refused(look: Callable[[], str]) -> str:
+    try:
+        return look()
+    except ValueError as error:
+        raise UsageError(f"%%actor: {error}") from None
+
+
+def _arguments(wish: ActorWish) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    return wish.args, tuple(sorted(wish.kwargs.items()))
+
+
+def _is_actor(found: Any) -> TypeGuard[type]:
+    return isinstance(found, type) and issubclass(found, Actor)
+
+
+def _place(procs: ProcMesh) -> str:
+    dims = " ".join(f"{label}={size}" for label, size in procs.extent.items())
+    return f"{procs.name} {dims}".rstrip()
+
+
+def _a(value: Any) -> str:
+    return "not defined" if value is None else f"a {type(value).__name__}"
+
+
+def _count(number: int) -> str:
+    return f"{number} actor{'' if number == 1 else 's'}"
