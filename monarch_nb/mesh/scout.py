@@ -1,9 +1,8 @@
 """Asking host agents who they are, before anything depends on them."""
 
+import queue
 import secrets
-import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,11 +28,15 @@ def introduce(
     for endpoint in endpoints:
         require_keys(endpoint, keys, insecure_loopback)
     deadline = time.monotonic() + timeout
+
+    def ask(endpoint: str) -> Found:
+        wrong = _look(endpoint, keys, deadline)
+        if wrong is not None:
+            return wrong
+        return _Question(endpoint, keys, insecure_loopback).ask(max(1.0, deadline - time.monotonic()))
+
     with ThreadPoolExecutor(min(32, len(endpoints) or 1), "monarch-scout") as pool:
-        wrong = list(pool.map(lambda endpoint: _look(endpoint, keys, deadline), endpoints))
-    open_ones = {number: endpoint for number, endpoint in enumerate(endpoints) if wrong[number] is None}
-    found = _Round(open_ones, keys, insecure_loopback).run(max(1.0, deadline - time.monotonic())) if open_ones else {}
-    return [found[number] if error is None else error for number, error in enumerate(wrong)]
+        return list(pool.map(ask, endpoints))
 
 
 def _look(endpoint: str, keys: Keys | None, deadline: float) -> TransportError | None:
@@ -57,14 +60,13 @@ def _look(endpoint: str, keys: Keys | None, deadline: float) -> TransportError |
 _HOW_TO_START = "Start a host agent there: python -m monarch_nb.host --tcp tcp://0.0.0.0:PORT --key FILE --keep"
 
 
-class _Round:
-    """One question to several agents, from an address of its own, so that it disturbs no link there is."""
+class _Question:
+    """Put from an address of its own, so that it disturbs no link there is."""
 
-    def __init__(self, endpoints: dict[int, str], keys: Keys | None, insecure_loopback: bool) -> None:
-        self._endpoints = endpoints
-        self._found: dict[int, Found] = {}
-        self._refusals: Counter[int] = Counter()
-        self._changed = threading.Condition()
+    def __init__(self, endpoint: str, keys: Keys | None, insecure_loopback: bool) -> None:
+        self._endpoint = endpoint
+        self._refusals = 0
+        self._found: queue.SimpleQueue[Found] = queue.SimpleQueue()
         self._node = Node(
             f"h0/q{secrets.token_hex(6)}",
             run_folders={},
@@ -75,48 +77,33 @@ class _Round:
             insecure_loopback=insecure_loopback,
         )
 
-    def run(self, timeout: float) -> dict[int, Found]:
-        """All answers."""
+    def ask(self, timeout: float) -> Found:
+        """The answer, or what is wrong."""
         self._node.start()
         try:
-            question = Parcel([p.encode(p.Done())])
-            for number, endpoint in self._endpoints.items():
-                self._node.learn(f"x{number}", endpoint)
-                header = Header(Kind.CONTROL, "", self._node.address, method="agent.status", port=number + 1)
-                self._node.send_to_whoever(f"x{number}", header, question)
-            with self._changed:
-                self._changed.wait_for(lambda: len(self._found) == len(self._endpoints), timeout)
+            self._node.learn("there", self._endpoint)
+            header = Header(Kind.CONTROL, "", self._node.address, method="agent.status", port=1)
+            self._node.send_to_whoever("there", header, Parcel([p.encode(p.Done())]))
+            return self._found.get(timeout=timeout)
+        except queue.Empty:
+            return UnreachableError(f"the agent at {self._endpoint} has not answered within {timeout:.0f} s")
         finally:
             self._node.close(0.1)  # with the acknowledgements
-        for number, endpoint in self._endpoints.items():
-            late = UnreachableError(f"the agent at {endpoint} has not answered within {timeout:.0f} s")
-            self._found.setdefault(number, late)
-        return self._found
-
-    def _settle(self, number: int, found: Found) -> None:
-        with self._changed:
-            self._found.setdefault(number, found)
-            self._changed.notify_all()
 
     def _answered(self, header: Header, parcel: Parcel) -> None:
-        number = header.port - 1
-        if header.kind != Kind.CONTROL or number not in self._endpoints:
-            return
-        try:
-            self._settle(number, p.decode(bytes(parcel.frames[0]), p.HostState))
-        except msgspec.MsgspecError as error:
-            self._settle(number, UnreachableError(f"{self._endpoints[number]} speaks another dialect: {error}"))
+        if header.kind == Kind.CONTROL:
+            try:
+                self._found.put(p.decode(bytes(parcel.frames[0]), p.HostState))
+            except (msgspec.MsgspecError, IndexError) as error:
+                self._found.put(UnreachableError(f"{self._endpoint} speaks another dialect: {error}"))
 
     def _connection(self, address: str, up: bool, word: str) -> None:
-        if word != "refused":
-            return
-        number = int(address.partition("/")[0][1:])
-        self._refusals[number] += 1
-        if self._refusals[number] >= _REFUSALS:
-            self._settle(
-                number,
-                TrustError(
-                    f"the agent at {self._endpoints[number]} does not accept this key: pass the very file that it was "
-                    "started with (--key)"
-                ),
-            )
+        if word == "refused":
+            self._refusals += 1
+            if self._refusals == _REFUSALS:
+                self._found.put(
+                    TrustError(
+                        f"the agent at {self._endpoint} does not accept this key: pass the very file that it was "
+                        "started with (--key)"
+                    )
+                )

@@ -1,0 +1,225 @@
+"""Hosts started as users start them, a proxy that can be cut, and actors for the tests of several hosts."""
+
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb import mesh
+from monarch_nb.actor import Actor, context, current_rank, endpoint
+from monarch_nb.host.bootstrap import command
+from tests.cluster.leftovers import Before
+
+SOON = 20.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left(own_place: Path) -> Iterator[None]:
+    """A module that imports this leaves no process, socket, folder, descriptor or thread."""
+    before = Before(own_place)
+    yield
+    mesh.shutdown()
+    before.check()
+
+
+class Member(Actor):
+    """Remembers who told it what, in order."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[int]] = {}
+        self.kept: Any = None
+
+    @endpoint
+    def where(self) -> tuple[int, int]:
+        return current_rank().rank, os.getpid()
+
+    @endpoint
+    def note(self, number: int, who: str = "root") -> None:
+        self.seen.setdefault(who, []).append(number)
+
+    @endpoint
+    def noted(self, who: str = "root") -> list[int]:
+        return self.seen.get(who, [])
+
+    @endpoint
+    def count(self, who: str) -> int:
+        return len(self.seen.get(who, []))
+
+    @endpoint
+    def in_order(self, who: str, numbers: list[int]) -> bool:
+        return self.seen.get(who, []) == numbers
+
+    @endpoint
+    def length(self, data: bytes) -> int:
+        return len(data)
+
+    @endpoint
+    def nap(self, seconds: float, rank: int) -> int:
+        mine = context().actor_instance.rank.rank
+        if mine == rank:
+            time.sleep(seconds)
+        return mine
+
+    @endpoint
+    def die(self, rank: int) -> int:
+        mine = context().actor_instance.rank.rank
+        if mine == rank:
+            time.sleep(0.3)  # the others have answered by then, more or less
+            os._exit(3)
+        return mine
+
+
+class Caller(Actor):
+    """Calls others from where it is."""
+
+    @endpoint
+    def call(self, others: Any) -> list[tuple[int, int]]:
+        return list(others.where.call().get(SOON).values())
+
+    @endpoint
+    def tell(self, others: Any, count: int, who: str) -> int:
+        for number in range(count):
+            others.note.broadcast(number, who)
+        return count
+
+
+class HostProcess:
+    """`python -m monarch_nb.host`, as a user starts it."""
+
+    def __init__(self, folder: Path, *options: str, tcp: str = "tcp://127.0.0.1:0", key: Path | None = None,
+                 env: dict[str, str] | None = None, before: tuple[str, ...] = ()) -> None:  # fmt: skip
+        words = ["--tcp", tcp, "--keep", *options, *(["--key", str(key)] if key is not None else [])]
+        self.errors = folder / f"agent-{random.randrange(1 << 30):x}.log"
+        with open(self.errors, "ab") as errors:
+            self.process = subprocess.Popen(
+                [*before, *command("monarch_nb.host.agent", *words)], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=errors, env={**os.environ, **(env or {})},
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        with self.process.stdout as out:
+            line = out.readline()
+        assert line, self.errors.read_text()
+        ready = json.loads(line)
+        self.host: str = ready["host"]
+        self.pid: int = ready["pid"]
+        self.endpoint: str = ready["endpoint"]
+        self.run_folder = Path(ready["run_folder"])
+
+    @property
+    def port(self) -> int:
+        return int(self.endpoint.rpartition(":")[2])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(SOON)
+        finally:
+            self.kill()
+
+
+@contextlib.contextmanager
+def user_hosts(folder: Path, count: int, *options: str, key: Path | None = None) -> Iterator[list[HostProcess]]:
+    """Hosts, gone at the end."""
+    made: list[HostProcess] = []
+    try:
+        for _ in range(count):
+            made.append(HostProcess(folder, *options, key=key))
+        yield made
+    finally:
+        for host in made:
+            host.close()
+
+
+class Proxy:
+    """Passes a TCP connection on, counts its bytes, and can be cut."""
+
+    def __init__(self, target: str) -> None:
+        self._target = int(target.rpartition(":")[2])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.endpoint = f"tcp://127.0.0.1:{self.port}"
+        self.sent = 0  # bytes towards the target
+        self.is_cut = False
+        self._open: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._accept, name="proxy")]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                try:
+                    if self.is_cut:
+                        raise OSError("cut")
+                    far = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:
+                    near.close()
+                    continue
+                self._open += [near, far]
+                for source, sink, outward in ((near, far, True), (far, near, False)):
+                    thread = threading.Thread(target=self._pump, args=(source, sink, outward), name="proxy")
+                    thread.start()
+                    self._threads.append(thread)
+
+    def _pump(self, source: socket.socket, sink: socket.socket, outward: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 18):
+                if outward:
+                    self.sent += len(data)
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        """No connection lives, and none comes about, until `mend`."""
+        with self._lock:
+            self.is_cut = True
+            for end in self._open:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self.is_cut = False
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+        for end in self._open:
+            end.close()
+
+
+def wait_until(true: Callable[[], Any], seconds: float = SOON) -> None:
+    """Wait for a fact of the operating system, or of another process, of which nobody tells."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to be"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
