@@ -72,7 +72,8 @@ class Agent:
         self._node.start()
         if self._options.owner_fd is not None:
             self._loop.register(self._options.owner_fd, READ, self._owner_pipe)
-        signal.signal(signal.SIGTERM, lambda *_: self._loop.post(lambda: self.end("the host agent was terminated")))
+        terminated = "the host agent was terminated"
+        signal.signal(signal.SIGTERM, lambda *_: self._loop.post(lambda: self._give_up(terminated)))
         if self._options.prewarm:
             self._children.forker.prewarm()
         say_ready(Ready(host=self._options.host, pid=os.getpid(), address=self.address, run_folder=str(self._folder),
@@ -98,6 +99,12 @@ class Agent:
 
         self._stopper.stop(self._children.alive(), timeout_s=timeout_s, grace_s=_ORPHANED_TIMEOUT_S, reason=reason,
                            done=all_gone)  # fmt: skip
+
+    def _give_up(self, reason: str) -> None:
+        """End, though owners of procs here, elsewhere, have not asked for it: to them it is a failure."""
+        for child in self._children.alive():
+            child.evicted = True
+        self.end(reason)
 
     # What happens to procs.
 
@@ -163,14 +170,14 @@ class Agent:
         if wait > 0:
             self._loop.call_later(wait, self._detached_too_long)
         else:
-            self.end("the process that owned this host is gone")
+            self._give_up("the process that owned this host is gone")
 
     def _detached_too_long(self) -> None:
         wait = self._leases.detached_until - time.monotonic()
         if wait > 0:
             self._loop.call_later(wait, self._detached_too_long)
         else:
-            self.end("nobody came back to this detached host in time")
+            self._give_up("nobody came back to this detached host in time")
 
     def _follow(self, owner: str, pid: int) -> None:
         if owner in self._followed or not has_pidfd():

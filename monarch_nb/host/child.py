@@ -24,6 +24,7 @@ class Child:
     unresponsive_since: float | None = None  # wall clock
     stop_wanted: bool = False
     stop_reason: str = ""
+    evicted: bool = False  # stopped by nobody's wish
     exit: Exited | None = None
 
     @property

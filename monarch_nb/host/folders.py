@@ -7,6 +7,7 @@ import os
 import platform
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 import uuid
@@ -86,12 +87,27 @@ def remove_run_folder(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def _deserted(path: Path) -> bool:
+    """Whether there are sockets in a folder, and nobody listens at any."""
+    doors = [each for each in path.iterdir() if each.is_socket()]
+    for door in doors:
+        with socket.socket(socket.AF_UNIX) as knock:
+            try:
+                knock.connect(str(door))
+                return False
+            except ConnectionRefusedError:
+                pass
+    return bool(doors)
+
+
 def sweep(base: Path | None = None) -> list[Path]:
-    """Remove this user's run folders whose agent is gone (killed together with its owner); returns which."""
+    """Remove this user's run folders whose agent and processes are gone (killed together); returns which."""
     removed = []
     for path in (base or base_folder()).glob(f"{_MARK}-{os.getuid()}-*"):
         try:
-            if time.time() - path.stat().st_mtime < _STALE_AFTER_S or not (path / "lock").exists():
+            if time.time() - path.stat().st_mtime < _STALE_AFTER_S:
+                continue
+            if not (path / "lock").exists() and not _deserted(path):  # a client that starts no agent holds nothing
                 continue
             fd = hold(path)
         except OSError:

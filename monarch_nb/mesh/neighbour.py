@@ -55,7 +55,9 @@ class Neighbour:
     def shutdown(self) -> Future[p.Ended]:
         """Ends the agent and all processes there."""
         self.end()
-        return request(self.engine, f"{self.host}/agent", "agent.shutdown", p.Shutdown(), p.Ended)
+        ended: Future[p.Ended] = request(self.engine, f"{self.host}/agent", "agent.shutdown", p.Shutdown(), p.Ended)
+        ended._on_done(lambda _: self._forget("it was shut down"))
+        return ended
 
     def end(self) -> None:
         """It is no longer ours to watch."""
@@ -87,12 +89,16 @@ class Neighbour:
             return True
         return self._ended.wait(_PULSE_S) and False
 
+    def _forget(self, reason: str) -> None:
+        self.engine.local_hosts.discard(self.host)
+        self.engine.node.forget(self.host, reason)
+
     def _lose(self) -> None:
         if self._ended.is_set() or self.engine.closed:
             return
         self.lost = f"its host agent (process {self.pid}) has ended"
         self.engine.keeper.host_lost(self.host, self.lost)
-        self.engine.local_hosts.discard(self.host)
+        self._forget(self.lost)
         ways.tell_lost(self.engine, self.host, self.lost)
 
 

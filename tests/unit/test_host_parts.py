@@ -1,6 +1,8 @@
 """The parts of a host agent that need no process."""
 
 import os
+import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -99,6 +101,19 @@ def test_sweeping_removes_only_old_folders_that_nobody_holds(tmp_path: Path) -> 
     assert folders.sweep(tmp_path) == [folders.run_folder_for("old", tmp_path)]
     assert sorted(path.name.rpartition("-")[2] for path in tmp_path.iterdir()) == ["held", "young"]
     os.close(fd)
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_the_folder_of_a_killed_client_without_an_agent_is_swept(listening: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as place:  # paths of sockets are short
+        folder = folders.run_folder_for("client", Path(place))
+        folders.make_run_folder(folder)
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(str(folder / "c0.0.0"))
+            if listening:
+                door.listen()
+            os.utime(folder, (0, 0))
+            assert bool(folders.sweep(Path(place))) != listening
 
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
