@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, ActorError, ProcMesh, concurrent_endpoint, current_rank, endpoint
+from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, concurrent_endpoint, endpoint
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
 
@@ -41,13 +41,11 @@ class Caller(Actor):
         return "rested"
 
     @endpoint
-    def exchange(self, mesh: Any) -> str:
-        neighbour = (current_rank().rank + 1) % 4
-        return str(mesh.slice(gpus=neighbour).ping.call_one().get())
-
-    @endpoint
-    def nap_then_ask(self, other: Any) -> str:
-        time.sleep(0.2)
+    def ask_when_told(self, port: Port[Port[None]], other: Any) -> str:
+        """Asks once all who are to take part have begun."""
+        mine, receiver = Channel[None].open()
+        port.send(mine)
+        receiver.recv().get(20)
         return str(other.ping.call_one().get())
 
     @endpoint
@@ -128,18 +126,28 @@ def test_a_circle_through_actors_of_one_process_is_told(quad: ProcMesh) -> None:
         actors[0].through.call_one(actors[1:], actors[0]).get(20)
 
 
+def all_at_once(pairs: list[tuple[Any, Any]]) -> list[Any]:
+    """Each first one asks its second, when all of them are busy."""
+    port, receiver = Channel[Port[None]].open()
+    calls = [one.ask_when_told.call_one(port, other) for one, other in pairs]
+    for go in [receiver.recv().get(20) for _ in pairs]:
+        go.send(None)
+    return [call.exception(20) for call in calls]
+
+
 def test_neighbours_that_all_call_each_other_are_told(quad: ProcMesh) -> None:
     ring: Any = quad.spawn("ring", Caller)
-    with pytest.raises(ActorError, match="DeadlockError") as caught:
-        ring.exchange.call(ring).get(20)
-    assert str(caught.value).count(" waits for ring.ping") == 4
+    outcomes = all_at_once([(ring.slice(gpus=n), ring.slice(gpus=(n + 1) % 4)) for n in range(4)])
+    told = [outcome for outcome in outcomes if outcome is not None]
+    assert len(told) == 1
+    assert "DeadlockError" in str(told[0])
+    assert str(told[0]).count(" waits for ring.ping") >= 4
     assert ring.ping.call().get(20).values() == ["pong"] * 4
 
 
 def test_two_calls_that_know_nothing_of_each_other_can_make_a_circle(quad: ProcMesh) -> None:
     a: Any = quad.slice(gpus=0).spawn("alice", Caller)
     b: Any = quad.slice(gpus=1).spawn("bob", Caller)
-    calls = [a.nap_then_ask.call_one(b), b.nap_then_ask.call_one(a)]
-    outcomes = [call.exception(20) for call in calls]
+    outcomes = all_at_once([(a, b), (b, a)])
     assert sum("DeadlockError" in str(outcome) for outcome in outcomes) == 1
     assert outcomes.count(None) == 1

@@ -287,6 +287,11 @@ class Sender(Actor):
         return self.how == "handles"
 
 
+def call_for_ever(mesh: Any) -> None:
+    while True:
+        mesh.ping.call().get(20)
+
+
 def gone_port() -> Port[int]:
     port, _ = Channel[int].open()
     return port
@@ -331,8 +336,7 @@ def test_an_owner_that_is_killed_takes_its_children_along(own_procs: ProcMesh, q
     faults.next()
     for mesh in (children, nested):
         with pytest.raises(SupervisionError):
-            for _ in range(10_000):
-                mesh.ping.call().get(20)
+            call_for_ever(mesh)
     deadline = time.monotonic() + 20
     while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
