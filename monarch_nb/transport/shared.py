@@ -9,9 +9,11 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 from collections.abc import Iterable
 
 from monarch_nb.transport.errors import SharedMemoryError, descriptor_limit, is_descriptor_limit
+from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.mapping import map_file
 
 __all__ = ["MemoryFile", "available", "threshold"]
@@ -29,9 +31,10 @@ def available() -> bool:
 class MemoryFile:
     """One buffer in a memory file; its descriptor is closed when the last reference to this object goes."""
 
-    __slots__ = ("fd", "length", "shared")
+    __slots__ = ("_closer", "fd", "length", "shared")
 
     def __init__(self, fd: int, length: int) -> None:
+        self._closer = _closer(fd)
         self.fd = fd
         self.length = length
         self.shared: memoryview | None = None
@@ -56,12 +59,15 @@ class MemoryFile:
     @classmethod
     def _create(cls, length: int) -> "MemoryFile":
         try:
-            fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            return uninterrupted(cls._new, length)
         except OSError as error:
             if is_descriptor_limit(error):
                 raise descriptor_limit("a memory file for a large buffer") from error
             raise _no_room(error, length) from error
-        return cls(fd, length)
+
+    @classmethod
+    def _new(cls, length: int) -> "MemoryFile":
+        return cls(os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), length)
 
     @classmethod
     def empty(cls, length: int) -> "MemoryFile":
@@ -120,9 +126,19 @@ class MemoryFile:
                 raise _no_room(error, self.length) from error
         return self.shared
 
+
+def _closer(fd: int) -> object:
+    """Closes a descriptor when it is dropped. In C: Ctrl-C can cut a finalizer of ours off before its first line."""
+    return select.epoll.fromfd(fd) if hasattr(select, "epoll") else _Closer(fd)
+
+
+class _Closer:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
     def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            os.close(self.fd)
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
 
 
 def _no_room(error: OSError, length: int) -> SharedMemoryError:

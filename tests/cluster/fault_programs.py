@@ -1,6 +1,7 @@
 """Controllers in processes of their own, for tests that kill, interrupt or starve them."""
 
 import contextlib
+import faulthandler
 import gc
 import itertools
 import os
@@ -21,9 +22,6 @@ from monarch_nb.exceptions import DescriptorLimitError
 from monarch_nb.mesh import controller, notebook_mode
 from monarch_nb.routing.actions import LinkConfig
 from tests.cluster.fault_tools import SOON, Worker, begun, status, until
-
-EXIT: list[str] = []
-
 
 def say(*words: object) -> None:
     print(*words, flush=True)
@@ -112,17 +110,20 @@ class Interrupter:
             os.kill(os.getpid(), signal.SIGINT)
 
     def during(self, most: float, function: Callable[[], None]) -> bool:
-        """Runs it with one interrupt on the way, and waits for that one in any case; whether it cut in."""
-        cut = True
+        """Runs it with one interrupt on the way, and waits for that one in any case; whether it cut in.
+
+        One that falls into a finalizer is swallowed by Python: it counts as one that did not cut in.
+        """
+        due = self.sent + 1
         try:
             self.arm(most)
             function()
-            cut = False
-            while True:
-                time.sleep(1)
+            while self.sent < due:
+                time.sleep(0.001)
+            time.sleep(0.001)
+            return False
         except KeyboardInterrupt:
-            pass
-        return cut
+            return True
 
 
 def sends(times: str) -> None:
@@ -136,8 +137,11 @@ def sends(times: str) -> None:
     sent: list[tuple[str, int]] = []
     futures: list[Any] = []
 
+    interrupter = Interrupter(11)
+
     def work() -> None:
-        while True:
+        due = interrupter.sent + 1
+        while interrupter.sent < due:
             number = next(numbers)
             way = number % 8
             if way < 3:
@@ -155,7 +159,6 @@ def sends(times: str) -> None:
             else:
                 workers.echo.call(number).get()
 
-    interrupter = Interrupter(11)
     cuts = sum(interrupter.during(0.002, work) for _ in range(int(times)))
     begin = time.monotonic()
     noted = workers.noted.call().get(SOON).values()
@@ -351,6 +354,7 @@ def full_disk(path: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(35)  # whoever waits for this program gives up a little later
     from tests.cluster import fault_programs  # its classes and functions have that name everywhere
 
     getattr(fault_programs, sys.argv[1])(*sys.argv[2:])
