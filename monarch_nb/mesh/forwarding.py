@@ -1,0 +1,106 @@
+"""What the processes of a script write, written where the script runs; in a notebook the cells show it instead."""
+
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from monarch_nb.mesh.output import output_of
+from monarch_nb.mesh.places import places
+from monarch_nb.mesh.state import ProcState
+from monarch_nb.runtime import Runtime
+from monarch_nb.settings import settings
+
+STALE_SECONDS = 1.0  # a line without end is written after that long
+DRAIN_SECONDS = 1.0  # how long the end of the program waits for what was written before it
+FORGET_SECONDS = 5.0  # after the end of a mesh: its last words may still be on their way
+
+logger = logging.getLogger(__name__)
+
+
+class Forwarding:
+    """Follows each process that this one starts. Lines are written by a thread of its own, never by the reading one."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+        self._output = output_of(engine)
+        self._lines: deque[tuple[str, str]] = deque()
+        self._wake = threading.Event()
+        self._writing = threading.Lock()  # one batch at a time, in order
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._stop_listening = self._output.listen(self._wrote)
+        engine.keeper.on_event.append(self._happened)
+
+    def close(self) -> None:
+        """Somebody else shows it from now on."""
+        self._closed = True
+        self._stop_listening()
+        if self._happened in self._engine.keeper.on_event:
+            self._engine.keeper.on_event.remove(self._happened)
+        self._wake.set()
+
+    def settle(self) -> None:
+        """Writes what processes wrote before their replies and ends that are known here; blocks for it, not long."""
+        if self._thread is None or self._closed:
+            return
+        self._output.drain(self._engine.log_marks, DRAIN_SECONDS)
+        self._cut(0.0)
+        self.flush()
+
+    def _happened(self, kind: str, about: Any) -> None:
+        if kind == "started":
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="monarch-output", daemon=True)
+                self._thread.start()
+            self._output.follow([about.address])
+        elif kind == "stopped" and isinstance(about, ProcState):
+            self._engine.later(FORGET_SECONDS, lambda: self._output.forget(about.uid))
+
+    def _wrote(self, address: str, lines: list[str]) -> None:
+        self._lines.extend((address, line) for line in lines)
+        self._wake.set()
+
+    def _work(self) -> None:
+        while not self._closed and not self._engine.closed:
+            self._wake.wait(STALE_SECONDS / 2 if self._output.open_lines() else None)
+            self._wake.clear()
+            try:
+                self._cut(STALE_SECONDS)
+                self.flush()
+            except (OSError, ValueError):  # nobody reads it any more
+                return
+            except Exception:
+                logger.exception("output of processes could not be written")
+
+    def _cut(self, age: float) -> None:
+        for address, (_, overwrites, seconds) in self._output.open_lines().items():
+            if seconds >= age and (age == 0.0 or not overwrites):
+                line = self._output.cut(address)
+                if line:
+                    self._lines.append((address, line))
+
+    def flush(self) -> None:
+        """Writes all complete lines now."""
+        with self._writing:
+            lines = []
+            while self._lines:
+                lines.append(self._lines.popleft())
+            if lines:
+                sys.stdout.write(self._text(lines))
+                sys.stdout.flush()
+
+    def _text(self, lines: Iterable[tuple[str, str]]) -> str:
+        prefixed = settings.get("enable_log_forwarding") and settings.get("prefix_with_rank")
+        return "".join(f"{self._prefix(address) if prefixed else ''}{line}\n" for address, line in lines)
+
+    def _prefix(self, address: str) -> str:
+        uid, rank, _ = address.partition("/")[2].rsplit(".", 2)
+        state = self._engine.meshes.get(uid)
+        if state is None:
+            return f"[{address}] "
+        point = state.region.point_of_base_rank(int(rank))
+        where = places(tuple(point.labels), [tuple(point[label] for label in point.labels)])
+        return f"[{' '.join(filter(None, (state.name, where)))}] "
