@@ -199,7 +199,8 @@ class Children:
         why = child.stop_reason if child.stop_wanted and child.stop_reason else exits.reason(code, signum, oom=oom)
         self._end(child, Exited(address=child.address, host=child.spec.host, reason=why, pid=child.pid, exitcode=code,
                                 signal=signum, last_lines=exits.last_lines(child.spec.log), oom=oom,
-                                expected=child.stop_wanted and not child.evicted, at=time.time()))  # fmt: skip
+                                expected=child.stop_wanted and not child.evicted, at=time.time(),
+                                log_bytes=exits.log_bytes(child.spec.log)))  # fmt: skip
 
     def _failed(self, child: Child, why: str) -> None:
         reason = f"the process could not be started on host {child.spec.host}: {why}"

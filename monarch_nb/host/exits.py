@@ -28,6 +28,14 @@ def reason(exitcode: int | None, signum: int | None, *, oom: bool = False) -> st
     return f"the process this actor was running on failed: Exited(code={exitcode})"
 
 
+def log_bytes(path: str) -> int:
+    """How much a proc wrote; 0 if that cannot be known."""
+    try:
+        return os.stat(path).st_size if path else 0
+    except OSError:
+        return 0
+
+
 def last_lines(path: str, count: int | None = None) -> tuple[str, ...]:
     """The last lines a proc wrote; empty if that cannot be read."""
     if count is None:

@@ -93,6 +93,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     oom: bool = False
     expected: bool = False  # somebody asked for it
     at: float = 0.0  # wall clock, seconds
+    log_bytes: int = 0  # what it wrote in its life
 
 
 class Addresses(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from monarch_nb.host.launch import AgentHandle, start_agent
 from monarch_nb.mesh import fault, ways
 from monarch_nb.mesh.console import run_in_actor
 from monarch_nb.mesh.controllers import Controllers
+from monarch_nb.mesh.forwarding import Forwarding
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.remote import connection
@@ -40,6 +41,7 @@ def become_controller() -> Runtime:
     engine = Runtime(f"{host}/c{secrets.token_hex(4)}.0.0", f"{host}/agent")
     engine.run_in_actor = run_in_actor
     keeper = Keeper(engine, root=engine.root.stream)
+    keeper.forwarding = Forwarding(engine)
     keeper.controllers = Controllers(engine)
     keeper.driver.fatal = fault.unhandled
     keeper.revive = lambda hosts: _revive(engine, hosts)
@@ -200,9 +202,10 @@ def shutdown(patience: float | None = None) -> None:
         remote.end()
         if not remote.lost:
             remote.leave()
+    engine.keeper.forwarding.settle()
     engine.close()
     for handle in handles:
-        handle.close()
+        handle.close(settings.get("process_exit_timeout"))
     remove_run_folder(run_folder_for(engine.host))
     install(None)
     fault.exit_if_fatal()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from monarch_nb.host.protocol import ProcSpec, ProcStop, decode
 from monarch_nb.mesh.console import Console, run_in_actor
 from monarch_nb.mesh.controllers import Controllers
+from monarch_nb.mesh.forwarding import Forwarding
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.spawning import PYTHON, python_version
 from monarch_nb.runtime import Runtime, SpawnActor, install
@@ -35,6 +36,7 @@ def run_proc(spec: ProcSpec) -> int:
     engine = Runtime(spec.address, spec.agent, root_id=f"<{spec.name or 'proc'}>")
     engine.run_in_actor = run_in_actor
     keeper = Keeper(engine, root=None)
+    keeper.forwarding = Forwarding(engine)
     keeper.python = spec.python
     keeper.controllers = Controllers(engine)
     install(engine)

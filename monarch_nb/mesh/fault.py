@@ -86,7 +86,10 @@ def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
         else:
             threading.Thread(target=_run, args=(hook, failure), name="monarch-fault", daemon=True).start()
 
-    driver: Any = runtime().keeper.driver
+    keeper: Any = runtime().keeper
+    if keeper.forwarding is not None:
+        keeper.forwarding.close()  # cells show what processes write
+    driver = keeper.driver
     driver.machine.root_policy = "notebook"
     driver.show = tell
 

@@ -35,6 +35,7 @@ class Keeper:
         self.python: str | None = None  # the interpreter this process was asked to run with; its own follow
         self.on_event: list[Callable[[str, Any], None]] = []  # displays; called on engine threads, must not block
         self.revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
+        self.forwarding: Any = None  # writes here what the processes write that this one started
         self.controllers: Any = None  # the way to actors of which a program has one each
         self._owned: dict[str, list[str]] = {}  # stream of the owner -> uids
         self._mesh: ProcMesh | None = None

@@ -85,6 +85,8 @@ class Watching:
     def _exited(self, header: Header, parcel: "Parcel") -> None:
         gone = p.decode(parcel.frames[0], p.Exited)
         self.unresponsive.pop(gone.address, None)
+        if gone.log_bytes:
+            self._keeper.engine.log_marks[gone.address] = gone.log_bytes
         if not gone.expected:
             lines = settings.get("tail_log_lines")
             cause = Cause(
