@@ -82,6 +82,7 @@ def run_proc(spec: ProcSpec) -> int:
     )
     engine.start(node)
     console.executor.run()  # type: ignore[union-attr]
+    keeper.forwarding.settle()
     engine.close()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

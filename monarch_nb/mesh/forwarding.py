@@ -57,7 +57,13 @@ class Forwarding:
                 self._thread.start()
             self._output.follow([about.address])
         elif kind == "stopped" and isinstance(about, ProcState):
-            self._engine.later(FORGET_SECONDS, lambda: self._output.forget(about.uid))
+            self._engine.later(FORGET_SECONDS, lambda: self._forget(about.uid))
+
+    def _forget(self, uid: str) -> None:
+        self._output.forget(uid)
+        for address in tuple(self._engine.log_marks):
+            if address.partition("/")[2].startswith(f"{uid}."):
+                self._engine.log_marks.pop(address, None)
 
     def _wrote(self, address: str, lines: list[str]) -> None:
         self._lines.extend((address, line) for line in lines)
