@@ -1,6 +1,8 @@
 """Host meshes: where processes can be spawned."""
 
+import asyncio
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, cast
@@ -152,6 +154,33 @@ class HostMesh(MeshTrait):
 
         self._mine("stop")
         return stop_hosts(self._hosts)
+
+    async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> None:
+        """Brings edited code to these hosts: `workspace` is a folder, several, or an object with such `dirs`.
+
+        Hosts that do not share this machine's files get a copy, of which only what differs is sent. The folders come
+        first on `sys.path` of all processes there. With `auto_reload` edited modules are loaded again, here and in
+        these processes, and living actors take their new classes over between messages; where one cannot, a warning
+        says so. Raises RuntimeError for a slice or a reference, SyntaxError before anything has changed.
+        """
+        from monarch_nb.mesh.workspace import sync
+
+        self._usable()
+        if conda:
+            raise NotImplementedError(
+                "sync_workspace(conda=True) is not there yet: install the environment on the hosts, and choose its "
+                "Python with with_python_executable"
+            )
+        if not self._owned and not self._is_own_host():
+            raise RuntimeError("sync_workspace: only for a whole host mesh, by its owner, not a slice or a reference")
+        report = await asyncio.to_thread(sync, self, workspace, auto_reload)
+        for note in report.notes:
+            warnings.warn(note, stacklevel=2)
+
+    def _is_own_host(self) -> bool:
+        """Whether it is this_host() of the controller."""
+        engine = runtime()
+        return engine.keeper._mesh is None and self._hosts == (engine.host,) and not self._region.labels
 
     async def __aenter__(self) -> Self:
         self._usable()

@@ -33,6 +33,7 @@ class Keeper:
         self.driver = Driver(engine, self, root=root, policy=policy)
         self.agent_environment: dict[str, dict[str, str]] = {}
         self.python: str | None = None  # the interpreter this process was asked to run with; its own follow
+        self.workspaces: dict[str, list[str]] = {}  # by host: folders of code that come first on the path there
         self.on_event: list[Callable[[str, Any], None]] = []  # displays; called on engine threads, must not block
         self.revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
         self.forwarding: Any = None  # writes here what the processes write that this one started

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-
-
 from monarch_nb.host.protocol import Launch, SpawnProcs
 from monarch_nb.mesh.devices import warn_of_shared
 from monarch_nb.mesh.endpoint import encode_arguments
@@ -89,7 +87,7 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
                 launch=tuple(born.launch[rank] for rank, _ in mine) if born.launch else (),
                 bootstrap_env_cold=bool(born.proc_bind) or born.python is not None,
                 cwd=os.getcwd(),
-                sys_path=tuple(path or os.getcwd() for path in sys.path),
+                sys_path=(*engine.keeper.workspaces.get(host, ()), *(path or os.getcwd() for path in sys.path)),
                 owner=engine.address,
                 name=state.name,
                 setup=1,
@@ -177,9 +175,11 @@ def spawn_proc_mesh(
     warn_of_shared(name, hosts, env, [known for known in living if isinstance(known.born, ProcBorn)])
     engine.meshes[uid] = state
     engine.keeper.own(instance, state)
-    born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
-    mesh = ProcMesh(state, region)
-    announce(mesh)
+    try:
+        born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
+        mesh = ProcMesh(state, region)
+        announce(mesh)
+    except BaseException:  # Ctrl-C too: nobody will ever hold it
+        engine.keeper.stop_mesh(state, "its spawn was cut off")
+        raise
     return mesh
-
-

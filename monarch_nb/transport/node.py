@@ -96,6 +96,12 @@ class Node:
         self._life = threading.Lock()
         self._state = "new"
 
+    @property
+    def run_folder(self) -> Path:
+        """The folder in which it listens."""
+        assert self._own_folder is not None
+        return self._own_folder
+
     # life
 
     def start(self) -> None:

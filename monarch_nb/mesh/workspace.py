@@ -1,0 +1,199 @@
+"""Edited code brought to where it runs: files to hosts that lack them, modules to processes, classes to actors."""
+
+import hashlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.mesh import copies, modules, ways
+from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.registry import get_active_proc_meshes
+from monarch_nb.mesh.reload import reload_mesh
+from monarch_nb.mesh.state import ActorState
+from monarch_nb.runtime import Future, runtime
+from monarch_nb.shape import NDSlice, Region
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.host import HostMesh
+
+
+@dataclass
+class Report:
+    """What a reload has done: modules loaded again anywhere, actor meshes with a new class, and what went wrong."""
+
+    modules: tuple[str, ...] = ()
+    meshes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        if not self.modules and not self.meshes:
+            return "nothing has changed"
+        parts = [f"reloaded {', '.join(self.modules)}"] if self.modules else []
+        parts += [f"actors with the new class: {', '.join(self.meshes)}"] if self.meshes else []
+        return "\n".join(["; ".join(parts), *self.notes])
+
+
+# -- modules and actors ------------------------------------------------------------------------------------------------
+
+
+def reload_code(
+    roots: Sequence[str] = (),
+    *,
+    also: Sequence[str] = (),
+    procs: "Sequence[ProcMesh] | None" = None,
+    paths: "dict[str, list[str]] | None" = None,
+) -> Report:
+    """Loads edited modules again, here and in all processes spawned from here (or those of `procs`), and gives actors
+    whose classes come from them the new classes, between messages. Blocks.
+
+    `roots` are folders; without any all local modules are looked at. `also` names modules to load in any case; `paths`
+    tells, by host, which folders are to come first on the path of processes there. Raises SyntaxError before anything
+    has changed anywhere, and what modules raise when they are loaded.
+    """
+    meshes = get_active_proc_meshes() if procs is None else list(procs)
+    found = dict.fromkeys(modules.reload_edited(roots, also).modules)
+    found.update(dict.fromkeys(_everywhere(meshes, _refresh, paths or {}, tuple(roots), tuple(also))))
+    report = Report(tuple(found))
+    if found:
+        changed = frozenset(found)
+        reload_actors(changed, report)
+        for names, notes in _everywhere(meshes, _reload_owned, changed):
+            report.meshes += tuple(name for name in names if name not in report.meshes)
+            report.notes += [note for note in notes if note not in report.notes]
+    return report
+
+
+def _everywhere(meshes: Sequence[ProcMesh], function: Callable[..., list[Any]], *args: Any) -> list[Any]:
+    """What a function gives in all processes of some meshes, together."""
+    asked = [future for mesh in meshes for future in _on_living(mesh, function, *args)]
+    return [each for future in asked for answers in future.get().values() for each in answers]
+
+
+def reload_actors(changed: frozenset[str], report: Report) -> None:
+    """Gives the actor meshes of this process whose classes come from these modules the newest classes."""
+    engine = runtime()
+    asked: list[tuple[str, Future[None]]] = []
+    for state in tuple(engine.meshes.values()):
+        if not isinstance(state, ActorState) or state.born is None or state.stopped is not None:
+            continue
+        if changed.isdisjoint(base.__module__ for base in state.cls.__mro__):
+            continue
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                asked.append((state.name, reload_mesh(ActorMesh(state, state.region))))
+            except Exception as error:
+                report.notes.append(f"{state.name} keeps its old class: {error}")
+        report.notes += [str(each.message) for each in caught]
+    for name, future in asked:
+        failed = future.exception()
+        if failed is None:
+            report.meshes += (name,)
+        else:
+            report.notes.append(f"{name}: {failed}")
+
+
+def _refresh(paths: dict[str, list[str]], roots: tuple[str, ...], also: tuple[str, ...]) -> list[str]:
+    """In a process: loads modules again there, and in the processes that were spawned from there."""
+    _enter(paths)
+    found = [*modules.reload_edited(roots, also).modules]
+    return found + _everywhere(get_active_proc_meshes(), _refresh, paths, roots, also)
+
+
+def _enter(paths: dict[str, list[str]]) -> None:
+    """In a process: folders that are not on its path yet go first on it."""
+    sys.path[:0] = [folder for folder in paths.get(runtime().host, ()) if folder not in sys.path]
+
+
+def _reload_owned(changed: frozenset[str]) -> list[tuple[tuple[str, ...], list[str]]]:
+    """In a process: gives new classes to the actors that were spawned from there, and from the processes there."""
+    report = Report()
+    reload_actors(changed, report)
+    return [(report.meshes, report.notes), *_everywhere(get_active_proc_meshes(), _reload_owned, changed)]
+
+
+def _on_living(mesh: ProcMesh, function: Callable[..., Any], *args: Any) -> list[Future[Any]]:
+    """Runs a function in the processes of a mesh that have not failed."""
+    state = mesh._state
+    failed = runtime().keeper.driver.gone(state.uid)
+    if not failed:
+        return [mesh.run(function, *args)]
+    living = [rank for rank in mesh._region.ranks() if rank not in failed]
+    return [ProcMesh(state, Region((), NDSlice(rank, (), ()))).run(function, *args) for rank in living]
+
+
+# -- workspaces --------------------------------------------------------------------------------------------------------
+
+
+def folders_of(workspace: Any) -> list[Path]:
+    """The folders that a workspace names: a path, several, or an object with `dirs`. Raises what is wrong with them."""
+    given = getattr(workspace, "dirs", workspace)
+    many = [given] if isinstance(given, str | os.PathLike) else list(given)
+    found = [Path(each).expanduser().resolve() for each in many]
+    for folder in found:
+        if not folder.is_dir():
+            raise NotADirectoryError(f"sync_workspace: {folder} is no folder")
+    if not found:
+        raise ValueError("sync_workspace: the workspace names no folder")
+    return found
+
+
+def sync(mesh: "HostMesh", workspace: Any, auto_reload: bool) -> Report:
+    """Brings the folders of a workspace to the hosts of a mesh; see `HostMesh.sync_workspace`. Blocks."""
+    engine = runtime()
+    folders = folders_of(workspace)
+    hosts = tuple(mesh._hosts[rank] for rank in mesh._region.ranks())
+    far = [host for host in hosts if not (host == engine.host or host in ways.local or ways.remotes[host].near)]
+    names = [f"{folder.name}-{hashlib.blake2b(str(folder).encode(), digest_size=4).hexdigest()}" for folder in folders]
+    copied = _copy(mesh, far, dict(zip(names, folders, strict=True))) if far else {}
+    by_host = {host: copied.get(host) or [str(folder) for folder in folders] for host in hosts}
+    for host, found in by_host.items():
+        known = engine.keeper.workspaces.setdefault(host, [])
+        known[:0] = [folder for folder in found if folder not in known]
+    roots = list(dict.fromkeys(folder for found in by_host.values() for folder in found))
+    procs = [m for m in get_active_proc_meshes() if not set(hosts).isdisjoint(m._state.layout.hosts)]
+    if auto_reload:
+        return reload_code(roots, procs=procs, paths=by_host)
+    for future in [future for mesh in procs for future in _on_living(mesh, _enter, by_host)]:
+        future.get()
+    return Report()
+
+
+def _copy(mesh: "HostMesh", hosts: list[str], folders: dict[str, Path]) -> dict[str, list[str]]:
+    """Brings folders to hosts that do not share our files; gives where they are there. A process each does it."""
+    from monarch_nb.mesh.host import HostMesh, host_labels
+
+    job = runtime().address.replace("/", "-")
+    helpers = HostMesh(mesh._name, hosts, host_labels(hosts), python=mesh._python).spawn_procs(name="sync_workspace")
+    try:
+        places: dict[str, list[str]] = {host: [] for host in hosts}
+        for name, folder in folders.items():
+            wanted = copies.manifest(folder)
+            lacking = helpers.run(_missing, job, name, wanted).get().values()
+            needed = {file for files in lacking for file in files}
+            contents = {file: (folder / file).read_bytes() for file in needed}
+            for host, place in zip(
+                hosts, helpers.run(_update, job, name, wanted, contents).get().values(), strict=True
+            ):
+                places[host].append(place)
+        return places
+    finally:
+        helpers.stop("the workspace is there").get()
+
+
+def _folder(job: str, name: str) -> str:
+    return str(runtime().node.run_folder / "work" / job / name)
+
+
+def _missing(job: str, name: str, wanted: dict[str, copies.File]) -> list[str]:
+    return copies.missing(_folder(job, name), wanted)
+
+
+def _update(job: str, name: str, wanted: dict[str, copies.File], contents: dict[str, bytes]) -> str:
+    copies.update(_folder(job, name), wanted, contents)
+    return _folder(job, name)
