@@ -13,9 +13,9 @@ from monarch_nb.mesh.undeclared import NotAnEndpoint
 from monarch_nb.runtime import (
     SPAWN,
     Actor,
-    Held,
     EndpointProperty,
     Future,
+    Held,
     Instance,
     PendingCall,
     SpawnActor,
@@ -143,7 +143,8 @@ def check_class(cls: Any) -> None:
     for name in endpoints_of(cls):
         if name in _RESERVED:
             raise ValueError(
-                f"ActorMesh has an attribute that collides with an endpoint name: {cls.__name__}.{name}. Rename the endpoint"
+                f"ActorMesh has an attribute that collides with an endpoint name: {cls.__name__}.{name}. "
+                "Rename the endpoint"
             )
 
 
@@ -223,5 +224,9 @@ def spawn_actors(
     engine.meshes[state.uid] = state
     procs._state.actors[state.uid] = state
     engine.keeper.own(instance, state)
-    state.born.initialized = send_spawn(state, region, frames)
+    try:
+        state.born.initialized = send_spawn(state, region, frames)
+    except BaseException:  # Ctrl-C too: nobody will ever hold it
+        engine.keeper.stop_mesh(state, "its spawn was cut off")
+        raise
     return ActorMesh(state, region)
