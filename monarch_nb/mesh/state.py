@@ -38,7 +38,7 @@ class MeshState:
 class ProcState(MeshState):
     """A mesh of processes."""
 
-    layout: Layout = field(default=Layout("", (), 1))  # noqa: RUF009 - immutable
+    layout: Layout = field(default=Layout("", (), 1))
     born: Any = None  # how it was spawned; kept at home for heal
     actors: "dict[str, ActorState]" = field(default_factory=dict)  # actor meshes spawned on it from this process
 
