@@ -1,0 +1,83 @@
+"""What the processes of a script write is written where the script runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+PROGRAM = """
+import os, sys
+from monarch.actor import Actor, current_rank, endpoint, this_host
+from monarch.config import configure
+
+class Talker(Actor):
+    @endpoint
+    def say(self, text: str, end: str = "\\n") -> int:
+        print(text, current_rank().rank, end=end)
+        return os.getpid()
+    @endpoint
+    def nested(self) -> None:
+        procs = this_host().spawn_procs(name="inner")
+        procs.spawn("inner", Talker).say.call("inner").get(30)
+        procs.stop().get(30)
+    def __cleanup__(self, error):
+        print("bye", self.last if hasattr(self, "last") else "")
+
+def talkers(count, name="talk"):
+    return this_host().spawn_procs(per_host={"gpus": count}, name=name).spawn("talkers", Talker)
+"""
+
+
+def run(tmp_path: Path, body: str, *, status: int = 0) -> list[str]:
+    """The sorted lines a program writes on its standard output."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM + body)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == status, done.stderr
+    return sorted(line.rstrip() for line in done.stdout.splitlines())
+
+
+def test_prints_of_ranks_come_out_at_the_script(tmp_path: Path) -> None:
+    lines = run(tmp_path, "talkers(2).say.call('hello').get(30)")
+    assert lines == ["bye", "bye", "hello 0", "hello 1"]
+
+
+def test_they_come_out_when_nobody_waits_for_an_answer_too(tmp_path: Path) -> None:
+    body = "t = talkers(1)\nt.say.broadcast('one')\nt.say.call('two', end='').get(30)"
+    assert run(tmp_path, body) == ["one 0", "two 0bye"]
+
+
+def test_forwarded_lines_begin_with_their_rank(tmp_path: Path) -> None:
+    body = "configure(enable_log_forwarding=True)\ntalkers(2).say.call('hello').get(30)"
+    assert run(tmp_path, body) == [
+        "[talk gpus=0] bye",
+        "[talk gpus=0] hello 0",
+        "[talk gpus=1] bye",
+        "[talk gpus=1] hello 1",
+    ]
+
+
+def test_unless_that_is_not_wanted(tmp_path: Path) -> None:
+    body = "configure(enable_log_forwarding=True, prefix_with_rank=False)\ntalkers(1).say.call('hello').get(30)"
+    assert run(tmp_path, body) == ["bye", "hello 0"]
+
+
+def test_processes_that_processes_start_are_heard_too(tmp_path: Path) -> None:
+    assert run(tmp_path, "talkers(1).nested.call().get(50)") == ["bye", "bye", "inner 0"]
+
+
+def test_last_words_before_a_signal_are_heard(tmp_path: Path) -> None:
+    body = """
+import monarch.actor, signal
+monarch.actor.unhandled_fault_hook = lambda failure: None
+t = talkers(1)
+os.kill(t.say.call_one("last").get(30), signal.SIGKILL)
+try:
+    t.say.call_one("never").get(30)
+except RuntimeError:
+    pass
+"""
+    assert run(tmp_path, body) == ["last 0"]
