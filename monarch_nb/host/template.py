@@ -18,8 +18,9 @@ from collections.abc import Sequence
 
 from monarch_nb.host.linux import die_with_pipe, name_process, thread_count
 
-WORTH_IMPORTING = ("msgspec", "cloudpickle", "zmq", "numpy", "torch", "monarch_nb.runtime", "monarch_nb.transport",
-                   "monarch_nb.supervision", "monarch_nb.mesh", "monarch_nb.host.proc_main")  # fmt: skip
+ENGINE = ("msgspec", "cloudpickle", "zmq", "monarch_nb.runtime", "monarch_nb.transport", "monarch_nb.supervision",
+          "monarch_nb.mesh", "monarch_nb.host.proc_main")  # fmt: skip
+PRELOAD = "MONARCH_NB_PRELOAD"  # environment: which modules procs are born with, separated by commas
 # What the first optimizer of a training program imports, a second of work: done piece by piece while nobody asks.
 WORTH_IMPORTING_LATER = ("sympy", "torch._inductor.config", "torch._functorch.aot_autograd", "torch._dynamo")
 QUIET_S = 0.5  # that long without a request before the next piece
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     name_process("mnb-template")
-    imported = import_all(WORTH_IMPORTING)
+    imported = import_all((*ENGINE, *worth_importing()))
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and thereby copying, shared pages
     hello = {"pid": os.getpid(), "threads": thread_count(), "imported": imported}
@@ -47,6 +48,11 @@ def main(argv: Sequence[str]) -> int:
     from monarch_nb.host.proc_main import run
 
     return run(leash, cord, forked=True)
+
+
+def worth_importing() -> list[str]:
+    """What procs are born with beside the engine: torch and numpy, unless the environment names other modules."""
+    return [name for name in os.environ.get(PRELOAD, "numpy,torch").split(",") if name.strip()]
 
 
 def import_all(names: Sequence[str]) -> list[str]:

@@ -15,6 +15,8 @@ from tests.cluster.host_client import Client, Refusal, alive, hosted, left_of, s
 
 pytestmark = pytest.mark.timeout(60)
 
+WITH_TORCH = {**os.environ, "MONARCH_NB_PRELOAD": "numpy,torch"}
+
 
 def facts(client: Client, address: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(client.log(address, until="\n"))
@@ -37,7 +39,7 @@ def test_procs_are_forked_from_a_single_threaded_template_and_adopted_by_the_age
 
 
 def test_a_forked_proc_looks_like_a_fresh_one(tmp_path: Path) -> None:
-    with hosted() as (_, client):
+    with hosted(env=WITH_TORCH) as (_, client):
         forked, other = client.spawn(2, "facts", env=({"MINE": "1", "HOME": None},), cwd=str(tmp_path))
         [cold] = client.spawn(
             1, "facts", env=({"MINE": "1", "HOME": None},), cwd=str(tmp_path), bootstrap_env_cold=True
@@ -74,7 +76,7 @@ def test_what_a_fork_could_not_honour_takes_the_cold_path_and_says_why(wish: dic
 
 
 def test_device_visibility_and_thread_counts_are_put_right_in_a_fork() -> None:
-    with hosted() as (_, client):
+    with hosted(env=WITH_TORCH) as (_, client):
         env = {"CUDA_VISIBLE_DEVICES": "3", "OMP_NUM_THREADS": "2"}
         [address] = client.spawn(1, "facts", env=(env,))
         assert client.started(address)[0].how == "fork"

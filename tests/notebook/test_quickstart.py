@@ -12,7 +12,9 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.fixture(scope="module")
 def executed() -> Executed:
-    return execute(NOTEBOOK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MONARCH_NB_PRELOAD", raising=False)  # as a user's kernel would be
+        return execute(NOTEBOOK)
 
 
 def _by_id(executed: Executed, cell_id: str) -> list[dict]:
