@@ -11,11 +11,12 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.host.linux import has_pidfd
 from monarch_nb.mesh import ways
-from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import TrustError, UnreachableError
 
 _LOOK_S = 0.02  # between looks for a socket that is not there yet
+_ANSWER_S = 3.0  # after which the path is looked at again
 _PULSE_S = 0.5  # between looks at a process, where the system does not tell of its end
 
 
@@ -128,18 +129,21 @@ def find_folder(path: str, deadline: float) -> Path:
 
 def meet(engine: Runtime, path: str, deadline: float) -> Neighbour:
     """The host that listens at a path; blocks until it has answered, or raises as `find_folder` does."""
-    folder = find_folder(path, deadline)
-    host = folder.name.rpartition("-")[2]
-    if run_folder_for(host, folder.parent) != folder:
-        raise UnreachableError(f"ipc://{path} leads to {folder}, which is not named after a host")
-    if host == engine.host or host in ways.local:
-        raise ValueError(f"ipc://{path} is host {host}, which this process has started itself")
-    known = ways.remotes.get(host)
-    if isinstance(known, Neighbour) and not known.lost:
-        return known
-    engine.node.learn(host, run_folder=folder)
-    asked: Future[p.HostState] = request(engine, f"{host}/agent", "agent.status", p.Done(), p.HostState)
-    try:
-        return Neighbour(engine, folder, asked.get(max(0.5, deadline - time.monotonic())))
-    except TimeoutError:
-        raise UnreachableError(f"the worker at ipc://{path} has not answered in time") from None
+    while True:
+        folder = find_folder(path, deadline)
+        host = folder.name.rpartition("-")[2]
+        if run_folder_for(host, folder.parent) != folder:
+            raise UnreachableError(f"ipc://{path} leads to {folder}, which is not named after a host")
+        if host == engine.host or host in ways.local:
+            raise ValueError(f"ipc://{path} is host {host}, which this process has started itself")
+        engine.node.learn(host, run_folder=folder)
+        asked: Future[p.HostState] = request(engine, f"{host}/agent", "agent.status", p.Done(), p.HostState)
+        left = deadline - time.monotonic()
+        try:
+            state = asked.get(max(0.5, min(left, _ANSWER_S)))
+        except (TimeoutError, RequestError):  # one that is about to end; another may take its place
+            if left < 0:
+                raise UnreachableError(f"the worker at ipc://{path} has not answered in time") from None
+            continue
+        known = ways.remotes.get(host)
+        return known if isinstance(known, Neighbour) and not known.lost else Neighbour(engine, folder, state)

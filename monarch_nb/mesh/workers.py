@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 import threading
+import time
 
 from monarch_nb.host import AgentHandle, new_host_id, run_folder_for, start_agent
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
@@ -14,6 +15,8 @@ from monarch_nb.routing.addresses import WorkerAddress, parse_worker_address
 from monarch_nb.runtime import Future
 from monarch_nb.settings import settings
 from monarch_nb.transport import Keys
+
+_ENDING_S = 2.0
 
 
 class _Worker:
@@ -77,7 +80,13 @@ class _Worker:
 
 
 def _make_room(link: str) -> None:
-    """Takes away the link of a worker that was killed. Raises OSError if the path is in use."""
+    """Takes away the link of a worker that was killed. Raises OSError if the path is in use.
+
+    An agent whose worker was killed needs a moment to end.
+    """
+    deadline = time.monotonic() + _ENDING_S
+    while os.path.islink(link) and os.path.exists(link) and time.monotonic() < deadline:
+        time.sleep(0.02)
     if os.path.islink(link) and not os.path.exists(link):
         os.unlink(link)
     elif os.path.lexists(link):

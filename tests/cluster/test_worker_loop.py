@@ -1,0 +1,232 @@
+"""Workers at an address, and those who attach to them."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import (
+    AttachError,
+    Channel,
+    HostMesh,
+    SupervisionError,
+    attach_to_workers,
+    run_worker_loop_forever,
+)
+from monarch_nb.config import configured
+from monarch_nb.exceptions import TrustError
+from monarch_nb.routing.addresses import AddressError
+from monarch_nb.transport import Keys
+from tests.cluster.fault_tools import ROOT, SOON, spawned, until
+from tests.cluster.worker_tools import TRUST_ALL, alive, cold, short_folder, start_worker, where, workers_at
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
+
+
+@pytest.fixture
+def folder() -> Any:
+    with short_folder() as place:
+        yield place
+
+
+def free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def attach(*workers: Any, **more: Any) -> HostMesh:
+    return attach_to_workers(ca=TRUST_ALL, workers=list(workers), **more)
+
+
+def test_workers_on_ipc_are_attached_stopped_used_again_and_shut_down(folder: Path) -> None:
+    addresses = [f"ipc://{folder}/w{number}" for number in range(2)]
+    hosts = attach(*addresses, name="pool")  # before they are there
+    assert dict(hosts.extent) == {"hosts": 2}
+    assert not hosts.initialized.done()
+    with workers_at(*addresses) as processes:
+        assert hosts.initialized.get(30) is True
+        first = where(cold(hosts, per_host={"gpus": 2})).pid.call().get(30).values()
+        assert len(set(first)) == 4
+        hosts.stop().get(SOON)
+        until(lambda: not any(alive(pid) for pid in first), "the end of what ran")
+        assert all(process.poll() is None for process in processes)
+        again = attach(*addresses)
+        assert again == hosts
+        assert set(where(cold(again)).pid.call().get(30).values()).isdisjoint(first)
+        hosts.shutdown().get(SOON)
+        assert [process.wait(SOON) for process in processes] == [0, 0]
+        assert list(folder.iterdir()) == []
+        with pytest.raises(RuntimeError, match="HostMesh has already been shut down"):
+            hosts.spawn_procs()
+
+
+def test_slices_and_copies_neither_stop_nor_shut_down(folder: Path) -> None:
+    address = f"ipc://{folder}/w"
+    with workers_at(address):
+        hosts = attach(address)
+        for part in (hosts.slice(hosts=0), hosts.slice(hosts=slice(0, 1))):
+            with pytest.raises(RuntimeError, match="only the owner"):
+                part.shutdown()
+            with pytest.raises(RuntimeError, match="only the owner"):
+                part.stop()
+
+        async def main() -> None:
+            async with hosts as same:
+                assert same is hosts
+                assert await hosts.initialized
+            with pytest.raises(RuntimeError, match="shut down"):
+                async with hosts:
+                    raise AssertionError("not reached")
+
+        asyncio.run(main())
+
+
+def test_a_key_lets_its_holders_in_over_tcp_and_nobody_else(folder: Path) -> None:
+    key, other = Keys.load_or_create(folder / "job.key"), Keys.create()
+    address = f"tcp://localhost:{free_port()}"
+    with workers_at(address, key=key.to_text()):
+        hosts = attach(address, private_key=folder / "job.key")
+        assert hosts.initialized.get(30) is True
+        for wrong in (None, other.to_text()):
+            with pytest.raises((TrustError, AttachError), match="key"):
+                attach(address, private_key=wrong).initialized.get(30)
+        assert len(where(cold(hosts, per_host={"x": 2})).pid.call().get(30)) == 2
+        hosts.shutdown().get(SOON)
+
+
+def test_an_alias_binds_elsewhere_and_a_process_id_is_no_hindrance() -> None:
+    port = free_port()
+    with workers_at(f"service<2MuA>@tcp://localhost:{port}@tcp://127.0.0.1:{port}"):
+        hosts = attach(f"service<2MuA>@tcp://127.0.0.1:{port}")
+        assert hosts.initialized.get(30) is True
+        hosts.shutdown().get(SOON)
+
+
+def test_without_a_key_only_this_machine_can_be_trusted() -> None:
+    with pytest.raises(TrustError, match=r"tcp://0\.0\.0\.0:4444 needs a key.*loopback.*load_or_create"):
+        run_worker_loop_forever(ca=TRUST_ALL, address="tcp://example.org:4444@tcp://0.0.0.0:4444")
+    with pytest.raises(TrustError, match=r"tcp://10\.1\.2\.3:4444 needs a key"):
+        attach("tcp://10.1.2.3:4444")
+    with pytest.raises(TrustError, match="is none of"):
+        attach_to_workers(ca="trust_some", workers=["ipc:///x"])  # type: ignore[arg-type]
+    with pytest.raises(TrustError, match="there is no key file"):
+        attach_to_workers(private_key=Path("/no/such.key"), ca=TRUST_ALL, workers=["ipc:///x"])
+
+
+def test_addresses_that_cannot_work_are_refused_at_once() -> None:
+    with pytest.raises(NotImplementedError, match=r"tcp://its-name:4444@tcp://0\.0\.0\.0:4444"):
+        run_worker_loop_forever(ca=TRUST_ALL, address="tcp://*:4444")
+    with pytest.raises(AddressError, match="no transport"):
+        attach("localhost:4444")
+    with pytest.raises(ValueError, match="more than once"):
+        attach("ipc:///x", "ipc:///x")
+    with pytest.raises(ValueError, match="takes a list"):
+        attach_to_workers(ca=TRUST_ALL, workers="ipc:///x")
+
+
+def test_a_worker_that_nobody_started_is_named(folder: Path) -> None:
+    with configured(mesh_attach_config_timeout="300ms"):
+        hosts = attach(f"ipc://{folder}/nobody", f"tcp://127.0.0.1:{free_port()}")
+        with pytest.raises(AttachError, match=r"(?s)2 of 2.*nobody.*nobody listens at tcp://127"):
+            hosts.initialized.get(10)
+        with pytest.raises(AttachError, match="nobody"):
+            hosts.spawn_procs()
+
+
+def test_an_address_may_be_a_future(folder: Path) -> None:
+    port, receiver = Channel[str].open()
+    hosts = attach(receiver.recv())
+    with workers_at(f"ipc://{folder}/w"):
+        port.send(f"ipc://{folder}/w")
+        assert hosts.initialized.get(30) is True
+        hosts.shutdown().get(SOON)
+
+
+def test_a_killed_worker_is_a_lost_host_and_its_place_can_be_taken(folder: Path, shown: list[Any]) -> None:
+    address = f"ipc://{folder}/w"
+    with workers_at(address) as processes:
+        hosts = attach(address)
+        actor = where(cold(hosts))
+        pid = actor.pid.call().get(30).values()[0]
+        processes[0].send_signal(signal.SIGKILL)
+        processes[0].wait(SOON)
+        until(lambda: not alive(pid), "the end of its processes")
+        with pytest.raises(SupervisionError, match="process this actor was running on failed"):
+            actor.pid.call().get(SOON)
+        until(lambda: not (folder / "w").exists(), "the end of its agent")
+        with workers_at(address):
+            anew = attach(address)
+            assert where(cold(anew)).pid.call().get(30).values() != [pid]
+            anew.shutdown().get(SOON)
+
+
+def test_a_path_in_use_is_not_taken_over(folder: Path) -> None:
+    address = f"ipc://{folder}/w"
+    with workers_at(address):
+        attach(address).initialized.get(30)
+        with pytest.raises(OSError, match="a worker listens there already"):
+            run_worker_loop_forever(ca=TRUST_ALL, address=address)
+    (folder / "file").write_text("mine")
+    with pytest.raises(OSError, match="another file"):
+        run_worker_loop_forever(ca=TRUST_ALL, address=f"ipc://{folder}/file")
+
+
+CLIENT = """
+import os, sys
+from monarch_nb.actor import Actor, attach_to_workers, endpoint
+class A(Actor):
+    @endpoint
+    def pid(self): return os.getpid()
+procs = attach_to_workers(ca="trust_all_connections", workers=[sys.argv[1]]).spawn_procs(env={"TORCH_TEST_MARK": "1"})
+print(*procs.spawn("a", A).pid.call().get(30).values(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_client_that_is_killed_leaves_nothing_on_workers_which_live_on(folder: Path) -> None:
+    address = f"ipc://{folder}/w"
+    with workers_at(address) as processes:
+        command = [sys.executable, "-c", CLIENT, address]
+        env = {**os.environ, "PYTHONPATH": ROOT, "XDG_RUNTIME_DIR": str(folder)}
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as client:
+            assert client.stdout is not None
+            pid = int(client.stdout.readline())
+            client.kill()
+        until(lambda: not alive(pid), "the end of the client's process")
+        assert processes[0].poll() is None
+        hosts = attach(address)
+        assert hosts.initialized.get(30) is True
+        hosts.shutdown().get(SOON)
+
+
+def test_processes_of_workers_and_of_this_host_reach_each_other(folder: Path, host: Any) -> None:
+    address = f"ipc://{folder}/w"
+    with workers_at(address), spawned(host, 1) as mine:
+        hosts = attach(address)
+        there = where(cold(hosts))
+
+        def ask(actor: Any) -> Any:
+            return actor.pid.call().get(20).values()
+
+        assert mine.run(ask, there).get(30).values()[0] == there.pid.call().get(20).values()
+        hosts.shutdown().get(SOON)
+
+
+def test_a_terminated_worker_takes_its_link_away_later_or_its_successor_does(folder: Path) -> None:
+    address = f"ipc://{folder}/w"
+    process = start_worker(address)
+    until((folder / "w").exists, "the worker")
+    process.kill()
+    process.wait(SOON)
+    until(lambda: not (folder / "w").exists(), "the end of its agent")
+    with workers_at(address):
+        hosts = attach(address)
+        assert hosts.initialized.get(30) is True
+        hosts.shutdown().get(SOON)

@@ -1,0 +1,75 @@
+"""Workers started as users do: a process of its own with one line of Python."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.actor import Actor, endpoint
+from tests.cluster.fault_tools import ROOT, SOON
+
+TRUST_ALL = "trust_all_connections"
+LINE = "from monarch_nb.actor import run_worker_loop_forever as run; run(address={!r}, ca={!r}, private_key={!r})"
+
+
+class Where(Actor):
+    """Tells where it runs."""
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+def start_worker(address: str, key: "bytes | None" = None) -> "subprocess.Popen[bytes]":
+    line = LINE.format(address, TRUST_ALL, key)
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    return subprocess.Popen([sys.executable, "-c", line], env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+@contextlib.contextmanager
+def workers_at(*addresses: str, key: "bytes | None" = None) -> "Iterator[list[subprocess.Popen[bytes]]]":
+    """Workers, which are gone at the end whatever happened."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        started += [start_worker(address, key) for address in addresses]
+        yield started
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait(SOON)
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """Socket paths are at most some hundred bytes long."""
+    folder = Path(tempfile.mkdtemp(prefix="mw", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def where(procs: Any) -> Any:
+    return procs.spawn("where", Where)
+
+
+def cold(hosts: Any, **more: Any) -> Any:
+    """Processes that need not wait for a template with torch in it."""
+    return hosts.spawn_procs(env={"TORCH_TEST_MARK": "1"}, **more)
