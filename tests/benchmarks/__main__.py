@@ -29,7 +29,7 @@ def run(program: str, python: str, plan: Plan, *, ours: bool) -> tuple[Figures, 
     # The others must not see our `monarch`.
     hidden = () if ours else ("PYTHONPATH", "VIRTUAL_ENV")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [python, str(HERE / program), plan.encode()],
             cwd=folder,

@@ -100,7 +100,8 @@ def deaths(plan: Plan) -> None:
 def main() -> None:
     plan = plan_of(sys.argv)
     began = time.perf_counter()
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    # In the folder that goes away after the run; Ray's sockets lie in it too, so its name is short.
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=f"{os.getcwd()}/r")
     stop(spawn(1))
     figure("first reply, cold", value=(time.perf_counter() - began) * 1000)
     for part in (calls, casts, spawns, deaths):
