@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+from monarch_nb.mesh.modules import local_modules
+
 from .session import Session
 
 _COMMON_DIMS = ("gpus=", "hosts=")
-_MAGICS = ("%mesh", "%%mesh", "%%on", "%%actor", "%heal", "%stop", "%interrupt")
+_MAGICS = ("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt")
 
 
 class Completion:
@@ -41,6 +43,8 @@ class Completion:
             return [name for name in names if name not in before] + options
         if magic == "%%actor":
             return self._actor(before)
+        if magic == "%reload":
+            return [name for name in (*self._session.names("actors"), *local_modules()) if name not in before]
         if not before:
             return names
         if magic == "%%on":

@@ -109,6 +109,23 @@ class MonarchMagics(Magics):
             return self._actors.define(wish, numbered("%%actor", line, cell), self._cell(), self._say)
 
     @line_magic
+    def reload(self, line: str) -> None:
+        """Bring edited code to where it runs: modules whose files have changed, and the actors made from them.
+
+        %reload                # all that was edited
+        %reload trainers       # the class of these actors, and the modules it lies among
+        %reload mymodel        # this module, and what imports it
+
+        Modules are loaded again here and in all processes; names imported from them into the notebook follow. Living
+        actors take their new class over between two messages and keep their state, also where the class was defined
+        by a cell that was run again. From Python: await hosts.sync_workspace(folder, auto_reload=True), or
+        reload_mesh(trainers).
+        """
+        found, _ = names("%reload", line) if line.strip() else ([], set())
+        with cell_syntax():
+            self._say(str(self._session.reload(found)))
+
+    @line_magic
     def meshes(self, line: str) -> Overview:
         """Show all meshes: their shape, how their ranks are, and which variables refer to them.
 

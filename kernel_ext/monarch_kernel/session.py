@@ -1,15 +1,20 @@
 """The meshes of one notebook: made by name, found by name, reused, replaced, stopped. What the magics call."""
 
 import gc
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from IPython.core.error import UsageError
 
 from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, heal_mesh, interrupt, local_hosts, this_host
+from monarch_nb.mesh.modules import local_modules
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.mesh.view import MeshView, describe
+from monarch_nb.mesh.workspace import Report, owned_actors, reload_code, reload_each
 from monarch_nb.runtime import runtime
 
 Mesh = ProcMesh | ActorMesh[Any]
@@ -187,6 +192,35 @@ class Session:
         what = "proc" if isinstance(mesh, ProcMesh) else "actor"
         return mesh, f"healed {_count(len(broken), what)} of {name}" if broken else f"{name} is whole: nothing to heal"
 
+    def reload(self, names: Sequence[str]) -> Report:
+        """Loads edited modules again and gives living actors their newest classes; all of them, or what is named.
+
+        Names are those of actor meshes and of modules. Blocks. Raises UsageError, and what the modules raise.
+        """
+        roots, also, states = [], [], []
+        for name in names:
+            module = sys.modules.get(name)
+            if module is not None and name not in self.names("actors"):
+                if name not in local_modules():
+                    raise UsageError(f"%reload: {name} is installed, no module of yours that could have been edited")
+                also.append(name)
+                roots.append(_folder(module))
+                continue
+            state: Any = self.find(name)._state
+            if not isinstance(state, ActorState):
+                raise UsageError(f"%reload: {name} is a mesh of procs; reload actors, or a module")
+            cls = state.cls
+            if cls.__module__ == "__main__":
+                states.append(state)
+            else:
+                roots.append(_folder(sys.modules[cls.__module__]))
+        if not names:
+            mains = [state for state in owned_actors() if state.cls.__module__ == "__main__"]
+            states = [state for state in mains if state.born.newest() is not state.cls]
+        report = reload_code(roots, also=also) if roots or not names else Report()
+        reload_each(states, report)
+        return report
+
     def interrupt(self, name: str) -> str:
         """Interrupts what runs on the ranks of a mesh; gives a line about it."""
         mesh = self.find(name)
@@ -215,6 +249,13 @@ class Session:
         outputs = {id(value) for value in self._shell.user_ns.get("_oh", {}).values()}
         found = (value for value in gc.get_objects() if type(value) in (ProcMesh, ActorMesh))
         return {value._state.uid for value in found if id(value) not in outputs}
+
+
+def _folder(module: ModuleType) -> str:
+    """The folder that a module's package, or the module itself, is found in."""
+    path = Path(str(module.__file__))
+    depth = module.__name__.count(".") + (path.name == "__init__.py")
+    return str(path.parents[depth])
 
 
 def _difference(made: _Made, dims: tuple[tuple[str, int], ...], setup: str) -> str:

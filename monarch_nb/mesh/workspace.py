@@ -76,13 +76,20 @@ def _everywhere(meshes: Sequence[ProcMesh], function: Callable[..., list[Any]], 
 
 def reload_actors(changed: frozenset[str], report: Report) -> None:
     """Gives the actor meshes of this process whose classes come from these modules the newest classes."""
-    engine = runtime()
+    mine = [state for state in owned_actors() if not changed.isdisjoint(base.__module__ for base in state.cls.__mro__)]
+    reload_each(mine, report)
+
+
+def owned_actors() -> list[ActorState]:
+    """The actor meshes that this process has spawned and that are not stopped."""
+    known = tuple(runtime().meshes.values())
+    return [s for s in known if isinstance(s, ActorState) and s.born is not None and s.stopped is None]
+
+
+def reload_each(states: Sequence[ActorState], report: Report) -> None:
+    """Gives actor meshes the newest definitions of their classes; what is to be said about it goes into the report."""
     asked: list[tuple[str, Future[None]]] = []
-    for state in tuple(engine.meshes.values()):
-        if not isinstance(state, ActorState) or state.born is None or state.stopped is not None:
-            continue
-        if changed.isdisjoint(base.__module__ for base in state.cls.__mro__):
-            continue
+    for state in states:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
