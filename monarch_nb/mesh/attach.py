@@ -67,13 +67,16 @@ def attach_hosts(
         old = ways.remotes.get(state.host)
         if isinstance(old, Remote) and old.is_still(endpoint, state.life, keys):
             continue
-        if old is not None:
+        if isinstance(old, Remote):
+            old.retire(state.life)
+        elif old is not None:
             old.end()
         remote = ways.remotes[state.host] = Remote(engine, endpoint, state, keys, insecure_loopback, lease)
         joined.append(remote.join())
-    for answer in (*joined, *ways.tell_ways(engine)):
-        answer.get(timeout)
     hosts = [state.host for state in states]
+    for answer in joined:
+        answer.get(timeout)
+    ways.settle(engine, hosts, timeout)
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
 
 

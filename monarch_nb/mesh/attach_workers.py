@@ -86,8 +86,7 @@ def _attach(engine: Runtime, wanted: "Sequence[Endpoint | Future[str]]", keys: K
                     errors.update(error.errors)
     if errors:
         raise AttachError(errors, len(wanted))
-    for told in ways.tell_ways(engine):
-        told.get(max(1.0, deadline - time.monotonic()))
+    ways.settle(engine, hosts.values(), max(1.0, deadline - time.monotonic()))
     return tuple(hosts[each.url] for each in endpoints if each is not None)
 
 

@@ -17,7 +17,7 @@ from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.forwarding import Forwarding
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.keeper import Keeper
-from monarch_nb.mesh.remote import connection
+from monarch_nb.mesh.remote import connection, undelivered
 from monarch_nb.mesh.requests import gather, request
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.mesh.stops import STOP_SECONDS
@@ -50,7 +50,7 @@ def become_controller() -> Runtime:
         run_folders={host: Path(folder)},
         agent=None,
         handler=engine.handle,
-        on_link_failed=lambda header, parcel, reason: engine.undelivered(header, reason),
+        on_link_failed=lambda header, parcel, reason: undelivered(engine, header, reason),
         on_connection=connection,
         config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its Remote
     )

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import deque
 
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh import ways
@@ -11,6 +12,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.scout import introduce
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, knock
+from monarch_nb.wire import Header
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class Remote:
         self._lock = threading.Lock()
         self._patrol: threading.Thread | None = None
         self._cut_at = 0.0
+        self._held: deque[tuple[Header, str]] = deque()
 
     def __repr__(self) -> str:
         return f"<host {self.host} at {self.endpoint}{', lost: ' + self.lost if self.lost else ''}>"
@@ -71,7 +74,15 @@ class Remote:
     def shutdown(self) -> Future[p.Ended]:
         """Ends the agent and all processes there."""
         self.end()
-        return request(self.engine, self._agent, "agent.shutdown", p.Shutdown(), p.Ended)
+        ended: Future[p.Ended] = request(self.engine, self._agent, "agent.shutdown", p.Shutdown(), p.Ended)
+        ended._on_done(lambda _: self.engine.node.forget(self.host, "it was shut down"))
+        return ended
+
+    def retire(self, life: str) -> None:
+        """Somebody else watches it from now on; `life` is which one of the agent that is."""
+        if life != self.life and not self.lost:
+            self._lose(f"its agent at {self.endpoint} was started anew, and all that ran there is gone")
+        self.end()
 
     def end(self) -> None:
         """It is no longer ours to watch."""
@@ -85,21 +96,31 @@ class Remote:
                 self._patrol = threading.Thread(target=self._watch, name=f"monarch-host-{self.host}", daemon=True)
                 self._patrol.start()
 
+    def undelivered(self, header: Header, reason: str) -> None:
+        """A message to it is lost: whoever minds is told once it is known what became of the host; reading thread."""
+        self._held.append((header, reason))
+        self.cut()
+
     # -- the patrol -------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while not self._over():
             try:
                 self._until_up()
+                self._tell()
                 if self.lost:
                     self._until_back()
             except Exception:
                 log.exception("watching host %s", self.host)
                 self._ended.wait(_AWAY_S)
 
+    def _tell(self) -> None:
+        while self._held:
+            self.engine.undelivered(*self._held.popleft())
+
     def _over(self) -> bool:
         with self._lock:
-            calm = not self.lost and self._cut_at == 0.0
+            calm = not self.lost and self._cut_at == 0.0 and not self._held
             if calm or self._ended.is_set() or self.engine.closed:
                 self._patrol = None
                 return True
@@ -171,6 +192,15 @@ class Remote:
     def _ask(self) -> p.HostState | None:
         [found] = introduce([self.endpoint], self.keys, insecure_loopback=self.insecure, timeout=_HELLO_S)
         return found if isinstance(found, p.HostState) else None
+
+
+def undelivered(engine: Runtime, header: Header, reason: str) -> None:
+    """A message of this process will not arrive; reading thread."""
+    remote = ways.remotes.get(header.dst.partition("/")[0])
+    if isinstance(remote, Remote) and not remote.lost and not engine.closed:
+        remote.undelivered(header, reason)
+    else:
+        engine.undelivered(header, reason)
 
 
 def connection(address: str, up: bool, word: str) -> None:

@@ -1,6 +1,8 @@
 """Ways between hosts: what agents are told of each other, and of hosts that are gone."""
 
+import contextlib
 import ipaddress
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from monarch_nb.host import protocol as p
@@ -17,15 +19,15 @@ remotes: "dict[str, Remote | Neighbour]" = {}  # attached hosts, by id
 local: set[str] = set()  # hosts whose agents this process has started
 
 
-def tell_ways(engine: Runtime) -> "list[Future[p.Done]]":
+def tell_ways(engine: Runtime) -> "dict[str, Future[p.Done]]":
     """Tells every agent how it reaches the others: directly where it can, else by way of this process."""
     living = [remote for remote in remotes.values() if not remote.lost]
     here = {host: f"ipc://{run_folder_for(host)}" for host in local}
     here.update({remote.host: remote.endpoint for remote in living if remote.near})
     through = {remote.host: engine.address for remote in living if not remote.near}
-    asked = []
+    asked = {}
     if len(here) > 1 or through:
-        asked = [_tell(engine, host, p.Hosts(here, through)) for host in here]
+        asked = {host: _tell(engine, host, p.Hosts(here, through)) for host in here}
     for remote in living:
         if remote.near:
             continue
@@ -33,8 +35,19 @@ def tell_ways(engine: Runtime) -> "list[Future[p.Done]]":
         endpoints = {other.host: other.endpoint for other in living if not other.near and remote.dials(other)}
         vias = {other: engine.address for other in (*here, *through) if other not in endpoints and other != host}
         endpoints.pop(host, None)
-        asked.append(_tell(engine, host, p.Hosts(endpoints, vias)))
+        asked[host] = _tell(engine, host, p.Hosts(endpoints, vias))
     return asked
+
+
+def settle(engine: Runtime, hosts: Iterable[str], timeout: float) -> None:
+    """Tells the ways, and waits until these hosts have heard: what is sent now finds them."""
+    told = tell_ways(engine)
+    for host in hosts:
+        if host in told:
+            told.pop(host).get(timeout)
+    for answer in told.values():
+        with contextlib.suppress(TimeoutError):  # another host may be out of touch: that is not the matter here
+            answer.exception(1.0)
 
 
 def tell_lost(engine: Runtime, host: str, reason: str) -> None:

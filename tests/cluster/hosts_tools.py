@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import threading
@@ -64,6 +65,7 @@ class Member(Actor):
 
     @endpoint
     def nap(self, seconds: float, rank: int) -> int:
+        """The actor with this rank takes that long."""
         mine = context().actor_instance.rank.rank
         if mine == rank:
             time.sleep(seconds)
@@ -84,6 +86,10 @@ class Caller(Actor):
     @endpoint
     def call(self, others: Any) -> list[tuple[int, int]]:
         return list(others.where.call().get(SOON).values())
+
+    @endpoint
+    def nested(self, others: Any) -> int:
+        return int(others.nap.call_one(300, others.where.call_one().get(SOON)[0]).get(SOON))
 
     @endpoint
     def tell(self, others: Any, count: int, who: str) -> int:
@@ -119,8 +125,10 @@ class HostProcess:
         return int(self.endpoint.rpartition(":")[2])
 
     def kill(self) -> None:
+        """Nobody is left to tidy up: the next agent on this machine would, half a minute later."""
         self.process.kill()
         self.process.wait()
+        shutil.rmtree(self.run_folder, ignore_errors=True)
 
     def close(self) -> None:
         self.process.terminate()
@@ -139,6 +147,7 @@ def user_hosts(folder: Path, count: int, *options: str, key: Path | None = None)
             made.append(HostProcess(folder, *options, key=key))
         yield made
     finally:
+        mesh.shutdown()
         for host in made:
             host.close()
 

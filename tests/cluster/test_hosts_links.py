@@ -1,0 +1,222 @@
+"""Connections between hosts that break for a while, or for good; agents and controllers that die."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import monarch_nb.actor
+from monarch_nb import mesh
+from monarch_nb.actor import MeshFailure, SupervisionError
+from monarch_nb.exceptions import HealError
+from monarch_nb.host import folders
+from monarch_nb.mesh import attach_hosts, heal_mesh
+from monarch_nb.transport import Keys
+from tests.cluster.hosts_tools import (
+    SOON,
+    Caller,
+    HostProcess,
+    Member,
+    Proxy,
+    alive,
+    nothing_left,
+    user_hosts,
+    wait_until,
+)
+
+pytestmark = pytest.mark.timeout(60)
+__all__ = ["nothing_left"]
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    path = tmp_path / "job.key"
+    Keys.load_or_create(path)
+    return path
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
+    found: list[MeshFailure] = []
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", found.append)
+    return found
+
+
+@pytest.fixture
+def proxied(tmp_path: Path, key: Path) -> "Iterator[tuple[list[HostProcess], list[Proxy]]]":
+    """Two hosts behind proxies, whose procs live 60 s without an owner."""
+    proxies: list[Proxy] = []
+    with user_hosts(tmp_path, 2, key=key) as agents:
+        try:
+            proxies += [Proxy(agent.endpoint) for agent in agents]
+            yield agents, proxies
+        finally:
+            mesh.shutdown()
+            for proxy in proxies:
+                proxy.close()
+
+
+def test_cuts_shorter_than_the_lease_lose_nothing_and_repeat_nothing(
+    proxied: Any, key: Path, faults: list[MeshFailure]
+) -> None:
+    _, proxies = proxied
+    procs = attach_hosts([proxy.endpoint for proxy in proxies], key=key).spawn_procs(name="pair")
+    members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
+    members.where.call().get(SOON)
+    told = callers.tell.call(members, 200, "callers")  # from host to host, meanwhile
+    for number in range(2000):
+        members.note.broadcast(number)
+        if number % 250 == 100:
+            answer = members.where.call()
+            for proxy in proxies:
+                proxy.cut()
+            for late in range(20):
+                members.slice(hosts=late % 2).length.call_one(b"x" * 100_000)
+            for proxy in proxies:
+                proxy.mend()
+            assert len(answer.get(SOON)) == 2
+    told.get(SOON)
+    assert members.in_order.call("root", list(range(2000))).get(SOON).values() == [True, True]
+    wait_until(lambda: members.count.call("callers").get(SOON).values() == [400, 400])
+    assert faults == []
+
+
+def test_a_cut_longer_than_the_lease_fails_the_host_by_name_and_it_can_be_healed(
+    proxied: Any, key: Path, faults: list[MeshFailure]
+) -> None:
+    agents, proxies = proxied
+    hosts = attach_hosts([proxy.endpoint for proxy in proxies], key=key, lease=1.5)
+    members = hosts.spawn_procs(name="pair").spawn("members", Member)
+    callers = members  # a second look at the same
+    pids = [pid for _, pid in members.where.call().get(SOON).values()]
+    waiting = members.nap.call(300, 1)
+    began = time.monotonic()
+    proxies[1].cut()
+    with pytest.raises(SupervisionError) as caught:
+        waiting.get(SOON)
+    assert 1.4 < time.monotonic() - began < 5
+    assert f"no connection to its agent at {proxies[1].endpoint} for 1.5 s" in str(caught.value)
+    assert agents[1].host in str(caught.value)
+    wait_until(lambda: not alive(pids[1]), 6)  # over there the lease is over, too
+    assert alive(pids[0])
+    assert callers.slice(hosts=0).where.call_one().get(SOON)[1] == pids[0]
+    with pytest.raises(SupervisionError, match=agents[1].host):
+        members.where.call().get(SOON)
+    proxies[1].mend()
+    back(hosts)
+    heal_mesh(members)
+    again = [pid for _, pid in members.where.call().get(SOON).values()]
+    assert again[0] == pids[0]
+    assert again[1] != pids[1]
+
+
+def back(hosts: Any) -> None:
+    """Wait until every host can be used again."""
+    from monarch_nb.mesh import ways
+
+    wait_until(lambda: not any(ways.remotes[host].lost for host in hosts._hosts))
+
+
+def test_procs_elsewhere_learn_that_a_host_is_lost(proxied: Any, key: Path, faults: list[MeshFailure]) -> None:
+    agents, proxies = proxied
+    hosts = attach_hosts([agents[0].endpoint, proxies[1].endpoint], key=key, lease=1.0)
+    procs = hosts.spawn_procs(name="pair")
+    members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
+    asked = callers.slice(hosts=0).nested.call_one(members.slice(hosts=1))
+    members.where.call().get(SOON)
+    agents[1].kill()
+    with pytest.raises(monarch_nb.actor.ActorError, match=agents[1].host):
+        asked.get(SOON)
+
+
+def test_a_killed_agent_is_told_and_its_successor_takes_the_healed_procs(
+    tmp_path: Path, key: Path, faults: list[MeshFailure]
+) -> None:
+    with user_hosts(tmp_path, 2, key=key) as agents:
+        hosts = attach_hosts([agent.endpoint for agent in agents], key=key)
+        members = hosts.spawn_procs(name="pair").spawn("members", Member)
+        first = members.where.call().get(SOON).values()
+        waiting = members.nap.call(300, 1)
+        agents[1].kill()
+        began = time.monotonic()
+        with pytest.raises(SupervisionError) as caught:
+            waiting.get(SOON)
+        assert time.monotonic() - began < 10
+        assert f"its agent has ended: nobody listens at {agents[1].endpoint}" in str(caught.value)
+        assert agents[1].host in str(caught.value)
+        with pytest.raises(HealError, match=agents[1].host):
+            heal_mesh(members)
+        agents.append(HostProcess(tmp_path, "--host", agents[1].host, tcp=agents[1].endpoint, key=key))
+        back(hosts)
+        heal_mesh(members)
+        second = members.where.call().get(SOON).values()
+        assert second[0] == first[0]
+        assert second[1] != first[1]
+
+
+def test_an_agent_that_was_started_anew_at_once_is_not_taken_for_the_old_one(
+    tmp_path: Path, key: Path, faults: list[MeshFailure]
+) -> None:
+    with user_hosts(tmp_path, 1, key=key) as agents:
+        hosts = attach_hosts([agents[0].endpoint], key=key)
+        members = hosts.spawn_procs(name="one").spawn("members", Member)
+        members.where.call().get(SOON)
+        waiting = members.nap.call(300, 0)
+        agents[0].kill()
+        agents.append(HostProcess(tmp_path, "--host", agents[0].host, tcp=agents[0].endpoint, key=key))
+        with pytest.raises(SupervisionError, match=r"was started anew|nobody listens"):
+            waiting.get(SOON)
+        back(hosts)
+        heal_mesh(members)
+        assert len(members.where.call().get(SOON)) == 1
+
+
+CONTROLLER = """
+import sys, time
+from monarch_nb.exceptions import HealError
+from monarch_nb.host import folders
+from monarch_nb.mesh import attach_hosts
+from tests.cluster.hosts_tools import Member
+hosts = attach_hosts([sys.argv[1]], key=sys.argv[2])
+members = hosts.spawn_procs(per_host={"slots": 2}, name="left").spawn("members", Member)
+print(*[pid for _, pid in members.where.call().get(30).values()], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_procs_end_with_the_lease_of_a_controller_that_is_killed_and_the_host_lives(
+    tmp_path: Path, key: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with user_hosts(tmp_path, 1, "--lease-s", "1", key=key) as [agent]:
+        controller = subprocess.Popen(
+            [sys.executable, "-c", CONTROLLER, agent.endpoint, str(key)], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+        )  # fmt: skip
+        assert controller.stdout is not None
+        try:
+            with controller.stdout as out:
+                pids = [int(word) for word in out.readline().split()]
+            assert len(pids) == 2
+            time.sleep(1.6)  # longer than the lease: a living controller that says nothing keeps it
+            assert all(map(alive, pids))
+            os.kill(controller.pid, how)
+            if how == signal.SIGSTOP:  # its machine answers, it does not: that is no reason to stop anything
+                time.sleep(1.6)
+                assert all(map(alive, pids))
+                os.kill(controller.pid, signal.SIGKILL)
+            wait_until(lambda: not any(map(alive, pids)), 6)
+        finally:
+            controller.kill()
+            controller.wait()
+        assert agent.process.poll() is None
+        monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
+        assert len(folders.sweep()) == 1  # the controller's
+        procs = attach_hosts([agent.endpoint], key=key).spawn_procs(name="next")
+        assert len(procs.spawn("members", Member).where.call().get(SOON)) == 1
