@@ -20,7 +20,6 @@ from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.remote import connection, undelivered
 from monarch_nb.mesh.requests import gather, request
 from monarch_nb.mesh.state import ProcState
-from monarch_nb.mesh.stops import STOP_SECONDS
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Future, Runtime, install, runtime
 from monarch_nb.settings import TRAVELS_IN, settings
@@ -151,10 +150,10 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                 handle.close()
             remotes = [remote for host in hosts if (remote := ways.remotes.pop(host, None)) is not None]
             if remotes:
-                stopped.exception(STOP_SECONDS)
+                stopped.exception(settings.get("mesh_terminate_timeout"))
             asked = [remote.shutdown() for remote in remotes]
             for answer in asked:
-                answer.exception(STOP_SECONDS)
+                answer.exception(settings.get("mesh_terminate_timeout"))
             done._set(None)
         except BaseException as error:
             done._fail(error)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STOP_SECONDS = 10.0  # after that long an endpoint is interrupted, a process killed
-
 
 class _StopActor(msgspec.Struct, array_like=True, frozen=True):
     """actor.stop: one rank of a mesh that lives in the receiving process."""
