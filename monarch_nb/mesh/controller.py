@@ -202,6 +202,7 @@ def shutdown(patience: float | None = None) -> None:
         if not remote.lost:
             remote.leave()
     engine.keeper.forwarding.settle()
+    engine.keeper.forwarding.close()
     engine.close()
     for handle in handles:
         handle.close(settings.get("process_exit_timeout"))
