@@ -100,7 +100,6 @@ MODULES: dict[str, str] = {
     "monarch.rdma": "the data plane",
     "monarch.remotemount": "mounts",
     "monarch.simulator": _SIMULATOR,
-    "monarch.spmd": "programs as torchrun starts them",
     "monarch.tensor_engine": _TENSORS,
     "monarch.tensorboard": _TENSORS,
     "monarch.timer": _TENSORS,

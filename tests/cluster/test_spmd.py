@@ -1,0 +1,103 @@
+"""torch.distributed on a proc mesh, also after a process was lost."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ActorError, Channel, SupervisionError, endpoint, heal_mesh
+from monarch_nb.spmd import AddrType, SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
+from tests.cluster.fault_tools import SOON, spawned
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
+
+
+class Trainer(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def environment(self, *names: str) -> list[str]:
+        return [os.environ[name] for name in names]
+
+    @endpoint
+    def begin(self) -> None:
+        import torch.distributed
+
+        torch.distributed.init_process_group("gloo")
+
+    @endpoint
+    def total(self, value: float, begun: Any = None) -> float:
+        import torch
+
+        tensor = torch.tensor([value + torch.distributed.get_rank()])
+        if begun is not None:
+            begun.send(1)
+        torch.distributed.all_reduce(tensor)
+        return tensor.item()
+
+    @endpoint
+    def end(self) -> None:
+        import torch.distributed
+
+        torch.distributed.destroy_process_group()
+
+
+def test_ranks_have_what_torchrun_would_give_them(host: Any) -> None:
+    with spawned(host, 2) as procs:
+        setup_torch_elastic_env(procs, "trainer-0", 29500)
+        trainer: Any = procs.spawn("trainer", Trainer)
+        names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        found = trainer.environment.call(*names).get(SOON).values()
+        assert found == [["trainer-0", "29500", rank, "2", rank, "2", "0"] for rank in "01"]
+
+
+def test_half_a_master_is_refused(host: Any) -> None:
+    with spawned(host, 1) as procs, pytest.raises(ValueError, match="both master_addr and master_port"):
+        setup_torch_elastic_env(procs, master_port=29500)
+
+
+def test_groups_are_rebuilt_on_survivors_after_a_heal(host: Any, shown: list[Any]) -> None:
+    with spawned(host, 3) as procs:
+        setup_torch_elastic_env(procs)
+        trainer: Any = procs.spawn("trainer", Trainer)
+        trainer.begin.call().get(SOON)
+        assert trainer.total.call(10.0).get(SOON).values() == [33.0] * 3
+        pids = trainer.pid.call().get(SOON).values()
+        port, receiver = Channel[int].open()
+        under_way = trainer.slice(gpus=slice(0, 2)).total.call(1.0, port)
+        for _ in range(2):
+            receiver.recv().get(SOON)
+        os.kill(pids[2], signal.SIGKILL)
+        with pytest.raises(SupervisionError):
+            trainer.slice(gpus=2).pid.call_one().get(SOON)
+        heal_mesh(trainer, timeout=SOON)
+        setup_torch_elastic_env(procs)  # lets go of the groups in which the two wait for the dead one
+        with pytest.raises(ActorError):
+            under_way.get(SOON)
+        trainer.begin.call().get(SOON)
+        assert trainer.total.call(20.0).get(SOON).values() == [63.0] * 3
+        now = trainer.pid.call().get(SOON).values()
+        assert now[:2] == pids[:2]
+        assert now[2] != pids[2]
+        trainer.end.call().get(SOON)
+
+
+def test_scripts_run_with_their_arguments(host: Any, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys\nopen(sys.argv[1] + os.environ['RANK'], 'w').write(__name__)\nsys.exit(0)\n")
+    with spawned(host, 2) as procs:
+        asyncio.run(setup_torch_elastic_env_async(procs, use_ipaddr=AddrType.IPv4))
+        actors: Any = procs.spawn("spmd", SPMDActor)
+        name, port = actors.slice(gpus=0).get_host_port.call_one(AddrType.IPv4).get(SOON)
+        assert name.count(".") == 3
+        assert actors.main.call(name, port, [str(script), f"{tmp_path}/out"]).get(SOON).values() == [True, True]
+        assert (tmp_path / "out1").read_text() == "__main__"
+        for arguments, told in (([], "neither a script"), (["-m", "no_such_module_xyz"], "no_such_module_xyz")):
+            with pytest.raises(ActorError, match=told):
+                actors.main.call(name, port, arguments).get(SOON)
