@@ -114,10 +114,11 @@ def warm(here: Any) -> None:
 
 
 @pytest.fixture
-def shown(host: Any) -> Iterator[list[MeshFailure]]:
+def shown(host: Any) -> list[MeshFailure]:
     """Failures that nobody waited for, as a notebook would show them."""
     host.shown.clear()
-    yield host.shown
+    shown: list[MeshFailure] = host.shown
+    return shown
 
 
 @contextlib.contextmanager

@@ -30,7 +30,8 @@ def marked() -> dict[int, str]:
                 continue
             if (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
                 name = (entry / "comm").read_text().strip()
-                found[int(entry.name)] = f"{name}: " + (entry / "cmdline").read_bytes().decode().replace("\0", " ")[-60:]
+                line = (entry / "cmdline").read_bytes().decode().replace("\0", " ")
+                found[int(entry.name)] = f"{name}: {line[-60:]}"
     return found
 
 

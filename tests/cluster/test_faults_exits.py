@@ -28,7 +28,8 @@ def test_a_process_that_exits_is_lost_whatever_its_status(workers: Any, code: in
     with pytest.raises(SupervisionError) as caught:
         workers.slice(gpus=1).exit.call_one(code).get(SOON)
     text = str(caught.value)
-    for part in (f"Exited(code={code})", "mesh      workers, gpus=1", "host      h", f"status {code}", "heal_mesh(workers)"):
+    where = ("mesh      workers, gpus=1", "host      h", "heal_mesh(workers)")
+    for part in (f"Exited(code={code})", f"status {code}", *where):
         assert part in text, text
     cause = caught.value.failure.cause.origin
     assert (cause.exitcode, cause.signal, cause.oom) == (code, None, False)

@@ -33,7 +33,7 @@ def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: 
         assert address == workers._state.procs.address(1)
         assert before - 1.5 <= since <= time.time()
         assert workers.slice(gpus=0).pid.call_one().get(SOON) == pids[0]
-        with pytest.raises(TimeoutError, match="1 of 2 ranks have answered workers.pid"):
+        with pytest.raises(TimeoutError, match=r"1 of 2 ranks have answered workers\.pid"):
             call.get(0.05)
     finally:
         os.kill(pids[1], signal.SIGCONT)
@@ -53,8 +53,8 @@ def test_a_frozen_process_can_be_stopped(host: Any, impatient: None) -> None:
         os.kill(pid, signal.SIGSTOP)
         call = actors.pid.call()
         procs.stop().get(SOON)
-        with pytest.raises(SupervisionError, match="ice"):
-            call.get(SOON)
+        error = call.exception(SOON)  # it may have come to an answer when it was woken to be ended
+        assert error is None or (isinstance(error, SupervisionError) and "ice" in str(error))
 
 
 def test_a_frozen_process_can_be_killed_and_healed(workers: Any) -> None:

@@ -69,7 +69,7 @@ def test_an_uneven_split(workers: Any) -> None:
 
 @pytest.mark.parametrize("per_host", [{"gpus": 0}, {"gpus": -1}, {"gpus": 1.5}, {"gpus": True}, {"gpus": "two"}])
 def test_sizes_that_are_none(host: Any, per_host: Any) -> None:
-    with pytest.raises(ValueError, match="gpus=.* must be a whole number"):
+    with pytest.raises(ValueError, match=r"gpus=.* must be a whole number"):
         host.spawn_procs(per_host=per_host)
 
 
@@ -109,7 +109,7 @@ def test_wrong_arguments_are_told_at_the_call(workers: Any, duo: ProcMesh) -> No
 
 def test_an_argument_that_cannot_be_sent(workers: Any, duo: ProcMesh) -> None:
     for adverb in (workers.echo.call, workers.echo.broadcast):
-        with pytest.raises(TypeError, match="argument `value` of workers.echo") as caught:
+        with pytest.raises(TypeError, match=r"argument `value` of workers\.echo") as caught:
             adverb({"a": [threading.Lock()]})
         assert "lock" in str(caught.value)
     with pytest.raises(TypeError, match="argument `value` of Worker"):
@@ -160,5 +160,5 @@ def test_a_call_on_a_stopped_mesh(host: Any) -> None:
     procs.stop().get(SOON)
     with pytest.raises(SupervisionError, match="proc mesh shutdown"):
         second.echo.call(1).get(SOON)
-    with pytest.raises(RuntimeError, match="gone .* spawn a new one"):
+    with pytest.raises(RuntimeError, match=r"gone .* spawn a new one"):
         procs.spawn("third", Worker)

@@ -19,6 +19,9 @@ from tests.cluster.fault_tools import SOON, begun, still_works
 
 pytestmark = pytest.mark.timeout(60)
 
+VERBS = ("reply", "proc.exited", "proc.stop?", "actor.failed", "actor.stop", "mesh.update", "agent.spawn", "agent.stop",
+         "agent.tail", "call.blocked", "no such thing")  # fmt: skip
+
 
 def folder() -> Path:
     return Path(run_folder_for(runtime().host))
@@ -67,7 +70,8 @@ def test_bytes_that_are_no_messages(workers: Any, host: Any) -> None:
     chance = random.Random(7)
     held = []
     for path in listeners(workers):
-        for begin in (b"", b"\xff", b"GET / HTTP/1.1\r\n\r\n", chance.randbytes(5000), b"\xff" + bytes(8) + b"\x7f\x03" + bytes(60)):
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03" + bytes(60)
+        for begin in (b"", b"\xff", b"GET / HTTP/1.1\r\n\r\n", chance.randbytes(5000), greeting):
             connection = socket.socket(socket.AF_UNIX)
             connection.connect(path)
             connection.sendall(begin)
@@ -101,22 +105,23 @@ def test_messages_that_make_no_sense(workers: Any, host: Any) -> None:
 def test_a_peer_that_speaks_the_language_and_means_ill(workers: Any, host: Any) -> None:
     state = workers._state
     targets = [runtime().address, f"{runtime().host}/agent", state.procs.address(0)]
-    evil = Node("hevil/c", run_folders={runtime().host: folder()}, handler=lambda *_: None, on_link_failed=lambda *_: None)
+    deaf: Any = lambda *_: None  # noqa: E731
+    evil = Node("hevil/c", run_folders={runtime().host: folder()}, handler=deaf, on_link_failed=deaf)
     evil.start()
     try:
         junk = [Parcel(), Parcel([b""]), Parcel([b"\xc1\xff"]), Parcel([b"cos\nsystem\n(S'exit 1'\ntR."]),
                 Parcel([msgspec.msgpack.encode({"a": 1})])]  # fmt: skip
         for dst in targets:
             for parcel in junk:
-                for method in ("reply", "proc.exited", "proc.stop?", "actor.failed", "actor.stop", "mesh.update", "agent.spawn",
-                               "agent.stop", "agent.tail", "call.blocked", "no such thing"):  # fmt: skip
-                    evil.send(Header(Kind.CONTROL, dst, evil.address, method=method, port=3), parcel, lane=1)
+                for verb in VERBS:
+                    evil.send(Header(Kind.CONTROL, dst, evil.address, method=verb, port=3), parcel, lane=1)
+                wrong = Header(Kind.CALL, dst, evil.address, state.uid, 0, sender="s", method="pid", port=1, index=99)
                 for kind in (Kind.CALL, Kind.REPLY, Kind.PORT, Kind.FOLDED, Kind.RETURNED):
                     for seq in (-1, 0, 5):
-                        evil.send(Header(kind, dst, evil.address, mesh=state.uid, rank=0, sender="s", seq=seq, method="pid",
-                                         port=1, index=99, status=77, call="x"), parcel)  # fmt: skip
-                plan = CastPlan(Layout(state.procs.uid, (runtime().host, "hnone"), 2), (Run(0, 4000), Run(-7, 2)), hosts=(0, 9))
-                evil.send(Header(Kind.CAST, dst, evil.address, mesh=state.uid, method="pid", plan=plan), parcel)
+                        evil.send(msgspec.structs.replace(wrong, kind=kind, seq=seq, status=77, call="x"), parcel)
+                layout = Layout(state.procs.uid, (runtime().host, "hnone"), 2)
+                plan = CastPlan(layout, (Run(0, 4000), Run(-7, 2)), hosts=(0, 9))
+                evil.send(msgspec.structs.replace(wrong, kind=Kind.CAST, plan=plan), parcel)
         evil.close(2)
     finally:
         evil.close(0)
