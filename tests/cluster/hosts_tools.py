@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from zmq.utils.garbage import gc
 
 from monarch_nb import mesh
 from monarch_nb.actor import Actor, context, current_rank, endpoint
@@ -29,6 +30,7 @@ def nothing_left(own_place: Path) -> Iterator[None]:
     before = Before(own_place)
     yield
     mesh.shutdown()
+    gc.stop()  # pyzmq's own thread, which frees what was lent to it; it lives as long as a process
     before.check()
 
 
@@ -62,6 +64,13 @@ class Member(Actor):
     @endpoint
     def length(self, data: bytes) -> int:
         return len(data)
+
+    @endpoint
+    def keep(self, data: Any) -> list[int]:
+        """Holds on to it; the inodes of the memory files that this process has mapped."""
+        self.kept = data
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return sorted({int(line.split()[4]) for line in lines if "memfd:monarch-nb" in line})
 
     @endpoint
     def nap(self, seconds: float, rank: int) -> int:
@@ -139,15 +148,18 @@ class HostProcess:
 
 
 @contextlib.contextmanager
-def user_hosts(folder: Path, count: int, *options: str, key: Path | None = None) -> Iterator[list[HostProcess]]:
-    """Hosts, gone at the end."""
+def user_hosts(
+    folder: Path, count: int, *options: str, key: Path | None = None, shutdown: bool = True
+) -> Iterator[list[HostProcess]]:
+    """Hosts, gone at the end, and before them this process's part."""
     made: list[HostProcess] = []
     try:
         for _ in range(count):
             made.append(HostProcess(folder, *options, key=key))
         yield made
     finally:
-        mesh.shutdown()
+        if shutdown:
+            mesh.shutdown()
         for host in made:
             host.close()
 

@@ -1,0 +1,196 @@
+"""One message to many: along the tree of agents, bodies written once per host, answers folded on the way back."""
+
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monarch_nb.actor
+from monarch_nb.actor import MeshFailure, ProcMesh, SupervisionError, this_host
+from monarch_nb.mesh import attach_hosts, controller, heal_mesh, local_hosts, sending
+from monarch_nb.runtime import runtime
+from monarch_nb.transport import Keys
+from monarch_nb.wire import Kind
+from tests.cluster.hosts_tools import SOON, Caller, Member, Proxy, nothing_left, user_hosts
+
+pytestmark = pytest.mark.timeout(60)
+__all__ = ["nothing_left"]
+
+
+@pytest.fixture(scope="module")
+def six(nothing_left: None) -> ProcMesh:
+    """Three hosts, which are all this machine, with two procs each."""
+    procs = local_hosts(3).spawn_procs(per_host={"slots": 2}, name="six")
+    procs.initialized.get(60)
+    return procs
+
+
+@pytest.fixture(scope="module")
+def many(six: ProcMesh) -> ProcMesh:
+    """More procs on one host than are sent to one by one."""
+    procs = this_host().spawn_procs(per_host={"slots": 24}, name="many")
+    procs.initialized.get(60)
+    return procs
+
+
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> Counter[Kind]:
+    """How many messages of each kind have come to the controller."""
+    kinds: Counter[Kind] = Counter()
+    node = runtime().node
+    handler = node._handler
+
+    def count(header: Any, parcel: Any) -> None:
+        kinds[Kind(header.kind)] += 1
+        handler(header, parcel)
+
+    monkeypatch.setattr(node, "_handler", count)
+    return kinds
+
+
+@pytest.fixture
+def by_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than two ranks are not sent to one by one."""
+    monkeypatch.setattr(sending, "DIRECT", 2)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
+    found: list[MeshFailure] = []
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", found.append)
+    return found
+
+
+@pytest.mark.parametrize(("which", "hosts"), [("six", 3), ("many", 1)])
+def test_answers_of_a_host_come_folded(
+    request: Any, which: str, hosts: int, arrived: Counter[Kind], by_tree: None
+) -> None:
+    procs = request.getfixturevalue(which)
+    members = procs.spawn("members", Member)
+    members.where.call().get(SOON)
+    for _ in range(3):  # a busy machine may make a rank late, and then its answer comes on its own
+        arrived.clear()
+        answers = members.where.call().get(SOON)
+        assert [rank for rank, _ in answers.values()] == list(range(len(procs)))
+        assert len({pid for _, pid in answers.values()}) == len(procs)
+        if arrived[Kind.FOLDED] == hosts and arrived[Kind.REPLY] == 0:
+            break
+    else:
+        pytest.fail(f"not folded: {arrived}")
+    members.stop().get(SOON)
+
+
+def test_a_slice_of_many_and_a_slice_across_hosts(six: ProcMesh, many: ProcMesh, by_tree: None) -> None:
+    members = many.spawn("members", Member)
+    answers = members.slice(slots=slice(1, 24, 1)).nap.call(0, -1).get(SOON)
+    assert list(answers.values()) == list(range(1, 24))
+    members = six.spawn("members", Member)
+    assert list(members.slice(slots=1).nap.call(0, -1).get(SOON).values()) == [1, 3, 5]
+    assert list(members.slice(hosts=slice(0, 3, 2), slots=0).nap.call(0, -1).get(SOON).values()) == [0, 4]
+
+
+def test_actors_cast_too(six: ProcMesh, many: ProcMesh) -> None:
+    members, callers = many.spawn("members", Member), six.spawn("callers", Caller)
+    expected = members.where.call().get(SOON).values()
+    assert callers.slice(hosts=2, slots=1).call.call_one(members).get(SOON) == list(expected)
+
+
+@pytest.mark.parametrize("which", ["six", "many"])
+def test_a_large_body_is_written_once_on_a_host(request: Any, which: str, by_tree: None) -> None:
+    members = request.getfixturevalue(which).spawn("members", Member)
+    data = np.arange(500_000)
+    files = members.keep.call(data).get(SOON).values()
+    assert all(len(each) == 1 for each in files)
+    assert len({inode for each in files for inode in each}) == 1  # all map the file that the caller has written
+    members.stop().get(SOON)
+
+
+def test_a_large_body_crosses_to_each_host_once_and_answers_cross_folded(
+    tmp_path: Path, arrived: Counter[Kind]
+) -> None:
+    key = tmp_path / "job.key"
+    Keys.load_or_create(key)
+    data = np.random.default_rng(1).bytes(8_000_000)
+    with user_hosts(tmp_path, 2, key=key, shutdown=False) as agents:
+        proxies = [Proxy(agent.endpoint) for agent in agents]
+        try:
+            hosts = attach_hosts([proxy.endpoint for proxy in proxies], key=key)
+            members = hosts.spawn_procs(per_host={"slots": 2}, name="far").spawn("members", Member)
+            members.where.call().get(SOON)
+            before = [proxy.sent for proxy in proxies]
+            assert members.length.call(data).get(SOON).values() == [8_000_000] * 4
+            for proxy, sent in zip(proxies, before, strict=True):
+                assert 8_000_000 < proxy.sent - sent < 8_800_000
+            arrived.clear()
+            members.where.call().get(SOON)
+            assert sum(arrived[kind] for kind in (Kind.FOLDED, Kind.REPLY)) < 4
+            hosts.shutdown().get(SOON)
+        finally:
+            for proxy in proxies:
+                proxy.close()
+
+
+def test_a_stream_is_not_held_up_by_a_slow_rank(many: ProcMesh) -> None:
+    members = many.spawn("members", Member)
+    members.where.call().get(SOON)
+    began = time.monotonic()
+    answers = [future.get(SOON) for future in list(members.nap.stream(4, 11))[:23]]
+    assert time.monotonic() - began < 3.5
+    assert sorted(answers) == [rank for rank in range(24) if rank != 11]
+    members.stop().get(SOON)
+
+
+def test_casts_and_direct_calls_keep_their_order(six: ProcMesh, by_tree: None) -> None:
+    members = six.spawn("members", Member)
+    members.where.call().get(SOON)
+    generator = random.Random(5)
+    slices = [members, members.slice(slots=0), members.slice(hosts=1), members.slice(hosts=slice(1, 3))]
+    slices += [members.slice(hosts=host, slots=slot) for host in range(3) for slot in range(2)]
+    ranks = [[part._region.ranks()[place] for place in range(len(part._region))] for part in slices]
+    expected: dict[int, list[int]] = {rank: [] for rank in range(6)}
+    calls = []
+    for number in range(10_000):
+        choice = generator.randrange(len(slices))
+        if number % 50 == 0:
+            calls.append(slices[choice].note.call(number))
+        else:
+            slices[choice].note.broadcast(number)
+        for rank in ranks[choice]:
+            expected[rank].append(number)
+    for rank in range(6):
+        one = members.slice(hosts=rank // 2, slots=rank % 2)
+        assert one.in_order.call_one("root", expected[rank]).get(SOON)
+    for call in calls:
+        call.get(SOON)
+    members.stop().get(SOON)
+
+
+@pytest.mark.parametrize(("which", "rank"), [("six", 3), ("many", 7)])
+def test_a_rank_that_dies_during_a_cast_fails_it_at_once(
+    request: Any, which: str, rank: int, faults: list[MeshFailure], by_tree: None
+) -> None:
+    members = request.getfixturevalue(which).spawn("members", Member)
+    members.where.call().get(SOON)
+    began = time.monotonic()
+    with pytest.raises(SupervisionError, match=r"exit.*3") as caught:
+        members.die.call(rank).get(SOON)
+    assert time.monotonic() - began < 5
+    assert "undeliverable" not in str(caught.value)
+    heal_mesh(members)
+    assert len(members.where.call().get(SOON)) == len(members)
+    members.stop().get(SOON)
+
+
+def test_a_host_agent_that_dies_fails_casts_under_way(faults: list[MeshFailure]) -> None:
+    hosts = local_hosts(2)
+    members = hosts.spawn_procs(name="pair").spawn("members", Member)
+    members.where.call().get(SOON)
+    under_way = members.nap.call(300, 1)
+    handle = controller._agents[hosts._hosts[1]]
+    handle._process.kill()
+    with pytest.raises(SupervisionError, match=hosts._hosts[1]):
+        under_way.get(SOON)
