@@ -3,6 +3,7 @@
 from typing import Any
 
 from monarch_nb.mesh import notebook_mode
+from monarch_nb.mesh.forwarding import FORGET_SECONDS
 from monarch_nb.mesh.output import Output, output_of
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.mesh.view import conditions
@@ -93,7 +94,7 @@ class _Attached:
         if kind == "started":
             self._output.follow([about.address])
         elif kind == "stopped" and isinstance(about, ProcState):
-            self._output.forget(about.uid)
+            self.engine.later(FORGET_SECONDS, lambda: self._output.forget(about.uid))
 
     def _show(self, failure: MeshFailure) -> None:
         self._logs.flush()  # what it printed comes before

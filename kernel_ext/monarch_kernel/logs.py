@@ -3,12 +3,11 @@
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
+from monarch_nb.mesh.log_lines import Gathered, Line, Source, merged, options, prefix, source_of
 from monarch_nb.mesh.output import Output
-from monarch_nb.mesh.places import places
 from monarch_nb.mesh.state import ProcState
 
 from .front import Front
@@ -21,15 +20,6 @@ MOST_LINES = 1000  # of one flush; a notebook with more than that is of no use t
 logger = logging.getLogger(__name__)
 
 
-class Source(NamedTuple):
-    """Which rank of which mesh a process is."""
-
-    uid: str
-    name: str
-    labels: tuple[str, ...]
-    point: tuple[int, ...]
-
-
 class Logs:
     """Collects lines on the reading thread and writes them, in batches, from a thread of its own."""
 
@@ -37,7 +27,8 @@ class Logs:
         self._front = front
         self._engine = engine
         self._output = output
-        self._lines: deque[tuple[str, str]] = deque()
+        self._lines = Gathered(engine)
+        options().flush = lambda: self.settle(all_of_it=True)
         self._writing = threading.Lock()  # one batch at a time, in order
         self._wake = threading.Event()
         self._ended = False
@@ -51,16 +42,17 @@ class Logs:
         self._ended = True
         self._wake.set()
         self._thread.join(1.0)
-        self.flush()
+        self.flush(all_of_it=True)
 
     def _wrote(self, address: str, lines: list[str]) -> None:
-        self._lines.extend((address, line) for line in lines)
+        self._lines.put(address, lines)
         self._wake.set()
 
     def _work(self) -> None:
         while not self._ended:
             # Polled while a line is open, for it may get stale without anything more coming.
-            self._wake.wait(STALE_SECONDS / 2 if self._output.open_lines() else None)
+            held = self._lines.wait()
+            self._wake.wait(min(held or STALE_SECONDS, STALE_SECONDS / 2) if self._output.open_lines() else held)
             self._wake.clear()
             time.sleep(FLUSH_SECONDS)
             try:
@@ -69,14 +61,12 @@ class Logs:
             except Exception:  # a closed front end must not end the thread
                 logger.debug("output could not be shown", exc_info=True)
 
-    def flush(self) -> None:
-        """Writes all complete lines now."""
+    def flush(self, *, all_of_it: bool = False) -> None:
+        """Writes all complete lines now, but those of windows that last; with `all_of_it` these too."""
         with self._writing:
-            lines = []
-            while self._lines:
-                lines.append(self._lines.popleft())
-            if lines:
-                self._front.write(self._text(lines))
+            lines, gathered = self._lines.take(all_of_it=all_of_it)
+            if lines or gathered:
+                self._front.write(self._text(lines, gathered))
 
     def settle(self, *, all_of_it: bool = False) -> None:
         """Waits for, and writes, what was printed before the replies that came; with `all_of_it` open lines too."""
@@ -86,14 +76,14 @@ class Logs:
             self._output.drain(marks, DRAIN_SECONDS)
         if all_of_it:
             self._cut(0.0, progress=True)
-        self.flush()
+        self.flush(all_of_it=all_of_it)
 
     def _cut(self, age: float, *, progress: bool) -> None:
         for address, (_, overwrites, seconds) in self._output.open_lines().items():
             if seconds >= age and (progress or not overwrites):
                 line = self._output.cut(address)
                 if line:
-                    self._lines.append((address, line))
+                    self._lines.put(address, [line])
 
     def progress(self) -> str:
         """How far the ranks' own progress bars are: their lines with carriage returns."""
@@ -102,35 +92,22 @@ class Logs:
 
     # -- text -------------------------------------------------------------------------------------------------------
 
-    def _text(self, lines: Iterable[tuple[str, str]]) -> str:
+    def _text(self, lines: Iterable[Line], gathered: Iterable[Line] = ()) -> str:
         groups: dict[tuple[str, str, int], list[Source]] = {}
         repeats: dict[tuple[str, str], int] = {}
         for address, line in lines:
-            source = self._source(address)
+            source = source_of(self._engine, address)
             nth = repeats[address, line] = repeats.get((address, line), -1) + 1
             groups.setdefault((source.uid, line, nth), []).append(source)
-        shown = [f"{self._prefix(sources)}{line}\n" for (_, line, _), sources in groups.items()]
+        named = self._several()
+        shown = [f"{prefix(sources, named=named)}{line}\n" for (_, line, _), sources in groups.items()]
+        shown += merged(self._engine, gathered, named=named)
         if len(shown) > MOST_LINES:
             hidden = len(shown) - MOST_LINES
             shown[MOST_LINES // 2 : -(MOST_LINES // 2)] = [f"… {hidden} lines are not shown\n"]
         return "".join(shown)
 
-    def _prefix(self, sources: list[Source]) -> str:
-        first = sources[0]
-        where = places(first.labels, (source.point for source in sources))
-        name = first.name if self._several() else ""
-        both = " ".join(filter(None, (name, where)))
-        return f"[{both}] " if both else ""
-
     def _several(self) -> bool:
         """Whether there are several meshes of processes, so that their names are needed."""
         known = tuple(self._engine.meshes.values())
         return len([m for m in known if isinstance(m, ProcState) and m.born is not None and m.stopped is None]) > 1
-
-    def _source(self, address: str) -> Source:
-        uid, rank, _ = address.partition("/")[2].rsplit(".", 2)
-        state = self._engine.meshes.get(uid)
-        if state is None:
-            return Source(uid, uid, ("rank",), (int(rank),))
-        point = state.region.point_of_base_rank(int(rank))
-        return Source(uid, state.name, tuple(point.labels), tuple(point[label] for label in point.labels))

@@ -3,12 +3,10 @@
 import logging
 import sys
 import threading
-from collections import deque
-from collections.abc import Iterable
 from typing import Any
 
+from monarch_nb.mesh.log_lines import Gathered, LogOptions, merged, prefix, source_of
 from monarch_nb.mesh.output import output_of
-from monarch_nb.mesh.places import places
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.runtime import Runtime
 from monarch_nb.settings import settings
@@ -26,13 +24,15 @@ class Forwarding:
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine
         self._output = output_of(engine)
-        self._lines: deque[tuple[str, str]] = deque()
+        self._lines = Gathered(engine)
         self._wake = threading.Event()
         self._writing = threading.Lock()  # one batch at a time, in order
         self._thread: threading.Thread | None = None
         self._closed = False
         self._stop_listening = self._output.listen(self._wrote)
         engine.keeper.on_event.append(self._happened)
+        engine.keeper.log_options = LogOptions(engine)
+        engine.keeper.log_options.flush = self.settle
 
     def close(self) -> None:
         """Somebody else shows it from now on."""
@@ -48,7 +48,7 @@ class Forwarding:
             return
         self._output.drain(self._engine.log_marks, DRAIN_SECONDS)
         self._cut(0.0)
-        self.flush()
+        self.flush(all_of_it=True)
 
     def _happened(self, kind: str, about: Any) -> None:
         if kind == "started":
@@ -66,12 +66,13 @@ class Forwarding:
                 self._engine.log_marks.pop(address, None)
 
     def _wrote(self, address: str, lines: list[str]) -> None:
-        self._lines.extend((address, line) for line in lines)
+        self._lines.put(address, lines)
         self._wake.set()
 
     def _work(self) -> None:
         while not self._closed and not self._engine.closed:
-            self._wake.wait(STALE_SECONDS / 2 if self._output.open_lines() else None)
+            held = self._lines.wait()
+            self._wake.wait(min(held or STALE_SECONDS, STALE_SECONDS / 2) if self._output.open_lines() else held)
             self._wake.clear()
             try:
                 self._cut(STALE_SECONDS)
@@ -86,27 +87,21 @@ class Forwarding:
             if seconds >= age and (age == 0.0 or not overwrites):
                 line = self._output.cut(address)
                 if line:
-                    self._lines.append((address, line))
+                    self._lines.put(address, [line])
 
-    def flush(self) -> None:
-        """Writes all complete lines now."""
+    def flush(self, *, all_of_it: bool = False) -> None:
+        """Writes all complete lines now, but those of windows that last; with `all_of_it` these too."""
         with self._writing:
-            lines = []
-            while self._lines:
-                lines.append(self._lines.popleft())
-            if lines:
-                sys.stdout.write(self._text(lines))
+            lines, gathered = self._lines.take(all_of_it=all_of_it)
+            text = "".join(self._prefix(address) + line + "\n" for address, line in lines)
+            text += "".join(merged(self._engine, gathered, named=True, prefixed=settings.get("prefix_with_rank")))
+            if text:
+                sys.stdout.write(text)
                 sys.stdout.flush()
 
-    def _text(self, lines: Iterable[tuple[str, str]]) -> str:
-        prefixed = settings.get("enable_log_forwarding") and settings.get("prefix_with_rank")
-        return "".join(f"{self._prefix(address) if prefixed else ''}{line}\n" for address, line in lines)
-
     def _prefix(self, address: str) -> str:
-        uid, rank, _ = address.partition("/")[2].rsplit(".", 2)
-        state = self._engine.meshes.get(uid)
-        if state is None:
-            return f"[{address}] "
-        point = state.region.point_of_base_rank(int(rank))
-        where = places(tuple(point.labels), [tuple(point[label] for label in point.labels)])
-        return f"[{' '.join(filter(None, (state.name, where)))}] "
+        option = self._engine.keeper.log_options.of(address)
+        streamed = settings.get("enable_log_forwarding") or (option is not None and option.stream)
+        if not streamed or not settings.get("prefix_with_rank"):
+            return ""
+        return prefix([source_of(self._engine, address)], named=True)

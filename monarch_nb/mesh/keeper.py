@@ -36,6 +36,7 @@ class Keeper:
         self.workspaces: dict[str, list[str]] = {}  # by host: folders of code that come first on the path there
         self.on_event: list[Callable[[str, Any], None]] = []  # displays; called on engine threads, must not block
         self.revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
+        self.log_options: Any = None  # what ProcMesh.logging_option has set
         self.forwarding: Any = None  # writes here what the processes write that this one started
         self.controllers: Any = None  # the way to actors of which a program has one each
         self._owned: dict[str, list[str]] = {}  # stream of the owner -> uids

@@ -1,5 +1,7 @@
 """Proc meshes: references to arrays of processes."""
 
+import asyncio
+import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
@@ -65,12 +67,44 @@ class ProcMesh(MeshTrait):
         return HostMesh.of_host(self._state.layout.host_of(self._region.ndslice.get(0)))
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Stops the processes, their actors' clean-up first; that is no failure. Resolves when all are gone."""
-        return cast("Future[None]", runtime().keeper.stop_mesh(self._state, reason, self._region))
+        """Stops the processes, their actors' clean-up first; that is no failure.
+
+        Resolves when all are gone, and what they wrote is shown.
+        """
+        from monarch_nb.mesh.log_lines import options
+
+        stopped = cast("Future[None]", runtime().keeper.stop_mesh(self._state, reason, self._region))
+        return options().flushed(self, stopped)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs `function(*args, **kwargs)` on the main thread of each process; gives a ValueMesh of the results."""
         return cast("Future[Any]", self._console.run.call(function, args, kwargs))
+
+    async def logging_option(
+        self,
+        stream_to_client: bool | None = None,
+        aggregate_window_sec: float | None = None,
+        level: int = logging.INFO,
+    ) -> None:
+        """Sets how the output of these processes is shown here: not at all, or each line with the rank it comes from.
+
+        Without `stream_to_client` it stays as usual: in a notebook shown in the cells, in a script written as it comes.
+        Lines of `aggregate_window_sec` seconds are gathered, and equal ones shown once. `level` is from where on
+        records of `logging` are written in the processes, healed ones too.
+        Raises RuntimeError for a window without streaming, ValueError for a level outside of 0 to 255.
+        """
+        from monarch_nb.mesh.log_lines import LogOption, options
+
+        if aggregate_window_sec is not None and not stream_to_client:
+            raise RuntimeError(
+                "logging_option: aggregate_window_sec needs stream_to_client=True, else nothing is shown"
+            )
+        if aggregate_window_sec is not None and not aggregate_window_sec > 0:
+            raise ValueError(f"logging_option: aggregate_window_sec={aggregate_window_sec!r} must be positive, or None")
+        if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 255:
+            raise ValueError(f"logging_option: level={level!r} must be a whole number from 0 to 255")
+        option = LogOption(stream_to_client, aggregate_window_sec, level)
+        await asyncio.to_thread(options().set, self, option)
 
     @property
     def _console(self) -> Any:

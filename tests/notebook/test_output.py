@@ -114,3 +114,22 @@ def test_displays_are_html_tables_and_plain_text(nb: Notebook) -> None:
     assert "array (100, 3) float64: min 1, max 1, mean 1" in arrays.html
     assert arrays.html.count("array (100, 3)") == 1
     assert "<script" not in shown.html
+
+
+def test_output_of_a_mesh_can_be_switched_off_and_gathered(nb: Notebook) -> None:
+    nb.run("%mesh quiet gpus=2").ok()
+    nb.run("await quiet.logging_option(stream_to_client=False)").ok()
+    assert nb.run("%%on quiet\nprint('unheard')").ok().stdout == ""
+    nb.run("await quiet.logging_option(stream_to_client=True, aggregate_window_sec=60)").ok()
+    cell = nb.run("for i in range(3):\n    quiet.run(print, 'again').get()").ok()
+    assert cell.stdout == "[quiet gpus=0-1] again (6 times)\n"
+    nb.run("%stop quiet").ok()
+
+
+def test_last_words_of_a_mesh_are_shown_in_the_cell_that_stops_it(nb: Notebook) -> None:
+    source = "from monarch.actor import *\nclass Last(Actor):\n"
+    source += "    def __cleanup__(self, error):\n        print('last words')\n"
+    nb.run(
+        source + "gone = this_host().spawn_procs(name='gone')\nlast = gone.spawn('last', Last)\nlast.initialized.get()"
+    ).ok()
+    assert "last words" in nb.run("gone.stop().get()").ok().stdout

@@ -1,0 +1,174 @@
+"""Lines of processes as people see them: which are shown, how long they are gathered, and equal ones once."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from monarch_nb.mesh.places import places
+from monarch_nb.mesh.state import MeshState, ProcState
+from monarch_nb.runtime import Future, Runtime, runtime
+from monarch_nb.shape import NDSlice, Region
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.proc import ProcMesh
+
+Line = tuple[str, str]  # the address of a process, and what it wrote
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class LogOption:
+    """What `ProcMesh.logging_option` has set for a mesh."""
+
+    stream: bool | None = None  # None: as usual where this process runs
+    window: float | None = None  # seconds
+    level: int = 0
+
+
+class LogOptions:
+    """Those of the meshes that this process has spawned."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+        self._by_uid: dict[str, LogOption] = {}
+        self.flush: Callable[[], None] = lambda: None  # shows what was written before the replies and ends known here
+        engine.keeper.on_event.append(self._happened)
+
+    def of(self, address: str) -> LogOption | None:
+        """What is set for the mesh of a process."""
+        return self._by_uid.get(address.partition("/")[2].rsplit(".", 2)[0]) if self._by_uid else None
+
+    def set(self, mesh: "ProcMesh", option: LogOption) -> None:
+        """Sets it for a whole mesh; the level on the processes of this slice. Blocks until they have it."""
+        self.flush()  # what came before is shown as it was set before
+        self._by_uid[mesh._state.uid] = option
+        mesh.run(set_level, option.level).get()
+
+    def flushed(self, mesh: "ProcMesh", stopped: Future[None]) -> Future[None]:
+        """The end of a mesh, once its last words are shown."""
+        whole: Future[None] = Future._make(story=stopped.story)
+
+        def show() -> None:
+            try:
+                self.flush()
+            except Exception:  # who shows it has gone
+                logger.debug("output could not be shown", exc_info=True)
+            error = stopped.exception(0)
+            whole._set(None) if error is None else whole._fail(error)
+
+        # Not on the reading thread, which is to bring what is waited for.
+        stopped._on_done(lambda _: threading.Thread(target=show, name="monarch-last-words", daemon=True).start())
+        return whole
+
+    def _happened(self, kind: str, about: Any) -> None:
+        if kind == "healed" and isinstance(about[0], ProcState):
+            from monarch_nb.mesh.proc import ProcMesh
+
+            state, lives = about
+            option = self._by_uid.get(state.uid)
+            for rank, _ in lives if option is not None else ():
+                ProcMesh(state, Region((), NDSlice(rank, (), ()))).run(set_level, option.level)  # type: ignore[union-attr]
+
+
+def set_level(level: int) -> None:
+    """In a process: records of `logging` from this level on are written."""
+    root = logging.getLogger()
+    if not root.handlers:
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    root.setLevel(level)
+    for handler in root.handlers:  # loggers with a level of their own, such as those of actors, do not ask the root's
+        handler.setLevel(level)
+
+
+def options() -> LogOptions:
+    """Those of this process."""
+    keeper = runtime().keeper
+    if keeper.log_options is None:
+        keeper.log_options = LogOptions(runtime())
+    found: LogOptions = keeper.log_options
+    return found
+
+
+class Gathered:
+    """Lines on their way: those of meshes with a window are held until it is over. Any thread may put."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+        self._new: deque[Line] = deque()
+        self._held: dict[str, tuple[float, list[Line]]] = {}  # by mesh: when they are due
+
+    def put(self, address: str, lines: Iterable[str]) -> None:
+        """More of them. Does not block."""
+        self._new.extend((address, line) for line in lines)
+
+    def take(self, *, all_of_it: bool = False) -> tuple[list[Line], list[Line]]:
+        """What is to be shown now: lines one by one, and lines of windows that are over. One thread at a time."""
+        settings: LogOptions | None = self._engine.keeper.log_options
+        now = time.monotonic()
+        single: list[Line] = []
+        while self._new:
+            line = self._new.popleft()
+            option = settings.of(line[0]) if settings is not None else None
+            if option is None or (option.stream is not False and not option.window):
+                single.append(line)
+            elif option.stream is not False and option.window:
+                uid = line[0].partition("/")[2].rsplit(".", 2)[0]
+                self._held.setdefault(uid, (now + option.window, []))[1].append(line)
+        due = [uid for uid, (at, _) in self._held.items() if all_of_it or at <= now]
+        return single, [line for uid in due for line in self._held.pop(uid)[1]]
+
+    def wait(self) -> float | None:
+        """Seconds until the next window is over; None when nothing is held."""
+        held = tuple(self._held.values())
+        return max(0.0, min(at for at, _ in held) - time.monotonic()) if held else None
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+class Source(NamedTuple):
+    """Which rank of which mesh a process is."""
+
+    uid: str
+    name: str
+    labels: tuple[str, ...]
+    point: tuple[int, ...]
+
+
+def source_of(engine: Runtime, address: str) -> Source:
+    """Where a line comes from."""
+    uid, rank, _ = address.partition("/")[2].rsplit(".", 2)
+    state: MeshState | None = engine.meshes.get(uid)
+    if state is None:
+        return Source(uid, uid, ("rank",), (int(rank),))
+    point = state.region.point_of_base_rank(int(rank))
+    return Source(uid, state.name, tuple(point.labels), tuple(point[label] for label in point.labels))
+
+
+def prefix(sources: Sequence[Source], *, named: bool) -> str:
+    """`[workers gpus=0-3] `, or without the mesh's name."""
+    first = sources[0]
+    where = places(first.labels, (source.point for source in sources))
+    both = " ".join(filter(None, (first.name if named else "", where)))
+    return f"[{both}] " if both else ""
+
+
+def merged(engine: Runtime, lines: Iterable[Line], *, named: bool, prefixed: bool = True) -> list[str]:
+    """Equal lines once, with the ranks they come from, and how often if some rank wrote them more than once."""
+    groups: dict[tuple[str, str], list[Source]] = {}
+    for address, line in lines:
+        source = source_of(engine, address)
+        groups.setdefault((source.uid, line), []).append(source)
+    return [
+        f"{prefix(found, named=named) if prefixed else ''}{line}{_times(found)}\n"
+        for (_, line), found in groups.items()
+    ]
+
+
+def _times(sources: Sequence[Source]) -> str:
+    return f" ({len(sources)} times)" if len(set(sources)) < len(sources) else ""
