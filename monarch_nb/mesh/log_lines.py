@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class LogOptions:
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine
         self._by_uid: dict[str, LogOption] = {}
+        self._ends: weakref.WeakKeyDictionary[Future[None], Future[None]] = weakref.WeakKeyDictionary()
         self.flush: Callable[[], None] = lambda: None  # shows what was written before the replies and ends known here
         engine.keeper.on_event.append(self._happened)
 
@@ -49,9 +51,13 @@ class LogOptions:
         self._by_uid[mesh._state.uid] = option
         mesh.run(set_level, option.level).get()
 
-    def flushed(self, mesh: "ProcMesh", stopped: Future[None]) -> Future[None]:
+    def flushed(self, stopped: Future[None]) -> Future[None]:
         """The end of a mesh, once its last words are shown."""
+        known = self._ends.get(stopped)  # a second stop gives the first one's future
+        if known is not None:
+            return known
         whole: Future[None] = Future._make(story=stopped.story)
+        self._ends[stopped] = whole
 
         def show() -> None:
             try:

@@ -74,7 +74,7 @@ class ProcMesh(MeshTrait):
         from monarch_nb.mesh.log_lines import options
 
         stopped = cast("Future[None]", runtime().keeper.stop_mesh(self._state, reason, self._region))
-        return options().flushed(self, stopped)
+        return options().flushed(stopped)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs `function(*args, **kwargs)` on the main thread of each process; gives a ValueMesh of the results."""
