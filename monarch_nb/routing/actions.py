@@ -111,7 +111,8 @@ Action = Transmit[T] | Deliver[T] | Acked[T] | Failed[T] | Skipped | NewLife | U
 class LinkConfig:
     """Limits of a link: bytes and seconds."""
 
-    window: int = field(default_factory=lambda: int(settings.get("link_credit_window")))  # bytes sent and not yet consumed by the peer's application
+    # Bytes sent and not yet consumed by the peer's application.
+    window: int = field(default_factory=lambda: int(settings.get("link_credit_window")))
     ack_frames: int = 64
     ack_bytes: int = 1 << 20
     tick: float = 0.02  # how often the transport calls `tick` while the link is not idle
