@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.routing import Inbox
+from monarch_nb.routing import Inbox, InboxOverflow
 from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
@@ -73,7 +73,13 @@ class ActorCell(ActorLife):
             if header.seq < 0:
                 self._enqueue(header, parcel)
                 return
-            for message in self.inbox.arrive(header.sender, header.seq, (header, parcel), time.monotonic()):
+            try:
+                ready = self.inbox.arrive(header.sender, header.seq, (header, parcel), time.monotonic())
+            except InboxOverflow as error:
+                self.runtime.node.consumed(parcel)
+                self.runtime.refuse(header, self.runtime.supervisor.lost_cause(header, str(error)))
+                return
+            for message in ready:
                 self._enqueue(*message)
             waits = self.inbox.waiting
         if waits:

@@ -196,9 +196,17 @@ class Driver(Causes):
             known = self.machine.check(call.mesh, ranks)
         if known is not None:
             return self._error(known, call)
-        name = call.title.partition(".")[0]
+        return self._error(self._lost(header, reason, call), call)
+
+    def _lost(self, header: Header, reason: str, call: PendingCall | None) -> MeshFailure:
+        """The story of a message that was lost on its way to ranks that are not known to have failed."""
         cause = self.lost_cause(header, reason)
-        return self._error(MeshFailure(mesh_name=name, mesh_uid=call.mesh, cause=cause), call)
+        alone = Kind.CALL in (header.kind, header.status if header.kind == Kind.RETURNED else -1)
+        ranks = [header.rank] if alone else [] if call is None else call.missing_ranks()
+        with self._lock:
+            story = self.machine.describe(header.mesh, ranks, cause)
+        name = call.title.partition(".")[0] if call is not None else header.mesh
+        return story or MeshFailure(mesh_name=name, mesh_uid=header.mesh, cause=cause)
 
     def error(self, data: Any, call: PendingCall | None) -> BaseException:
         """The error a call raises for an encoded cause."""
@@ -240,9 +248,7 @@ class Driver(Causes):
         cell = self._cell(header.sender)
         if cell is None or cell.obj is None:
             if not self.runtime.closed:
-                # What failed or was stopped has been told to its owner: here it is only of interest when looked for.
-                level = logging.INFO if header.kind == Kind.RETURNED else logging.WARNING
-                logger.log(level, "undeliverable: %s to %s: %s", header.method or "a value", header.dst, reason)
+                self._undelivered(header, reason)
             return
         destination = header.src if header.kind == Kind.RETURNED else header.dst
         message = UndeliverableMessage(header.sender, destination, header.mesh, header.method, reason)
@@ -263,6 +269,16 @@ class Driver(Causes):
             self._fail_actor(cell.instance.stream, self.cause_of("exception", error, text, cell, method))
 
         run_hook(cell, lambda: hook(message), judge, failed)
+
+    def _undelivered(self, header: Header, reason: str) -> None:
+        with self._lock:
+            known = self.machine.check(header.mesh, {header.rank})
+        if known is None and header.sender == self.machine.root and self.machine.root_policy == "notebook":
+            self.show(self._lost(header, reason, None))
+            return
+        # What failed or was stopped has been told to its owner: here it is only of interest when looked for.
+        level = logging.WARNING if known is None else logging.INFO
+        logger.log(level, "undeliverable: %s to %s: %s", header.method or "a value", header.dst, reason)
 
     # -- heal -------------------------------------------------------------------------------------------------------
 

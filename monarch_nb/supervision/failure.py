@@ -63,6 +63,8 @@ class MeshFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             return f"{name} cannot be used again: spawn a new one"
         if self.healing:
             return f"{name} is being healed: wait for heal_mesh({name})"
+        if kind == "undeliverable":
+            return f"mend that and call {name} again; what was sent is not repeated by itself"
         first = {"host": f"once host {self.host or 'it was on'} is back, ", "init": "once its cause is mended, "}
         many = len(self.places) > 1
         if kind in ("init", "exception", "aborted"):
@@ -83,6 +85,8 @@ class MeshFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             state = "stopped" if self.cause.kind == "stopped" else "failed"
             return f"{what} {self.mesh_name} has status: {state}: {self.cause.text}\n  next      {self.next_step}"
         who = f"The {'proc' if self.procs else 'actor'} {self.cause.actor} and all its descendants have failed:"
+        if self.cause.kind == "undeliverable":
+            who = f"A message to {self.cause.actor or self.mesh_name} was lost on its way:"
         error = error_text(self.cause)
         if self.procs:
             error = error.replace("the process this actor was running on", "its process", 1)

@@ -111,6 +111,11 @@ class Machine:
         mesh = self._book.meshes.get(mesh_uid)
         return None if mesh is None else self._book.broken(mesh, selection)
 
+    def describe(self, mesh_uid: str, ranks: Sequence[int], cause: Cause) -> MeshFailure | None:
+        """Something that happened to ranks of a mesh and failed none of them, as people are told it."""
+        mesh = self._book.meshes.get(mesh_uid)
+        return None if mesh is None else mesh.failure([rank for rank in ranks if rank in mesh], cause)
+
     # Failures
 
     def actor_failed(

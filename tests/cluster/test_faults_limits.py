@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monarch_nb.actor import ActorError, SupervisionError
-from tests.cluster.fault_tools import SOON, Program, Worker, spawned, still_works
+from monarch_nb.actor import ActorError, MeshFailure, SupervisionError
+from tests.cluster.fault_tools import SOON, Program, Worker, spawned, still_works, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -49,7 +49,7 @@ def test_no_descriptors_left_in_the_controller() -> None:
         assert program.end() == 0
 
 
-def test_no_descriptors_left_in_a_process(host: Any) -> None:
+def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -> None:
     with spawned(host, name="hoard") as procs:
         actors = procs.spawn("hoard", Hoarder)
         one = actors.slice(gpus=1)
@@ -59,8 +59,11 @@ def test_no_descriptors_left_in_a_process(host: Any) -> None:
         with pytest.raises((SupervisionError, ActorError), match="no file descriptors left") as caught:
             one.echo.call_one(np.zeros(10**6)).get(SOON)
         text = str(caught.value)
-        for part in ("hoard", "ulimit -n"):
+        for part in ("was lost on its way", "mesh      hoard, gpus=1", "host      h", "ulimit -n", "call hoard again"):
             assert part in text, text
+        one.note.broadcast(np.zeros(10**6))
+        until(lambda: shown, "the loss of what nobody waits for is shown")
+        assert shown[0].crashed_ranks == [1]
         assert one.echo.call_one("next").get(SOON) == "next"  # no gap in the numbers
         one.release.call_one().get(SOON)
         assert one.echo.call_one(np.ones(10**6)).get(SOON).sum() == 10**6
@@ -70,6 +73,7 @@ def test_no_descriptors_left_in_a_process(host: Any) -> None:
 def test_no_memory_for_a_large_argument() -> None:
     with Program("memory") as program:
         program.line("done")
+        assert [line for line in program.said if "refused no memory for a buffer of 8 MiB" in line][1:], program.said
         assert program.end() == 0
 
 
