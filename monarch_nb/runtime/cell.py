@@ -158,7 +158,7 @@ class ActorCell(ActorLife):
             self.endpoints[header.method] = endpoint
         method = endpoint._method.__get__(self.obj)
         if endpoint._instrument:
-            method = instrumented(method, header.method)
+            method = instrumented(method, header.method.lstrip("@!"))
         if endpoint._explicit_response_port:
             args = (ReplyPort(header), *args)
         return method, args, kwargs
