@@ -38,3 +38,15 @@ def test_the_code_of_the_quickstart_page_runs_in_order(fresh: Notebook) -> None:
     fresh.run("%load_ext monarch\nfrom monarch.actor import heal_mesh").ok()
     for block in (*blocks[:-1], *adverbs, blocks[-1]):
         assert fresh.run(block).ok().stderr == ""
+
+
+def test_the_cells_of_the_manuals_chapter_on_notebooks_run_in_order(fresh: Notebook) -> None:
+    text = (ROOT / "docs/manual/notebook.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python notebook\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 6
+    shown = [fresh.run(block).ok() for block in blocks]
+    assert [cell.stderr for cell in shown] == [""] * 6
+    assert "hello from 1" in shown[1].stdout
+    assert shown[1].text.endswith("1/2}: 10")
+    assert shown[2].text == "<Counter mesh 'counters' {gpus=2}>"
+    assert shown[3].text.endswith("101")
