@@ -7,7 +7,7 @@ from monarch_nb.transport.errors import (
     TrustError,
     UnreachableError,
 )
-from monarch_nb.transport.greeting import greet, knock, split
+from monarch_nb.transport.greeting import Unready, greet, knock, split
 from monarch_nb.transport.interrupts import throw_into, uninterrupted
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.node import Node
@@ -24,6 +24,7 @@ __all__ = [
     "TransportError",
     "TrustError",
     "UnreachableError",
+    "Unready",
     "greet",
     "knock",
     "require_keys",

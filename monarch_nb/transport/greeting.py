@@ -5,7 +5,11 @@ import socket
 
 from monarch_nb.transport.errors import UnreachableError
 
-__all__ = ["greet", "knock", "split"]
+__all__ = ["Unready", "greet", "knock", "split"]
+
+class Unready(UnreachableError):
+    """Nobody listens, or who listens hangs up at once: it may be otherwise in a moment."""
+
 
 _LENGTH = 64  # bytes of a ZMTP 3 greeting
 _SIGNATURE = b"\xff" + bytes(7) + b"\x01\x7f"
@@ -30,20 +34,23 @@ def knock(endpoint: str, timeout: float) -> bool | None:
         return None
 
 
-def greet(endpoint: str, timeout: float) -> str:
-    """The security mechanism ("CURVE", "NULL") of the ZeroMQ socket there. Raises UnreachableError, with the reason."""
+def greet(endpoint: str, timeout: float, stay: float = 0.0) -> str:
+    """The security mechanism ("CURVE", "NULL") of the ZeroMQ socket there; raises UnreachableError, with the reason.
+
+    With `stay` it must also bear a stranger for so many seconds: one that is swamped cuts them off.
+    """
     host, port = split(endpoint)
     try:
         connection = socket.create_connection((host, port), timeout)
     except ConnectionRefusedError:
-        raise UnreachableError(f"nobody listens at {endpoint}") from None
+        raise Unready(f"nobody listens at {endpoint}") from None
     except socket.gaierror as error:
         raise UnreachableError(f"{endpoint}: no machine is known as {host!r} here ({error.strerror})") from None
     except TimeoutError:
         raise UnreachableError(f"{endpoint} does not answer: no such machine, or a firewall between") from None
     except OSError as error:
         raise UnreachableError(f"{endpoint} cannot be reached: {error.strerror or error}") from None
-    said = b""
+    said, silent = b"", True
     with connection:
         try:
             connection.settimeout(timeout)
@@ -51,10 +58,19 @@ def greet(endpoint: str, timeout: float) -> str:
             while len(said) < _LENGTH and _is_ours(said):
                 more = connection.recv(_LENGTH - len(said))
                 if not more:
+                    silent = False
                     break
                 said += more
+            if stay and len(said) == _LENGTH:
+                connection.settimeout(stay)
+                connection.recv(1)
+                said, silent = b"", False
+        except ConnectionError:
+            silent = False
         except OSError:
             pass  # what was said so far tells enough
+    if not said and not silent:
+        raise Unready(f"what listens at {endpoint} hangs up: it is no monarch-nb host agent, or strangers swamp it")
     if not said:
         raise UnreachableError(f"whatever listens at {endpoint} says nothing: it is no monarch-nb host agent")
     if len(said) < _LENGTH or not _is_ours(said) or said[10] < 3:

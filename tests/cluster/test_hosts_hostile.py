@@ -1,0 +1,189 @@
+"""Strangers, and peers gone mad, at the TCP port of a host: the mesh goes on, and no agent ever unpickles anything."""
+
+import contextlib
+import os
+import pickle
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from monarch_nb import mesh
+from monarch_nb.host.folders import run_folder_for
+from monarch_nb.mesh import attach_hosts
+from monarch_nb.runtime import runtime
+from monarch_nb.transport import Keys
+from tests.cluster.hosts_tools import SOON, HostProcess, Member, nothing_left, wait_until
+
+pytestmark = pytest.mark.timeout(60)
+__all__ = ["nothing_left"]
+
+AUDIT = """
+import os, sys
+if any("monarch_nb.host.agent" in word for word in sys.orig_argv):
+    import pickle, _pickle
+    said = os.open(os.environ["AUDIT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    me = os.getpid()
+    def note(word):
+        if os.getpid() == me:
+            os.write(said, f"{word}\\n".encode())
+    sys.addaudithook(lambda event, arguments: note(event) if event == "pickle.find_class" else None)
+    for module in (pickle, _pickle):
+        for name in ("load", "loads"):
+            setattr(module, name, lambda *a, _f=getattr(module, name), _n=name, **k: (note(_n), _f(*a, **k))[1])
+    class Unpickler(_pickle.Unpickler):
+        def __init__(self, *a, **k):
+            note("Unpickler")
+            super().__init__(*a, **k)
+    pickle.Unpickler = _pickle.Unpickler = Unpickler
+    pickle.loads(pickle.dumps(os.getpid))  # so that the test sees what it would see
+    note("armed")
+"""
+ARMED = ["loads", "pickle.find_class", "armed"]
+
+
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hostile")
+
+
+@pytest.fixture(scope="module")
+def keys(place: Path) -> Keys:
+    return Keys.load_or_create(place / "job.key")
+
+
+@pytest.fixture(scope="module")
+def agent(place: Path, keys: Keys) -> Iterator[HostProcess]:
+    (place / "site").mkdir()
+    (place / "site" / "sitecustomize.py").write_text(AUDIT)
+    env = {"PYTHONPATH": str(place / "site"), "AUDIT": str(place / "audit")}
+    made = HostProcess(place, key=place / "job.key", env=env)
+    yield made
+    mesh.shutdown()
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def members(agent: HostProcess, place: Path) -> Any:
+    procs = attach_hosts([agent.endpoint], key=place / "job.key").spawn_procs(per_host={"slots": 2}, name="target")
+    members = procs.spawn("members", Member)
+    members.where.call().get(SOON)
+    return members
+
+
+@pytest.fixture
+def unharmed(members: Any, agent: HostProcess, place: Path) -> Iterator[None]:
+    """During a test and after it calls are answered, nothing is unpickled by the agent, and it keeps no descriptor."""
+    before = descriptors(agent.pid)
+    pids = members.where.call().get(SOON).values()
+    over = threading.Event()
+    answers: list[Any] = []
+
+    def go_on() -> None:
+        while not over.is_set() or len(answers) < 5:
+            answers.append(members.where.call().get(SOON).values() == pids)
+
+    caller = threading.Thread(target=go_on)
+    caller.start()
+    yield
+    over.set()
+    caller.join()
+    assert all(answers)
+    assert agent.process.poll() is None
+    assert (place / "audit").read_text().split() == ARMED
+    assert not (place / "bomb").exists()
+    wait_until(lambda: descriptors(agent.pid) <= before)
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def messages(place: Path, host: str) -> "list[list[bytes]]":
+    """What might be taken for one of ours, and what might not."""
+    bomb = pickle.dumps(Bomb(place / "bomb"))
+    generator = random.Random(3)
+    noise = [[generator.randbytes(generator.randrange(300)) for _ in range(1 + number % 4)] for number in range(200)]
+    prefixed = [[bytes(50) + bomb, bomb], [bomb], [bomb, bomb, bomb], [b"", bomb], [b"\xff" * 80, bomb]]
+    return [*noise, *prefixed]
+
+
+def dealer(context: "zmq.Context[Any]", agent: HostProcess, name: bytes, keys: Keys | None) -> "zmq.Socket[bytes]":
+    made = context.socket(zmq.DEALER)
+    made.linger = 0
+    made.routing_id = name
+    if keys is not None:
+        made.curve_serverkey = keys.public
+        made.curve_publickey, made.curve_secretkey = keys.public, keys.secret
+    made.connect(agent.endpoint)
+    return made
+
+
+@contextlib.contextmanager
+def context() -> "Iterator[zmq.Context[Any]]":
+    made: zmq.Context[Any] = zmq.Context()
+    try:
+        yield made
+    finally:
+        made.destroy(0)
+
+
+@pytest.mark.parametrize("whose", ["none", "other"])
+def test_strangers_who_speak_zeromq(unharmed: None, agent: HostProcess, place: Path, whose: str) -> None:
+    with context() as ctx:
+        for name in (b"h0/c|0|1", b"x", f"{runtime().address}|1|ffffffffffffffff".encode()):
+            with dealer(ctx, agent, name, Keys.create() if whose == "other" else None) as stranger:
+                for message in messages(place, agent.host):
+                    stranger.send_multipart(message)
+                assert stranger.poll(300) == 0
+
+
+def test_scanners_and_garbage(unharmed: None, agent: HostProcess) -> None:
+    generator = random.Random(9)
+    greeting = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01CURVE" + bytes(15) + bytes(32)
+    huge = [greeting + b"\x06" + (1 << 62).to_bytes(8, "big"), b"\xff" + b"\xff" * 8 + b"\x7f" + bytes(200)]
+    for words in [b"GET / HTTP/1.1\r\n\r\n", b"", greeting[:30], greeting, *huge, b"\0" * 1_000_000,
+                  *(generator.randbytes(generator.randrange(1, 2000)) for _ in range(60))]:  # fmt: skip
+        with socket.create_connection(("127.0.0.1", agent.port)) as stranger, contextlib.suppress(OSError):
+            stranger.sendall(words)
+
+
+def test_strangers_who_hang_on_do_not_keep_others_out(unharmed: None, agent: HostProcess, place: Path) -> None:
+    hanging = [socket.create_connection(("127.0.0.1", agent.port)) for _ in range(400)]
+    try:
+        for number, stranger in enumerate(hanging):
+            with contextlib.suppress(OSError):
+                stranger.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f"[: number % 11])
+        assert attach_hosts([agent.endpoint], key=place / "job.key", timeout=SOON).initialized.get(SOON) is True
+    finally:
+        for stranger in hanging:
+            stranger.close()
+
+
+def test_those_who_have_the_key_and_talk_nonsense(unharmed: None, agent: HostProcess, keys: Keys, place: Path) -> None:
+    with context() as ctx:
+        for name in (b"?", b"hbad/c|0|1", b"hbad/c|1|1", b"hbad/c|9|zz", b"|||"):
+            with dealer(ctx, agent, name, keys) as mad:
+                for message in messages(place, agent.host):
+                    mad.send_multipart(message)
+                mad.send(b"x" * 3_000_000)  # larger than any frame of ours: it is cut off
+                mad.poll(100)
+
+
+def test_run_folders_are_private(members: Any, agent: HostProcess) -> None:
+    for folder in (agent.run_folder, run_folder_for(runtime().host)):
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert folder.stat().st_uid == os.getuid()
