@@ -154,6 +154,8 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
             asked = [remote.shutdown() for remote in remotes]
             for answer in asked:
                 answer.exception(settings.get("mesh_terminate_timeout"))
+            for remote in remotes:
+                runtime().node.forget(f"{remote.host}/agent", "its host was shut down")
             done._set(None)
         except BaseException as error:
             done._fail(error)

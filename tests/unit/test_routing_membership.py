@@ -135,3 +135,24 @@ def test_processes_no_longer_watched_are_not_told():
     assert who.silent(100.0) == []
     assert who.due(100.0) == []
     assert who.answered("h1/p.0.0", 100.0) is None
+
+
+def test_a_way_through_somebody_goes_before_an_endpoint_until_it_is_taken_back():
+    routes = Routes("h1/agent")
+    routes.learn("h2", endpoint="tcp://10.0.0.2:5000", via="h0/c")
+    routes.attached("h0/c")
+    assert routes.next_hop("h2/p.1.0") == Hop("inbound", "h0/c")
+    routes.learn("h2", via="")
+    assert routes.next_hop("h2/p.1.0") == Hop("tcp", "h2/agent", "tcp://10.0.0.2:5000")
+
+
+def test_an_agent_that_dialled_and_is_gone_is_dialled_and_a_process_that_cannot_be_is_waited_for():
+    routes = Routes("h1/agent")
+    routes.learn("h2", endpoint="tcp://10.0.0.2:5000")
+    for address in ("h2/agent", "h0/c"):
+        routes.attached(address)
+        assert routes.next_hop(address) == Hop("inbound", address)
+    assert routes.dial_instead("h2/agent") == "tcp://10.0.0.2:5000"
+    assert routes.next_hop("h2/agent") == Hop("tcp", "h2/agent", "tcp://10.0.0.2:5000")
+    assert routes.dial_instead("h0/c") == ""
+    assert routes.next_hop("h0/c") == Hop("inbound", "h0/c")
