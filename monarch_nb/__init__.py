@@ -51,6 +51,7 @@ _MODULES = frozenset(
         "actor",
         "config",
         "exceptions",
+        "job",
         "spmd",
         "testing",
     }

@@ -87,7 +87,6 @@ MODULES: dict[str, str] = {
     "monarch.gather_mount": "mounts",
     "monarch.gradient": _TENSORS,
     "monarch.gradient_generator": _TENSORS,
-    "monarch.job": "jobs",
     "monarch.job.kubernetes": "Kubernetes jobs",
     "monarch.job.meta": "the schedulers of one company",
     "monarch.job.spmd": "jobs",

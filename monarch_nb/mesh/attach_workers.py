@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from monarch_nb.mesh import ways
@@ -39,14 +38,16 @@ def attach_to_workers(
     mesh = name or "hosts"
     found: Future[tuple[str, ...]] = Future._make(story=lambda: f"the hosts of {mesh} have not all been reached yet")
 
+    ended: list[str] = []
+
     def attach() -> None:
         try:
-            found._set(_attach(engine, wanted, keys))
+            found._set(_attach(engine, wanted, keys, lambda: bool(ended) or engine.closed))
         except BaseException as error:
             found._fail(error)
 
     threading.Thread(target=attach, name="monarch-attach", daemon=True).start()
-    return HostMesh(mesh, found, host_labels([str(each) for each in wanted]), owned=True)
+    return HostMesh(mesh, found, host_labels([str(each) for each in wanted]), owned=True, ended=ended)
 
 
 def _endpoint(text: str, keys: Keys | None) -> Endpoint:
@@ -55,7 +56,9 @@ def _endpoint(text: str, keys: Keys | None) -> Endpoint:
     return endpoint
 
 
-def _attach(engine: Runtime, wanted: "Sequence[Endpoint | Future[str]]", keys: Keys | None) -> tuple[str, ...]:
+def _attach(
+    engine: Runtime, wanted: "Sequence[Endpoint | Future[str]]", keys: Keys | None, given_up: Callable[[], bool]
+) -> tuple[str, ...]:
     deadline = time.monotonic() + settings.get("mesh_attach_config_timeout")
     errors: dict[str, Exception] = {}
 
@@ -73,26 +76,40 @@ def _attach(engine: Runtime, wanted: "Sequence[Endpoint | Future[str]]", keys: K
     hosts: dict[str, str] = {}
     far = [each.url for each in endpoints if each is not None and each.scheme == "tcp"]
     jobs: list[Callable[[], dict[str, str]]] = [
-        partial(_near, engine, each, deadline) for each in endpoints if each is not None and each.scheme == "ipc"
+        partial(_near, engine, each, deadline, given_up)
+        for each in endpoints
+        if each is not None and each.scheme == "ipc"
     ]
     if far:
         jobs.append(partial(_far, far, keys, deadline))
-    if jobs:
-        with ThreadPoolExecutor(min(32, len(jobs)), "monarch-attach") as pool:
-            for answer in [pool.submit(job) for job in jobs]:
-                try:
-                    hosts.update(answer.result())
-                except AttachError as error:
-                    errors.update(error.errors)
+    for answer in [_start(job) for job in jobs]:
+        try:
+            hosts.update(answer.get())
+        except AttachError as error:
+            errors.update(error.errors)
     if errors:
         raise AttachError(errors, len(wanted))
     ways.settle(engine, hosts.values(), max(1.0, deadline - time.monotonic()))
     return tuple(hosts[each.url] for each in endpoints if each is not None)
 
 
-def _near(engine: Runtime, endpoint: Endpoint, deadline: float) -> dict[str, str]:
+def _start(job: Callable[[], dict[str, str]]) -> Future[dict[str, str]]:
+    """On a thread that no end of a program waits for, as it would for one of a pool."""
+    future: Future[dict[str, str]] = Future._make()
+
+    def run() -> None:
+        try:
+            future._set(job())
+        except BaseException as error:
+            future._fail(error)
+
+    threading.Thread(target=run, name="monarch-attach", daemon=True).start()
+    return future
+
+
+def _near(engine: Runtime, endpoint: Endpoint, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
     try:
-        neighbour = meet(engine, endpoint.path, deadline)
+        neighbour = meet(engine, endpoint.path, deadline, given_up)
         if ways.remotes.get(neighbour.host) is not neighbour:
             wrong = objection(endpoint.url, neighbour.state, ())
             if wrong is not None:

@@ -5,6 +5,7 @@ import select
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from monarch_nb.host import protocol as p
@@ -103,15 +104,15 @@ class Neighbour:
         ways.tell_lost(self.engine, self.host, self.lost)
 
 
-def find_folder(path: str, deadline: float) -> Path:
+def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Path:
     """The run folder of the agent that listens at a path, or behind the link there.
 
-    Blocks until there is one or `deadline` (monotonic) has passed: UnreachableError. Raises TrustError for one that
-    others could have made.
+    Blocks until there is one; raises UnreachableError once `deadline` (monotonic) has passed or it is given up, and
+    TrustError for one that others could have made.
     """
     link = os.path.abspath(path)
     while not os.path.exists(link):
-        if time.monotonic() >= deadline:
+        if given_up() or time.monotonic() >= deadline:
             if os.path.lexists(link):
                 raise UnreachableError(f"the worker at ipc://{path} has ended: {os.readlink(link)} is gone")
             raise UnreachableError(f"no worker has come up at ipc://{path}")
@@ -127,10 +128,10 @@ def find_folder(path: str, deadline: float) -> Path:
     return socket.parent
 
 
-def meet(engine: Runtime, path: str, deadline: float) -> Neighbour:
+def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], bool]) -> Neighbour:
     """The host that listens at a path; blocks until it has answered, or raises as `find_folder` does."""
     while True:
-        folder = find_folder(path, deadline)
+        folder = find_folder(path, deadline, given_up)
         host = folder.name.rpartition("-")[2]
         if run_folder_for(host, folder.parent) != folder:
             raise UnreachableError(f"ipc://{path} leads to {folder}, which is not named after a host")
@@ -142,7 +143,7 @@ def meet(engine: Runtime, path: str, deadline: float) -> Neighbour:
         try:
             state = asked.get(max(0.5, min(left, _ANSWER_S)))
         except (TimeoutError, RequestError):  # one that is about to end; another may take its place
-            if left < 0:
+            if left < 0 or given_up():
                 raise UnreachableError(f"the worker at ipc://{path} has not answered in time") from None
             continue
         known = ways.remotes.get(host)

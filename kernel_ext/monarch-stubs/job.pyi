@@ -1,0 +1,2 @@
+from monarch_nb.job import *
+from monarch_nb.job import __all__ as __all__

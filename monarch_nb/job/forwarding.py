@@ -1,0 +1,216 @@
+"""Port forwarding between processes of meshes: connections to one end come out at the other."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from monarch_nb.mesh import ProcMesh
+from monarch_nb.runtime import Actor, Channel, Port, PortReceiver, endpoint, runtime
+from monarch_nb.shape import Point
+from monarch_nb.wire import ActorError
+
+_HERE = "127.0.0.1"
+_CHUNK = 1 << 16
+_WINDOW = 64  # chunks on their way that the other side has not yet written
+_CLOSE_S = 1.0
+
+PortNumber = int | Callable[[Point], int]
+Address = str | Callable[[Point], str]
+# bytes: data, b"" for its end; a count: so many chunks were written; None: the connection was cut.
+Message = bytes | int | None
+
+
+class _Connection:
+    """One connection at one end: what the socket says goes to the other end, and the other way round."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: "Port[Message]",
+        of: "PortReceiver[Message]",
+    ) -> None:  # fmt: skip
+        self._reader, self._writer, self._to, self._of = reader, writer, to, of
+        self._window = asyncio.Semaphore(_WINDOW)
+        self._heard_all = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until both directions have ended, or one is cut."""
+        cut = True
+        inward = asyncio.create_task(self._inward())
+        done = asyncio.create_task(self._done())
+        try:
+            first, _ = await asyncio.wait((inward, done), return_when=asyncio.FIRST_COMPLETED)
+            for task in first:
+                task.result()
+            cut = False
+        except (OSError, ActorError, RuntimeError):
+            pass
+        finally:
+            for task in (inward, done):
+                task.cancel()
+            await asyncio.gather(inward, done, return_exceptions=True)
+            if cut:
+                with contextlib.suppress(Exception):
+                    self._to.send(None)
+                self._writer.transport.abort()
+            await closed(self._writer)
+
+    async def _done(self) -> None:
+        await self._outward()
+        await self._heard_all.wait()
+
+    async def _outward(self) -> None:
+        while True:
+            data = await self._reader.read(_CHUNK)
+            await self._window.acquire()
+            self._to.send(data)
+            if not data:
+                return
+
+    async def _inward(self) -> None:
+        """Never ends well: after the end of its data the other may still tell what it has written of ours."""
+        while True:
+            message = await self._of.recv()
+            if message is None:
+                raise ConnectionAbortedError("the other end was cut")
+            if isinstance(message, int):
+                for _ in range(message):
+                    self._window.release()
+                continue
+            if not message:
+                if self._writer.can_write_eof():
+                    self._writer.write_eof()
+                self._heard_all.set()
+                continue
+            self._writer.write(message)
+            await self._writer.drain()
+            self._to.send(1)
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """Closes a connection, and does not wait long for that."""
+    writer.close()
+    try:
+        await asyncio.wait_for(writer.wait_closed(), _CLOSE_S)
+    except (OSError, TimeoutError):
+        writer.transport.abort()
+
+
+class _Connections:
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, connection: _Connection) -> None:
+        task = asyncio.create_task(connection.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class DestinationActor(Actor):
+    """Connects to a port of its machine for each connection that the source has accepted."""
+
+    def __init__(self, port: PortNumber) -> None:
+        place = runtime().context().actor_instance.rank
+        self._port = checked_port("dst_port", port(place) if callable(port) else port)
+        self._connections = _Connections()
+
+    @endpoint
+    async def open(self, to: "Port[Message]") -> "Port[Message]":
+        """One more connection; gives the port for what is to be written to it."""
+        reader, writer = await asyncio.open_connection(_HERE, self._port)
+        back, of = Channel[Message].open()
+        self._connections.add(_Connection(reader, writer, quiet(to), of))
+        return quiet(back)
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        await self._connections.close()
+
+
+class SourceActor(Actor):
+    """Listens, and passes each connection on to the destination at the same place."""
+
+    def __init__(self) -> None:
+        self._connections = _Connections()
+        self._server: asyncio.Server | None = None
+        self._destination: Any = None
+
+    @endpoint
+    async def listen(self, destination: Any, address: Address) -> None:
+        """Accepts connections from now on."""
+        place = runtime().context().actor_instance.rank
+        host, port = checked_address(address(place) if callable(address) else address)
+        self._destination = destination.slice(**dict(runtime().context().message_rank))
+        self._server = await asyncio.start_server(self._accept, host, port)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to, of = Channel[Message].open()
+        try:
+            there = (await self._destination.open.call(quiet(to))).values()[0]
+        except Exception as error:  # nobody listens over there; the one who came hears it as such
+            self.logger.warning("a forwarded connection could not be made: %s", error)
+            writer.transport.abort()
+            return
+        self._connections.add(_Connection(reader, writer, there, of))
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._connections.close()
+
+
+class PortForwarder(Actor):
+    """Owns port forwards. Spawn one on `this_proc()`; stopping it closes what it has forwarded."""
+
+    @endpoint
+    async def forward(
+        self, dst_proc_mesh: ProcMesh, dst_port: PortNumber, src_proc_mesh: ProcMesh, src_address: Address
+    ) -> None:
+        """Has each source process listen at `src_address`, for the destination process at the same place.
+
+        Each connection there becomes one to 127.0.0.1:`dst_port` over here, both directions, until both have ended.
+        `dst_port` and `src_address` ("address:port") may be functions of the place. Returns when all listen.
+        Raises ValueError for meshes of different shapes, and for what is no port or address.
+        """
+        if dst_proc_mesh.extent != src_proc_mesh.extent:
+            raise ValueError(
+                f"destination and source must have the same shape: {dst_proc_mesh.extent} != {src_proc_mesh.extent}"
+            )
+        if not callable(dst_port):
+            checked_port("dst_port", dst_port)
+        if not callable(src_address):
+            checked_address(src_address)
+        destination: Any = dst_proc_mesh.spawn("forward_destination", DestinationActor, dst_port)
+        source: Any = src_proc_mesh.spawn("forward_source", SourceActor)
+        try:
+            await destination.initialized
+            await source.listen.call(destination, src_address)
+        except BaseException:
+            for each in (source, destination):
+                each.stop("the forward could not be made")
+            raise
+
+
+def quiet(port: "Port[Message]") -> "Port[Message]":
+    """A port whose values nobody misses once the connection is gone."""
+    port.return_undeliverable = False
+    return port
+
+
+def checked_port(what: str, port: Any) -> int:
+    """A TCP port. Raises ValueError."""
+    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+        raise ValueError(f"{what} must be a whole number from 1 to 65535, not {port!r}")
+    return port
+
+
+def checked_address(address: Any) -> tuple[str, int]:
+    """Host and port of "address:port". Raises ValueError."""
+    host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not colon or not host or not (port.isascii() and port.isdigit()):
+        raise ValueError(f"src_address must be a text such as '127.0.0.1:8080', not {address!r}")
+    return host.removeprefix("[").removesuffix("]"), checked_port("src_address's port", int(port))

@@ -1,0 +1,69 @@
+"""A job on this machine alone: `this_host()` under the names that a larger job would have."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from monarch_nb.job.state import JobState
+from monarch_nb.job.trait import JobTrait
+from monarch_nb.mesh import this_host
+
+BATCH = "MONARCH_BATCH_JOB"
+
+
+class LocalJob(JobTrait):
+    """Gives `this_host()` for each name; so that a program runs here as it does on a cluster."""
+
+    _transient = frozenset({"_process"})
+    _cacheable = False  # there is nothing to find again
+
+    def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
+        super().__init__()
+        self._host_names = [hosts] if isinstance(hosts, str) else list(hosts)
+        self._log_dir: str | None = None
+        self._restored()
+
+    def _restored(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _create(self, client_script: str | None) -> None:
+        if client_script is None:
+            return
+        os.makedirs(".monarch/logs", mode=0o700, exist_ok=True)
+        self._log_dir = tempfile.mkdtemp(prefix="job_", dir=".monarch/logs")
+        with (
+            open(os.path.join(self._log_dir, "stdout.log"), "wb") as out,
+            open(os.path.join(self._log_dir, "stderr.log"), "wb") as err,
+        ):
+            self._process = subprocess.Popen(
+                [sys.executable, client_script], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                env={**os.environ, BATCH: "1"}, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """The client script that `apply` has started here. Raises ValueError if there is none."""
+        if self._process is None:
+            raise ValueError("this job has started no client script here")
+        return self._process
+
+    def _state(self) -> JobState:
+        return JobState({name: this_host() for name in self._host_names})
+
+    def _wishes(self) -> str:
+        return ", ".join(self._host_names)
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """Never: a new one costs nothing."""
+        return False
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()

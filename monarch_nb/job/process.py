@@ -1,0 +1,164 @@
+"""A job of processes on this machine, one for each host: what a cluster is, in small."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.host.bootstrap import command
+from monarch_nb.host.folders import base_folder
+from monarch_nb.job.state import JobState
+from monarch_nb.job.trait import JobTrait
+from monarch_nb.mesh import HostMesh, attach_to_workers
+
+_ENDING_S = 8.0
+_LAST_LINES = 5
+
+
+class ProcessJob(JobTrait):
+    """Each host is a process of its own, as users start workers by hand: they live on when the client ends.
+
+    `meshes` gives the number of hosts of each mesh; `env` is laid over the hosts' environment. `kill()` ends them, from
+    any process that has the job's file.
+    """
+
+    _transient = frozenset({"_processes", "_given"})
+
+    def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        for name, count in meshes.items():
+            if not isinstance(name, str) or not name.isidentifier():
+                raise ValueError(f"{name!r} cannot name a mesh: it must be a name as Python has them")
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ValueError(f"{name}={count!r}: a mesh has a whole number of hosts, at least 1")
+        self._meshes = dict(meshes)
+        self._env = dict(env or {})
+        self._workers: dict[str, list[Any]] = {}  # host -> process id, when that process began
+        self._folder = ""
+        self._restored()
+
+    def _restored(self) -> None:
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # those that are children of this process
+        self._given: list[HostMesh] = []
+        for pid, born in self._workers.values():
+            if not isinstance(pid, int) or not isinstance(born, str) or pid <= 1:
+                raise ValueError("it names no processes")
+        if not isinstance(self._folder, str) or {type(count) for count in self._meshes.values()} - {int}:
+            raise ValueError("it names no meshes")
+
+    def _hosts(self) -> list[str]:
+        return [f"{name}_{number}" for name, count in self._meshes.items() for number in range(count)]
+
+    def _create(self, client_script: str | None) -> None:
+        if client_script is not None:
+            raise RuntimeError("a ProcessJob cannot run a client script: run it yourself, beside the job")
+        self._folder = tempfile.mkdtemp(prefix="mnb-job-", dir=base_folder())
+        try:
+            for host in self._hosts():
+                with open(f"{self._folder}/{host}.log", "wb") as log:
+                    process = subprocess.Popen(
+                        command("monarch_nb.job.worker", f"ipc://{self._folder}/{host}"),
+                        env={**os.environ, **self._env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                        start_new_session=True,
+                    )  # fmt: skip
+                self._processes[process.pid] = process
+                self._workers[host] = [process.pid, born(process.pid)]
+        except BaseException:  # an interrupt too: nothing of a half-made job may stay
+            self._kill()
+            raise
+
+    def _state(self) -> JobState:
+        lost = self._lost()
+        if lost:
+            raise RuntimeError(f"the job is gone: {self._told()}: {lost}")
+        meshes = {}
+        for name, count in self._meshes.items():
+            workers = [f"ipc://{self._folder}/{name}_{number}" for number in range(count)]
+            meshes[name] = attach_to_workers(name=name, ca="trust_all_connections", workers=workers)
+        self._given += meshes.values()
+        return JobState(meshes)
+
+    def _wishes(self) -> str:
+        return ", ".join(f"{name}={count}" for name, count in self._meshes.items())
+
+    def _alive(self, host: str) -> bool:
+        pid, birth = self._workers[host]
+        process = self._processes.get(pid)
+        if process is not None:
+            return process.poll() is None
+        return bool(birth) and born(pid) == birth
+
+    def _lost(self) -> str:
+        dead = [host for host in self._workers if not self._alive(host)]
+        if not dead and self._workers:
+            return ""
+        told = [f"{host} (process {self._workers[host][0]}) has ended{self._last_words(host)}" for host in dead]
+        return "; ".join(told) or "it has no processes"
+
+    def _last_words(self, host: str) -> str:
+        try:
+            lines = Path(f"{self._folder}/{host}.log").read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return "".join(f"\n  | {line}" for line in lines[-_LAST_LINES:])
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """A job with the same meshes and environment, whose processes all live."""
+        same = isinstance(spec, ProcessJob) and (spec._meshes, spec._env) == (self._meshes, self._env)
+        return same and not self._lost()
+
+    def _kill(self) -> None:
+        given = [mesh for mesh in self._given if not mesh._ended]
+        closing = [mesh.shutdown() for mesh in given if reached(mesh)]
+        for mesh in given:
+            mesh._ended[:] = ["shut down"]
+        deadline = time.monotonic() + _ENDING_S
+        for future in closing:
+            future.exception(max(0.1, deadline - time.monotonic()))
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            for host in self._workers:
+                if self._alive(host):
+                    os.kill(self._workers[host][0], signum)
+            if self._await_end(deadline):
+                break
+            deadline = time.monotonic() + _ENDING_S
+        for process in self._processes.values():
+            process.wait(_ENDING_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._workers, self._folder = {}, ""
+        self._restored()
+
+    def _await_end(self, deadline: float) -> bool:
+        """Blocks until the workers and their agents are gone."""
+        while True:
+            doors = (f"{self._folder}/{host}" for host in self._workers)
+            if not any(map(self._alive, self._workers)) and not any(map(os.path.exists, doors)):
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+
+
+def reached(mesh: HostMesh) -> bool:
+    """Whether its hosts were attached."""
+    return mesh._found.done() and mesh._found.exception(0) is None
+
+
+def born(pid: int) -> str:
+    """When a process began, in a form that no other process with its id will have; empty if there is none."""
+    try:
+        if os.path.exists("/proc/self/stat"):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return "" if fields[0] in "ZX" else fields[19]
+        found = subprocess.run(
+            ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
+        state, _, began = found.stdout.strip().partition(" ")
+        return "" if state.startswith("Z") else began.strip()
+    except OSError:
+        return ""

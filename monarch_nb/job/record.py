@@ -1,0 +1,156 @@
+"""Jobs as text: what is kept of a job in a file, and who may have written that file. No pickles."""
+
+import contextlib
+import importlib
+import json
+import os
+import socket
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+FORMAT = "monarch-nb job 1"
+_LARGEST = 1 << 20
+
+
+class JobFileError(RuntimeError):
+    """A file that should hold a job and does not, or that others could have written; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who started a job."""
+
+    pid: int
+    command: str
+    folder: str
+    machine: str
+
+    @classmethod
+    def here(cls) -> "Origin":
+        """This process."""
+        command = " ".join(sys.orig_argv)
+        return cls(os.getpid(), command if len(command) <= 200 else f"{command[:197]}...", os.getcwd(), _machine())
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job in a file."""
+
+    format: str
+    kind: str  # module:class
+    fields: dict[str, Any]
+    apply_id: str | None = None
+    started: float = 0.0  # wall clock, seconds
+    origin: Origin | None = None
+
+
+def _machine() -> str:
+    return socket.gethostname()
+
+
+def encode(record: Record, what: str) -> bytes:
+    """A record as JSON. Raises TypeError, naming the attribute, for what is no plain data."""
+    for name, value in record.fields.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{what} cannot be saved: its attribute {name!r} is no plain data ({error}). Jobs are saved as JSON; "
+                "name what need not be saved in the class's _transient"
+            ) from None
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def decode(data: bytes, where: str) -> Record:
+    """The record in a file. Raises JobFileError."""
+    if data[:1] == b"\x80":
+        raise JobFileError(
+            f"{where} is a pickle, as torchmonarch writes. Opening it would run what is in it, so it is not opened; "
+            "remove it, or choose another path"
+        )
+    try:
+        found = msgspec.json.decode(data, type=Record)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise JobFileError(f"{where} holds no job: {error}. Remove it, or choose another path") from None
+    if found.format != FORMAT:
+        raise JobFileError(f"{where} was written by another version ({found.format!r}): remove it")
+    return found
+
+
+def find_class(kind: str, *, load: bool) -> Any:
+    """The class a record names; its module is imported only with `load`. Raises JobFileError."""
+    module, _, path = kind.partition(":")
+    try:
+        found: Any = importlib.import_module(module) if load else sys.modules[module]
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, KeyError, AttributeError, ValueError, TypeError) as error:
+        raise JobFileError(
+            f"the job's class {kind} is not here ({type(error).__name__}): import its module first"
+        ) from None
+    return found
+
+
+def read(path: str) -> bytes:
+    """A job's file. Raises FileNotFoundError, and JobFileError for one that others could have written."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(fd, "rb") as file:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise JobFileError(f"{path} is no file")
+        if facts.st_uid != os.geteuid():
+            raise JobFileError(f"{path} belongs to another user (uid {facts.st_uid}), and is not read")
+        if facts.st_mode & 0o022:
+            mode = stat.S_IMODE(facts.st_mode)
+            raise JobFileError(f"{path} can be written by others (mode {mode:o}), and is not read: remove it")
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise JobFileError(f"{path} holds no job: it is larger than {_LARGEST} bytes")
+    return data
+
+
+def write(path: str, data: bytes) -> None:
+    """Replaces a job's file at once, for this user only; follows a link at `path`. Makes its folder."""
+    place = Path(os.path.realpath(path))
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = place.with_name(f".{place.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.replace(draft, place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
+
+
+def ago(then: float) -> str:
+    """A moment, for people: the local time and how long ago that is."""
+    seconds = max(0.0, time.time() - then)
+    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            told = f"{seconds / unit:.0f} {name}"
+            break
+    else:
+        told = f"{seconds:.0f} seconds"
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(then))} ({told} ago)"
+
+
+def origin_text(origin: Origin | None) -> str:
+    """Who started a job, for people."""
+    if origin is None:
+        return "by nobody knows whom"
+    where = "" if origin.machine == _machine() else f" on {origin.machine}"
+    return f"by process {origin.pid}{where} (`{origin.command}`) in {origin.folder}"
+
+
+def plain(fields: Mapping[str, Any], transient: frozenset[str]) -> dict[str, Any]:
+    """The attributes that are saved."""
+    return {name: value for name, value in fields.items() if name not in transient}

@@ -1,0 +1,181 @@
+"""An interactive shell on a host, at this terminal."""
+
+import contextlib
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from monarch_nb.job.execute import rank_environment, usable_folder
+from monarch_nb.mesh import HostMesh
+from monarch_nb.runtime import Actor, Channel, Port, PortReceiver, endpoint
+
+_CHUNK = 1 << 16
+# Becomes the owner of the terminal that is its input, then the shell.
+_SHIM = "import fcntl,os,sys,termios; fcntl.ioctl(0,termios.TIOCSCTTY,0); os.execvp(sys.argv[1],sys.argv[1:])"
+_EOT = b"\x04"
+
+Input = bytes | tuple[int, int] | None  # typed; rows and columns; nothing more
+Output = bytes | int  # shown; the exit status
+
+
+class ShellActor(Actor):
+    """Runs one shell in a terminal of its own."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @endpoint
+    def start(
+        self,
+        output: "Port[Output]",
+        env: dict[str, str],
+        workdir: str | None,
+        client_folder: str,
+        terminal: str,
+        size: tuple[int, int],
+    ) -> "Port[Input]":
+        """Starts it; gives the port for what is typed."""
+        port, receiver = Channel[Input].open()
+        ours, theirs = os.openpty()
+        _resize(ours, size)
+        everything = {**os.environ, **rank_environment(), **env, "TERM": terminal}
+        program = everything.get("SHELL", "") or "/bin/sh"
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-E", "-c", _SHIM, program, "-i"],
+                cwd=usable_folder(workdir, client_folder), env=everything, start_new_session=True,
+                stdin=theirs, stdout=theirs, stderr=theirs,
+            )  # fmt: skip
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        threading.Thread(target=self._show, args=(ours, output), name="shell-output", daemon=True).start()
+        threading.Thread(target=self._type, args=(ours, receiver), name="shell-input", daemon=True).start()
+        return port
+
+    def _show(self, terminal: int, output: "Port[Output]") -> None:
+        assert self._process is not None
+        with contextlib.suppress(OSError):  # EIO: nobody has the other end any more
+            while data := os.read(terminal, _CHUNK):
+                output.send(data)
+        status = self._process.wait()
+        output.send(status if status >= 0 else 128 - status)
+
+    def _type(self, terminal: int, receiver: "PortReceiver[Input]") -> None:
+        with contextlib.suppress(OSError):
+            while (typed := receiver.recv().get()) is not None:
+                if isinstance(typed, bytes):
+                    while typed:
+                        typed = typed[os.write(terminal, typed) :]
+                else:
+                    _resize(terminal, typed)
+            os.write(terminal, _EOT)
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGHUP)
+                os.killpg(self._process.pid, signal.SIGCONT)
+            try:
+                self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
+
+def _resize(fd: int, size: tuple[int, int]) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+
+
+def _size(fd: int) -> tuple[int, int]:
+    try:
+        columns, rows = os.get_terminal_size(fd)
+    except OSError:
+        return 24, 80
+    return rows, columns
+
+
+@contextlib.contextmanager
+def _raw(fd: int) -> Iterator[None]:
+    """Every key goes to the shell over there, Ctrl-C too; for a terminal only."""
+    if not os.isatty(fd):
+        yield
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(fd)
+    tty.setraw(fd)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _resizes(fd: int, port: "Port[Input]") -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread() or not os.isatty(fd):
+        yield
+        return
+    before = signal.signal(signal.SIGWINCH, lambda *_: port.send(_size(fd)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+
+
+def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
+    """Runs an interactive shell ($SHELL over there) on one host, at this process's terminal; gives its exit status.
+
+    Without `workdir` it begins in this process's folder, if there is such a folder. Blocks until the shell ends.
+    Raises ValueError for a mesh of several hosts.
+    """
+    if len(host_mesh_singleton) != 1:
+        raise ValueError(f"shell takes a mesh of one host, not of {len(host_mesh_singleton)}: slice it")
+    stdin, stdout = sys.stdin.fileno(), sys.stdout.fileno()
+    procs = host_mesh_singleton.spawn_procs(name="shell")
+    stopped, stop = os.pipe()
+    typist: threading.Thread | None = None
+    try:
+        port, receiver = Channel[Output].open()
+        actor: Any = procs.spawn("shell", ShellActor)
+        terminal = os.environ.get("TERM", "xterm-256color")
+        called = actor.start.call(port, dict(env or {}), workdir, os.getcwd(), terminal, _size(stdin))
+        [typed] = called.get().values()
+        with _raw(stdin), _resizes(stdin, typed):
+            typist = threading.Thread(target=_forward, args=(stdin, stopped, typed), name="monarch-shell", daemon=True)
+            typist.start()
+            sys.stdout.flush()
+            while not isinstance(shown := receiver.recv().get(), int):
+                while shown:
+                    shown = shown[os.write(stdout, shown) :]
+            return shown
+    finally:
+        os.close(stop)
+        if typist is not None:
+            typist.join()
+        os.close(stopped)
+        procs.stop().get()
+
+
+def _forward(stdin: int, stopped: int, port: "Port[Input]") -> None:
+    import select
+
+    while True:
+        ready, _, _ = select.select([stdin, stopped], [], [])
+        if stopped in ready:
+            return
+        data = os.read(stdin, _CHUNK)
+        port.send(data or None)
+        if not data:
+            return

@@ -1,0 +1,30 @@
+"""What a running job gives: its host meshes, by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from monarch_nb.mesh import HostMesh
+
+
+class JobState:
+    """The host meshes of a job, as attributes. What telemetry would add is None."""
+
+    def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
+        self._hosts = dict(hosts)
+        self.query_engine: Any = None
+        self.query_engine_client: Any = None
+        self.telemetry_url: str | None = None
+        self.dashboard_url: str | None = None
+        self.admin_url: str | None = None
+
+    def __getattr__(self, name: str) -> HostMesh:
+        hosts: dict[str, HostMesh] = self.__dict__.get("_hosts", {})
+        if name in hosts:
+            return hosts[name]
+        raise AttributeError(f"{name!r} is no host mesh of this job. It has: {', '.join(sorted(hosts)) or 'none'}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._hosts})
+
+    def __repr__(self) -> str:
+        return f"JobState({', '.join(f'{name}={len(mesh)} hosts' for name, mesh in self._hosts.items())})"

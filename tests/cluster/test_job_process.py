@@ -1,0 +1,285 @@
+"""Jobs: made, found again by another process, noticed when they are gone, ended."""
+
+import json
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.job import (
+    JobFileError,
+    JobState,
+    JobTrait,
+    LocalJob,
+    ProcessJob,
+    hosts_from_config,
+    job_load,
+    job_loads,
+    load_current_job,
+    set_current_job,
+)
+from tests.cluster.fault_tools import ROOT, SOON, until
+from tests.cluster.worker_tools import alive, cold, where
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def job() -> Iterator[ProcessJob]:
+    """One that is gone at the end."""
+    job = ProcessJob({"trainers": 1}, env={"MONARCH_JOB_MARK": "x"})
+    yield job
+    job.kill()
+
+
+def pids_of(job: ProcessJob) -> list[int]:
+    return [pid for pid, _ in job._workers.values()]
+
+
+def test_a_process_job_gives_meshes_of_hosts_and_ends_them(folder: Path) -> None:
+    job = ProcessJob({"trainers": 2, "loaders": 1}, env={"MONARCH_JOB_MARK": "7"})
+    assert not job.active
+    assert job.apply_id is None
+    state = job.state(cached_path=None)
+    try:
+        assert (len(state.trainers), len(state.loaders)) == (2, 1)
+        assert state.trainers.initialized.get(40) is True
+        found = where(cold(state.trainers)).environment.call("MONARCH_JOB_MARK").get(30)
+        assert found.values() == ["7", "7"]
+        assert job.active
+        with pytest.raises(AttributeError, match=r"'nobody' is no host mesh of this job\. It has: loaders, trainers"):
+            state.nobody  # noqa: B018
+        pids = pids_of(job)
+        before = job.apply_id
+        job.apply()  # nothing to do
+        assert (pids_of(job), job.apply_id) == (pids, before)
+    finally:
+        job.kill()
+    assert not any(map(alive, pids))
+    assert not job.active
+    assert list(folder.iterdir()) == []
+    with pytest.raises(RuntimeError, match="shut down"):
+        state.trainers.spawn_procs()
+
+
+OTHER = """
+import sys
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.job import ProcessJob, job_load
+job = ProcessJob({"trainers": 1}, env={"MONARCH_JOB_MARK": "x"})
+class A(Actor):
+    @endpoint
+    def one(self): return 1
+state = job.state()
+procs = state.trainers.spawn_procs(env={"TORCH_TEST_MARK": "1"})
+print(job.apply_id, procs.spawn("a", A).one.call().get(30).values(), flush=True)
+if "kill" in sys.argv:
+    job.kill()
+"""
+
+
+def elsewhere(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    command = [sys.executable, "-c", OTHER, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=50, check=True)
+
+
+def test_another_process_finds_the_job_and_is_told_which_one_it_is(folder: Path, job: ProcessJob) -> None:
+    job.state()
+    assert oct(os.stat(".monarch/job_state.json").st_mode & 0o777) == "0o600"
+    done = elsewhere("kill")
+    assert done.stdout == f"{job.apply_id} [1]\n"
+    told = " ".join(done.stderr.split())
+    assert f"using a job that runs already: ProcessJob {str(job.apply_id)[:8]} (trainers=1), started 20" in told
+    assert f"seconds ago) by process {os.getpid()}" in told
+    until(lambda: not any(map(alive, pids_of(job))), "the end of the job")
+    assert not Path(".monarch/job_state.json").exists()
+
+
+def test_a_job_lives_on_when_its_client_has_gone(folder: Path, job: ProcessJob) -> None:
+    first = elsewhere().stdout.split()[0]
+    state = job.state()
+    assert job.apply_id == first
+    assert state.trainers.initialized.get(30) is True
+
+
+def test_a_job_that_is_gone_is_noticed_and_told(folder: Path, job: ProcessJob, caplog: Any, shown: list[Any]) -> None:
+    job.state().trainers.initialized.get(30)
+    first, pid = job.apply_id, pids_of(job)[0]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid), "its end")
+    with pytest.raises(RuntimeError, match=f"the job is gone: .*process {pid}"):
+        job.state()
+    again = ProcessJob({"trainers": 1}, env={"MONARCH_JOB_MARK": "x"})
+    try:
+        with caplog.at_level(logging.WARNING, "monarch_nb.job"):
+            assert again.state().trainers.initialized.get(30) is True
+        assert f"names a job that is gone: ProcessJob {str(first)[:8]} (trainers=1), started 20" in caplog.text
+        assert f"trainers_0 (process {pid}) has ended" in caplog.text
+        assert again.apply_id != first
+    finally:
+        again.kill()
+
+
+def test_a_process_that_has_its_id_by_chance_is_not_taken_for_the_job(folder: Path, job: ProcessJob) -> None:
+    job.apply()
+    job.dump("saved.json")
+    text = json.loads(Path("saved.json").read_text())
+    text["fields"]["_workers"]["trainers_0"][0] = os.getpid()
+    other = job_loads(json.dumps(text).encode())
+    assert isinstance(other, ProcessJob)
+    assert not other.can_run(other)
+    other._folder = ""
+    other.kill()  # and it is not killed for it
+
+
+def test_a_job_that_is_not_what_is_wanted_now_is_ended_and_told(folder: Path, job: ProcessJob, caplog: Any) -> None:
+    job.state()
+    old = pids_of(job)
+    larger = ProcessJob({"trainers": 2})
+    try:
+        with caplog.at_level(logging.WARNING, "monarch_nb.job"):
+            larger.state()
+        assert "is not what is wanted now: ProcessJob" in caplog.text
+        assert "<ProcessJob trainers=2> takes its place" in caplog.text
+        until(lambda: not any(map(alive, old)), "the end of the old one")
+    finally:
+        larger.kill()
+
+
+def test_files_that_others_could_have_written_and_pickles_are_refused(folder: Path, job: ProcessJob) -> None:
+    job.dump("job.json")
+    assert isinstance(job_load("job.json"), ProcessJob)
+    os.chmod("job.json", 0o620)
+    with pytest.raises(JobFileError, match="can be written by others"):
+        job.state("job.json")
+    assert not job.active
+    Path("job.pkl").write_bytes(pickle.dumps({"a": 1}))
+    os.chmod("job.pkl", 0o600)
+    with pytest.raises(JobFileError, match="is a pickle"):
+        job.state("job.pkl")
+    os.mkfifo("pipe", 0o600)
+    with pytest.raises(JobFileError, match="is no file"):
+        job_load("pipe")
+    for data in (b"", b"{}", b"\xff", b'{"format": "x", "kind": "os:system", "fields": {}}', b"[" * 10000):
+        with pytest.raises(JobFileError):
+            job_loads(data)
+    data = json.loads(ProcessJob({"a": 1}).dumps())
+    for wrong in (
+        {"kind": "os:system"},
+        {"kind": "no.such:Thing"},
+        {"fields": {}},
+        {"fields": {"_workers": {"a": [1, "2"]}}},
+    ):
+        with pytest.raises(JobFileError):
+            job_loads(json.dumps({**data, **wrong}).encode())
+
+
+class Custom(JobTrait):
+    """A user's own job."""
+
+    _transient = frozenset({"handle"})
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.handle = object()
+
+    def _restored(self) -> None:
+        self.handle = object()
+
+    def _create(self, client_script: str | None) -> None:
+        self.size += 1
+
+    def _state(self) -> JobState:
+        return LocalJob(["mine"]).state()
+
+    def can_run(self, spec: JobTrait) -> bool:
+        return isinstance(spec, Custom)
+
+    def _kill(self) -> None:
+        self.size = 0
+
+
+def test_jobs_of_users_are_saved_without_what_they_call_transient(folder: Path, host: Any, caplog: Any) -> None:
+    job = Custom(3)
+    assert job.state("mine.json").mine == host
+    again = Custom(9)
+    assert again.state("mine.json").mine == host
+    assert again.apply_id == job.apply_id
+    found = job_loads(job.dumps())
+    assert isinstance(found, Custom)
+    assert found.size == 4
+    job.size = object()  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="its attribute 'size' is no plain data"):
+        job.dumps()
+
+
+def test_a_local_job_gives_this_host_under_each_name_and_runs_scripts(folder: Path, host: Any) -> None:
+    state = LocalJob(hosts=("trainers", "loaders")).state()
+    assert state.trainers == state.loaders == host
+    assert not Path(".monarch").exists()
+    Path("client.py").write_text("import os\nprint(os.environ['MONARCH_BATCH_JOB'])\n")
+    job = LocalJob()
+    with pytest.raises(ValueError, match="no client script"):
+        job.process  # noqa: B018
+    job.apply("client.py")
+    assert job.process.wait(SOON) == 0
+    assert [path.read_text() for path in Path(".monarch/logs").glob("*/stdout.log")] == ["1\n"]
+    job.kill()
+
+
+def test_what_cannot_be_a_job_is_refused() -> None:
+    for meshes in ({"a b": 1}, {"a": 0}, {"a": True}, {"a": 1.5}):
+        with pytest.raises(ValueError, match="mesh"):
+            ProcessJob(meshes)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="client script"):
+        ProcessJob({"a": 1}).apply("train.py")
+    with pytest.raises(NotImplementedError, match="enable_telemetry is not there yet"):
+        LocalJob().enable_telemetry()
+    with pytest.raises(NotImplementedError, match="remote_mount is not there yet"):
+        LocalJob().remote_mount(".")
+    with pytest.raises(ImportError, match="Slurm jobs"):
+        from monarch_nb.job import SlurmJob  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_the_current_job_of_a_folder_is_found_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match="set_current_job"):
+        load_current_job()
+    Path("jobs_of_test.py").write_text("from monarch_nb.job import LocalJob\njob = LocalJob(['a'])\nother = 3\n")
+    monkeypatch.syspath_prepend(str(folder))
+    set_current_job("jobs_of_test.job")
+    assert repr(load_current_job()) == "<LocalJob a>"
+    set_current_job("jobs_of_test.other")
+    with pytest.raises(TypeError, match="is a int, not a job"):
+        load_current_job()
+    with pytest.raises(ValueError, match=r"module\.attribute"):
+        set_current_job("nothing")
+
+
+def test_hosts_from_config_are_two_workers() -> None:
+    import atexit
+
+    kept: list[Any] = []
+    before, atexit.register = atexit.register, lambda function, *_: kept.append(function)  # type: ignore[assignment]
+    try:
+        hosts = hosts_from_config("pool")
+    finally:
+        atexit.register = before
+    assert dict(hosts.extent) == {"hosts": 2}
+    assert hosts.initialized.get(40) is True
+    for function in kept:
+        function()
