@@ -49,6 +49,16 @@ class HostMesh(MeshTrait):
     def _region(self) -> Region:
         return self.__region
 
+    @property
+    def region(self) -> Region:
+        """The labels, sizes and ranks of the hosts."""
+        return self.__region
+
+    @property
+    def is_fake_in_process(self) -> bool:
+        """Whether the host is this process itself, which no host mesh of ours is."""
+        return False
+
     def _new_with_region(self, region: Region) -> Self:
         return type(self)(self._name, self._found, region, python=self._python, ended=self._ended)
 
@@ -109,11 +119,11 @@ class HostMesh(MeshTrait):
             env=environments(dims, dict(env or {})),
         )
 
-    def with_python_executable(self, path: str) -> "HostMesh":
+    def with_python_executable(self, python_executable: str) -> "HostMesh":
         """The same hosts, whose processes run another interpreter."""
-        if not os.access(path, os.X_OK):
-            raise ValueError(f"{path!r} is not an executable file")
-        python = os.path.abspath(path)
+        if not os.access(python_executable, os.X_OK):
+            raise ValueError(f"{python_executable!r} is not an executable file")
+        python = os.path.abspath(python_executable)
         return HostMesh(self._name, self._found, self._region, python=python, owned=self._owned, ended=self._ended)
 
     @property

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
+_NOT_YET = {
+    "activate": "the tensor engine",
+    "rank_tensor": "the tensor engine",
+    "rank_tensors": "the tensor engine",
+    "to_table": "the tensor engine",
+}
+
 
 class ProcMesh(MeshTrait):
     """A reference to a mesh of processes, or a slice of one."""
@@ -36,8 +43,8 @@ class ProcMesh(MeshTrait):
         """The name it was spawned with."""
         return self._state.name
 
-    def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
-        """Spawns one `cls(*args, **kwargs)` on each proc, as an ActorMesh. Does not block.
+    def spawn(self, name: str, Class: type[A], *args: Any, **kwargs: Any) -> A:  # noqa: N803 - as programs write it
+        """Spawns one `Class(*args, **kwargs)` on each proc, as an ActorMesh. Does not block.
 
         Raises ValueError for a class that is no Actor or mixes sync and async, TypeError for arguments that do not fit.
         """
@@ -45,7 +52,7 @@ class ProcMesh(MeshTrait):
             raise RuntimeError(
                 f"`ProcMesh` has already been stopped: {self._state.name} ({self._state.stopped}); spawn a new one"
             )
-        return cast(A, spawn_actors(self, name, cls, args, kwargs))
+        return cast(A, spawn_actors(self, name, Class, args, kwargs))
 
     @property
     def initialized(self) -> Future[Literal[True]]:
@@ -120,6 +127,16 @@ class ProcMesh(MeshTrait):
     ) -> None:
         if self._state.stopped is None:
             await self.stop()
+
+    async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> None:
+        """Belongs to hosts: raises NotImplementedError."""
+        raise NotImplementedError("processes share their host's files: use HostMesh.sync_workspace")
+
+    def __getattr__(self, name: str) -> Any:
+        part = _NOT_YET.get(name)
+        if part is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(f"ProcMesh.{name} is not there yet: it belongs to {part}, see docs/compatibility.md")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProcMesh) and self._state.uid == other._state.uid and self._region == other._region

@@ -6,12 +6,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from typing import Self
 
 
 def _default(method: "Callable[..., Any]") -> "Callable[..., Any]":
     method._monarch_default = True  # type: ignore[attr-defined]
     return method
+
+
+def _no_mesh(name: str) -> NotImplementedError:
+    return NotImplementedError(f"an actor is no mesh: {name}() is for the mesh that ProcMesh.spawn gave")
 
 
 class Actor:
@@ -45,3 +50,25 @@ class Actor:
     def _handle_undeliverable_message(self, message: Any) -> bool | Awaitable[bool]:
         """Called when a message this actor sent could not be delivered. Return True when that is no fault."""
         return False
+
+    # `spawn` is typed as the class, so editors and type checkers offer on actors what meshes of them have.
+
+    def slice(self, /, **dims: "Any") -> "Self":
+        """On a mesh of such actors: some of them. An actor itself is none: NotImplementedError."""
+        raise _no_mesh("slice")
+
+    def split(self, /, **splits: "int | Sequence[str]") -> "Self":
+        """On a mesh of such actors: a dimension becomes several. An actor itself is no mesh: NotImplementedError."""
+        raise _no_mesh("split")
+
+    def flatten(self, name: str) -> "Self":
+        """On a mesh of such actors: all dimensions become one. An actor itself is no mesh: NotImplementedError."""
+        raise _no_mesh("flatten")
+
+    def rename(self, /, **names: str) -> "Self":
+        """On a mesh of such actors: other labels. An actor itself is no mesh: NotImplementedError."""
+        raise _no_mesh("rename")
+
+    def size(self, dim: "str | Sequence[str] | None" = None) -> int:
+        """On a mesh of such actors: how many. An actor itself is no mesh: NotImplementedError."""
+        raise _no_mesh("size")
