@@ -51,13 +51,18 @@ class Forwarding:
         self.flush(all_of_it=True)
 
     def _happened(self, kind: str, about: Any) -> None:
-        if kind == "started":
+        if kind == "started" and self._is_ours(about.address):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="monarch-output", daemon=True)
                 self._thread.start()
             self._output.follow([about.address])
         elif kind == "stopped" and isinstance(about, ProcState):
             self._engine.later(FORGET_SECONDS, lambda: self._forget(about.uid))
+
+    def _is_ours(self, address: str) -> bool:
+        """Agents also tell of processes that this one only refers to: those are shown where they were spawned."""
+        state = self._engine.meshes.get(address.partition("/")[2].partition(".")[0])
+        return isinstance(state, ProcState) and state.born is not None
 
     def _forget(self, uid: str) -> None:
         self._output.forget(uid)
