@@ -1,0 +1,132 @@
+"""What the page on the design says about processes, where no other test would notice if it did not hold."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ActorError, Channel, Port, endpoint, reload_mesh, run_on
+from monarch_nb.mesh import interrupt
+from tests.cluster.fault_tools import ROOT, SOON
+from tests.cluster.host_client import hosted
+
+pytestmark = pytest.mark.timeout(60)
+
+CONTROLLER = """
+import os, sys
+forks = []
+os.register_at_fork(before=lambda: forks.append(1))
+from monarch_nb.actor import Actor, endpoint, heal_mesh, this_host
+
+class Member(Actor):
+    @endpoint
+    def pid(self):
+        return os.getpid()
+
+if __name__ == "__main__":
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="procs")
+    members = procs.spawn("members", Member)
+    assert os.getpid() not in members.pid.call().get(30).values()
+    procs.stop().get(20)
+    print("forks", len(forks), "torch", "torch" in sys.modules)
+"""
+
+
+class Busy(Actor):
+    """Never ends by itself, and does not sit in C code either."""
+
+    @endpoint
+    def spin(self, begun: Port[int]) -> None:
+        begun.send(threading.get_ident())
+        while True:
+            time.sleep(0.001)
+
+    @endpoint
+    def on_main_thread(self) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+
+class AsyncBusy(Actor):
+    @endpoint
+    async def spin(self, begun: Port[int]) -> None:
+        begun.send(0)
+        await asyncio.Event().wait()
+
+    @endpoint
+    async def on_main_thread(self) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+
+class Before(Actor):
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    @endpoint
+    def note(self) -> list[int]:
+        self.threads.append(threading.get_ident())
+        return self.threads
+
+
+class After(Before):
+    def __reload__(self, old: type) -> None:
+        self.threads.append(threading.get_ident())
+
+
+def test_the_controller_never_forks_and_imports_no_torch(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(CONTROLLER)
+    done = subprocess.run(
+        [sys.executable, program], env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=50
+    )
+    assert done.stdout.splitlines()[-1:] == ["forks 0 torch False"], done.stderr
+
+
+def test_cells_and_set_up_run_on_the_main_thread_and_actors_do_not(host: Any) -> None:
+    source = "import threading\nwas = threading.current_thread() is threading.main_thread()"
+    procs = host.spawn_procs(per_host={"gpus": 1}, name="threads", setup=source)
+    try:
+        assert run_on(procs, "was").get(SOON).values() == [True]
+        assert run_on(procs, f"{source}\nwas").get(SOON).values() == [True]
+        for kind in (Busy, AsyncBusy):
+            assert procs.spawn("actors", kind).on_main_thread.call_one().get(SOON) is False
+    finally:
+        procs.stop().get(SOON)
+
+
+@pytest.mark.parametrize("kind", [Busy, AsyncBusy])
+def test_an_endpoint_is_interrupted_and_its_actor_lives(duo: Any, kind: Any) -> None:
+    actors = duo.spawn("busy", kind)
+    port, receiver = Channel[int].open()
+    call = actors.slice(gpus=0).spin.call_one(port)
+    receiver.recv().get(SOON)
+    interrupt(actors.slice(gpus=0))
+    with pytest.raises(ActorError, match=r"KeyboardInterrupt|CancelledError"):
+        call.get(SOON)
+    assert actors.on_main_thread.call().get(SOON).values() == [False, False]
+
+
+def test_a_changed_class_is_taken_over_on_the_actors_own_thread(duo: Any) -> None:
+    actors = duo.spawn("changing", Before)
+    actors.note.broadcast()
+    done = reload_mesh(actors, After)
+    threads = actors.note.call().get(SOON).values()
+    done.get(SOON)
+    assert [len(seen) for seen in threads] == [3, 3]
+    assert [len(set(seen)) for seen in threads] == [1, 1]
+
+
+def test_a_template_with_threads_is_not_forked_and_it_is_said(tmp_path: Path) -> None:
+    source = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    (tmp_path / "module_with_a_thread.py").write_text(source)
+    env = {**os.environ, "MONARCH_NB_PRELOAD": "module_with_a_thread", "PYTHONPATH": str(tmp_path)}
+    with hosted(env=env) as (_, client):
+        [started] = client.started(*client.spawn(1))
+        assert started.how == "cold"
+        assert "2 threads after its imports" in started.why
+        assert client.status().template_threads == 2
