@@ -230,6 +230,8 @@ class Agent:
 def main(argv: Sequence[str]) -> int:
     """Be a host agent until its end. Raises nothing; what goes wrong at the start is on stderr."""
     options = parse(argv)
+    if options.owner_fd is None:
+        folders.sweep()  # nobody else does, on a machine where users start the agents
     folders.make_run_folder(options.run_folder)
     settings.receive(os.environ.pop(TRAVELS_IN, ""))
     _settle(options)

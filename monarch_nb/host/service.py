@@ -187,11 +187,11 @@ class Service:
 
     def _lost(self, _header: Header, wish: p.Lost) -> p.Done:
         alive = self._children.alive()
+        self._post.tell_all((child.address for child in alive), "host.lost", wish)  # before what comes back of it
         for host, reason in wish.hosts.items():
             self._forget(host, reason)
             for owner in {child.spec.owner for child in alive if host_of(child.spec.owner) == host}:
                 self.owner_gone(owner, reason)
-        self._post.tell_all((child.address for child in alive), "host.lost", wish)
         return p.Done()
 
     def _leave(self, header: Header, _wish: p.Done) -> p.Done:

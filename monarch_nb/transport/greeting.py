@@ -69,7 +69,7 @@ def greet(endpoint: str, timeout: float, stay: float = 0.0) -> str:
             silent = False
         except OSError:
             pass  # what was said so far tells enough
-    if not said and not silent:
+    if not silent and len(said) < _LENGTH and _is_ours(said):
         raise Unready(f"what listens at {endpoint} hangs up: it is no monarch-nb host agent, or strangers swamp it")
     if not said:
         raise UnreachableError(f"whatever listens at {endpoint} says nothing: it is no monarch-nb host agent")

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from zmq.utils.garbage import gc
 
+import monarch_nb.actor
 from monarch_nb import mesh
-from monarch_nb.actor import Actor, context, current_rank, endpoint
+from monarch_nb.actor import Actor, MeshFailure, context, current_rank, endpoint
 from monarch_nb.host.bootstrap import command
 from tests.cluster.leftovers import Before
 
@@ -32,6 +33,17 @@ def nothing_left(own_place: Path) -> Iterator[None]:
     mesh.shutdown()
     gc.stop()  # pyzmq's own thread, which frees what was lent to it; it lives as long as a process
     before.check()
+
+
+@pytest.fixture(scope="module")
+def faults(nothing_left: None) -> Iterator[list[MeshFailure]]:
+    """The failures of a module's meshes, which do not end the program; the last ones may be told after their test."""
+    found: list[MeshFailure] = []
+    before = monarch_nb.actor.unhandled_fault_hook
+    monarch_nb.actor.unhandled_fault_hook = found.append
+    yield found
+    mesh.shutdown()
+    monarch_nb.actor.unhandled_fault_hook = before
 
 
 class Member(Actor):
@@ -97,8 +109,8 @@ class Caller(Actor):
         return list(others.where.call().get(SOON).values())
 
     @endpoint
-    def nested(self, others: Any) -> int:
-        return int(others.nap.call_one(300, others.where.call_one().get(SOON)[0]).get(SOON))
+    def nested(self, others: Any, rank: int) -> int:
+        return int(others.nap.call_one(300, rank).get(SOON))
 
     @endpoint
     def tell(self, others: Any, count: int, who: str) -> int:

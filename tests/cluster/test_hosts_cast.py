@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import monarch_nb.actor
 from monarch_nb.actor import MeshFailure, ProcMesh, SupervisionError, this_host
 from monarch_nb.mesh import attach_hosts, controller, heal_mesh, local_hosts, sending
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys
 from monarch_nb.wire import Kind
-from tests.cluster.hosts_tools import SOON, Caller, Member, Proxy, nothing_left, user_hosts
+from tests.cluster.hosts_tools import SOON, Caller, Member, Proxy, faults, nothing_left, user_hosts
 
 pytestmark = pytest.mark.timeout(60)
-__all__ = ["nothing_left"]
+__all__ = ["faults", "nothing_left"]
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +55,6 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> Counter[Kind]:
 def by_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than two ranks are not sent to one by one."""
     monkeypatch.setattr(sending, "DIRECT", 2)
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    found: list[MeshFailure] = []
-    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", found.append)
-    return found
 
 
 @pytest.mark.parametrize(("which", "hosts"), [("six", 3), ("many", 1)])

@@ -16,7 +16,7 @@ from monarch_nb import mesh
 from monarch_nb.actor import MeshFailure, SupervisionError
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
-from monarch_nb.mesh import attach_hosts, heal_mesh
+from monarch_nb.mesh import attach_hosts, heal_mesh, remote
 from monarch_nb.transport import Keys
 from tests.cluster.hosts_tools import (
     SOON,
@@ -25,13 +25,14 @@ from tests.cluster.hosts_tools import (
     Member,
     Proxy,
     alive,
+    faults,
     nothing_left,
     user_hosts,
     wait_until,
 )
 
 pytestmark = pytest.mark.timeout(60)
-__all__ = ["nothing_left"]
+__all__ = ["faults", "nothing_left"]
 
 
 @pytest.fixture
@@ -39,13 +40,6 @@ def key(tmp_path: Path) -> Path:
     path = tmp_path / "job.key"
     Keys.load_or_create(path)
     return path
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    found: list[MeshFailure] = []
-    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", found.append)
-    return found
 
 
 @pytest.fixture
@@ -69,6 +63,7 @@ def test_cuts_shorter_than_the_lease_lose_nothing_and_repeat_nothing(
     procs = attach_hosts([proxy.endpoint for proxy in proxies], key=key).spawn_procs(name="pair")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
     members.where.call().get(SOON)
+    faults.clear()
     told = callers.tell.call(members, 200, "callers")  # from host to host, meanwhile
     for number in range(2000):
         members.note.broadcast(number)
@@ -128,7 +123,7 @@ def test_procs_elsewhere_learn_that_a_host_is_lost(proxied: Any, key: Path, faul
     hosts = attach_hosts([agents[0].endpoint, proxies[1].endpoint], key=key, lease=1.0)
     procs = hosts.spawn_procs(name="pair")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
-    asked = callers.slice(hosts=0).nested.call_one(members.slice(hosts=1))
+    asked = callers.slice(hosts=0).nested.call_one(members.slice(hosts=1), 1)
     members.where.call().get(SOON)
     agents[1].kill()
     with pytest.raises(monarch_nb.actor.ActorError, match=agents[1].host):
@@ -136,8 +131,10 @@ def test_procs_elsewhere_learn_that_a_host_is_lost(proxied: Any, key: Path, faul
 
 
 def test_a_killed_agent_is_told_and_its_successor_takes_the_healed_procs(
-    tmp_path: Path, key: Path, faults: list[MeshFailure]
+    tmp_path: Path, key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert remote.REFUSED_S == 5.0
+    monkeypatch.setattr(remote, "REFUSED_S", 1.0)
     with user_hosts(tmp_path, 2, key=key) as agents:
         hosts = attach_hosts([agent.endpoint for agent in agents], key=key)
         members = hosts.spawn_procs(name="pair").spawn("members", Member)
