@@ -25,6 +25,7 @@ from monarch_nb.runtime import (
 )
 from monarch_nb.settings import settings
 from monarch_nb.shape import MeshTrait, Region
+from monarch_nb.supervision import MeshName
 from monarch_nb.wire import encode, pickle_failure
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class ActorMesh(MeshTrait, Generic[A]):
 
     @property
     def _name(self) -> Future[str]:
-        return Future._resolved(self._state.uid)
+        return Future._resolved(MeshName(self._state.name, self._state.uid))
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the actors after their current messages; that is no failure. The future resolves when all have."""

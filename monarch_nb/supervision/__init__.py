@@ -22,6 +22,7 @@ from .failure import MeshFailure, decode_failure
 from .hands import Hands
 from .hooks import UndeliverableMessage
 from .machine import Machine, RootPolicy
+from .name import MeshName
 from .ranks import Extent, Life, Selection
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Machine",
     "MeshFailure",
     "MeshKind",
+    "MeshName",
     "MeshSpec",
     "RankStatus",
     "Recreate",

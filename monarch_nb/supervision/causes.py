@@ -9,7 +9,8 @@ from monarch_nb.runtime import ActorLife, Runtime
 from monarch_nb.supervision.cause import Cause, CauseKind, stop_cause
 from monarch_nb.wire import Header
 
-_OF_ACTORS = frozenset({"exception", "init", "aborted", "unhandled", "raised"})
+# An actor that ended so has failed: whoever hears of it first, a caller or its own process, takes note.
+FAILED = frozenset({"exception", "init", "aborted", "unhandled", "raised"})
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
@@ -55,12 +56,8 @@ class Causes:
         return Refusal(cell.mesh, cell.rank, cell.incarnation, cell.cause)
 
     def encode(self, cause: Any, request: Header) -> bytes:
-        """The cause for which a call is refused, as bytes; it names the actor if that is what failed."""
-        if cause.kind in _OF_ACTORS:  # whoever hears of it first, the caller or its process, takes note
-            refusal = Refusal(request.mesh, request.rank, request.incarnation, cause)
-        else:
-            refusal = Refusal("", 0, 0, cause)
-        return msgspec.msgpack.encode(refusal)
+        """The cause for which a call is refused, as bytes; it names the actor that was called."""
+        return msgspec.msgpack.encode(Refusal(request.mesh, request.rank, request.incarnation, cause))
 
     def reason(self, cause: Any) -> str:
         """A cause in a few words."""

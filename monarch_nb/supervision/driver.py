@@ -25,7 +25,7 @@ from monarch_nb.supervision.actions import (
     Tell,
 )
 from monarch_nb.supervision.cause import Cause
-from monarch_nb.supervision.causes import Causes, Refusal
+from monarch_nb.supervision.causes import FAILED, Causes, Refusal
 from monarch_nb.supervision.errors import HealError, SupervisionError
 from monarch_nb.supervision.failure import MeshFailure
 from monarch_nb.supervision.hands import Hands
@@ -213,15 +213,31 @@ class Driver(Causes):
         refusal = msgspec.msgpack.decode(data, type=Refusal)
         if call is None:
             return self._error(MeshFailure(mesh_name=refusal.cause.actor, cause=refusal.cause), None)
-        if refusal.mesh:
+        known = refusal.cause.kind in FAILED
+        if known:
             self.refused(refusal, {refusal.mesh} if call.future.watched else None)
             if call.future._error is not None:  # the machine has told it already
                 return call.future._error
-        name = call.title.partition(".")[0]
-        failure = MeshFailure(mesh_name=name, mesh_uid=call.mesh, cause=refusal.cause)
         with self._lock:
-            broken = self.machine.check(call.mesh, {refusal.rank}) if refusal.mesh else None
-        return self._error(broken or failure, call)
+            if known:
+                story = self.machine.check(call.mesh, {refusal.rank})
+            else:
+                story = self.machine.describe(call.mesh, [refusal.rank], refusal.cause)
+        return self._error(story or self._elsewhere(refusal, call), call)
+
+    def _elsewhere(self, refusal: Refusal, call: PendingCall) -> MeshFailure:
+        """The story of a call on a mesh that others own."""
+        name, rank, region = call.title.partition(".")[0], refusal.rank, None
+        state = self.runtime.meshes.get(call.mesh)
+        if state is not None and rank in state.region.ranks():
+            region = state.region
+        return MeshFailure(
+            mesh_name=name,
+            mesh_uid=call.mesh,
+            cause=refusal.cause,
+            extent=((), ()) if region is None else (tuple(region.labels), tuple(region.ndslice.sizes)),
+            places=(rank if region is None else region.ndslice.index(rank),),
+        )
 
     def check(self, state: Any, region: Any, call: PendingCall | None) -> SupervisionError | None:
         """What a call on a slice must raise at once."""

@@ -6,10 +6,11 @@ from typing import NoReturn
 import msgspec
 
 from .cause import Cause
+from .name import MeshName
 from .ranks import Extent, where
 from .report import error_text, event_text, facts, last_lines_text
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)  # a MeshName is text on the wire
 
 
 class MeshFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -24,6 +25,10 @@ class MeshFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     places: tuple[int, ...] = ()
     also: tuple[str, ...] = ()
     healing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mesh_uid:  # a program compares it with the name of its mesh, which others may be called as well
+            msgspec.structs.force_setattr(self, "mesh_name", MeshName(self.mesh_name, self.mesh_uid))
 
     @property
     def mesh(self) -> None:
@@ -83,7 +88,11 @@ class MeshFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         if self.cause.kind in ("stopped", "owner"):
             what = "proc mesh" if self.procs else "actor mesh"
             state = "stopped" if self.cause.kind == "stopped" else "failed"
-            return f"{what} {self.mesh_name} has status: {state}: {self.cause.text}\n  next      {self.next_step}"
+            told = [f"{what} {self.mesh_name} has status: {state}: {self.cause.text}"]
+            if self.places:
+                told.append(f"  mesh      {self.mesh_name}, {self._where()}")
+            told += [f"  {kind:<9} {value}" for kind, value in facts(self.cause.origin) if kind == "host"]
+            return "\n".join([*told, f"  next      {self.next_step}"])
         who = f"The {'proc' if self.procs else 'actor'} {self.cause.actor} and all its descendants have failed:"
         if self.cause.kind == "undeliverable":
             who = f"A message to {self.cause.actor or self.mesh_name} was lost on its way:"
