@@ -1,0 +1,179 @@
+"""Section 1.2: actors and endpoints.
+
+Elsewhere: kinds, collisions, arguments (test_actor_class), adverbs (test_actor_adverbs), `as_endpoint` (test_api_local),
+`concurrent_endpoint` (test_actor_execution), errors with explicit ports (test_actor_errors), all in tests/cluster.
+"""
+
+import inspect
+import logging
+from typing import Any, cast
+
+import pytest
+
+from monarch._src.actor.actor_mesh import ActorMesh
+from monarch.actor import (
+    Actor,
+    ActorError,
+    Channel,
+    Endpoint,
+    Future,
+    Port,
+    ProcMesh,
+    ValueMesh,
+    as_endpoint,
+    concurrent_endpoint,
+    current_rank,
+    endpoint,
+    send,
+)
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Counter(Actor):
+    def __init__(self, start: int = 0) -> None:
+        self.value = start
+
+    @endpoint
+    async def increment(self) -> None:
+        self.value += 1
+
+    @endpoint(instrument=False)
+    async def value_of(self) -> int:
+        return self.value
+
+    @endpoint(propagate="inspect")
+    async def plus(self, *, more: int = 0) -> int:
+        return self.value + more
+
+    @endpoint(explicit_response_port=True)
+    async def later(self, port: Port[int], more: int) -> None:
+        port.send(self.value + more)
+
+    @endpoint
+    async def is_no_mesh(self) -> list[str]:
+        told = []
+        for method, given in (("slice", {"gpus": 0}), ("flatten", {"name": "x"}), ("size", {})):
+            try:
+                getattr(self, method)(**given)
+            except NotImplementedError as error:
+                told.append(str(error))
+        return told
+
+    def plain(self) -> int:
+        return current_rank().rank
+
+
+class Task(Actor):
+    @concurrent_endpoint(explicit_response_port=True)
+    async def answer(self, port: Port[str], value: str) -> None:
+        port.send(value)
+
+    @concurrent_endpoint
+    async def raises(self) -> None:
+        raise KeyError("who")
+
+
+def test_the_first_program_of_the_documentation(quad: ProcMesh) -> None:
+    counters = quad.spawn("counters", Counter, 3)
+    counters.increment.broadcast()
+    values = counters.value_of.call().get(20)
+    assert isinstance(values, ValueMesh)
+    assert [(point.rank, value) for point, value in values.items()] == [(rank, 4) for rank in range(4)]
+
+
+def test_the_same_in_a_coroutine(quad: ProcMesh) -> None:
+    import asyncio
+
+    async def main() -> tuple[int, list[int]]:
+        counters = quad.spawn("counters", Counter, start=1)
+        await counters.increment.call()
+        one = await counters.slice(gpus=0).value_of.call_one()
+        streamed = [await future for future in counters.value_of.stream()]
+        assert await counters.value_of.choose() == 2
+        await cast(ActorMesh[Counter], counters).stop()
+        return one, streamed
+
+    assert asyncio.run(main()) == (2, [2, 2, 2, 2])
+
+
+def test_decorators_keep_what_they_were_given() -> None:
+    assert inspect.getsource(Counter.increment._method).strip().startswith("@endpoint")
+    assert Counter.increment._explicit_response_port is False
+    assert Counter.later._explicit_response_port is True
+    assert Counter.plus._propagator == "inspect"
+    assert Counter.value_of._instrument is False
+    assert Counter.increment._instrument is True
+
+
+def test_an_endpoint_of_a_mesh_is_an_endpoint(quad: ProcMesh) -> None:
+    assert isinstance(quad.spawn("counters", Counter).increment, Endpoint)
+
+
+def test_more_than_one_actor_is_no_call_one(quad: ProcMesh) -> None:
+    counters = quad.spawn("counters", Counter)
+    with pytest.raises(ValueError, match="call_one requires exactly 1 actor, but mesh has 4"):
+        counters.value_of.call_one()
+
+
+def test_a_stream_gives_as_many_futures_as_there_are_actors(quad: ProcMesh) -> None:
+    stream = quad.spawn("counters", Counter, 7).value_of.stream()
+    assert iter(stream) is not None
+    futures = list(stream)
+    assert all(isinstance(future, Future) for future in futures)
+    assert [future.get(20) for future in futures] == [7] * 4
+
+
+def test_send_to_one_that_is_chosen(quad: ProcMesh) -> None:
+    port, receiver = Channel[int].open()
+    send(quad.spawn("counters", Counter, 5).value_of, (), {}, port=port, selection="choose")
+    assert receiver.recv().get(20) == 5
+    with pytest.raises(TimeoutError):
+        receiver.recv().get(0.05)
+
+
+def test_send_without_a_port_is_a_broadcast(quad: ProcMesh) -> None:
+    counters = quad.spawn("counters", Counter, 5)
+    send(counters.increment, (), {})
+    assert list(counters.value_of.call().get(20).values()) == [6] * 4
+
+
+def test_an_explicit_port_answers_every_adverb(quad: ProcMesh) -> None:
+    counters = quad.spawn("counters", Counter, 5)
+    assert list(counters.later.call(1).get(20).values()) == [6] * 4
+    assert counters.later.choose(more=2).get(20) == 7
+    assert sorted(future.get(20) for future in counters.later.stream(3)) == [8] * 4
+
+
+def test_concurrent_endpoints_may_answer_through_a_port_too(quad: ProcMesh) -> None:
+    task: Any = quad.slice(gpus=0).spawn("task", Task)
+    assert task.answer.call_one("x").get(20) == "x"
+    with pytest.raises(ActorError, match="KeyError"):
+        task.raises.call_one().get(20)
+
+
+def test_a_method_without_decorator_is_called_as_an_endpoint(quad: ProcMesh) -> None:
+    counters = quad.spawn("counters", Counter)
+    with pytest.raises(
+        RuntimeError, match="not annotated as an endpoint. To call it as one, add a @endpoint decorator"
+    ):
+        counters.plain.call()  # type: ignore[attr-defined]
+    assert list(as_endpoint(counters.plain).call().get(20).values()) == [0, 1, 2, 3]
+
+
+def test_an_actor_itself_is_no_mesh(quad: ProcMesh) -> None:
+    told = quad.slice(gpus=0).spawn("counter", Counter).is_no_mesh.call_one().get(20)
+    assert len(told) == 3
+    with pytest.raises(NotImplementedError):
+        Counter().slice(gpus=0)
+
+
+def test_an_actor_logs_under_the_name_of_its_class() -> None:
+    logger = Counter().logger
+    assert isinstance(logger, logging.Logger)
+    assert (logger.name, logger.level) == ("Counter", logging.DEBUG)
+
+
+def test_rref_needs_the_tensor_engine(quad: ProcMesh) -> None:
+    with pytest.raises(NotImplementedError):
+        quad.spawn("counters", Counter).value_of.rref()

@@ -1,0 +1,226 @@
+"""Section 1.4: meshes.
+
+Elsewhere: slicing, splitting and the words of errors (tests/unit/test_shape_*.py, tests/cluster/test_actor_slices.py),
+value meshes (tests/unit/test_value_mesh.py), stopping (test_actor_stop.py), commands and binding (test_spawn_options.py).
+"""
+
+import asyncio
+import gc
+import os
+import pickle
+import sys
+from typing import Any, cast
+
+import pytest
+
+from monarch._src.actor.proc_mesh import get_active_proc_meshes
+from monarch.actor import (
+    Actor,
+    ActorMesh,
+    BootstrapCommand,
+    Extent,
+    HostMesh,
+    Point,
+    ProcMesh,
+    SupervisionError,
+    ValueMesh,
+    current_rank,
+    default_bootstrap_cmd,
+    endpoint,
+    this_host,
+)
+from tests.cluster.actor_tools import spawned
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Place(Actor):
+    def __init__(self) -> None:
+        self.born = str(current_rank())
+
+    @endpoint
+    async def place(self) -> tuple[str, str, int]:
+        return self.born, str(current_rank()), os.getpid()
+
+    @endpoint
+    async def sizes_of(self, mesh: Any) -> tuple[dict[str, int], int]:
+        return mesh.sizes, len(mesh)
+
+
+def test_a_point_is_a_mapping_with_a_text_of_its_place() -> None:
+    point = Point(1, Extent(["hosts", "gpus"], [1, 2]))
+    assert str(point) == "{'hosts': 0/1, 'gpus': 1/2}"
+    assert dict(point) == {"hosts": 0, "gpus": 1}
+    assert (point.rank, point.size("gpus"), point["gpus"]) == (1, 2, 1)
+    assert point.extent == Extent(["hosts", "gpus"], [1, 2])
+
+
+def test_an_extent_is_a_mapping_of_sizes() -> None:
+    extent = Extent(["hosts", "gpus"], [2, 4])
+    assert (extent.nelements, list(extent.labels), list(extent.sizes)) == (8, ["hosts", "gpus"], [2, 4])
+    assert dict(extent) == {"hosts": 2, "gpus": 4}
+    assert extent.region.slice().size() == 8
+
+
+def test_this_host_has_no_dimensions_and_a_dimension_called_hosts_may_be_asked_for() -> None:
+    assert dict(this_host().extent) == {}
+    assert len(this_host()) == 1
+    single = this_host().spawn_procs()
+    assert dict(single.extent) == {}
+    both = this_host().spawn_procs(per_host={"hosts": 1, "gpus": 2})
+    assert both.sizes == {"hosts": 1, "gpus": 2}
+    places = both.spawn("place", Place).place.call().get(30)
+    assert [value[0] for value in places.values()] == ["{'hosts': 0/1, 'gpus': 0/2}", "{'hosts': 0/1, 'gpus': 1/2}"]
+    assert single.spawn("place", Place).place.call_one().get(30)[0] == "{}"
+    both.stop().get(20)
+    single.stop().get(20)
+
+
+def test_every_mesh_slices_splits_flattens_and_renames(quad: ProcMesh) -> None:
+    actors: Any = quad.spawn("place", Place)
+    for mesh in (quad, actors, actors.place.call().get(20)):
+        grid = mesh.split(gpus=("dp", "pp"), pp=2)
+        assert grid.sizes == {"dp": 2, "pp": 2}
+        assert grid.slice(dp=1).sizes == {"pp": 2}
+        assert grid.slice(dp=slice(0, 1)).sizes == {"dp": 1, "pp": 2}
+        assert grid.flatten("all").sizes == {"all": 4}
+        assert grid.rename(dp="x").sizes == {"x": 2, "pp": 2}
+        assert (grid.size(), grid.size("dp"), grid.size(["dp", "pp"]), len(grid)) == (4, 2, 4, 4)
+        with pytest.raises(KeyError):
+            grid.size("tp")
+        with pytest.raises(IndexError, match="out of range"):
+            grid.slice(dp=2)
+        with pytest.raises(TypeError):
+            grid.slice(tp=0)
+        with pytest.raises(ValueError, match="cannot flatten sparse mesh"):
+            grid.slice(pp=slice(0, 1)).flatten("all")
+
+
+def test_a_renamed_slice_is_the_place_of_its_messages(quad: ProcMesh) -> None:
+    actors = quad.spawn("place", Place)
+    column = actors.split(gpus=("dp", "pp"), pp=2).slice(pp=1).rename(dp="x")
+    born, message, _ = column.place.call().get(20).item(x=1)
+    assert (born, message) == ("{'gpus': 3/4}", "{'x': 1/2}")
+
+
+def test_host_meshes_are_equal_by_what_they_are() -> None:
+    assert this_host() == this_host()
+    assert this_host() != "this host"
+    assert pickle.loads(pickle.dumps(this_host())) == this_host()
+    assert isinstance(this_host(), HostMesh)
+    assert this_host().region.slice().size() == 1
+    assert this_host().is_fake_in_process is False
+    assert this_host().initialized.get(20) is True
+
+
+def test_meshes_that_travel_are_references(quad: ProcMesh) -> None:
+    actors = quad.spawn("place", Place)
+    for mesh in (quad, actors, this_host()):
+        sizes, members = actors.slice(gpus=0).sizes_of.call_one(mesh).get(20)
+        assert (sizes, members) == (mesh.sizes, len(mesh))
+
+
+def test_processes_of_a_process_mesh_know_their_host(quad: ProcMesh) -> None:
+    assert quad.slice(gpus=0).host_mesh == this_host()
+    with pytest.raises(NotImplementedError):
+        _ = quad.host_mesh
+
+
+def test_what_a_mesh_of_processes_does_not_do_says_where_to_go(quad: ProcMesh) -> None:
+    with pytest.raises(NotImplementedError, match=r"HostMesh\.sync_workspace"):
+        asyncio.run(quad.sync_workspace(None))
+    with pytest.raises(AttributeError, match="not there yet"):
+        quad.activate()
+    with pytest.raises(ValueError, match="Actor"):
+        quad.spawn("no", int)  # type: ignore[type-var]
+
+
+def test_spawn_takes_its_class_by_name_too(quad: ProcMesh) -> None:
+    assert len(quad.spawn(name="place", Class=Place).place.call().get(20)) == 4
+
+
+def test_labels_of_hosts_and_processes_must_differ() -> None:
+    with pytest.raises(ValueError, match="gpus"):
+        this_host().spawn_procs(per_host={"gpus": 0})
+
+
+def test_dropping_a_mesh_keeps_its_processes() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 1}, name="kept")
+    actors = procs.spawn("place", Place)
+    pid = actors.place.call_one().get(30)[2] if len(actors) == 1 else 0  # type: ignore[arg-type]
+    again = pickle.loads(pickle.dumps(actors))
+    assert procs in list(get_active_proc_meshes())
+    del procs, actors
+    gc.collect()
+    assert again.place.call_one().get(20)[2] == pid
+    kept = next(mesh for mesh in get_active_proc_meshes() if mesh.name == "kept")
+    kept.stop().get(20)
+
+
+def test_a_stopped_process_mesh_takes_no_actors() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 1}, name="stopped")
+    actors = procs.spawn("place", Place)
+    procs.stop("enough").get(20)
+    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
+        procs.spawn("late", Place).initialized.get(20)  # type: ignore[attr-defined]
+    with pytest.raises(SupervisionError, match="stopped"):
+        actors.place.call().get(20)
+
+
+def test_an_actor_mesh_is_cast_to_use_what_meshes_have(quad: ProcMesh) -> None:
+    actors = quad.spawn("place", Place)
+    mesh = cast(ActorMesh[Place], actors)
+    assert mesh.initialized.get(20) is None
+    assert len(mesh) == 4
+    assert isinstance(mesh._name.get(20), str)
+    assert mesh.stop("done").get(20) is None
+
+
+def test_the_name_of_a_mesh_is_that_in_its_failures(quad: ProcMesh, faults: Any) -> None:
+    class Fails(Actor):
+        @endpoint
+        def fail(self) -> None:
+            raise ValueError("told")
+
+    mesh: Any = quad.slice(gpus=0).spawn("fails", Fails)
+    mesh.fail.broadcast()
+    assert faults.next().mesh_name == mesh._name.get(20)
+
+
+def test_values_of_a_mesh() -> None:
+    values = ValueMesh(Extent(["x", "y"], [2, 2]), ["a", "b", "c", "d"])
+    assert values.item(x=1, y=0) == "c"
+    assert values.get(3) == "d"
+    assert list(values.values()) == ["a", "b", "c", "d"]
+    assert [(str(point), value) for point, value in values] == [(str(point), value) for point, value in values.items()]
+    assert list(values.slice(x=1).values()) == ["c", "d"]
+    assert repr(values).startswith("ValueMesh({x: 2, y: 2}):\n")
+    assert list(pickle.loads(pickle.dumps(values)).values()) == ["a", "b", "c", "d"]
+
+
+def test_a_command_with_another_environment() -> None:
+    command = BootstrapCommand(program=sys.executable, arg0=None, args=["-c", "pass"], env={"A": "1", "B": None})
+    changed = command.with_env({"A": None, "C": "3"})
+    assert (changed.env.get("A"), changed.env["C"], changed.inherit_env) == (None, "3", True)
+    assert command.env["A"] == "1"
+    assert isinstance(default_bootstrap_cmd(), BootstrapCommand)
+
+
+def test_a_bootstrap_may_be_sync_or_async_and_what_it_spawns_stays() -> None:
+    def plain() -> None:
+        os.environ["SET_UP"] = "plain"
+
+    async def coroutine() -> None:
+        os.environ["SET_UP"] = "coroutine"
+
+    class Tells(Actor):
+        def __init__(self) -> None:
+            self.set_up = os.environ.get("SET_UP")
+
+        @endpoint
+        def tell(self) -> str | None:
+            return self.set_up
+
+    for bootstrap, wanted in ((plain, "plain"), (coroutine, "coroutine")):
+        for procs in spawned(1, "set_up", bootstrap=bootstrap):
+            assert procs.spawn("tells", Tells).tell.call_one().get(20) == wanted

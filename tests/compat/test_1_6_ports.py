@@ -1,0 +1,72 @@
+"""Section 1.6: ports and channels. The rest: tests/cluster/test_actor_ports.py."""
+
+import asyncio
+import pickle
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, ActorError, Channel, Port, PortReceiver, ProcMesh, current_rank, endpoint
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Sender(Actor):
+    @endpoint
+    async def send_rank(self, port: Port[Any]) -> None:
+        port.send(current_rank().rank)
+
+    @endpoint
+    async def fail(self) -> None:
+        raise ValueError("no")
+
+    @endpoint
+    async def relay(self, port: Port[Any], failing: Any) -> None:
+        try:
+            await failing.fail.call_one()
+        except ActorError as error:
+            port.exception(error)
+
+
+def test_a_channel_is_a_port_and_its_receiver() -> None:
+    port, receiver = Channel[int].open()
+    assert isinstance(port, Port)
+    assert isinstance(receiver, PortReceiver)
+    assert port.return_undeliverable is True
+    port.send(1)
+    assert asyncio.run(_received(receiver)) == 1
+
+
+async def _received(receiver: Any) -> Any:
+    return await receiver.recv()
+
+
+def test_ranked_ports_say_which_member_of_the_slice_sent(quad: ProcMesh) -> None:
+    port, receiver = Channel[int].open_ranked()
+    quad.spawn("senders", Sender).slice(gpus=slice(2, 4)).send_rank.broadcast(port)
+    got = sorted(receiver.recv().get(20) for _ in range(2))
+    assert [value for _, value in got] == [0, 1]
+
+
+def test_any_receiver_can_be_made_ranked(quad: ProcMesh) -> None:
+    port, receiver = Channel[int].open()
+    quad.spawn("senders", Sender).send_rank.broadcast(port)
+    ranked = receiver.ranked()
+    assert sorted(ranked.recv().get(20) for _ in range(4)) == [(rank, rank) for rank in range(4)]
+
+
+def test_an_error_that_is_sent_on_is_raised_as_it_is(quad: ProcMesh) -> None:
+    port, receiver = Channel[Any].open(once=True)
+    actors = quad.spawn("senders", Sender)
+    actors.slice(gpus=0).relay.broadcast(port, actors.slice(gpus=1))
+    with pytest.raises(ActorError, match="no"):
+        receiver.recv().get(20)
+
+
+def test_a_port_is_pickled_with_what_it_was_told() -> None:
+    port, receiver = Channel[int].open()
+    port.return_undeliverable = False
+    again = pickle.loads(pickle.dumps(port))
+    assert again.return_undeliverable is False
+    again.send(3)
+    assert receiver.recv().get(20) == 3
