@@ -49,7 +49,10 @@ class Causes:
 
     def lost_cause(self, header: Header, reason: str) -> Cause:
         """What a caller is told of a message that could not be delivered."""
-        return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=header.dst.partition("/")[0])
+        procs = getattr(self.runtime.meshes.get(header.mesh), "procs", None)
+        # One that came back is addressed to us by now: where it was meant for is known by its mesh and rank.
+        host = header.dst.partition("/")[0] if procs is None else procs.layout.host_of(header.rank)
+        return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=host)
 
     def refusal(self, cell: ActorLife) -> Refusal:
         """How the end of an actor is told."""
