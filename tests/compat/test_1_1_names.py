@@ -1,4 +1,4 @@
-"""Section 1.1: names. Which exist, and private paths: tests/unit/test_names.py; here: as programs import and call them."""
+"""Section 1.1: names. Which there are: tests/unit/test_names.py; here: as programs import and call them."""
 
 import importlib
 import inspect
@@ -11,13 +11,15 @@ import monarch.actor
 
 pytestmark = pytest.mark.timeout(60)
 
-NAMES = """
-Accumulator Actor ActorError current_actor_name as_endpoint current_rank current_size concurrent_endpoint endpoint
-Future returns_future Point ProcMesh ProcId Channel send shutdown_context ValueMesh debug_controller
-get_or_spawn_controller this_host this_proc default_bootstrap_cmd HostMesh context Port PortReceiver Endpoint Extent
-run_worker_loop_forever run_worker_loop_until_shutdown start_worker_loop_forever attach_to_workers enable_transport
-Context ChannelTransport unhandled_fault_hook MeshFailure config get_meter span traced Uid
-""".split()  # and `attach`, which is not there yet
+_TEXT = (
+    "Accumulator Actor ActorError current_actor_name as_endpoint current_rank current_size "
+    "concurrent_endpoint endpoint Future returns_future Point ProcMesh ProcId Channel send "
+    "shutdown_context ValueMesh debug_controller get_or_spawn_controller this_host this_proc "
+    "default_bootstrap_cmd HostMesh context Port PortReceiver Endpoint Extent run_worker_loop_forever "
+    "run_worker_loop_until_shutdown start_worker_loop_forever attach_to_workers enable_transport "
+    "Context ChannelTransport unhandled_fault_hook MeshFailure config get_meter span traced Uid "
+)  # and `attach`, which is not there yet
+NAMES = _TEXT.split()
 
 # What can be given by name, in the order in which it can be given by place.
 PARAMETERS = {

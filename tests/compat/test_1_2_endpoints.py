@@ -1,6 +1,6 @@
 """Section 1.2: actors and endpoints.
 
-Elsewhere: kinds, collisions, arguments (test_actor_class), adverbs (test_actor_adverbs), `as_endpoint` (test_api_local),
+Elsewhere: kinds, collisions, arguments (test_actor_class), adverbs (test_actor_adverbs), `as_endpoint` (test_api_local)
 `concurrent_endpoint` (test_actor_execution), errors with explicit ports (test_actor_errors), all in tests/cluster.
 """
 
@@ -155,7 +155,7 @@ def test_concurrent_endpoints_may_answer_through_a_port_too(quad: ProcMesh) -> N
 def test_a_method_without_decorator_is_called_as_an_endpoint(quad: ProcMesh) -> None:
     counters = quad.spawn("counters", Counter)
     with pytest.raises(
-        RuntimeError, match="not annotated as an endpoint. To call it as one, add a @endpoint decorator"
+        RuntimeError, match=r"not annotated as an endpoint\. To call it as one, add a @endpoint decorator"
     ):
         counters.plain.call()  # type: ignore[attr-defined]
     assert list(as_endpoint(counters.plain).call().get(20).values()) == [0, 1, 2, 3]

@@ -1,7 +1,7 @@
 """Section 1.4: meshes.
 
 Elsewhere: slicing, splitting and the words of errors (tests/unit/test_shape_*.py, tests/cluster/test_actor_slices.py),
-value meshes (tests/unit/test_value_mesh.py), stopping (test_actor_stop.py), commands and binding (test_spawn_options.py).
+value meshes (tests/unit/test_value_mesh.py), stopping (test_actor_stop.py), commands (test_spawn_options.py).
 """
 
 import asyncio
@@ -137,11 +137,6 @@ def test_what_a_mesh_of_processes_does_not_do_says_where_to_go(quad: ProcMesh) -
 
 def test_spawn_takes_its_class_by_name_too(quad: ProcMesh) -> None:
     assert len(quad.spawn(name="place", Class=Place).place.call().get(20)) == 4
-
-
-def test_labels_of_hosts_and_processes_must_differ() -> None:
-    with pytest.raises(ValueError, match="gpus"):
-        this_host().spawn_procs(per_host={"gpus": 0})
 
 
 def test_dropping_a_mesh_keeps_its_processes() -> None:

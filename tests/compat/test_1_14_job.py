@@ -1,0 +1,115 @@
+"""Section 1.14: jobs that are there: local ones, those of processes; their files: tests/cluster/test_job_process.py."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, endpoint, this_host
+from monarch.job import (
+    JobState,
+    JobTrait,
+    LocalJob,
+    MeshAdminConfig,
+    PortForwarder,
+    ProcessJob,
+    TelemetryConfig,
+    exec_command,
+    hosts_from_config,
+    job_load,
+    job_loads,
+    load_current_job,
+    set_current_job,
+    shell,
+)
+from monarch.spmd import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Echo(Actor):
+    @endpoint
+    async def echo(self, value: Any) -> Any:
+        return value
+
+
+def test_a_local_job_is_this_host_under_each_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = LocalJob(hosts=("trainers", "evaluators")).state(cached_path=None)
+    assert isinstance(state, JobState)
+    assert state.trainers == state.evaluators == this_host()
+    with pytest.raises(AttributeError, match="trainers"):
+        _ = state.nobody
+    assert [getattr(state, f"{name}_url") for name in ("telemetry", "dashboard", "admin")] == [None] * 3
+    assert state.query_engine_client is None
+
+
+def test_a_local_job_has_one_mesh_called_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = LocalJob()
+    procs = job.state(cached_path=None).hosts.spawn_procs(per_host={"gpus": 1})
+    assert procs.spawn("echo", Echo).echo.call_one(1).get(30) == 1
+    procs.stop().get(20)
+    assert isinstance(job, JobTrait)
+
+
+def test_a_job_of_processes_from_beginning_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = ProcessJob({"workers": 2}, env={"COMPAT": "1"})
+    try:
+        state = job.state(cached_path=None)
+        assert state.workers.sizes == {"hosts": 2}
+        procs = state.workers.spawn_procs(per_host={"gpus": 1})
+        assert sorted(procs.spawn("echo", Echo).echo.call(2).get(30).values()) == [2, 2]
+        assert job.active
+        procs.stop().get(20)
+    finally:
+        job.kill()
+    assert not job.active
+
+
+def test_telemetry_and_admin_have_the_defaults_of_theirs() -> None:
+    config = TelemetryConfig()
+    assert (config.retention_secs, config.include_dashboard, config.dashboard_port) == (3600, False, 8265)
+    assert config.snapshot_interval_secs == 30.0
+    assert MeshAdminConfig().admin_addr is None
+
+
+@pytest.mark.parametrize("name", ["SlurmJob", "KubernetesJob", "ImageSpec", "KubeConfig"])
+def test_jobs_that_are_not_there_yet_say_so(name: str) -> None:
+    with pytest.raises(ImportError, match="not there yet"):
+        exec(f"from monarch.job import {name}")
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (JobTrait.apply, "client_script"),
+        (JobTrait.state, "cached_path"),
+        (job_load, "filename"),
+        (shell, "host_mesh_singleton env workdir"),
+        (ProcessJob, "meshes env"),
+        (LocalJob, "hosts"),
+        (setup_torch_elastic_env, "proc_mesh master_addr master_port use_ipaddr"),
+        (setup_torch_elastic_env_async, "proc_mesh master_addr master_port use_ipaddr"),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)
+def test_parameters_have_the_names_that_programs_use(function: Any, wanted: str) -> None:
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    assert names[: len(wanted.split())] == wanted.split()
+
+
+def test_jobs_have_the_methods_that_programs_call() -> None:
+    for name in ("apply", "state", "kill", "dump", "dumps", "active", "apply_id", "enable_telemetry", "enable_admin"):
+        assert hasattr(JobTrait, name), name
+    for name in ("telemetry_query_client", "profile", "remote_mount", "gather_mount"):
+        assert hasattr(JobTrait, name), name
+    for name in ("_state", "_create", "can_run", "_kill"):
+        assert name in JobTrait.__abstractmethods__
+    for endpoint_name in ("get_host_port", "setup_env", "main"):
+        assert hasattr(SPMDActor, endpoint_name)
+    assert hasattr(PortForwarder, "forward")
+    for function in (job_loads, set_current_job, load_current_job, exec_command, hosts_from_config):
+        assert callable(function)

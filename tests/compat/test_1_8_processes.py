@@ -1,0 +1,148 @@
+"""Section 1.8: processes and hosts.
+
+Elsewhere: workers, keys, addresses, stop and reconnect (tests/cluster/test_worker_loop.py), `enable_transport`
+(test_api_local.py), `shutdown_context` (test_actor_main.py), addresses (tests/unit/test_addresses.py).
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import (
+    Actor,
+    Future,
+    ProcMesh,
+    attach_to_workers,
+    current_rank,
+    endpoint,
+    get_or_spawn_controller,
+    run_worker_loop_forever,
+    start_worker_loop_forever,
+    this_host,
+    this_proc,
+)
+from tests.cluster.worker_tools import short_folder, workers_at
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Registry(Actor):
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    @endpoint
+    def told(self) -> tuple[int, int]:
+        return self.value, os.getpid()
+
+
+class User(Actor):
+    @endpoint
+    async def ask(self) -> tuple[int, int]:
+        registry = await get_or_spawn_controller("compat_registry", Registry, 99)
+        return await registry.told.call_one()
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def rank(self) -> int:
+        return current_rank().rank
+
+
+def test_a_controller_is_one_for_all_and_lives_in_the_client(quad: ProcMesh) -> None:
+    first = get_or_spawn_controller("compat_registry", Registry, 1)
+    assert isinstance(first, Future)
+    assert first.get(20).told.call_one().get(20) == (1, os.getpid())
+    users = quad.spawn("users", User)
+    assert list(users.ask.call().get(20).values()) == [(1, os.getpid())] * 4
+    assert get_or_spawn_controller("compat_registry", Registry, 2).get(20).told.call_one().get(20)[0] == 1
+
+
+def test_a_controller_can_be_awaited(quad: ProcMesh) -> None:
+    async def main() -> tuple[int, int]:
+        registry = await get_or_spawn_controller("compat_awaited", Registry, 3)
+        return await registry.told.call_one()
+
+    assert asyncio.run(main()) == (3, os.getpid())
+
+
+def test_this_proc_spawns_actors_in_the_client() -> None:
+    actor: Any = this_proc().spawn("here", User)
+    assert actor.pid.call_one().get(20) == os.getpid()
+    actor.stop().get(20)
+
+
+def test_workers_started_with_one_line_are_a_mesh_of_hosts() -> None:
+    with short_folder() as folder:
+        addresses = [f"ipc://{folder}/w{n}" for n in range(2)]
+        with workers_at(*addresses):
+            hosts = attach_to_workers(ca="trust_all_connections", workers=addresses, name="workers")
+            assert hosts.initialized.get(30) is True
+            assert hosts.sizes == {"hosts": 2}
+            with pytest.raises(ValueError, match="hosts"):
+                hosts.spawn_procs(per_host={"hosts": 2})
+            procs = hosts.spawn_procs(per_host={"gpus": 2})
+            assert procs.sizes == {"hosts": 2, "gpus": 2}
+            ranks = procs.spawn("users", User).rank.call().get(30)
+            assert ranks.item(hosts=1, gpus=0) == 2
+            procs.stop().get(20)
+            hosts.shutdown().get(20)
+
+
+def test_a_mesh_of_hosts_is_a_context_manager_that_shuts_it_down() -> None:
+    async def main(address: str) -> Any:
+        async with attach_to_workers(ca="trust_all_connections", workers=[address]) as hosts:
+            procs = hosts.spawn_procs(per_host={"gpus": 1})
+            await procs.spawn("users", User).rank.call()
+            await procs.stop()
+        return hosts
+
+    with short_folder() as folder:
+        address = f"ipc://{folder}/w"
+        with workers_at(address) as workers:
+            hosts = asyncio.run(main(address))
+            assert workers[0].wait(20) is not None
+    with pytest.raises(RuntimeError, match="HostMesh has already been shut down"):
+        hosts.spawn_procs()
+
+
+def test_a_worker_takes_its_arguments_by_name_only() -> None:
+    with pytest.raises(TypeError):
+        run_worker_loop_forever("ipc:///nowhere", "trust_all_connections")  # type: ignore[misc]
+    with pytest.raises(Exception, match="trust_all_connections"):
+        run_worker_loop_forever(address="ipc:///nowhere", ca="somebody")
+    with pytest.raises(ValueError, match="a host and a port"):  # theirs: NotImplementedError
+        run_worker_loop_forever(address="tcp://*", ca="trust_all_connections")
+
+
+def test_a_program_can_be_worker_and_client_at_once(tmp_path: Path) -> None:
+    with short_folder() as folder:
+        address = f"ipc://{folder}/self"
+        script = tmp_path / "both.py"
+        script.write_text(
+            "from monarch.actor import *\n"
+            "class A(Actor):\n"
+            "    @endpoint\n"
+            "    async def one(self): return 1\n"
+            "if __name__ == '__main__':\n"
+            f"    ready = start_worker_loop_forever(address={address!r}, ca='trust_all_connections')\n"
+            f"    hosts = attach_to_workers(ca='trust_all_connections', workers=[{address!r}])\n"
+            "    procs = hosts.spawn_procs(per_host={'gpus': 1})\n"
+            "    print('got', procs.spawn('a', A).one.call_one().get(30))\n"
+            "    hosts.shutdown().get(30)\n"
+        )
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50, check=False)
+    assert "got 1" in done.stdout, done.stderr
+    assert callable(start_worker_loop_forever)
+
+
+def test_twelve_processes_on_a_small_machine() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 12})
+    assert list(procs.spawn("users", User).rank.call().get(50).values()) == list(range(12))
+    procs.stop().get(20)
