@@ -8,6 +8,8 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 EXTRAS := notebook,torch,telemetry,examples,dev
 NOTEBOOK := examples/quickstart.ipynb
+# Two test modules at a time, each on a controller of its own; JOBS=0 runs them one after the other.
+JOBS ?= 2
 PYTEST_ARGS ?=
 LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
@@ -35,7 +37,7 @@ lab: setup ## open the quickstart notebook in JupyterLab; LAB_ARGS= adds argumen
 	$(PY) -m jupyterlab $(AS_ROOT) $(LAB_ARGS) $(NOTEBOOK)
 
 test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds arguments
-	$(PY) -m pytest -m 'not slow' $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile -m 'not slow' $(PYTEST_ARGS)
 
 test-slow: setup browser ## run the slow tests
 	$(PY) -m pytest -m slow $(PYTEST_ARGS)
