@@ -1,0 +1,234 @@
+"""Section 4: supervision.
+
+Elsewhere in tests/cluster: who is told (test_actor_supervision.py), stops (test_actor_stop.py), recursive stops
+(test_actor_nesting.py), scripts and exit codes (test_actor_main.py), healing (test_actor_heal.py).
+"""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from monarch.actor import (
+    Actor,
+    ActorError,
+    Channel,
+    MeshFailure,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    context,
+    current_rank,
+    endpoint,
+    this_host,
+)
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Worker(Actor):
+    def __init__(self, port: "Port[Any] | None" = None) -> None:
+        self.port = port
+
+    @endpoint
+    async def ping(self) -> int:
+        return current_rank().rank
+
+    @endpoint
+    async def fail(self) -> None:
+        raise ValueError("boom")
+
+    @endpoint
+    async def leave(self) -> None:
+        raise SystemExit(3)
+
+    @endpoint
+    async def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @endpoint
+    async def kill_me(self, reason: str) -> None:
+        context().actor_instance.kill(reason)
+
+    @endpoint
+    async def stop_me(self) -> str:
+        context().actor_instance.stop("had enough")
+        return "last words"
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        if self.port is not None:
+            self.port.send(("cleanup", None if exc is None else str(exc)))
+
+
+class SyncOwner(Actor):
+    def __init__(self, port: Port[Any]) -> None:
+        self.port = port
+        self.go = threading.Event()
+
+    @endpoint
+    def own(self, procs: Any) -> Any:
+        self.workers = procs.spawn("workers", Worker)
+        self.workers.initialized.get(20)
+        return self.workers
+
+    @endpoint
+    def busy(self, worker: Any) -> None:
+        """While this runs, the worker fails; the supervise comes next, though other messages wait."""
+        worker.fail.broadcast()
+        try:
+            while True:
+                worker.ping.call_one().get(20)
+        except SupervisionError:
+            self.port.send("endpoint ends")
+
+    @endpoint
+    def next(self) -> None:
+        self.port.send("next message")
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.port.send("supervise")
+        return True
+
+
+class AsyncOwner(Actor):
+    def __init__(self, port: Port[Any]) -> None:
+        self.port = port
+        self.told = asyncio.Event()
+
+    @endpoint
+    async def own(self, procs: Any) -> None:
+        self.workers = procs.spawn("workers", Worker)
+        await self.workers.initialized
+
+    @endpoint
+    async def until_told(self) -> list[int]:
+        """The supervise runs at an await of this endpoint."""
+        self.workers.slice(gpus=0).fail.broadcast()
+        await self.told.wait()
+        return [await self.workers.slice(gpus=rank).ping.call_one() for rank in (1, 2, 3)]
+
+    @endpoint
+    async def ping(self) -> str:
+        return "pong"
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.port.send((failure.mesh_name, failure.crashed_ranks))
+        self.told.set()
+        return True
+
+
+def test_an_error_of_a_call_is_the_callers_and_the_actor_lives(quad: ProcMesh) -> None:
+    worker = quad.slice(gpus=0).spawn("worker", Worker)
+    for future in (worker.fail.call(), worker.fail.call_one(), worker.fail.choose(), *worker.fail.stream()):
+        with pytest.raises(ActorError, match="boom"):
+            future.get(20)
+    assert worker.ping.call_one().get(20) == 0
+
+
+def test_a_system_exit_ends_the_actor_and_not_its_process(quad: ProcMesh, faults: Any) -> None:
+    neighbour = quad.slice(gpus=0).spawn("neighbour", Worker)
+    worker = quad.slice(gpus=0).spawn("worker", Worker)
+    with pytest.raises(SupervisionError):
+        worker.leave.call_one().get(20)
+    assert faults.next().mesh_name == "worker"
+    assert neighbour.ping.call_one().get(20) == 0
+    assert quad.slice(gpus=0).spawn("later", Worker).ping.call_one().get(20) == 0
+
+
+def test_slices_without_the_failed_rank_go_on_and_others_fail_at_once(quad: ProcMesh, faults: Any) -> None:
+    workers = quad.spawn("workers", Worker)
+    workers.slice(gpus=2).fail.broadcast()
+    assert faults.next().crashed_ranks == [2]
+    for broken in (workers, workers.slice(gpus=slice(1, 3)), workers.slice(gpus=2)):
+        with pytest.raises(SupervisionError) as caught:
+            broken.ping.call().get(20)
+        assert isinstance(caught.value, RuntimeError)
+    assert list(workers.slice(gpus=slice(0, 2)).ping.call().get(20).values()) == [0, 1]
+    assert workers.slice(gpus=3).ping.call_one().get(20) == 0
+
+
+def test_a_sync_owner_is_told_before_its_next_message(quad: ProcMesh) -> None:
+    port, receiver = Channel[str].open()
+    owner = quad.slice(gpus=0).spawn("owner", SyncOwner, port)
+    worker = owner.own.call_one(quad.slice(gpus=1)).get(20)
+    owner.busy.broadcast(worker)
+    owner.next.call_one().get(20)
+    assert [receiver.recv().get(20) for _ in range(3)] == ["endpoint ends", "supervise", "next message"]
+
+
+def test_an_async_owner_is_told_at_an_await_of_its_endpoint(quad: ProcMesh) -> None:
+    port, receiver = Channel[Any].open()
+    owner = quad.slice(gpus=0).spawn("owner", AsyncOwner, port)
+    owner.own.call_one(quad).get(20)
+    assert owner.until_told.call_one().get(20) == [0, 0, 0]
+    assert receiver.recv().get(20) == ("workers", [0])
+    assert owner.ping.call_one().get(20) == "pong"
+
+
+def test_a_clean_up_is_told_why(quad: ProcMesh, faults: Any) -> None:
+    port, receiver = Channel[Any].open()
+    ended: Any = quad.slice(gpus=0).spawn("ended", Worker, port)
+    ended.initialized.get(20)
+    ended.stop("enough").get(20)
+    assert receiver.recv().get(20) == ("cleanup", None)
+    failed = quad.slice(gpus=0).spawn("failed", Worker, port)
+    failed.fail.broadcast()
+    word, reason = receiver.recv().get(20)
+    assert word == "cleanup"
+    assert "boom" in reason
+    assert faults.next().mesh_name == "failed"
+
+
+def test_a_stop_is_no_failure_and_says_so_to_callers(quad: ProcMesh, faults: Any) -> None:
+    workers: Any = quad.spawn("workers", Worker)
+    workers.stop("enough").get(20)
+    with pytest.raises(SupervisionError, match=r"has status: .*stopped"):
+        workers.ping.call().get(20)
+    assert faults.left() == []
+
+
+def test_an_actor_ends_itself_in_either_way(quad: ProcMesh, faults: Any) -> None:
+    worker = quad.slice(gpus=0).spawn("worker", Worker)
+    assert worker.stop_me.call_one().get(20) == "last words"
+    with pytest.raises(SupervisionError, match="had enough"):
+        worker.ping.call_one().get(20)
+    assert faults.left() == []
+    other = quad.slice(gpus=0).spawn("other", Worker)
+    other.kill_me.broadcast("on purpose")
+    assert "on purpose" in faults.next().report()
+
+
+def test_a_dead_process_is_noticed_at_once_by_caller_and_owner(own_procs: ProcMesh, faults: Any) -> None:
+    workers = own_procs.spawn("workers", Worker)
+    workers.ping.call().get(20)
+    begun = time.monotonic()
+    with pytest.raises(SupervisionError, match=r"the process this actor was running on failed: Killed\(sig=9\)"):
+        workers.slice(gpus=1).die.call_one().get(20)
+    failures = [faults.next()]
+    assert time.monotonic() - begun < 5  # theirs takes seconds, and minutes for owners
+    assert "Killed(sig=9)" in failures[0].report()
+    assert failures[0].crashed_ranks == [1]
+    assert workers.slice(gpus=0).ping.call_one().get(20) == 0
+    assert own_procs.slice(gpus=0).spawn("later", Worker).ping.call_one().get(20) == 0
+
+
+def test_actors_whose_owner_stops_are_stopped_with_it(quad: ProcMesh) -> None:
+    port, _ = Channel[str].open()
+    owner: Any = quad.slice(gpus=0).spawn("owner", SyncOwner, port)
+    worker = owner.own.call_one(quad.slice(gpus=1)).get(20)
+    owner.stop().get(20)
+    with pytest.raises(SupervisionError):
+        worker.ping.call_one().get(20)
+
+
+def test_stopped_processes_are_gone_and_their_actors_say_why() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 1})
+    workers = procs.spawn("workers", Worker)
+    workers.ping.call().get(30)
+    procs.stop().get(20)
+    with pytest.raises(SupervisionError, match="actor mesh is stopped due to proc mesh shutdown"):
+        workers.ping.call().get(20)

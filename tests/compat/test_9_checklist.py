@@ -1,0 +1,193 @@
+"""Section 9: what is easily missed. Most of the list is in the modules of its sections; here are whole programs.
+
+Elsewhere: counts of `__supervise__` (tests/cluster/test_actor_supervision.py), exit codes (test_actor_main.py),
+killed clients (test_worker_loop.py, test_faults_kill.py), host stop and reconnect (test_worker_loop.py).
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import (
+    Actor,
+    Channel,
+    Port,
+    ProcMesh,
+    attach_to_workers,
+    context,
+    endpoint,
+    get_or_spawn_controller,
+    this_host,
+)
+from tests.cluster.worker_tools import short_folder
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+HEAD = "import asyncio, atexit, os, sys\nfrom monarch.actor import *\n"
+
+
+class Keeper(Actor):
+    """Lives in processes that a bootstrap made, and in nested ones."""
+
+    def __init__(self, port: "Port[Any] | None" = None) -> None:
+        self.children: Any = None
+        if port is not None:
+            port.send(os.getpid())
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def nested(self) -> list[int]:
+        procs = this_host().spawn_procs(per_host={"gpus": 2})
+        self.children = procs.spawn("children", Keeper)
+        return list(self.children.pid.call().get(30).values())
+
+
+def run(tmp_path: Path, source: str, code: int = 0) -> str:
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + textwrap.dedent(source))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=50, cwd=tmp_path, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_every_rank_whose_constructor_fails_reaches_the_hook(quad: ProcMesh, faults: Any) -> None:
+    class Broken(Actor):
+        def __init__(self) -> None:
+            raise KeyError("from init")
+
+        @endpoint
+        async def ping(self) -> None: ...
+
+    quad.spawn("broken", Broken)  # returns though the constructors will fail
+    ranks: set[int] = set()
+    while ranks != {0, 1, 2, 3}:
+        failure = faults.next()
+        assert "from init" in failure.report()
+        assert ranks.isdisjoint(failure.crashed_ranks)
+        ranks.update(failure.crashed_ranks)
+
+
+def test_this_host_inside_an_actor_spawns_processes(quad: ProcMesh) -> None:
+    keeper: Any = quad.slice(gpus=0).spawn("keeper", Keeper)
+    pids = {*keeper.nested.call_one().get(40), keeper.pid.call_one().get(20), os.getpid()}
+    assert len(pids) == 4
+    keeper.stop().get(20)
+
+
+def test_a_controller_has_the_pid_of_the_client() -> None:
+    controller = get_or_spawn_controller("compat_pid", Keeper).get(20)
+    assert controller.pid.call_one().get(20) == os.getpid()
+
+
+def test_actors_that_a_bootstrap_spawns_live_on() -> None:
+    port, receiver = Channel[int].open()
+
+    def bootstrap() -> None:
+        context().actor_instance.proc.spawn("early", Keeper, port)
+
+    procs = this_host().spawn_procs(per_host={"gpus": 1}, bootstrap=bootstrap)
+    keeper = procs.spawn("keeper", Keeper)
+    assert receiver.recv().get(30) == keeper.pid.call_one().get(30)
+    procs.stop().get(20)
+
+
+def test_a_worker_of_one_line_is_attached() -> None:
+    with short_folder() as folder:
+        address = f"ipc://{folder}/w"
+        line = (
+            "from monarch.actor import run_worker_loop_forever; "
+            f"run_worker_loop_forever(address={address!r}, ca='trust_all_connections')"
+        )
+        worker = subprocess.Popen([sys.executable, "-c", line])
+        try:
+            hosts = attach_to_workers(ca="trust_all_connections", workers=[address])
+            procs = hosts.spawn_procs(per_host={"gpus": 1})
+            assert procs.spawn("keeper", Keeper).pid.call_one().get(30) != os.getpid()
+            hosts.shutdown().get(20)
+            worker.wait(20)
+        finally:
+            worker.kill()
+            worker.wait(20)
+
+
+def test_processes_end_as_python_does_when_they_are_stopped(tmp_path: Path) -> None:
+    (tmp_path / "last_words.py").write_text(
+        "import atexit, os, sys\n"
+        "class Last:\n"
+        "    def __del__(self): os.write(1, b'deleted\\n')\n"
+        "LAST = Last()\n"
+        "atexit.register(lambda: print('at exit', flush=True))\n"
+    )
+    said = run(
+        tmp_path,
+        """
+        class A(Actor):
+            @endpoint
+            async def load(self): import last_words
+        if __name__ == "__main__":
+            procs = this_host().spawn_procs(per_host={"gpus": 1})
+            procs.spawn("a", A).load.call_one().get(30)
+            procs.stop().get(20)
+        """,
+    )
+    assert "at exit" in said
+    assert "deleted" in said
+
+
+def test_a_program_that_awaits_everything(tmp_path: Path) -> None:
+    said = run(
+        tmp_path,
+        """
+        class Counter(Actor):
+            def __init__(self, start): self.value = start
+            @endpoint
+            async def increment(self, by=1): self.value += by
+            @endpoint
+            async def get(self): return self.value
+
+        async def main():
+            async with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
+                counters = procs.spawn("counters", Counter, 5)
+                counters.increment.broadcast(by=2)
+                await counters.slice(gpus=0).increment.call_one()
+                values = await counters.get.call()
+                print("values", list(values.values()), str(values.extent))
+                async_total = await Accumulator(counters.get, 0, lambda a, b: a + b).accumulate()
+                print("total", async_total)
+            await shutdown_context()
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+        """,
+    )
+    assert "values [8, 7]" in said
+    assert "total 15" in said
+
+
+def test_a_failure_that_nobody_handles_ends_a_program_with_status_1(tmp_path: Path) -> None:
+    said = run(
+        tmp_path,
+        """
+        class A(Actor):
+            @endpoint
+            async def fail(self): raise ValueError("untold")
+        if __name__ == "__main__":
+            atexit.register(lambda: print("at exit", flush=True))
+            this_host().spawn_procs().spawn("a", A).fail.broadcast()
+            import time
+            time.sleep(40)
+        """,
+        code=1,
+    )
+    assert "untold" in said
+    assert "at exit" in said
