@@ -35,8 +35,8 @@ from monarch_nb.mesh import (
     this_proc,
     unregister_proc_mesh_spawn_callback,
 )
+from monarch_nb.mesh.declare import Actor, concurrent_endpoint, endpoint
 from monarch_nb.runtime import (
-    Actor,
     Channel,
     Context,
     DeadlockError,
@@ -45,8 +45,6 @@ from monarch_nb.runtime import (
     PortReceiver,
     RankedPortReceiver,
     WouldBlockRuntime,
-    concurrent_endpoint,
-    endpoint,
     returns_future,
     runtime,
 )

@@ -2,9 +2,10 @@
 
 import functools
 import inspect
+import math
 import random
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, cast
 
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
@@ -73,6 +74,22 @@ class Endpoint(Generic[P, R]):
         self._name = name
         self._declared = declared
         self._of = mesh._state.cls
+        self._timeout: float | None = None
+
+    def options(self, *, timeout: float | None = None) -> Self:
+        """The same endpoint with a limit for its calls: `mesh.step.options(timeout=5).call(x)`.
+
+        A call not answered by all its ranks within `timeout` seconds of being sent ends with a TimeoutError that names
+        those missing, and is cancelled there, as by `Future.cancel`. None is no limit. Raises ValueError for a timeout
+        that is no positive number of seconds.
+        """
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0
+        ):
+            raise ValueError(f"timeout must be None or a number of seconds > 0, not {timeout!r}")
+        other = type(self)(self._mesh, self._name, self._current())
+        other._timeout = None if timeout is None or math.isinf(timeout) else float(timeout)
+        return other
 
     def _current(self) -> EndpointProperty[P, R]:
         """The declaration in the class the mesh has now: a reload may have changed it."""
@@ -104,9 +121,14 @@ class Endpoint(Generic[P, R]):
         except BaseException:
             call.close()
             raise
+        if self._timeout is not None:
+            call.limit(self._timeout)
 
     def _pending(self, region: Region, build: Callable[[list[Callable[[], Any]]], Any]) -> PendingCall:
-        return PendingCall(runtime(), self._title, self._mesh._state.uid, region.ranks, len(region), build)
+        call = PendingCall(runtime(), self._title, self._mesh._state.uid, region.ranks, len(region), build)
+        call.kind = self._mesh._state.kind
+        call.future._cancel = call.cancel
+        return call
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         """Runs it on every member; the future gives a ValueMesh, or raises the first error in rank order."""
@@ -143,11 +165,14 @@ class Endpoint(Generic[P, R]):
         frames = self._frames(args, kwargs)
         region = self._mesh._region
         call = StreamCall(runtime(), self._title, self._mesh._state.uid, region.ranks, len(region))
+        call.kind = self._mesh._state.kind
         self._begin(call, region, frames)
         return call.futures()
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Runs it on every member and waits for nothing: an exception in it fails the actor."""
+        if self._timeout is not None:
+            raise ValueError(f"{self._title}.broadcast waits for no answer: a timeout means nothing to it")
         send(self, args, kwargs)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -186,6 +211,4 @@ def send(
     if port is not None and port._address != engine.address:
         raise ValueError("send: the port must have been opened in this process")
     number = 0 if port is None else port._number
-    send_region(
-        engine, context, mesh._state, region, endpoint._name, frames, port=number, call=engine.new_call()
-    )
+    send_region(engine, context, mesh._state, region, endpoint._name, frames, port=number, call=engine.new_call())

@@ -71,8 +71,15 @@ class BodyFuture(Future[R]):
         self = cls._make()
         assert isinstance(self, BodyFuture)
         self._body = (body, context)
+        self._cancel = BodyFuture._leave_out
         self._thread = 0
         return self
+
+    @staticmethod
+    def _leave_out(future: Future[Any]) -> bool:
+        """A body that has not begun never will; one that runs goes on."""
+        assert isinstance(future, BodyFuture)
+        return future._take() is not None and future._give_up()
 
     def _take(self) -> _Body | None:
         with _taking:

@@ -1,7 +1,9 @@
 """Calls that wait for replies: one of them collects the answers of every actor it was sent to."""
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime.future import Future
@@ -39,6 +41,7 @@ class PendingCall:
         self._build = build
         self._replies: list[Thunk | None] = [None] * size
         self._errors: dict[int, Thunk] = {}
+        self.kind = ""  # of the actors, where that is known: "sync" or "async"
         self.missing = size
         self.logs: dict[str, int] = {}  # process address -> where its log stood when it replied
         self.number = runtime.ports.open(self)
@@ -118,6 +121,46 @@ class PendingCall:
         self.close()
         return self.future._fail(error)
 
+    def cancel(self, _: Future[Any] | None = None) -> bool:
+        """Ends the call here, and on the ranks that have not answered; True if it was still waiting."""
+        if not self._waits:
+            return False
+        return self._abandon(CancelledError(f"{self.title}() was cancelled; {self.story()}{self._left_running()}"))
+
+    def limit(self, seconds: float) -> None:
+        """Ends it with a TimeoutError, and cancels it on its ranks, unless all have answered in that time."""
+        me = weakref.ref(self)  # an answered call and its answers are not kept for that long
+
+        def expire() -> None:
+            call = me()
+            if call is not None and call._waits:
+                call._abandon(TimeoutError(call._late(seconds)))
+
+        self.runtime.later(seconds, expire)
+
+    @property
+    def _waits(self) -> bool:
+        return self.call in self.runtime.calls
+
+    def _late(self, seconds: float) -> str:
+        missing = self.missing_ranks()
+        shown = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        mesh = self.title.partition(".")[0]
+        return (
+            f"{self.title}() was not answered within {seconds:g} s by rank{'s'[: len(missing) > 1]} {shown} of mesh "
+            f"{mesh} ({len(missing)} of {self.size} asked), and was cancelled there{self._left_running()}"
+        )
+
+    def _abandon(self, error: BaseException) -> bool:
+        missing = self.missing_ranks()
+        ended = self.fail(error)
+        if ended:
+            self.runtime.cancels.send(self, missing)
+        return ended
+
+    def _left_running(self) -> str:
+        return ". A `def` endpoint that runs already is left to finish" if self.kind == "sync" else ""
+
     def close(self) -> None:
         """Later replies are dropped."""
         self.runtime.calls.pop(self.call, None)
@@ -170,11 +213,19 @@ class StreamCall(PendingCall):
         self._match()
         return True
 
+    def cancel(self, one: Future[Any] | None = None) -> bool:
+        """The future asked ends, unless its answer is here, and what has not been answered is cancelled."""
+        if one is None:
+            return super().cancel()
+        one._observe()
+        return not one._done and super().cancel()
+
     def futures(self) -> Iterator[Future[Any]]:
         """Exactly as many as there are actors."""
         for _ in range(self.size):
             future: Future[Any] = Future._make(story=self.story)
             future.wait_id = self.call
+            future._cancel = self.cancel
 
             def claim(future: Future[Any] = future) -> None:
                 self._claims.append(future)

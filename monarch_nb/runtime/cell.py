@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.routing import Inbox, InboxOverflow
+from monarch_nb.runtime.cancels import dropped
 from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
@@ -39,6 +40,7 @@ class ActorCell(ActorLife):
         self.inbox: Inbox[Any] = Inbox()
         self.running: tuple[str, str, float] | None = None  # (call id, endpoint, since)
         self.task: asyncio.Task[Any] | None = None
+        self._calls: dict[str, asyncio.Task[Any] | None] = {}  # async endpoints that run, by call
         self._spawn = (header, parcel)
         region = Region(spec.labels, NDSlice(spec.offset, spec.sizes, spec.strides))
         point = region.point_of_base_rank(header.rank)
@@ -185,6 +187,9 @@ class ActorCell(ActorLife):
 
     def run_sync(self, header: Header, parcel: "Parcel") -> None:
         """Runs one message to its end and answers it."""
+        if header.call in self.runtime.cancels:
+            self._drop(header, parcel)
+            return
         token, _ = self._enter(header)
         try:
             method, args, kwargs = self._open(header, parcel)
@@ -197,7 +202,11 @@ class ActorCell(ActorLife):
 
     async def run_async(self, header: Header, parcel: "Parcel") -> None:
         """Like `run_sync` on the actor's loop."""
+        if header.call in self.runtime.cancels:
+            self._drop(header, parcel)
+            return
         token, mine = self._enter(header)
+        self._calls[header.call] = asyncio.current_task()
         try:
             method, args, kwargs = self._open(header, parcel)
             result = method(*args, **kwargs)
@@ -205,6 +214,7 @@ class ActorCell(ActorLife):
         except BaseException as error:
             self._raised(header, error)
         finally:
+            self._calls.pop(header.call, None)
             if self.running is mine:
                 self.running = None
             current.reset(token)
@@ -230,7 +240,8 @@ class ActorCell(ActorLife):
             return
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         ordinary = isinstance(error, Exception) or (interrupted and not self.ending)
-        if ordinary and header.port and not self._explicit(header):
+        cancelled = isinstance(error, asyncio.CancelledError) and header.call in self.runtime.cancels
+        if ordinary and header.port and (cancelled or not self._explicit(header)):
             self._reply(header, Status.EXCEPTION, encode_exception(error))
             return
         if interrupted and self.ending:
@@ -241,6 +252,21 @@ class ActorCell(ActorLife):
     def _refuse_current(self, header: Header) -> None:
         if header.port and not self._explicit(header):
             self._refuse(header)
+
+    def _drop(self, header: Header, parcel: "Parcel") -> None:
+        self.runtime.node.consumed(parcel)
+        self._reply(header, Status.EXCEPTION, encode_exception(dropped()))
+
+    def cancel(self, call: str) -> None:
+        """Cancels an `async def` endpoint that runs for this call (reading thread). One that is `def` goes on."""
+        if isinstance(self.executor, AsyncExecutor):
+
+            def cancel() -> None:
+                task = self._calls.get(call)
+                if task is not None:
+                    task.cancel("the call was cancelled")
+
+            self.executor.urge(cancel)
 
     def interrupt(self) -> None:
         """Raises KeyboardInterrupt in the running endpoint; best effort: one that sits in C code notices later."""

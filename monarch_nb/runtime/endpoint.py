@@ -46,9 +46,7 @@ class EndpointProperty(Generic[P, R]):
 
 
 @overload
-def endpoint(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
-) -> EndpointProperty[P, R]: ...
+def endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointProperty[P, R]: ...
 @overload
 def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
 @overload

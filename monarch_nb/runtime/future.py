@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Future(Generic[R]):
     __slots__ = (
         "__weakref__",
         "_callbacks",
+        "_cancel",
         "_done",
         "_error",
         "_lock",
@@ -72,6 +74,7 @@ class Future(Generic[R]):
     _resolve: Callable[[], Any] | None  # decodes on the thread that looks first
     _start: Callable[[], None] | None  # lazy receives begin when first observed
     _callbacks: "list[Callable[[Future[R]], None]] | None"
+    _cancel: "Callable[[Future[Any]], bool] | None"  # what `cancel` does; None where others rely on the operation
 
     def __init__(self) -> None:
         raise TypeError("a Future is returned by a call on a mesh; it cannot be made by hand")
@@ -87,6 +90,7 @@ class Future(Generic[R]):
         self._resolve = None
         self._start = start
         self._callbacks = None
+        self._cancel = None
         self.story = story
         self.wait_id = ""
         self.watched = 0
@@ -135,6 +139,9 @@ class Future(Generic[R]):
                 return
         callback(self)
 
+    def _give_up(self) -> bool:
+        return self._fail(CancelledError("it was cancelled"))
+
     def _observe(self) -> None:
         start, self._start = self._start, None
         if start is not None:
@@ -145,6 +152,22 @@ class Future(Generic[R]):
     def done(self) -> bool:
         """True once a value or an error is there. Does not block."""
         return self._done
+
+    def cancel(self) -> bool:
+        """Gives the operation up: whoever waits gets `concurrent.futures.CancelledError`. Does not block.
+
+        A call is also cancelled on every rank that has not answered: there it is dropped if it waits for its turn, an
+        `async def` that runs is cancelled, a `def` that runs is left to finish, and its answer dropped. A future of a
+        `stream` cancels what is left of the stream. False, and nothing happens, once there is a result, and for futures
+        of what is shared: a spawn, a stop, a heal.
+        """
+        if self._done or self._cancel is None:
+            return False
+        return self._cancel(self)
+
+    def cancelled(self) -> bool:
+        """True if it ended by `cancel`. Does not block."""
+        return self._done and isinstance(self._error, CancelledError)
 
     def _outcome(self) -> R:
         if self._resolve is not None:

@@ -150,16 +150,15 @@ class _Queue:
 
         if self._once:
             self._close()
-        with self._lock:
-            while self._claims:
+        while True:
+            with self._lock:
+                if not self._claims:
+                    self._values.append((header.index, value))
+                    return
                 reference, ranked = self._claims.popleft()
-                claim = reference()
-                if claim is not None:
-                    break
-            else:
-                self._values.append((header.index, value))
+            claim = reference()
+            if claim is not None and _give(claim, ranked, header.index, value):
                 return
-        _give(claim, ranked, header.index, value)
 
     def claim(self, future: Future[Any], ranked: bool) -> None:
         """The next value belongs to this future."""
@@ -168,14 +167,16 @@ class _Queue:
                 self._claims.append((weakref.ref(future), ranked))
                 return
             rank, value = self._values.popleft()
-        _give(future, ranked, rank, value)
+        if not _give(future, ranked, rank, value):  # it was cancelled just now
+            with self._lock:
+                self._values.appendleft((rank, value))
 
     def __del__(self) -> None:
         self._close()
 
 
-def _give(future: Future[Any], ranked: bool, rank: int, value: Callable[[], Any]) -> None:
-    future._set_lazy((lambda: (rank, value())) if ranked else value)
+def _give(future: Future[Any], ranked: bool, rank: int, value: Callable[[], Any]) -> bool:
+    return future._set_lazy((lambda: (rank, value())) if ranked else value)
 
 
 class _Door:
@@ -209,7 +210,10 @@ class PortReceiver(Generic[T]):
         self._queue = queue
 
     def recv(self) -> Future[T]:
-        """The next value. Lazy: a future nobody looks at claims nothing; they are served in the order observed."""
+        """The next value. Lazy: a future nobody looks at claims nothing; they are served in the order observed.
+
+        One that is cancelled claims nothing either.
+        """
         queue, ranked = self._queue, self._ranked
         future: Future[T] = Future._make(story=lambda: f"no value has come for port {queue.number} yet")
         waiting = weakref.ref(future)  # a future that holds itself would never be given up
@@ -220,6 +224,7 @@ class PortReceiver(Generic[T]):
                 queue.claim(observed, ranked)
 
         future._start = start
+        future._cancel = Future._give_up
         return future
 
     def ranked(self) -> "RankedPortReceiver[Any]":

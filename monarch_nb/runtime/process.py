@@ -14,6 +14,7 @@ import msgspec
 
 from monarch_nb.runtime import log_prefix
 from monarch_nb.runtime.calls import PendingCall
+from monarch_nb.runtime.cancels import Cancels
 from monarch_nb.runtime.cell import HOOK, SKIP, ActorCell
 from monarch_nb.runtime.clock import Clock
 from monarch_nb.runtime.context import ActorId, Context, Instance, current
@@ -23,6 +24,7 @@ from monarch_nb.runtime.parking import Parking
 from monarch_nb.runtime.ports import UNRETURNED, PortTable
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.waits import Waits
+from monarch_nb.settings import settings
 from monarch_nb.transport import Parcel, TransportError, UnreachableError
 from monarch_nb.wire import Header, Kind, Status, decode, encode_exception
 from monarch_nb.wire.header import TOLD_ELSEWHERE
@@ -64,6 +66,7 @@ class Runtime:
         self.closed = False
         self._parking = Parking(self.clock.later)
         self.waits = Waits(self)
+        self.cancels = Cancels(self)
         self._lock = threading.Lock()
         self._call_numbers = itertools.count()
         self._setup = threading.Event()
@@ -233,7 +236,11 @@ class Runtime:
     def _never_came(self, message: "tuple[Header, Parcel]") -> None:
         header, parcel = message
         self.node.consumed(parcel)
-        self.refuse(header, self.supervisor.lost_cause(header, "no such actor was ever spawned in this process"))
+        told = (
+            f"no such actor was spawned in {self.address} within {settings.get('message_delivery_timeout'):g} s "
+            "(message_delivery_timeout); where its spawn takes longer, wait for .initialized before the call"
+        )
+        self.refuse(header, self.supervisor.lost_cause(header, told))
 
     def _returned(self, header: Header, parcel: Parcel) -> None:
         reason = msgspec.msgpack.decode(parcel.frames[0], type=list[str])[0] if parcel.frames else "it was returned"

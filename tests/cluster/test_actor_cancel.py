@@ -1,0 +1,364 @@
+"""Giving up calls: cancel, a limit for one call, and calls that nobody will ever answer."""
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+
+import monarch_nb.actor
+from monarch_nb.actor import (
+    Actor,
+    ActorError,
+    ActorMesh,
+    Channel,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    concurrent_endpoint,
+    current_rank,
+    endpoint,
+    returns_future,
+    this_host,
+)
+from monarch_nb.config import configured
+from monarch_nb.mesh import sending
+from monarch_nb.runtime import runtime
+from monarch_nb.wire import Layout
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+
+
+class Async(Actor):
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    @endpoint
+    async def hang(self, started: Port[int], ranks: tuple[int, ...] = (0, 1, 2, 3)) -> int:
+        if current_rank().rank not in ranks:
+            return current_rank().rank
+        started.send(current_rank().rank)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.events.append("cancelled")
+            raise
+        return -1
+
+    @endpoint
+    async def note(self, what: str) -> None:
+        self.events.append(what)
+
+    @endpoint
+    async def seen(self) -> list[str]:
+        return self.events
+
+    @endpoint(explicit_response_port=True)
+    async def by_port(self, port: Port[int], started: Port[int]) -> None:
+        started.send(0)
+        await asyncio.Event().wait()
+
+
+class Together(Actor):
+    @concurrent_endpoint
+    async def hang(self, name: str, started: Port[int], ended: Port[str]) -> None:
+        started.send(0)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.send(name)
+
+
+class Sync(Actor):
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    @endpoint
+    def hold(self, port: Port[Port[int]]) -> int:
+        mine, receiver = Channel[int].open()
+        port.send(mine)
+        self.events.append("held")
+        return receiver.recv().get(20)
+
+    @endpoint
+    def note(self, what: str) -> None:
+        self.events.append(what)
+
+    @endpoint
+    def seen(self) -> list[str]:
+        return self.events
+
+    @endpoint
+    def end(self) -> None:
+        monarch_nb.actor.context().actor_instance.stop()
+
+
+class Beside(Actor):
+    @endpoint
+    async def hears_of(self, call: str) -> None:
+        while call not in runtime().cancels:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)
+
+
+def hung(count: int, call: Callable[[Port[int]], Any]) -> Any:
+    """What `call` gives, once so many ranks have begun."""
+    port, receiver = Channel[int].open()
+    future = call(port)
+    for _ in range(count):
+        receiver.recv().get(20)
+    return future
+
+
+@pytest.fixture
+def workers(quad: ProcMesh) -> Any:
+    workers: Any = quad.spawn("workers", Async)
+    workers.initialized.get(20)
+    return workers
+
+
+@pytest.fixture
+def keeper(quad: ProcMesh) -> Any:
+    return quad.slice(gpus=0).spawn("keeper", Sync)
+
+
+def test_a_cancelled_call_ends_here_and_on_every_rank(workers: Any) -> None:
+    future = hung(4, workers.hang.call)
+    assert not future.cancelled()
+    assert future.cancel()
+    assert future.done()
+    assert future.cancelled()
+    with pytest.raises(CancelledError, match=r"workers.hang\(\) was cancelled; 0 of 4 ranks have answered"):
+        future.get()
+    assert not future.cancel()
+    assert workers.seen.call().get(20).values() == [["cancelled"]] * 4
+
+
+def test_only_what_has_not_answered_is_cancelled(workers: Any) -> None:
+    future = hung(2, lambda port: workers.hang.call(port, (1, 3)))
+    future.cancel()
+    assert workers.seen.call().get(20).values() == [[], ["cancelled"], [], ["cancelled"]]
+
+
+def test_a_queued_call_is_dropped_and_those_behind_it_run(workers: Any) -> None:
+    first = hung(4, workers.hang.call)
+    second, third = workers.note.call("second"), workers.note.call("third")
+    assert second.cancel()
+    assert first.cancel()
+    third.get(20)
+    assert workers.seen.call().get(20).values() == [["cancelled", "third"]] * 4
+
+
+def test_a_def_that_runs_is_left_to_finish_and_what_waits_behind_it_dropped(quad: ProcMesh, keeper: Any) -> None:
+    port, receiver = Channel[Port[int]].open()
+    running = keeper.hold.call_one(port)
+    key = receiver.recv().get(20)
+    waiting = keeper.note.call_one("waiting")
+    assert running.cancel()
+    assert waiting.cancel()
+    with pytest.raises(CancelledError, match="`def` endpoint that runs already is left to finish"):
+        running.get()
+    beside: Any = quad.slice(gpus=0).spawn("beside", Beside)
+    beside.hears_of.call_one(waiting.wait_id).get(20)  # the word of it and the key take different ways
+    key.send(1)
+    assert keeper.seen.call_one().get(20) == ["held"]
+
+
+def test_one_of_several_concurrent_calls_is_cancelled(quad: ProcMesh) -> None:
+    actor: Any = quad.slice(gpus=0).spawn("together", Together)
+    ended, receiver = Channel[str].open()
+    calls = {name: hung(1, lambda port, name=name: actor.hang.call_one(name, port, ended)) for name in "abc"}
+    for name in "bac":
+        assert not calls[name].done()
+        assert calls[name].cancel()
+        assert receiver.recv().get(20) == name
+
+
+def test_a_cancelled_call_with_an_explicit_port_does_not_harm_the_actor(workers: Any) -> None:
+    hung(4, workers.by_port.call).cancel()
+    assert workers.seen.call().get(20).values() == [[]] * 4
+
+
+def test_a_stream_is_cancelled_as_a_whole_and_keeps_the_answers_that_came(workers: Any) -> None:
+    stream = list(hung(1, lambda port: workers.hang.stream(port, (2,))))
+    assert sorted(future.get(20) for future in stream[:3]) == [0, 1, 3]
+    assert not stream[0].cancel()
+    assert stream[3].cancel()
+    with pytest.raises(CancelledError, match="3 of 4 ranks"):
+        stream[3].get()
+    assert workers.seen.call().get(20).values() == [[], [], ["cancelled"], []]
+
+
+def test_a_call_that_went_along_agents_is_cancelled_as_well(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "DIRECT", 1)
+    future = hung(4, workers.hang.call)
+    behind = workers.note.call("behind")
+    assert behind.cancel()
+    assert future.cancel()
+    assert workers.seen.call().get(20).values() == [["cancelled"]] * 4
+
+
+def test_an_await_of_a_cancelled_call_raises(workers: Any) -> None:
+    future = hung(4, workers.hang.call)
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(0.01, future.cancel)
+        with pytest.raises(CancelledError):
+            await future
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_waits_learns_that_the_call_was_cancelled(workers: Any) -> None:
+    future = hung(4, workers.hang.call)
+    threading.Timer(0.05, future.cancel).start()
+    with pytest.raises(CancelledError):
+        future.get(20)
+
+
+def test_an_answered_call_cannot_be_cancelled(workers: Any) -> None:
+    future = workers.seen.call()
+    future.get(20)
+    assert not future.cancel()
+    assert not future.cancelled()
+    assert future.get().values() == [[]] * 4
+
+
+def test_what_others_rely_on_cannot_be_cancelled(workers: Any) -> None:
+    assert not workers.initialized.cancel()
+    stop = workers.stop()
+    assert not stop.cancel()
+    stop.get(20)
+
+
+def test_a_cancelled_receive_eats_no_value() -> None:
+    port, receiver = Channel[int].open()
+    given_up, unseen = receiver.recv(), receiver.recv()
+    with pytest.raises(TimeoutError):
+        given_up.get(0)
+    assert given_up.cancel()
+    assert unseen.cancel()
+    port.send(1)
+    assert receiver.recv().get(20) == 1
+    with pytest.raises(CancelledError):
+        given_up.get()
+
+
+def test_a_body_that_has_not_begun_never_does_when_cancelled() -> None:
+    begun = []
+
+    @returns_future
+    async def body() -> None:
+        begun.append(1)
+
+    future = body()
+    assert future.cancel()
+    with pytest.raises(CancelledError):
+        future.get(20)
+    assert not begun
+
+
+def test_an_endpoint_whose_own_call_is_cancelled_raises_an_ordinary_error(quad: ProcMesh, workers: Any) -> None:
+    class Outer(Actor):
+        @endpoint
+        async def call(self, workers: Any, port: Port[int]) -> None:
+            future = workers.hang.call(port)
+            asyncio.get_running_loop().call_later(0.01, future.cancel)
+            await future
+
+    outer: Any = quad.slice(gpus=0).spawn("outer", Outer)
+    future = hung(4, lambda port: outer.call.call_one(workers, port))
+    with pytest.raises(ActorError, match="CancelledError"):
+        future.get(20)
+
+
+# -- a limit for one call ----------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_is_late_names_who_has_not_answered_and_is_cancelled_there(workers: Any) -> None:
+    port, _receiver = Channel[int].open()
+    future = workers.hang.options(timeout=1).call(port, (1, 3))
+    with pytest.raises(TimeoutError, match=r"workers.hang\(\) was not answered within 1 s by ranks 1, 3 of mesh wor"):
+        future.get()
+    assert not future.cancel()
+    assert workers.seen.call().get(20).values() == [[], ["cancelled"], [], ["cancelled"]]
+
+
+def test_a_call_in_time_is_left_alone_and_the_limit_is_of_that_call_alone(workers: Any) -> None:
+    quick = workers.seen.options(timeout=1)
+    assert quick.call().get().values() == [[]] * 4
+    assert quick.choose().get() == []
+    future = hung(4, workers.hang.call)
+    with pytest.raises(TimeoutError, match="4 of 4"):
+        quick.call().get()
+    assert not future.done()
+    future.cancel()
+    assert workers.seen.call().get(20).values() == [["cancelled"]] * 4
+
+
+def test_a_late_stream_gives_what_came_and_fails_the_rest(workers: Any) -> None:
+    port, _receiver = Channel[int].open()
+    stream = list(workers.hang.options(timeout=1).stream(port, (2,)))
+    outcomes = [future.exception() for future in stream]
+    assert [type(outcome) for outcome in outcomes] == [type(None)] * 3 + [TimeoutError]
+    assert "by rank 2 of mesh workers (1 of 4 asked)" in str(outcomes[3])
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "1", True])
+def test_a_limit_is_a_positive_number_of_seconds(workers: Any, timeout: Any) -> None:
+    with pytest.raises(ValueError, match="timeout must be"):
+        workers.seen.options(timeout=timeout)
+
+
+def test_a_broadcast_has_no_limit(workers: Any) -> None:
+    with pytest.raises(ValueError, match="waits for no answer"):
+        workers.note.options(timeout=1).broadcast("x")
+    assert workers.seen.options(timeout=None).call().get(20).values() == [[]] * 4
+
+
+# -- calls that nobody will answer -------------------------------------------------------------------------------------
+
+
+def of_one(mesh: Any, **changes: Any) -> Any:
+    """A reference to rank 1 of something that is not there."""
+    return ActorMesh(dataclasses.replace(mesh._state, **changes), mesh._region).slice(gpus=1)
+
+
+def test_a_call_to_an_actor_that_has_stopped_itself_says_which_and_where(quad: ProcMesh) -> None:
+    actors: Any = quad.spawn("brief", Sync)
+    actors.slice(gpus=2).end.call_one().get(20)
+    with pytest.raises(SupervisionError) as caught:
+        actors.seen.call().get(20)
+    for part in ("brief.seen()", "stopped: it stopped itself", "brief, gpus=2", "host      h", "spawn a new one"):
+        assert part in str(caught.value)
+
+
+def test_a_call_to_an_actor_that_never_came_says_which_and_where() -> None:
+    with configured(message_delivery_timeout="300ms"):
+        procs = this_host().spawn_procs(per_host={"gpus": 2}, name="lonely")
+        actors: Any = procs.spawn("absent", Sync)
+        with pytest.raises(SupervisionError) as caught:
+            of_one(actors, incarnations={1: 3}).seen.call_one().get(20)
+        for part in (
+            "absent.seen()",
+            "no such actor was spawned",
+            "within 0.3 s",
+            "absent, gpus=1",
+            "host      h",
+            "next",
+        ):
+            assert part in str(caught.value)
+        procs.stop().get(20)
+
+
+def test_a_call_to_a_host_that_is_not_known_says_which() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="lost")
+    actors: Any = procs.spawn("lost", Sync)
+    elsewhere = dataclasses.replace(procs._state, layout=Layout(procs._state.uid, ("hnowhere",), 2))
+    with pytest.raises(SupervisionError) as caught:
+        of_one(actors, procs=elsewhere).seen.call_one().get(20)
+    for part in ("lost.seen()", "no way from", f"to hnowhere/{procs._state.uid}.1.0", "lost, gpus=1", "next"):
+        assert part in str(caught.value)
+    procs.stop().get(20)
