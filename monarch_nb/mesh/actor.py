@@ -131,7 +131,9 @@ class Born:
         found: Any = module
         for part in self.cls.__qualname__.split("."):
             found = getattr(found, part, None)
-        return found if isinstance(found, type) and issubclass(found, Actor) else self.cls
+        # Another module's class of that name may have been imported over it.
+        same = isinstance(found, type) and issubclass(found, Actor) and found.__module__ == self.cls.__module__
+        return found if same else self.cls
 
 
 _RESERVED = frozenset(name for name in dir(ActorMesh) if not name.startswith("__")) | {"_state"}

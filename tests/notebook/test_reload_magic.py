@@ -42,7 +42,7 @@ def test_an_edited_module_reaches_actors_and_the_notebook(nb: Notebook, module: 
     told = nb.run("%reload counters").ok().stdout
     assert told == "reloaded edited_model; actors with the new class: counters\n"
     assert nb.run("counters.add.call(1).get().values(), factor()").text == "([11, 11], 10)"
-    assert nb.run("%reload").ok().stdout == "nothing has changed\n"
+    assert nb.run("%reload counters").ok().stdout == "nothing has changed\n"
     nb.run("%stop r").ok()
 
 
@@ -70,6 +70,16 @@ def test_a_class_cell_run_again_reaches_its_actors(nb: Notebook) -> None:
     assert nb.run("%reload tellers").ok().stdout == "actors with the new class: tellers\n"
     assert nb.run("tellers.tell.call().get().get(3)").text == "'new'"
     nb.run("tellers.stop().get()").ok()
+
+
+def test_another_class_imported_over_the_name_is_no_new_definition(nb: Notebook, module: Path) -> None:
+    source = "class Counter(Actor):\n    @endpoint\n    def tell(self):\n        return 'mine'\n"
+    nb.run("from monarch.actor import Actor, endpoint\n" + source).ok()
+    nb.run("tellers = w.spawn('tellers', Counter); tellers.tell.call().get()").ok()
+    nb.run("from edited_model import Counter").ok()
+    nb.run("%reload tellers").ok()
+    assert nb.run("tellers.tell.call().get().get(3)").text == "'mine'"
+    nb.run("tellers.stop().get()\n%stop r").ok()
 
 
 @pytest.mark.parametrize(
