@@ -249,7 +249,10 @@ def test_references_held_elsewhere_work_again(quad: ProcMesh, counters: Any, fau
     kill(counters, 1, faults)
     assert holders.try_ask.call().get(20).values() == ["SupervisionError"] * 2
     heal_mesh(counters)
-    assert holders.slice(gpus=1).ask.call_one().get(20) == [14, 16, 12, 14]
+    asked = holders.slice(gpus=1).ask.call_one().get(20)
+    assert asked[1] == 16, "the new rank begins anew"
+    # A call of a holder that had not heard of the death yet has failed, but was run by the ranks that live.
+    assert all(value >= before for value, before in zip(asked, [14, 16, 12, 14], strict=True))
     holders.stop().get(20)
 
 
