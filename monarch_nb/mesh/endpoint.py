@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVa
 
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.runtime import EndpointProperty, Future, PendingCall, Port, StreamCall, endpoints_of, runtime
+from monarch_nb.runtime import (
+    EndpointProperty,
+    Future,
+    PendingCall,
+    Port,
+    StreamCall,
+    endpoints_of,
+    number_for,
+    runtime,
+)
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import encode, pickle_failure
 
@@ -198,6 +207,8 @@ def send(
     selection: Literal["all", "choose"] = "all",
 ) -> None:
     """The lowest level: sends a call whose answers, if any are wanted, go to `port`, tagged with their rank."""
+    if selection not in ("all", "choose"):
+        raise ValueError(f"send: selection={selection!r} is neither 'all' nor 'choose'")
     frames = endpoint._frames(args, kwargs)
     mesh = endpoint._mesh
     region = mesh._region
@@ -208,7 +219,5 @@ def send(
     broken = engine.supervisor.check(mesh._state, region, None)
     if broken is not None:
         raise broken
-    if port is not None and port._address != engine.address:
-        raise ValueError("send: the port must have been opened in this process")
-    number = 0 if port is None else port._number
+    number = number_for(port, len(region))
     send_region(engine, context, mesh._state, region, endpoint._name, frames, port=number, call=engine.new_call())

@@ -16,7 +16,7 @@ from monarch_nb.runtime.endpoint import (
 from monarch_nb.runtime.future import Future, Waiter, waiters
 from monarch_nb.runtime.held import Held
 from monarch_nb.runtime.life import ActorLife, SpawnActor
-from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver
+from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
 from monarch_nb.runtime.process import SPAWN, Runtime, install, runtime, set_factory
 from monarch_nb.runtime.supervising import Supervising
 
@@ -54,6 +54,7 @@ __all__ = [
     "endpoints_of",
     "install",
     "kind_of",
+    "number_for",
     "returns_future",
     "runtime",
     "set_factory",

@@ -4,11 +4,21 @@ import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from monarch_nb.runtime.future import Future
-from monarch_nb.wire import ActorError, Header, Kind, Status, decode, decode_exception, encode, encode_exception
+from monarch_nb.wire import (
+    ActorError,
+    Header,
+    Kind,
+    Status,
+    decode,
+    decode_exception,
+    encode,
+    encode_exception,
+    unfold,
+)
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
@@ -91,6 +101,10 @@ class Port(Generic[T]):
         )
         runtime.send(header, runtime.node.snapshot(frames))
 
+    def _asks(self, answer: Header) -> Header:
+        """The call that an answer which came for somebody else's port would have been for."""
+        return Header(Kind.CALL, "", self._address, port=self._number, index=answer.index, call=answer.call)
+
     def send(self, obj: T) -> None:
         """Sends one value; does not wait for it to arrive."""
         self._send(Status.VALUE, encode(obj, _runtime()))
@@ -117,6 +131,9 @@ class ReplyPort(Port[T]):
         if self._number:
             _runtime().reply(self._request, status, frames)
 
+    def _asks(self, answer: Header) -> Header:
+        return self._request
+
     def __reduce__(self) -> Any:
         return _reply_from, (self._address, self._number, self._request.index, self._request.call)
 
@@ -139,14 +156,23 @@ class _Queue:
         self._close = functools.partial(runtime.ports.close, self.number)
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
-        """A value has come (reading thread)."""
+        """A value has come, or several folded by a host agent (reading thread)."""
+        if header.kind == Kind.FOLDED:
+            for one, frames in unfold(header, parcel.frames):
+                self._arrive(one, frames, None)
+            _runtime().node.consumed(parcel)
+        else:
+            self._arrive(header, parcel.frames, parcel)
+
+    def _arrive(self, header: Header, frames: Sequence[Any], parcel: "Parcel | None") -> None:
         runtime = _runtime()
 
         def value() -> Any:
             try:
-                return _open(header, parcel, runtime)
+                return _open(header, frames, runtime)
             finally:
-                runtime.node.consumed(parcel)
+                if parcel is not None:
+                    runtime.node.consumed(parcel)
 
         if self._once:
             self._close()
@@ -191,14 +217,43 @@ class _Door:
             queue.arrive(header, parcel)
 
 
-def _open(header: Header, parcel: "Parcel", runtime: "Runtime") -> Any:
+def _open(header: Header, frames: Sequence[Any], runtime: "Runtime") -> Any:
     """What came for a port: a value, or an exception to raise."""
     if header.status == Status.VALUE:
-        return decode(parcel.frames, runtime)
+        return decode(frames, runtime)
     if header.status == Status.FAILURE:
-        raise runtime.supervisor.error(parcel.frames[0], None)
-    error = decode_exception(parcel.frames, runtime)
+        raise runtime.supervisor.error(frames[0], None)
+    error = decode_exception(frames, runtime)
     raise error if header.kind == Kind.PORT else ActorError(error)
+
+
+class _Relay:
+    """Passes answers on to a port of another process, or to the caller of the endpoint that asked for them."""
+
+    def __init__(self, port: Port[Any], count: int) -> None:
+        self._port = port
+        self._left = count
+        self.number = _runtime().ports.open(self)
+
+    def arrive(self, header: Header, parcel: "Parcel") -> None:
+        """An answer, or several (reading thread)."""
+        runtime = _runtime()
+        folded = header.kind == Kind.FOLDED
+        for one, frames in unfold(header, parcel.frames) if folded else [(header, parcel.frames)]:
+            runtime.reply(self._port._asks(one), Status(one.status), frames)
+            self._left -= 1
+        runtime.node.consumed(parcel)
+        if self._left <= 0:
+            runtime.ports.close(self.number)
+
+
+def number_for(port: Port[Any] | None, count: int) -> int:
+    """The number in this process to which `count` answers meant for `port` are to be sent; 0 for none."""
+    if port is None:
+        return 0
+    if type(port) is Port and port._address == _runtime().address:
+        return port._number
+    return _Relay(port, count).number
 
 
 class PortReceiver(Generic[T]):
@@ -235,7 +290,7 @@ class PortReceiver(Generic[T]):
         raise TypeError("a PortReceiver stays where it was opened: send its Port instead")
 
 
-class RankedPortReceiver(PortReceiver[T]):
+class RankedPortReceiver(PortReceiver[tuple[int, T]], Generic[T]):
     """Like PortReceiver; `recv` gives (rank, value): the sender's place in the slice it was called in."""
 
     _ranked = True

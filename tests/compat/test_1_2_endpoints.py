@@ -132,6 +132,11 @@ def test_send_to_one_that_is_chosen(quad: ProcMesh) -> None:
         receiver.recv().get(0.05)
 
 
+def test_send_is_to_all_or_to_one_that_is_chosen(quad: ProcMesh) -> None:
+    with pytest.raises(ValueError, match="selection"):
+        send(quad.spawn("counters", Counter).value_of, (), {}, selection="none")  # type: ignore[arg-type]
+
+
 def test_send_without_a_port_is_a_broadcast(quad: ProcMesh) -> None:
     counters = quad.spawn("counters", Counter, 5)
     send(counters.increment, (), {})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, ActorError, Channel, Port, PortReceiver, ProcMesh, current_rank, endpoint
+from monarch.actor import Actor, ActorError, Channel, Port, PortReceiver, ProcMesh, current_rank, endpoint, send
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
 
@@ -15,6 +15,10 @@ class Sender(Actor):
     @endpoint
     async def send_rank(self, port: Port[Any]) -> None:
         port.send(current_rank().rank)
+
+    @endpoint
+    async def rank(self) -> int:
+        return current_rank().rank + 10
 
     @endpoint
     async def fail(self) -> None:
@@ -26,6 +30,22 @@ class Sender(Actor):
             await failing.fail.call_one()
         except ActorError as error:
             port.exception(error)
+
+
+class Proxy(Actor):
+    """Lets others answer in its place."""
+
+    @endpoint(explicit_response_port=True)
+    async def ask(self, port: Port[Any], other: Any) -> None:
+        send(other.rank, (), {}, port=port)
+
+    @endpoint(explicit_response_port=True)
+    async def ask_for_trouble(self, port: Port[Any], other: Any) -> None:
+        send(other.fail, (), {}, port=port)
+
+    @endpoint
+    async def answer_to(self, port: Port[Any], others: Any) -> None:
+        send(others.rank, (), {}, port=port)
 
 
 def test_a_channel_is_a_port_and_its_receiver() -> None:
@@ -70,3 +90,18 @@ def test_a_port_is_pickled_with_what_it_was_told() -> None:
     assert again.return_undeliverable is False
     again.send(3)
     assert receiver.recv().get(20) == 3
+
+
+def test_another_actor_may_answer_a_call(quad: ProcMesh) -> None:
+    senders, proxies = quad.spawn("senders", Sender), quad.spawn("proxies", Proxy)
+    assert list(proxies.ask.call(senders.slice(gpus=2)).get(20).values()) == [10] * 4
+    with pytest.raises(ActorError, match="no"):
+        proxies.slice(gpus=1).ask_for_trouble.call_one(senders.slice(gpus=3)).get(20)
+    assert senders.slice(gpus=3).rank.call_one().get(20) == 10
+
+
+def test_the_port_of_another_process_takes_answers(quad: ProcMesh) -> None:
+    port, receiver = Channel[int].open_ranked()
+    proxy = quad.slice(gpus=0).spawn("proxy", Proxy)
+    proxy.answer_to.broadcast(port, quad.spawn("senders", Sender))
+    assert sorted(receiver.recv().get(20) for _ in range(4)) == [(rank, rank + 10) for rank in range(4)]

@@ -15,6 +15,7 @@ import pytest
 
 from monarch.actor import (
     Actor,
+    Channel,
     Future,
     ProcMesh,
     attach_to_workers,
@@ -22,6 +23,7 @@ from monarch.actor import (
     endpoint,
     get_or_spawn_controller,
     run_worker_loop_forever,
+    send,
     start_worker_loop_forever,
     this_host,
     this_proc,
@@ -89,8 +91,11 @@ def test_workers_started_with_one_line_are_a_mesh_of_hosts() -> None:
                 hosts.spawn_procs(per_host={"hosts": 2})
             procs = hosts.spawn_procs(per_host={"gpus": 2})
             assert procs.sizes == {"hosts": 2, "gpus": 2}
-            ranks = procs.spawn("users", User).rank.call().get(30)
-            assert ranks.item(hosts=1, gpus=0) == 2
+            users = procs.spawn("users", User)
+            assert users.rank.call().get(30).item(hosts=1, gpus=0) == 2
+            port, receiver = Channel[int].open()
+            send(users.rank, (), {}, port=port)
+            assert sorted(receiver.recv().get(20) for _ in range(4)) == [0, 1, 2, 3]
             procs.stop().get(20)
             hosts.shutdown().get(20)
 
