@@ -78,6 +78,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 # Parts that are not there yet: modules, with all that is in them.
 MODULES: dict[str, str] = {
+    "monarch._src.actor.mock": _SIMULATOR,
+    "monarch._src.actor.proc_launcher": "launchers of one's own",
     "monarch.builtins": _TENSORS,
     "monarch.common": _TENSORS,
     "monarch.controller": _TENSORS,

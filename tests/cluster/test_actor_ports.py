@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, current_rank, endpoint
+from monarch_nb.runtime import runtime
+from monarch_nb.wire import Header, Kind, encode, fold
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
 
@@ -182,3 +184,14 @@ def test_a_receiver_does_not_travel(senders: Any) -> None:
     _, receiver = Channel[int].open()
     with pytest.raises(TypeError, match="send its Port"):
         senders.send.call(receiver, [])
+
+
+def test_answers_that_an_agent_folded_arrive_one_by_one() -> None:
+    port, receiver = Channel[str].open_ranked()
+    engine = runtime()
+    answers = [(Header(Kind.REPLY, "", "", index=rank), encode(f"of {rank}", engine)) for rank in range(3)]
+    handler = engine.ports.get(port._number)
+    assert handler is not None
+    folded = Header(Kind.FOLDED, engine.address, "", port=port._number)
+    handler.arrive(folded, engine.node.snapshot(fold(answers)))
+    assert [receiver.recv().get(20) for _ in range(3)] == [(rank, f"of {rank}") for rank in range(3)]

@@ -106,3 +106,9 @@ def test_modules_are_reached_as_attributes_of_the_package() -> None:
 def test_attach_says_that_it_is_not_there_yet() -> None:
     with pytest.raises(ImportError, match="not there yet"):
         exec("from monarch.actor import attach")
+
+
+@pytest.mark.parametrize("module", ["monarch._src.actor.mock", "monarch._src.actor.proc_launcher"])
+def test_private_modules_that_are_not_there_yet_say_so(module: str) -> None:
+    with pytest.raises(ImportError, match="not there yet"):
+        importlib.import_module(module)
