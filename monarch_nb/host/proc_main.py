@@ -24,6 +24,7 @@ DESCRIPTORS = "MONARCH_NB_DESCRIPTORS"  # of leash and cord, for a command of th
 def main(argv: Sequence[str]) -> int:
     """Entry of the cold path: the descriptors of the leash and of the agent's cord."""
     leash, cord = map(int, argv or os.environ.pop(DESCRIPTORS).split())
+    die_with_pipe(cord)  # before the first words: the agent may be killed at any moment after them
     Tether(leash).say("pid", os.getpid())
     return run(leash, cord, forked=False)
 

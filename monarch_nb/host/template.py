@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     gc.freeze()  # keeps the collector from touching, and thereby copying, shared pages
     hello = {"pid": os.getpid(), "threads": thread_count(), "imported": imported}
     control.sendall(json.dumps(hello).encode() + b"\n")
-    leash = _serve(control, list(WORTH_IMPORTING_LATER) if "torch" in imported else [])
+    leash = _serve(control, cord, list(WORTH_IMPORTING_LATER) if "torch" in imported else [])
     if leash is None:
         return 0
     control.close()
@@ -68,7 +68,7 @@ def import_all(names: Sequence[str]) -> list[str]:
     return done
 
 
-def _serve(control: socket.socket, later: list[str]) -> int | None:
+def _serve(control: socket.socket, cord: int, later: list[str]) -> int | None:
     """Fork for each request. Returns a leash in a child, None in the template once the agent is gone."""
     while True:
         while later and not select.select([control], [], [], QUIET_S)[0]:
@@ -78,7 +78,7 @@ def _serve(control: socket.socket, later: list[str]) -> int | None:
         data, fds, _, _ = socket.recv_fds(control, 4, BATCH)
         if not data:
             return None
-        child = _fork_batch(fds)
+        child = _fork_batch(fds, cord)
         if child is not None:
             return child
         for fd in fds:
@@ -86,7 +86,7 @@ def _serve(control: socket.socket, later: list[str]) -> int | None:
         control.send(b"+")
 
 
-def _fork_batch(leashes: list[int]) -> int | None:
+def _fork_batch(leashes: list[int], cord: int) -> int | None:
     """Fork a middle process that forks one child for each leash. Returns the leash in a child."""
     try:
         middle = os.fork()
@@ -103,7 +103,8 @@ def _fork_batch(leashes: list[int]) -> int | None:
             _complain(leashes[at:], error)
             break
         if child == 0:
-            os.setsid()  # before the first words: from then on the agent signals the group
+            os.setsid()  # before the first words: from then on the agent signals the group,
+            die_with_pipe(cord)  # and may be killed itself, whatever has become of this process
             os.write(leash, f"pid {os.getpid()}\n".encode())
             return leash
         os.close(leash)

@@ -33,7 +33,11 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(self._target)
+            try:
+                far = socket.create_connection(self._target)
+            except OSError:  # nobody listens there any more
+                near.close()
+                continue
             self._open += [near, far]
             for source, sink in ((near, far), (far, near)):
                 thread = threading.Thread(target=self._pump, args=(source, sink))
