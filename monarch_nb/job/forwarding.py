@@ -47,11 +47,12 @@ class _Connection:
         finally:
             for task in (inward, done):
                 task.cancel()
-            await asyncio.gather(inward, done, return_exceptions=True)
             if cut:
                 with contextlib.suppress(Exception):
                     self._to.send(None)
                 self._writer.transport.abort()
+            self._writer.close()  # all this before the first await, which may be cancelled
+            await asyncio.gather(inward, done, return_exceptions=True)
             await closed(self._writer)
 
     async def _done(self) -> None:

@@ -139,5 +139,3 @@ def run_worker_loop_until_shutdown(*, private_key: PrivateKey = None, ca: CA, ad
         worker.wait()
     finally:
         worker.close()
-
-

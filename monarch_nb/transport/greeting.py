@@ -7,6 +7,7 @@ from monarch_nb.transport.errors import UnreachableError
 
 __all__ = ["Unready", "greet", "knock", "split"]
 
+
 class Unready(UnreachableError):
     """Nobody listens, or who listens hangs up at once: it may be otherwise in a moment."""
 

@@ -232,4 +232,3 @@ class Program:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
-
