@@ -1,0 +1,227 @@
+"""Commands, shells and forwarded ports on hosts."""
+
+import contextlib
+import os
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import ActorError, this_proc
+from monarch_nb.job import PortForwarder, exec_command, shell
+from tests.cluster.fault_tools import ROOT, SOON, spawned
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
+
+
+# -- commands
+
+
+def test_a_command_runs_on_every_rank_with_its_output_here(host: Any, capfd: Any) -> None:
+    script = "echo $MONARCH_RANK_x of $MONARCH_SIZE_x $WORD; echo oops >&2; exit $MONARCH_RANK_x"
+    future = exec_command(host, ["sh", "-c", script], env={"WORD": "yes"}, per_host={"x": 3})
+    assert future.get(SOON) == 2
+    said = capfd.readouterr()
+    assert sorted(said.out.splitlines()) == ["0 of 3 yes", "1 of 3 yes", "2 of 3 yes"]
+    assert said.err.splitlines().count("oops") == 3
+
+
+def test_a_command_may_run_elsewhere_and_write_to_files(host: Any, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    out = f"{tmp_path}/out/$SUBDIR"
+    command = ["sh", "-c", "pwd; kill -9 $$"]
+    assert exec_command(host, command, workdir=f"{tmp_path}/there", output_dir=out, per_host={"x": 2}).get(SOON) == 137
+    assert (tmp_path / "out" / "x_1" / "stdout.txt").read_text() == f"{tmp_path}/there\n"
+
+
+def test_python_runs_in_the_programs_interpreter(host: Any, tmp_path: Path, capfd: Any) -> None:
+    script = tmp_path / "tell.py"
+    script.write_text("import sys; print(sys.executable, sys.argv[1:]); sys.exit(3)")
+    assert exec_command(host, [str(script), "a b"]).get(SOON) == 3
+    assert capfd.readouterr().out == f"{sys.executable} ['a b']\n"
+
+
+def test_a_program_that_is_not_there_is_status_127(host: Any, capfd: Any) -> None:
+    assert exec_command(host, ["/no/such/program"]).get(SOON) == 127
+    assert "/no/such/program: No such file" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="as a list"):
+        exec_command(host, "ls")
+    with pytest.raises(ValueError, match="not both"):
+        exec_command(host, ["ls"], rank=0, point={"hosts": 0})
+
+
+# -- shells
+
+SHELL = """
+import sys
+from monarch_nb.actor import this_host
+from monarch_nb.job import shell
+sys.exit(shell(this_host(), env={"WORD": "gr\\u00fcn", "PS1": "> ", "SHELL": "/bin/sh"}, workdir="/"))
+"""
+
+
+def test_a_shell_takes_what_is_typed_shows_what_is_said_and_gives_its_status() -> None:
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    typed = "test -t 0 && tty >/dev/null && echo is a ter''minal; echo $WORD in $PWD; stty size; exit 5\n"
+    done = subprocess.run(
+        [sys.executable, "-c", SHELL], input=typed.encode(), capture_output=True, env=env, timeout=40, check=False
+    )
+    said = done.stdout.decode()
+    assert done.returncode == 5, (said, done.stderr)
+    for part in ("is a terminal\n", "\ngrün in /", "\n24 80"):
+        assert part in said.replace("\r", "")
+
+
+def test_a_shell_ends_with_its_input_and_ctrl_c_reaches_what_runs_in_it() -> None:
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    with subprocess.Popen(
+        [sys.executable, "-c", SHELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"echo be''gun; sleep 1000\n")
+        process.stdin.flush()
+        seen = b""
+        while b"begun" not in seen:
+            seen += os.read(process.stdout.fileno(), 4096)
+        process.stdin.write(b"\x03echo st''ill here\n")
+        process.stdin.flush()
+        while b"still here" not in seen:
+            seen += os.read(process.stdout.fileno(), 4096)
+        process.stdin.close()
+        assert process.wait(SOON) == 130 or process.returncode == 0
+
+
+def test_a_shell_is_for_one_host(host: Any) -> None:
+    class Two:
+        def __len__(self) -> int:
+            return 2
+
+    with pytest.raises(ValueError, match="one host, not of 2"):
+        shell(Two())  # type: ignore[arg-type]
+
+
+# -- forwarded ports
+
+
+class Echo(socketserver.ThreadingTCPServer):
+    """Says back what it hears, then that it heard the end."""
+
+    allow_reuse_address = True  # its threads are waited for: a connection that stays open hangs the test
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            count = 0
+            with contextlib.suppress(ConnectionError):
+                while data := self.request.recv(1 << 16):
+                    count += len(data)
+                    self.request.sendall(data)
+                self.request.sendall(b"end %d" % count)
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    with Echo(("127.0.0.1", 0), Echo.Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield int(server.server_address[1])
+        server.shutdown()
+        thread.join()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        doors = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for door in doors:
+            door.bind(("127.0.0.1", 0))
+        return [int(door.getsockname()[1]) for door in doors]
+
+
+@contextlib.contextmanager
+def forwarder() -> Iterator[Any]:
+    actor: Any = this_proc().spawn("forwarder", PortForwarder)
+    try:
+        yield actor
+    finally:
+        actor.stop().get(SOON)
+
+
+def exchange(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=SOON) as connection:
+        heard = bytearray()
+
+        def listen() -> None:
+            while part := connection.recv(1 << 16):
+                heard.extend(part)
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        thread.join(SOON)
+        return bytes(heard)
+
+
+def test_many_connections_go_both_ways_and_end_cleanly(host: Any, echo: int) -> None:
+    ports = free_ports(2)
+    with spawned(host, 2, "there") as there, spawned(host, 2, "here") as here, forwarder() as forward:
+        forward.forward.call(there, echo, here, lambda point: f"127.0.0.1:{ports[point['gpus']]}").get(SOON)
+        large = os.urandom(12 << 20)  # larger than what may be on its way at once
+        assert exchange(ports[0], large) == large + b"end %d" % len(large)
+        results: dict[int, bytes] = {}
+
+        def one(number: int) -> None:
+            results[number] = exchange(ports[number % 2], b"%d" % number * 1000)
+
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        assert results == {
+            number: b"%d" % number * 1000 + b"end %d" % len(b"%d" % number * 1000) for number in range(20)
+        }
+
+
+def test_stopping_the_forwarder_closes_what_it_forwarded(host: Any, echo: int) -> None:
+    [port] = free_ports(1)
+    with spawned(host, 1) as procs:
+        with forwarder() as forward:
+            forward.forward.call(procs, echo, procs, f"127.0.0.1:{port}").get(SOON)
+            connection = socket.create_connection(("127.0.0.1", port), timeout=SOON)
+            connection.sendall(b"still there")
+            assert connection.recv(100) == b"still there"
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(100) == b""
+        connection.close()
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", port), timeout=SOON)
+
+
+def test_a_connection_that_nobody_takes_over_there_is_cut_and_others_go_on(host: Any, echo: int) -> None:
+    closed, port, other = free_ports(3)
+    with spawned(host, 1) as procs, forwarder() as forward:
+        forward.forward.call(procs, closed, procs, f"127.0.0.1:{port}").get(SOON)
+        forward.forward.call(procs, echo, procs, f"127.0.0.1:{other}").get(SOON)
+        address = ("127.0.0.1", port)
+        with socket.create_connection(address, timeout=SOON) as connection, contextlib.suppress(ConnectionResetError):
+            assert connection.recv(10) == b""
+        assert exchange(other, b"x") == b"xend 1"
+
+
+def test_what_cannot_be_forwarded_is_refused(host: Any) -> None:
+    with spawned(host, 1) as one, spawned(host, 2) as two, forwarder() as forward:
+        for arguments, told in (
+            ((one, 80, two, "127.0.0.1:8080"), "the same shape"),
+            ((one, 0, one, "127.0.0.1:8080"), "from 1 to 65535"),
+            ((one, 80, one, "8080"), "127.0.0.1:8080"),
+            ((one, lambda point: "80", one, "127.0.0.1:8080"), "from 1 to 65535"),
+        ):
+            with pytest.raises((ActorError, RuntimeError), match=told):
+                forward.forward.call(*arguments).get(SOON)
