@@ -1,0 +1,107 @@
+"""Controllers: one actor of a name in the client's process, whoever asks."""
+
+import logging
+import os
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ActorError, SupervisionError, context, endpoint, get_or_spawn_controller
+from tests.cluster.fault_tools import SOON, spawned, until
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
+
+
+class Counter(Actor):
+    def __init__(self, start: int) -> None:
+        self.count = start
+
+    @endpoint
+    def add(self) -> tuple[int, int]:
+        self.count += 1
+        return self.count, os.getpid()
+
+    @endpoint
+    def abort(self) -> None:
+        context().actor_instance.abort("on purpose")
+
+
+class Failing(Actor):
+    def __init__(self) -> None:
+        raise LookupError("never to be")
+
+
+class Asker(Actor):
+    @endpoint
+    def ask(self, name: str) -> Any:
+        return get_or_spawn_controller(name, Counter, 1000).get(SOON).add.call_one().get(SOON)
+
+
+class Nested(Actor):
+    """Needs another one in its constructor."""
+
+    def __init__(self) -> None:
+        self.other: Any = get_or_spawn_controller("inner", Counter, 7).get(SOON)
+
+    @endpoint
+    def ask(self) -> Any:
+        return self.other.add.call_one().get(SOON)
+
+
+def controller(name: str, cls: type, *args: Any) -> Any:
+    return get_or_spawn_controller(name, cls, *args).get(SOON)
+
+
+def test_all_get_the_one_that_was_made_first(host: Any) -> None:
+    assert controller("one", Counter, 10).add.call_one().get(SOON) == (11, os.getpid())
+    assert controller("one", Counter, 99).add.call_one().get(SOON) == (12, os.getpid())
+    with spawned(host, 2) as procs:
+        asker: Any = procs.spawn("asker", Asker)
+        assert sorted(asker.ask.call("one").get(SOON).values()) == [(13, os.getpid()), (14, os.getpid())]
+        assert sorted(asker.ask.call("made by an actor").get(SOON).values()) == [
+            (1001, os.getpid()),
+            (1002, os.getpid()),
+        ]
+
+
+def test_one_may_need_another_in_its_constructor() -> None:
+    assert controller("outer", Nested).ask.call_one().get(SOON) == (8, os.getpid())
+
+
+def test_one_that_fails_harms_no_other_and_is_made_anew(caplog: Any, shown: list[Any]) -> None:
+    good = controller("good", Counter, 0)
+    for _ in range(2):
+        with pytest.raises(ActorError, match="never to be"):
+            controller("bad", Failing)
+    first = controller("bad", Counter, 5)
+    with caplog.at_level(logging.WARNING), pytest.raises(SupervisionError, match="on purpose"):
+        first.abort.call_one().get(SOON)
+    until(lambda: "the controller 'bad' has failed" in caplog.text, "the word of its failure")
+    assert controller("bad", Counter, 20).add.call_one().get(SOON)[0] == 21
+    assert good.add.call_one().get(SOON)[0] == 1
+    assert not shown  # those who own it have handled it
+
+
+def test_a_newer_definition_is_taken_over_and_the_state_kept(caplog: Any) -> None:
+    def define(text: str) -> type:
+        class Changing(Actor):
+            def __init__(self) -> None:
+                self.count = 0
+
+            @endpoint
+            def add(self) -> tuple[str, int]:
+                self.count += 1
+                return text, self.count
+
+        return Changing
+
+    assert controller("changing", define("old")).add.call_one().get(SOON) == ("old", 1)
+    assert controller("changing", define("new")).add.call_one().get(SOON) == ("new", 2)
+    with caplog.at_level(logging.WARNING):
+        assert controller("changing", Counter, 3).add.call_one().get(SOON) == ("new", 3)
+    assert "stays one, though a Counter was asked for" in caplog.text
+
+
+def test_what_is_no_actor_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="must be a class derived from"):
+        get_or_spawn_controller("none", int)
