@@ -1,5 +1,6 @@
 """A job of processes on this machine, one for each host: what a cluster is, in small."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -119,7 +120,8 @@ class ProcessJob(JobTrait):
             mesh._ended[:] = ["shut down"]
         deadline = time.monotonic() + _ENDING_S
         for future in closing:
-            future.exception(max(0.1, deadline - time.monotonic()))
+            with contextlib.suppress(TimeoutError):  # then by force
+                future.exception(max(0.1, deadline - time.monotonic()))
         for signum in (signal.SIGTERM, signal.SIGKILL):
             for host in self._workers:
                 if self._alive(host):

@@ -12,7 +12,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.host.linux import has_pidfd
 from monarch_nb.mesh import ways
-from monarch_nb.mesh.requests import RequestError, request
+from monarch_nb.mesh.requests import RequestError, fail_requests, request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import TrustError, UnreachableError
 
@@ -35,6 +35,7 @@ class Neighbour:
         self.life = state.life
         self.pid = state.pid
         self.lost = ""  # why, once it is
+        self._leaving = False  # its end is what we want
         self._ended = threading.Event()
 
     def __repr__(self) -> str:
@@ -56,9 +57,14 @@ class Neighbour:
 
     def shutdown(self) -> Future[p.Ended]:
         """Ends the agent and all processes there."""
-        self.end()
+        self._leaving = True
         ended: Future[p.Ended] = request(self.engine, f"{self.host}/agent", "agent.shutdown", p.Shutdown(), p.Ended)
-        ended._on_done(lambda _: self._forget("it was shut down"))
+
+        def done(_: Future[p.Ended]) -> None:
+            self.end()
+            self._forget("it was shut down")
+
+        ended._on_done(done)
         return ended
 
     def end(self) -> None:
@@ -99,6 +105,9 @@ class Neighbour:
         if self._ended.is_set() or self.engine.closed:
             return
         self.lost = f"its host agent (process {self.pid}) has ended"
+        if self._leaving:
+            fail_requests(self.engine, (f"{self.host}/agent",), self.lost)
+            return
         self.engine.keeper.host_lost(self.host, self.lost)
         self._forget(self.lost)
         ways.tell_lost(self.engine, self.host, self.lost)
