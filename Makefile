@@ -46,7 +46,7 @@ check: setup ## lint, format, types, layers, stubs
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m mypy kernel_ext/monarch-stubs
+	$(PY) -m mypy kernel_ext/monarch-stubs/*.pyi
 	$(PY) -m pytest -q tests/unit/test_layers.py tests/unit/test_stubs.py
 
 bench: setup ## measure; PEERS=torchmonarch,ray measures those too, in environments of their own
