@@ -24,7 +24,16 @@ from monarch_nb.exceptions import TrustError
 from monarch_nb.routing.addresses import AddressError
 from monarch_nb.transport import Keys
 from tests.cluster.fault_tools import ROOT, SOON, spawned, until
-from tests.cluster.worker_tools import TRUST_ALL, alive, cold, short_folder, start_worker, where, workers_at
+from tests.cluster.worker_tools import (
+    TRUST_ALL,
+    alive,
+    cold,
+    light_host,  # noqa: F401 - a fixture
+    short_folder,
+    start_worker,
+    where,
+    workers_at,
+)
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
 
@@ -167,7 +176,8 @@ def test_a_killed_worker_is_a_lost_host_and_its_place_can_be_taken(folder: Path,
             anew.shutdown().get(SOON)
 
 
-def test_a_path_in_use_is_not_taken_over(folder: Path) -> None:
+def test_a_path_in_use_is_not_taken_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch_nb.mesh.workers._ENDING_S", 0.1)
     address = f"ipc://{folder}/w"
     with workers_at(address):
         attach(address).initialized.get(30)
@@ -208,7 +218,7 @@ def test_a_client_that_is_killed_leaves_nothing_on_workers_which_live_on(folder:
 
 def test_processes_of_workers_and_of_this_host_reach_each_other(folder: Path, host: Any) -> None:
     address = f"ipc://{folder}/w"
-    with workers_at(address), spawned(host, 1) as mine:
+    with workers_at(address), spawned(host, 1, env={"TORCH_TEST_MARK": "1"}) as mine:
         hosts = attach(address)
         there = where(cold(hosts))
 

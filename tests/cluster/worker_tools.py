@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from monarch_nb.actor import Actor, endpoint
-from tests.cluster.fault_tools import ROOT, SOON
+from tests.cluster.fault_tools import ROOT, SOON, controlling
 
 TRUST_ALL = "trust_all_connections"
 LINE = "from monarch_nb.actor import run_worker_loop_forever as run; run(address={!r}, ca={!r}, private_key={!r})"
@@ -73,3 +75,13 @@ def where(procs: Any) -> Any:
 def cold(hosts: Any, **more: Any) -> Any:
     """Processes that need not wait for a template with torch in it."""
     return hosts.spawn_procs(env={"TORCH_TEST_MARK": "1"}, **more)
+
+
+@pytest.fixture(scope="module", name="host")
+def light_host(nothing_left_by_module: None) -> Iterator[Any]:
+    """The host of a controller that has spoken with its agent, whose template nobody has waited for."""
+    with controlling() as here:
+        procs = cold(here, name="warm")
+        where(procs).pid.call().get(60)
+        procs.stop().get(SOON)
+        yield here
