@@ -191,7 +191,7 @@ def test_a_handled_call_error_still_ends_a_script_that_lost_a_process(tmp_path: 
         """,
         code=1,
     )
-    assert done.stdout.splitlines()[-1] == "atexit ran"
+    assert done.stdout.rstrip().endswith("atexit ran")  # the end may come between a line and its end
     assert "Killed(sig=9)" in done.stderr
 
 
