@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.cell import ActorCell
@@ -15,27 +15,6 @@ if TYPE_CHECKING:
     Message = tuple[Header, Parcel]
 
 YIELD_AFTER = 64  # messages an async actor handles in a row before its other tasks get a turn
-
-
-class Executor(Protocol):
-    """Runs one actor's messages, in the order they were put, one at a time."""
-
-    thread: threading.Thread
-
-    def start(self) -> None:
-        """Begins with the actor's constructor."""
-
-    def put(self, message: "Message") -> None:
-        """Queues a message. Any thread; does not block."""
-
-    def urge(self, control: Callable[[], Any]) -> None:
-        """Queues something that goes before all messages. Any thread; does not block."""
-
-    def waiting(self) -> "list[Message]":
-        """What waits, in order."""
-
-    def drain(self) -> "list[Message]":
-        """Takes out all that wait; used when the actor has ended."""
 
 
 class SyncExecutor:

@@ -34,7 +34,6 @@ def test_the_package_imports_in_a_moment_and_alone(name: str) -> None:
     assert not runs[0][1] & {*NEVER, "zmq", "msgspec", "cloudpickle", "asyncio"}
 
 
-@pytest.mark.skipif(not (LIBRARY / "actor.py").exists(), reason="monarch_nb.actor is not written yet")
 def test_the_actor_api_brings_in_neither_torch_nor_ipython() -> None:
     _, modules = measure("monarch_nb.actor")
     assert not modules & NEVER
