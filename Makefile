@@ -37,10 +37,10 @@ lab: setup ## open the quickstart notebook in JupyterLab; LAB_ARGS= adds argumen
 	$(PY) -m jupyterlab $(AS_ROOT) $(LAB_ARGS) $(NOTEBOOK)
 
 test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds arguments
-	$(PY) -m pytest -n $(JOBS) --dist loadfile -m 'not slow and not unsteady' $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile -m 'not slow' $(PYTEST_ARGS)
 
-test-slow: setup browser ## run the slow and the unsteady tests
-	$(PY) -m pytest -m 'slow or unsteady' $(PYTEST_ARGS)
+test-slow: setup browser ## run the slow tests
+	$(PY) -m pytest -m slow $(PYTEST_ARGS)
 
 check: setup ## lint, format, types, layers, stubs
 	$(PY) -m ruff check .

@@ -16,6 +16,7 @@ _send = _Raw.send  # the compiled method: the wrapper around it costs more than 
 _get = _Raw.get
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
+_POLLOUT = int(zmq.POLLOUT)
 _MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
 _LAST = int(zmq.NOBLOCK)
 COPY_BELOW = 256 * 1024  # bytes; larger frames are lent to the I/O thread, which costs a note to be sent back
@@ -62,11 +63,21 @@ class Dialled:
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
         """Write straight to the socket."""
-        write_parts(self.socket, frame0, frames)
+        try:
+            write_parts(self.socket, frame0, frames)
+        except zmq.Again:
+            # While it sends, libzmq looks for new connections only once in about a millisecond; EVENTS looks at once.
+            if not self._events() & _POLLOUT:
+                raise
+            write_parts(self.socket, frame0, frames)
         if not self.answered_elsewhere:
-            events: Any = _get(self.socket, _EVENTS)
-            if events & _POLLIN:  # the write took the signal that something can be read: the reader would sleep on
-                self._reader.look_again(self._fd)
+            self._events()
+
+    def _events(self) -> int:
+        events: Any = _get(self.socket, _EVENTS)
+        if events & _POLLIN:  # the signal that something can be read has been taken: the reader would sleep on
+            self._reader.look_again(self._fd)
+        return int(events)
 
     def read(self) -> tuple[bytes, list[Any]] | None:
         """One message from the peer, if there is one."""
@@ -84,10 +95,20 @@ class Dialled:
 class Inbound:
     """The peer's connection to our ROUTER, which only the reader thread may touch: others hand it their messages."""
 
-    __slots__ = ("_closed", "_fd", "_lost", "_queue", "_reader", "_router", "_routing_id")
+    __slots__ = ("_closed", "_fd", "_gone", "_lost", "_queue", "_reader", "_router", "_routing_id")
 
-    def __init__(self, router: Socket, routing_id: bytes, reader: Reader, lost: Callable[[], None]) -> None:
-        self._router, self._routing_id, self._reader, self._lost = router, routing_id, reader, lost
+    def __init__(
+        self,
+        router: Socket,
+        routing_id: bytes,
+        reader: Reader,
+        *,
+        lost: Callable[[], None],
+        gone: Callable[[], None],
+    ) -> None:
+        """`lost` tells the link that its frames are to be kept; `gone` looks for another way. Reader thread."""
+        self._router, self._routing_id, self._reader = router, routing_id, reader
+        self._lost, self._gone = lost, gone
         self._queue: deque[tuple[bytes, Sequence[Any]]] = deque()
         self._fd = int(router.FD)
         self._closed = False
@@ -95,22 +116,32 @@ class Inbound:
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
         """Write at once on the reader thread, else leave it to that thread."""
         self._queue.append((frame0, frames))
-        if threading.get_ident() == self._reader.ident:
-            self._flush()
-        else:
-            self._reader.soon(self._flush)
+        if threading.get_ident() != self._reader.ident:
+            self._reader.soon(self._leave)
+        elif not self._flush():
+            self._reader.soon(self._gone)  # not from here, where the peer's lock is held
+            raise zmq.Again
 
-    def _flush(self) -> None:
-        while self._queue and not self._closed:
-            frame0, frames = self._queue.popleft()
-            try:
-                _send(self._router, self._routing_id, _MORE, True, False)
-            except zmq.ZMQError:  # EHOSTUNREACH: it is gone; the link keeps the frames until the peer dials again
-                self._queue.clear()
-                self._reader.soon(self._lost)  # not from here, where the peer's lock may be held
-                break
-            write_parts(self._router, frame0, frames)
-        self._reader.look_again(self._fd)  # the write may have taken the signal that something can be read
+    def _leave(self) -> None:
+        """Write what others left; without the peer's lock."""
+        if not self._flush():
+            # Before anything else is read: a later word of the peer, which has dialled again, must come after it.
+            self._lost()
+            self._gone()
+
+    def _flush(self) -> bool:
+        try:
+            while self._queue and not self._closed:
+                frame0, frames = self._queue.popleft()
+                try:
+                    _send(self._router, self._routing_id, _MORE, True, False)
+                except zmq.ZMQError:  # EHOSTUNREACH: it is gone; the link keeps the frames until the peer dials again
+                    self._queue.clear()
+                    return False
+                write_parts(self._router, frame0, frames)
+            return True
+        finally:
+            self._reader.look_again(self._fd)  # the write may have taken the signal that something can be read
 
     def close(self, linger_ms: int) -> None:
         """Forget what was not yet written."""

@@ -158,14 +158,13 @@ class Links:
             self._by_id[routing_id] = peer
             self._ways.clear()
         peer.over_tcp = tcp
-        peer.attach(Inbound(router, routing_id, self._reader, lambda: self._left(peer)))
+        peer.attach(Inbound(router, routing_id, self._reader, lost=peer.lost, gone=lambda: self._left(peer)))
         if tcp and self._on_connection is not None:
             self._on_connection(address, True, "it dialled")
         return peer
 
     def _left(self, peer: Peer) -> None:
         """The connection it had dialled is gone: it may dial again, or we do, if we know where."""
-        peer.lost()
         with self._lock:
             endpoint = self._routes.dial_instead(peer.address)
             self._ways.clear()

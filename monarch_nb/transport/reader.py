@@ -150,7 +150,8 @@ class Reader:
     def _tick_all(self, now: float) -> None:
         while self._newly_busy:
             self._busy.append(self._newly_busy.popleft())
-        self._busy = [peer for peer in self._busy if _guarded(peer.tick, now)]
+        # One whose tick failed goes on ticking: it still says of itself that it does.
+        self._busy = [peer for peer in self._busy if _guarded(peer.tick, now) is not False]
 
 
 def _guarded(function: Callable[..., object], *args: Any) -> object:
