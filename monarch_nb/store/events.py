@@ -1,0 +1,195 @@
+"""What the engine tells the store. Ranks are base ranks: those of the procs; times are seconds since the epoch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+Kind = Literal["procs", "actors"]
+Condition = Literal["starting", "alive", "failed", "healing", "stopped"]
+Doing = Literal["starting", "idle", "busy"]
+FailureState = Literal["open", "healing", "healed", "stopped"]
+
+
+class HostSeen(msgspec.Struct, frozen=True):
+    """A host belongs to the cluster; `why` says that it is lost, "" that it is up."""
+
+    host: str
+    name: str = ""
+    why: str = ""
+
+
+class Spawned(msgspec.Struct, frozen=True, kw_only=True):
+    """A mesh was spawned. `ranks` in its own row-major order."""
+
+    uid: str
+    name: str
+    kind: Kind
+    ranks: Sequence[int]
+    labels: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    offset: int = 0
+    strides: tuple[int, ...] = ()
+    actor_class: str = ""
+    on: str = ""
+    hosts: tuple[str, ...] = ()
+    per_host: int = 1
+    owner: str = "<root>"
+    mine: bool = True
+    ready: bool = False
+    at: float = 0.0
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A process runs."""
+
+    uid: str
+    rank: int
+    pid: int
+    at: float
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """All of a mesh is there: its processes with their set-up, or its actors' constructors."""
+
+    uid: str
+    at: float
+
+
+class Turned(msgspec.Struct, frozen=True):
+    """What supervision says of a rank from now on."""
+
+    uid: str
+    rank: int
+    condition: Condition
+    life: int
+    at: float
+    detail: str = ""
+    failure: str = ""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A mesh was stopped, or has lost its owner."""
+
+    uid: str
+    why: str
+    at: float
+    failed: bool = False
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    """A mesh that has ended is of no interest any more."""
+
+    uid: str
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """A process does not answer since then; with None it does again."""
+
+    uid: str
+    rank: int
+    since: float | None
+    at: float
+
+
+class Doings(msgspec.Struct, frozen=True):
+    """What an actor does, and how much it has done. The uid of procs means code that runs on the process itself."""
+
+    uid: str
+    rank: int
+    life: int
+    doing: Doing
+    since: float
+    endpoint: str = ""
+    queue: int = 0
+    calls: int = 0
+    rate: float = 0.0
+    errors: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a process uses: `cpu` in cores, memory in bytes; `gpu` is the share of one in use, -1 where unknown."""
+
+    uid: str
+    rank: int
+    cpu: float
+    memory: int
+    gpu: float = -1.0
+    gpu_memory: int = 0
+    gpu_total: int = 0
+
+
+class Quiet(msgspec.Struct, frozen=True):
+    """Nobody watches: what workers told of themselves gets old, and is dropped."""
+
+    at: float
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A failure; `ranks` are those of `uid`, base ranks. `record` is what a face is told besides."""
+
+    id: str
+    uid: str
+    ranks: tuple[int, ...]
+    record: Mapping[str, Any]
+
+
+class Told(msgspec.Struct, frozen=True):
+    """An owner was asked to handle a failure, or has answered."""
+
+    id: str
+    who: str
+    how: str
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """A failure is being mended, or is over."""
+
+    id: str
+    state: FailureState
+    at: float
+
+
+class SessionOpened(msgspec.Struct, frozen=True):
+    """An actor has stopped in the debugger."""
+
+    id: str
+    uid: str
+    rank: int
+    since: float
+    record: Mapping[str, Any] = {}
+
+
+class SessionClosed(msgspec.Struct, frozen=True):
+    """It goes on."""
+
+    id: str
+    at: float
+
+
+class Detached(msgspec.Struct, frozen=True):
+    """A mesh lives on without this controller; an empty record means that it does not any more."""
+
+    id: str
+    record: Mapping[str, Any]
+
+
+Event = (
+    HostSeen
+    | Spawned
+    | Started
+    | Ready
+    | Turned
+    | Ended
+    | Forgotten
+    | Answers
+    | Doings
+    | Usage
+    | Quiet
+    | Failed
+    | Told
+    | Settled
+    | SessionOpened
+    | SessionClosed
+    | Detached
+)

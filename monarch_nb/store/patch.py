@@ -1,0 +1,30 @@
+"""JSON merge patches (RFC 7396): what a face applies to its snapshot."""
+
+from typing import Any
+
+Patch = dict[str, Any]
+
+
+def apply(state: dict[str, Any], patch: Patch) -> dict[str, Any]:
+    """Changes `state` by a patch, in place; gives it back."""
+    for key, value in patch.items():
+        if value is None:
+            state.pop(key, None)
+        elif isinstance(value, dict):
+            inner = state.get(key)
+            state[key] = apply(inner if isinstance(inner, dict) else {}, value)
+        else:
+            state[key] = value
+    return state
+
+
+def join(first: Patch, second: Patch) -> Patch:
+    """One patch that does what two do after each other. Neither is changed."""
+    joined = dict(first)
+    for key, value in second.items():
+        before = joined.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            joined[key] = join(before, value)
+        else:
+            joined[key] = value
+    return joined

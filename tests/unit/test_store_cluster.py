@@ -1,0 +1,240 @@
+"""The reducer behind all faces: what it shows of events, and that snapshots with deltas always give the same."""
+
+import copy
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch_nb.store import Cluster, apply, join
+from monarch_nb.store import events as e
+
+PROCS = e.Spawned(
+    uid="p1",
+    name="workers",
+    kind="procs",
+    ranks=range(4),
+    labels=("gpus",),
+    sizes=(4,),
+    strides=(1,),
+    hosts=("h1", "h2"),
+    per_host=2,
+    at=1.0,
+)
+ACTORS = e.Spawned(
+    uid="a1",
+    name="trainers",
+    kind="actors",
+    ranks=(1, 3),
+    labels=("gpus",),
+    sizes=(2,),
+    offset=1,
+    strides=(2,),
+    actor_class="Trainer",
+    on="p1",
+    at=2.0,
+)
+
+
+def cluster(*events: e.Event) -> Cluster:
+    made = Cluster()
+    for event in (PROCS, ACTORS, e.Ready("p1", 3.0), e.Ready("a1", 4.0), *events):
+        made.fold(event)
+    return made
+
+
+def state(of: Cluster, uid: str, index: int) -> str:
+    document = of.document
+    default = document["meshes"][uid]["state"]
+    return str(document["ranks"][uid].get(str(index), {}).get("state", default))
+
+
+def test_ranks_start_and_are_idle_once_their_mesh_is_ready() -> None:
+    made = Cluster()
+    made.fold(PROCS)
+    made.fold(e.Started("p1", 2, 77, 1.5))
+    assert made.document["meshes"]["p1"]["counts"] == {"starting": 4}
+    made.fold(e.Ready("p1", 2.0))
+    assert made.document["meshes"]["p1"]["counts"] == {"idle": 4}
+    assert made.document["ranks"]["p1"] == {"2": {"pid": 77}}
+
+
+def test_a_proc_is_busy_with_what_an_actor_on_it_does() -> None:
+    made = cluster(e.Doings("a1", 3, 0, "busy", 5.0, "step", queue=2, calls=7))
+    assert made.document["ranks"]["a1"]["1"] == {
+        "state": "busy",
+        "since": 5.0,
+        "endpoint": "step",
+        "queue": 2,
+        "calls": 7,
+    }
+    assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "trainers.step"}
+    made.fold(e.Doings("a1", 3, 0, "idle", 6.0, calls=8))
+    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("idle", "idle")
+    assert made.document["meshes"]["a1"]["counts"] == {"idle": 2}
+
+
+def test_a_proc_that_does_not_answer_is_unresponsive_with_its_actors_until_it_answers() -> None:
+    made = cluster(e.Doings("a1", 1, 0, "busy", 5.0, "step"), e.Answers("p1", 1, 6.0, 6.5))
+    assert (state(made, "p1", 1), state(made, "a1", 0)) == ("unresponsive", "unresponsive")
+    assert made.document["ranks"]["a1"]["0"]["since"] == 6.0
+    made.fold(e.Answers("p1", 1, None, 9.0))
+    assert (state(made, "p1", 1), state(made, "a1", 0)) == ("busy", "busy")
+
+
+def test_a_failed_rank_is_healing_and_then_idle_in_its_next_life() -> None:
+    made = cluster(
+        e.Doings("a1", 1, 0, "busy", 5.0, "step"),
+        e.Turned("p1", 1, "failed", 0, 6.0, "it ended by signal 9 (SIGKILL)", "7"),
+        e.Turned("a1", 1, "failed", 0, 6.0, "it ended by signal 9 (SIGKILL)", "7"),
+    )
+    assert made.document["ranks"]["p1"]["1"]["detail"] == "it ended by signal 9 (SIGKILL)"
+    assert made.document["meshes"]["p1"]["counts"] == {"idle": 3, "failed": 1}
+    made.fold(e.Turned("p1", 1, "healing", 1, 7.0))
+    made.fold(e.Turned("p1", 1, "alive", 1, 8.0))
+    assert made.document["meshes"]["p1"]["counts"] == {"idle": 4}
+    assert made.document["ranks"]["p1"]["1"] == {"life": 1}
+    made.fold(e.Doings("p1", 1, 0, "busy", 9.0, "cell"))  # of the old life: too late
+    assert state(made, "p1", 1) == "idle"
+
+
+def test_an_actor_in_the_debugger_is_paused_and_so_is_its_proc() -> None:
+    made = cluster(e.SessionOpened("s1", "a1", 3, 5.0, {"file": "train.py", "line": 42}))
+    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("paused", "paused")
+    assert made.document["sessions"]["s1"] == {
+        "mesh": "a1",
+        "rank": 1,
+        "since": 5.0,
+        "file": "train.py",
+        "line": 42,
+    }
+    made.fold(e.SessionClosed("s1", 6.0))
+    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("idle", "idle")
+    assert made.document["sessions"] == {}
+
+
+def test_a_stopped_mesh_is_stopped_whole_and_forgotten_later() -> None:
+    made = cluster(e.Doings("a1", 3, 0, "busy", 5.0, "step"), e.Ended("a1", "stopped by %stop", 6.0))
+    assert made.document["meshes"]["a1"]["counts"] == {"stopped": 2}
+    assert made.document["meshes"]["a1"]["stopped"] == "stopped by %stop"
+    assert state(made, "p1", 3) == "idle"
+    made.fold(e.Forgotten("a1"))
+    assert list(made.document["meshes"]) == list(made.document["ranks"]) == ["p1"]
+
+
+def test_when_nobody_watches_any_more_what_workers_told_is_dropped() -> None:
+    made = cluster(
+        e.Doings("a1", 3, 0, "busy", 5.0, "step", queue=3, calls=9, rate=2.0), e.Usage("p1", 3, 0.5, 10_000_000)
+    )
+    made.fold(e.Quiet(8.0))
+    assert made.document["ranks"] == {"p1": {"3": {}}, "a1": {"1": {"calls": 9}}}
+
+
+def test_a_failure_names_its_ranks_and_who_was_told() -> None:
+    made = cluster(e.Failed("7", "a1", (3,), {"title": "trainers at gpus=1 died", "cause": "signal"}))
+    made.fold(e.Told("7", "<root>", "shown"))
+    made.fold(e.Settled("7", "healed", 9.0))
+    assert made.document["failures"]["7"] == {
+        "mesh": "a1",
+        "ranks": [1],
+        "told": [["<root>", "shown"]],
+        "state": "healed",
+        "ended": 9.0,
+        "title": "trainers at gpus=1 died",
+        "cause": "signal",
+    }
+
+
+# -- properties --------------------------------------------------------------------------------------------------------
+
+UIDS = ("p1", "a1", "a2", "none")
+times = st.floats(1, 100).map(lambda number: round(number, 2))
+uids = st.sampled_from(UIDS)
+ranks = st.integers(0, 4)
+lives = st.integers(0, 2)
+names = st.sampled_from(["1", "2"])
+EVENTS = st.one_of(
+    st.sampled_from(
+        [
+            PROCS,
+            ACTORS,
+            e.Spawned(uid="a2", name="others", kind="actors", ranks=range(1, 3), on="p1", ready=True, at=3.0),
+        ]
+    ),
+    st.builds(e.Started, uids, ranks, st.integers(1, 99), times),
+    st.builds(e.Ready, uids, times),
+    st.builds(
+        e.Turned,
+        uids,
+        ranks,
+        st.sampled_from(["alive", "failed", "healing", "stopped"]),
+        lives,
+        times,
+        st.sampled_from(["", "died"]),
+        st.sampled_from(["", "1"]),
+    ),
+    st.builds(e.Ended, uids, st.just("stopped"), times, st.booleans()),
+    st.builds(e.Forgotten, uids),
+    st.builds(e.Answers, uids, ranks, st.none() | times, times),
+    st.builds(
+        e.Doings,
+        uids,
+        ranks,
+        lives,
+        st.sampled_from(["idle", "busy"]),
+        times,
+        st.sampled_from(["step", "save"]),
+        st.integers(0, 2),
+        st.integers(0, 2),
+    ),
+    st.builds(e.Usage, uids, ranks, st.floats(0, 2), st.integers(0, 9), st.just(-1.0), st.integers(0, 3), st.just(3)),
+    st.builds(e.Quiet, times),
+    st.builds(e.Failed, names, uids, st.tuples(ranks), st.just({"title": "it died", "pid": None})),
+    st.builds(e.Told, names, st.just("<root>"), st.just("asked")),
+    st.builds(e.Settled, names, st.sampled_from(["open", "healing", "healed"]), times),
+    st.builds(e.SessionOpened, names, uids, ranks, times, st.sampled_from([{"line": 1}, {"file": "a.py"}])),
+    st.builds(e.SessionClosed, names, times),
+    st.builds(e.HostSeen, st.sampled_from(["h1", "h3"]), st.just(""), st.sampled_from(["", "unplugged"])),
+    st.builds(e.Detached, names, st.sampled_from([{}, {"name": "w"}, {"until": 2.0}])),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 3)), max_size=40))
+def test_any_snapshot_with_the_deltas_after_it_gives_the_state_however_deltas_are_joined(
+    steps: list[tuple[e.Event, int]],
+) -> None:
+    made = Cluster()
+    seen: list[dict[str, object]] = []  # faces that came at different times, delta by delta
+    late: list[tuple[dict[str, object], dict[str, object]]] = []  # and the same with all deltas joined into one
+    for event, what in steps:
+        made.fold(event)
+        if not what:
+            continue
+        patch = json.loads(json.dumps(made.take()))
+        for known in seen:
+            apply(known, copy.deepcopy(patch))
+        late = [(known, join(waiting, patch)) for known, waiting in late]
+        if what == 2:
+            seen.append(copy.deepcopy(made.document))
+            late.append((copy.deepcopy(made.document), {}))
+    last = made.take()
+    for known in seen:
+        assert apply(known, copy.deepcopy(last)) == made.document
+    for known, waiting in late:
+        assert apply(known, copy.deepcopy(join(waiting, last))) == made.document
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(EVENTS, max_size=40))
+def test_the_counts_of_a_mesh_are_those_of_the_states_its_ranks_show(events: list[e.Event]) -> None:
+    made = Cluster()
+    for event in events:
+        made.fold(event)
+    for uid, mesh in made.document["meshes"].items():
+        size = {"p1": 4, "a1": 2, "a2": 2}[uid]
+        shown: dict[str, int] = {}
+        for index in range(size):
+            known = state(made, uid, index)
+            shown[known] = shown.get(known, 0) + 1
+        assert mesh["counts"] == shown
