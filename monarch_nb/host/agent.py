@@ -16,7 +16,7 @@ from monarch_nb.host import folders
 from monarch_nb.host.casting import Caster
 from monarch_nb.host.child import Child
 from monarch_nb.host.children import Children
-from monarch_nb.host.leases import Leases
+from monarch_nb.host.leases import Leases, is_proc
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.logs import LogTailer
 from monarch_nb.host.loop import READ, Loop
@@ -52,6 +52,7 @@ class Agent:
         self._node = self._make_node()
         self._post = Post(self._node, self.address)
         self._leases = Leases(options.lease_s)
+        self._node.on_stranger = self._stranger
         self._logs = LogTailer(self._post, self._folder / "logs")
         self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self)
         self._stopper = Stopper(self._loop, self._children, self._post)
@@ -59,7 +60,7 @@ class Agent:
         self._service = Service(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
             leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None,
-            learn=self._learn, forget=self._node.forget, follow=self._follow, end=self.end,
+            learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
         )  # fmt: skip
         self._caster = Caster(self._node, self.address, self._later)
         self._watching_leases = False
@@ -180,6 +181,21 @@ class Agent:
             self._give_up("nobody came back to this detached host in time")
 
     def _follow(self, owner: str, pid: int) -> None:
+    def _host_lost(self, host: str, reason: str) -> None:
+        self._node.forget(host, reason)
+        self._caster.host_lost(host, reason)
+
+    def _stranger(self, address: str) -> None:
+        """A process here is written to for the first time (reader thread): if it is never started, senders are told."""
+        wait = settings.get("message_delivery_timeout")
+
+        def look() -> None:
+            if is_proc(address) and self._children.find(address) is None and self._node.unheard(address):
+                self._node.forget(address, f"no such process: none was started on host {self._options.host} "
+                                           f"within {wait:g} s (message_delivery_timeout)")  # fmt: skip
+
+        self._later(wait, look)
+
         if owner in self._followed or not has_pidfd():
             return
         try:

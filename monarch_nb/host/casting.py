@@ -10,10 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from monarch_nb.host.post import Sender
-from monarch_nb.routing import Batch, Fold, expand, indices, size_of
+from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
 from monarch_nb.transport import Parcel
 from monarch_nb.wire import Header, Kind, fold, unfold
-from monarch_nb.wire.header import TOLD_ELSEWHERE
+from monarch_nb.wire.header import SKIP, TOLD_ELSEWHERE, CastPlan
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
 
@@ -27,6 +27,7 @@ class _Cast:
     request: Header
     fold: Fold[Reply]
     local: dict[str, list[int]] = field(default_factory=dict)  # proc address -> places
+    below: list[CastPlan] = field(default_factory=list)
 
 
 class Caster:
@@ -53,6 +54,7 @@ class Caster:
             cast = _Cast(header, Fold(size_of(header.plan.runs)))
             for delivery in deliveries:
                 cast.local.setdefault(delivery.address, []).append(delivery.index)
+            cast.below = [plan for _, plan in branches]
             with self._lock:
                 self._casts[port] = cast
         for agent, plan in branches:
@@ -83,7 +85,8 @@ class Caster:
             self._settle(header.port, cast, batch)
 
     def lost(self, header: Header, reason: str, *, told_elsewhere: bool = False) -> None:
-        """A message of ours did not arrive: whoever waits for answers to it is told."""
+        """A message of ours did not arrive: whoever waits for answers to it is told, and what follows it goes on."""
+        self._skip(header)
         if header.plan is not None:
             self._lose(header.port, list(indices(header.plan.runs)), reason, told_elsewhere)
         else:
@@ -96,16 +99,47 @@ class Caster:
         for port, places in hit:
             self._lose(port, places, reason, told_elsewhere=True)
 
+    def host_lost(self, host: str, reason: str) -> None:
+        """Nothing comes any more of what went by way of another host's agent."""
+        with self._lock:
+            hit = [(port, cast.request, plan) for port, cast in self._casts.items() for plan in cast.below
+                   if plan.layout.hosts[plan.hosts[0]] == host]  # fmt: skip
+        for port, request, plan in hit:
+            told = f"it went by way of host {host}, which is lost: {reason}"
+            self._lose(port, list(indices(plan.runs)), told, told_elsewhere=False)
+            self._skip(replace(request, plan=plan))
+
+    def _skip(self, header: Header) -> None:
+        """Whatever else its sender has sent, or will send, must not wait for a lost message."""
+        kind = header.status if header.kind == Kind.RETURNED else header.kind
+        if header.method == SKIP:
+            return
+        if kind == Kind.CALL and header.seq >= 0:
+            dst = header.src if header.kind == Kind.RETURNED else header.dst
+            self._stand_in(replace(header, kind=int(Kind.CALL), dst=dst))
+        elif kind == Kind.CAST and header.plan is not None:
+            plan = header.plan
+            head = Branch(f"{plan.layout.hosts[plan.hosts[0]]}/agent", plan)
+            for agent, part in (head, *below(plan)):
+                self._stand_in(replace(header, kind=int(Kind.CAST), dst=agent, plan=part))
+
+    def _stand_in(self, header: Header) -> None:
+        skip = replace(header, src=self._address, method=SKIP, port=0, status=0, flags=0, buffers=())
+        try:
+            self._node.send(skip, Parcel([b""]), lane=1)
+        except Exception:  # nobody is there to wait
+            return
+
     def _lose(self, port: int, places: Iterable[int], reason: str, told_elsewhere: bool) -> None:
         with self._lock:
             cast = self._casts.get(port)
             if cast is None:
                 return
-            missing = cast.fold.missing
-            batch = cast.fold.lost(places, reason, time.monotonic())
+            gone = cast.fold.waits_for(places)
+            batch = cast.fold.lost(gone, reason, time.monotonic())
             request = cast.request
-            if cast.fold.missing < missing and (not told_elsewhere or request.src.endswith("/agent")):
-                for place in places:
+            if not told_elsewhere or request.src.endswith("/agent"):
+                for place in gone:
                     self._return(request, place, reason, TOLD_ELSEWHERE if told_elsewhere else 0)
             self._settle(port, cast, batch)
 

@@ -7,10 +7,11 @@ import msgspec
 
 from monarch_nb.mesh.state import ActorState
 from monarch_nb.routing import plan_cast
-from monarch_nb.runtime import SKIP, Context, PendingCall, Runtime
+from monarch_nb.runtime import Context, PendingCall, Runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.transport import uninterrupted
 from monarch_nb.wire import Header, Kind, Run
+from monarch_nb.wire.header import SKIP
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -171,7 +172,11 @@ def _send(
             )
             runtime.send(one, parcel)
         return
-    for dst, plan in plan_cast(layout, runs):
+    branches = plan_cast(layout, runs)
+    waiting = runtime.calls.get(header.call)
+    if waiting is not None:
+        waiting.branches = [plan for _, plan in branches if len(plan.hosts) > 1]
+    for dst, plan in branches:
         one = Header(
             Kind.CAST,
             dst,

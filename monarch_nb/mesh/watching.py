@@ -28,6 +28,7 @@ class Watching:
         self.pids: dict[str, int] = {}
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
         self._owners: set[str] = set()  # processes elsewhere that own actors here
+        self._engine.on_stranger = self.stranger
         self._engine.controls.update(
             {
                 "proc.started": self._started,
@@ -38,6 +39,16 @@ class Watching:
                 "host.lost": self._hosts_lost,
             }
         )
+
+    def stranger(self, address: str) -> None:
+        """A process here is spoken to for the first time: if it stays silent, its agent is asked about it."""
+
+        def look() -> None:
+            if not self._engine.closed and self._engine.node.unheard(address):
+                self.watch(address)
+
+        if address.partition("/")[2].startswith("p"):
+            self._engine.later(settings.get("message_delivery_timeout"), look)
 
     def watch(self, *addresses: str) -> None:
         """Have the agents tell of the ends of these processes, at once of those that are over."""
@@ -70,6 +81,7 @@ class Watching:
         pending = set().union(*(driver.pending(rank) for rank in ranks))
         driver.feed(lambda machine: machine.host_lost([host], cause, pending))
         gone = {f"{host}/agent", *(address for address in self.pids if address.startswith(f"{host}/"))}
+        self._engine.host_lost(host, reason)
         fail_requests(self._engine, gone, reason)
         for address in gone:
             self._engine.node.forget(address, reason)

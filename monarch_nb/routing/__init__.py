@@ -15,7 +15,7 @@ from monarch_nb.routing.actions import (
     Transmit,
     Unblocked,
 )
-from monarch_nb.routing.cast import Branch, Delivery, Expansion, expand, indices, plan_cast, size_of
+from monarch_nb.routing.cast import Branch, Delivery, Expansion, below, expand, indices, plan_cast, size_of
 from monarch_nb.routing.fold import Batch, Fold, Lost
 from monarch_nb.routing.link import Link
 from monarch_nb.routing.membership import Expired, Hop, Leases, NoRoute, Responsiveness, Routes, Silence
@@ -54,6 +54,7 @@ __all__ = [
     "Skipped",
     "Transmit",
     "Unblocked",
+    "below",
     "expand",
     "indices",
     "plan_cast",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from monarch_nb.wire.header import CastPlan, Layout, Run
 
-__all__ = ["Branch", "Delivery", "Expansion", "expand", "indices", "plan_cast", "size_of"]
+__all__ = ["Branch", "Delivery", "Expansion", "below", "expand", "indices", "plan_cast", "size_of"]
 
 
 class Branch(NamedTuple):
@@ -64,7 +64,12 @@ def expand(plan: CastPlan, host: str) -> Expansion:
         for run in _clip(plan.runs, head * layout.per_host, (head + 1) * layout.per_host)
         for place, rank in enumerate(range(run.rank, run.rank + run.count * run.stride, run.stride))
     ]
-    return Expansion(deliveries, _branches(layout, plan.runs, plan.hosts[1:], plan.position + 1, plan.fanout))
+    return Expansion(deliveries, below(plan))
+
+
+def below(plan: CastPlan) -> list[Branch]:
+    """What a plan's head passes on: the subtrees that are cut off when it is lost."""
+    return _branches(plan.layout, plan.runs, plan.hosts[1:], plan.position + 1, plan.fanout)
 
 
 def indices(runs: Sequence[Run]) -> Iterator[int]:

@@ -73,6 +73,10 @@ class Fold(Generic[T]):
         """Whether every place has answered or is lost."""
         return len(self._seen) >= self._expected
 
+    def waits_for(self, indices: Iterable[int]) -> list[int]:
+        """Those of some places that have not been heard of."""
+        return [index for index in indices if index not in self._seen]
+
     @property
     def missing(self) -> int:
         """Places not yet heard of."""
@@ -90,7 +94,7 @@ class Fold(Generic[T]):
             self._wait(now)
 
     def _lose(self, indices: Iterable[int], reason: str, now: float) -> None:
-        gone = [index for index in indices if index not in self._seen]
+        gone = self.waits_for(indices)
         if gone:
             self._seen.update(gone)
             self._batch.lost.append(Lost(gone, reason))

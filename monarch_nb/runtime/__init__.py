@@ -3,7 +3,7 @@
 from monarch_nb.runtime.actor import Actor
 from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
 from monarch_nb.runtime.calls import DeadlockError, PendingCall, StreamCall
-from monarch_nb.runtime.cell import EXEC, HOOK, RELOAD, SKIP, ActorCell
+from monarch_nb.runtime.cell import EXEC, HOOK, RELOAD, ActorCell
 from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import (
     EndpointProperty,
@@ -24,7 +24,6 @@ __all__ = [
     "EXEC",
     "HOOK",
     "RELOAD",
-    "SKIP",
     "SPAWN",
     "Actor",
     "ActorCell",

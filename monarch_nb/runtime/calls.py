@@ -1,13 +1,15 @@
 """Calls that wait for replies: one of them collects the answers of every actor it was sent to."""
 
+import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime.future import Future
 from monarch_nb.wire import ActorError, Header, Kind, Status, decode, decode_exception, unfold, unpickle_failure
+from monarch_nb.wire.header import CastPlan
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
@@ -41,6 +43,7 @@ class PendingCall:
         self._build = build
         self._replies: list[Thunk | None] = [None] * size
         self._errors: dict[int, Thunk] = {}
+        self.branches: list[CastPlan] = []  # subtrees of several hosts to which it went
         self.kind = ""  # of the actors, where that is known: "sync" or "async"
         self.missing = size
         self.logs: dict[str, int] = {}  # process address -> where its log stood when it replied
@@ -68,13 +71,18 @@ class PendingCall:
             self.logs[header.src] = self.runtime.log_marks[header.src] = header.log
         if header.status == Status.FAILURE:
             opened = frames if parcel is None else parcel.frames
-            self.fail(self.runtime.supervision_error(opened or (), self))
+            self.lose((index,), self.runtime.supervision_error(opened or (), self))
             return
         thunk = self._thunk(header.status, frames, parcel)
-        self._replies[index] = thunk
         if header.status != Status.VALUE:
             self._errors[index] = thunk
-        self._settle(thunk)
+        if self._take(index, thunk):
+            self._settle(thunk)
+
+    def _take(self, index: int, thunk: Thunk) -> bool:
+        self._replies[index] = thunk
+        self.missing -= 1
+        return True
 
     def _thunk(self, status: int, frames: Sequence[Any] | None, parcel: "Parcel | None") -> Thunk:
         runtime, title = self.runtime, self.title
@@ -96,7 +104,6 @@ class PendingCall:
         return value
 
     def _settle(self, thunk: Thunk) -> None:
-        self.missing -= 1
         if self.missing == 0:
             self.close()
             self.future._set_lazy(self._result)
@@ -108,6 +115,11 @@ class PendingCall:
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
+    @property
+    def watched(self) -> bool:
+        """Whether somebody waits for it now, and so learns of a failure from it."""
+        return bool(self.future.watched)
+
     def waits_for(self, ranks: set[int]) -> list[int]:
         """Those of `ranks` whose answer has not come."""
         return [r for r, reply in zip(self._ranks(), self._replies, strict=True) if reply is None and r in ranks]
@@ -116,10 +128,19 @@ class PendingCall:
         """Base ranks that have not answered yet."""
         return [rank for rank, reply in zip(self._ranks(), self._replies, strict=True) if reply is None]
 
+    def places_of(self, ranks: set[int]) -> list[int]:
+        """The places, in the region it was sent to, of those of `ranks` whose answer has not come."""
+        each = zip(self._ranks(), self._replies, strict=True)
+        return [place for place, (rank, reply) in enumerate(each) if reply is None and rank in ranks]
+
     def fail(self, error: BaseException) -> bool:
         """Ends the call with an error; True if it was still waiting."""
         self.close()
         return self.future._fail(error)
+
+    def lose(self, places: Iterable[int], error: BaseException) -> None:
+        """Those at `places` will not answer: that ends the call."""
+        self.fail(error)
 
     def cancel(self, _: Future[Any] | None = None) -> bool:
         """Ends the call here, and on the ranks that have not answered; True if it was still waiting."""
@@ -183,10 +204,31 @@ class StreamCall(PendingCall):
         self._ready: deque[Thunk] = deque()
         self._claims: deque[Future[Any]] = deque()
         self._error: BaseException | None = None
+        self._taking = threading.Lock()  # answers come on the reading thread, failures on any
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody waits for one of its futures."""
+        return any(future.watched for future in tuple(self._claims))
+
+    def _take(self, index: int, thunk: Thunk) -> bool:
+        with self._taking:
+            if self._replies[index] is not None:
+                return False
+            return super()._take(index, thunk)
+
+    def lose(self, places: Iterable[int], error: BaseException) -> None:
+        """One future each gets the error; the others' answers are still awaited."""
+
+        def lost() -> Any:
+            raise error
+
+        for place in places:
+            if 0 <= place < self.size and self._take(place, lost):
+                self._settle(lost)
 
     def _settle(self, thunk: Thunk) -> None:
         self._ready.append(thunk)
-        self.missing -= 1
         if self.missing == 0:
             self.close()
         self._match()

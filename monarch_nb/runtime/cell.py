@@ -20,6 +20,7 @@ from monarch_nb.settings import settings
 from monarch_nb.shape import Extent, NDSlice, Point, Region
 from monarch_nb.transport import throw_into
 from monarch_nb.wire import Header, Status, decode, encode, encode_exception, pickle_failure
+from monarch_nb.wire.header import SKIP
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 EXEC = "__cell__"  # runs a cell's source between messages
 HOOK = "__healed__"  # tells survivors who was re-created
 RELOAD = "__reload__"  # gives the actor a new class between messages
-SKIP = "__skip__"  # stands in the place of a message that was numbered and then not sent
 
 
 class ActorCell(ActorLife):

@@ -1,5 +1,6 @@
 """The runtime: one per process; takes messages from the transport to actors and ports, and sends theirs."""
 
+import contextlib
 import itertools
 import logging
 import os
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch_nb.routing import Branch, below, indices
 from monarch_nb.runtime import log_prefix
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cancels import Cancels
-from monarch_nb.runtime.cell import HOOK, SKIP, ActorCell
+from monarch_nb.runtime.cell import HOOK, ActorCell
 from monarch_nb.runtime.clock import Clock
 from monarch_nb.runtime.context import ActorId, Context, Instance, current
 from monarch_nb.runtime.future import _wait_guards
@@ -27,7 +29,7 @@ from monarch_nb.runtime.waits import Waits
 from monarch_nb.settings import settings
 from monarch_nb.transport import Parcel, TransportError, UnreachableError
 from monarch_nb.wire import Header, Kind, Status, decode, encode_exception
-from monarch_nb.wire.header import TOLD_ELSEWHERE
+from monarch_nb.wire.header import SKIP, TOLD_ELSEWHERE, CastPlan
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Node
@@ -63,6 +65,7 @@ class Runtime:
         self.root_context = Context(self.root)
         self.run_in_actor: Callable[..., Any] = _no_cells  # set by the mesh layer
         self.inline: Any = None  # a host inside this process, for tests; set by the mesh layer
+        self.on_stranger: Callable[[str], None] = lambda address: None  # set by the mesh layer
         self.closed = False
         self._parking = Parking(self.clock.later)
         self.waits = Waits(self)
@@ -78,6 +81,7 @@ class Runtime:
     def start(self, node: "Node") -> None:
         """Takes messages from now on."""
         self.node = node
+        node.on_stranger = lambda address: self.on_stranger(address)
         node.start()
 
     # -- sending ----------------------------------------------------------------------------------------------------
@@ -252,12 +256,15 @@ class Runtime:
         kind = header.status if header.kind == Kind.RETURNED else header.kind
         if kind == Kind.CALL and header.seq >= 0 and header.method != SKIP:
             self._fill_gap(header)
+        if kind == Kind.CAST and header.plan is not None and header.method != SKIP:
+            self._fill_gaps(header, header.plan)
         if kind in (Kind.REPLY, Kind.FOLDED) or header.method in _ANSWERS:
             return  # whoever wanted it is gone; its port number is none of ours
         handler = self.ports.get(header.port) if header.port and kind != Kind.PORT else None
         if isinstance(handler, PendingCall):
             if not (header.kind == Kind.RETURNED and header.flags & TOLD_ELSEWHERE):
-                handler.fail(self.supervisor.lost(header, reason, handler))
+                places = [header.index] if header.plan is None else indices(header.plan.runs)
+                handler.lose(places, self.supervisor.lost(header, reason, handler))
         elif handler is not None and kind == Kind.CONTROL:
             handler.lost(reason)  # type: ignore[attr-defined]  # a request
         elif kind == Kind.CONTROL:
@@ -282,10 +289,36 @@ class Runtime:
             header.seq,
             SKIP,
         )
-        try:
+        with contextlib.suppress(TransportError):  # nobody is there to wait
             self.node.send(skip, Parcel([b""]), lane=0)
-        except TransportError:
-            return  # nobody is there to wait
+
+    def _fill_gaps(self, header: Header, plan: CastPlan) -> None:
+        """The same for a cast, or a part of one: also past an agent that is gone."""
+        head = Branch(f"{plan.layout.hosts[plan.hosts[0]]}/agent", plan)
+        for agent, part in (head, *below(plan)):
+            skip = Header(
+                Kind.CAST,
+                agent,
+                self.address,
+                header.mesh,
+                sender=header.sender,
+                method=SKIP,
+                call=header.call,
+                plan=part,
+            )
+            with contextlib.suppress(TransportError):
+                self.node.send(skip, Parcel([b""]), lane=1)
+
+    def host_lost(self, host: str, reason: str) -> None:
+        """Calls that went by way of a lost host to others will not be answered from there."""
+        for call in tuple(self.calls.values()):
+            for plan in call.branches:
+                if plan.layout.hosts[plan.hosts[0]] != host:
+                    continue
+                lost = [place for _, part in below(plan) for place in indices(part.runs)]
+                told = f"it went by way of host {host}, which is lost: {reason}"
+                sent = Header(Kind.CAST, f"{host}/agent", self.address, mesh=call.mesh, call=call.call, plan=plan)
+                call.lose(lost, self.supervisor.lost(sent, told, call))
 
     # -- actors of this process -------------------------------------------------------------------------------------
 

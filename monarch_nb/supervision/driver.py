@@ -110,9 +110,7 @@ class Driver(Causes):
 
     def pending(self, rank: int) -> set[str]:
         """Meshes of which somebody awaits a call, right now, that `rank` has not answered."""
-        return {
-            call.mesh for call in tuple(self.runtime.calls.values()) if call.future.watched and call.waits_for({rank})
-        }
+        return {call.mesh for call in tuple(self.runtime.calls.values()) if call.watched and call.waits_for({rank})}
 
     def failed(self, uid: str) -> set[int]:
         """Ranks of a mesh that have failed."""
@@ -158,6 +156,8 @@ class Driver(Causes):
         for cell in tuple(self.runtime.cells.values()):
             if cell.instance.stream == stream:
                 return cell
+            elif places := call.places_of(ranks):
+                call.lose(places, self._error(failure, call))
         return None
 
     def _supervise(self, owner: str, failure: MeshFailure) -> None:
@@ -215,7 +215,7 @@ class Driver(Causes):
             return self._error(MeshFailure(mesh_name=refusal.cause.actor, cause=refusal.cause), None)
         known = refusal.cause.kind in FAILED
         if known:
-            self.refused(refusal, {refusal.mesh} if call.future.watched else None)
+            self.refused(refusal, {refusal.mesh} if call.watched else None)
             if call.future._error is not None:  # the machine has told it already
                 return call.future._error
         with self._lock:

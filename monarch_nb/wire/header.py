@@ -72,6 +72,7 @@ class CastPlan(msgspec.Struct, array_like=True, frozen=True):
     hosts: tuple[int, ...] = ()  # indices into layout.hosts that hold any of the ranks, the tree's nodes in order
 
 
+SKIP = "__skip__"  # method of a CALL or CAST that stands in the place of one that was numbered and is lost
 TOLD_ELSEWHERE = 1  # flags of a RETURNED: its caller learns of the same end by watching the process
 
 

@@ -1,0 +1,98 @@
+"""What one rank's end, or one that never was, means for a call: an error where it belongs, and no wait for ever."""
+
+import asyncio
+import os
+from typing import Any
+
+import msgspec
+import pytest
+
+from monarch_nb.actor import Actor, ProcMesh, SupervisionError, concurrent_endpoint, context
+from monarch_nb.config import configured
+from monarch_nb.routing import plan_cast
+from monarch_nb.runtime import PendingCall, Runtime, runtime
+from monarch_nb.wire import Header, Kind, Layout, Run, encode
+from tests.cluster.actor_tools import SECONDS, Faults
+from tests.cluster.host_client import hosted
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Waiting(Actor):
+    """Rank 1 ends its process; the other one answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    @concurrent_endpoint
+    async def part(self) -> str:
+        if context().actor_instance.rank.rank == 1:
+            os._exit(3)
+        await self.go.wait()
+        return "answered"
+
+    @concurrent_endpoint
+    async def release(self) -> None:
+        self.go.set()
+
+
+def test_one_ranks_death_in_a_stream_fails_one_future_and_the_others_get_their_answers(
+    own_procs: ProcMesh, faults: Faults
+) -> None:
+    mesh: Any = own_procs.spawn("waiting", Waiting)
+    first, second = mesh.part.stream()
+    with pytest.raises(SupervisionError, match=r"exit.*3"):
+        first.get(SECONDS)
+    assert not second.done()
+    mesh.slice(gpus=0).release.call_one().get(SECONDS)
+    assert second.get(SECONDS) == "answered"
+    faults.left()  # the owner was told, or the future that was waited for: whoever looked first
+
+
+def test_an_actor_that_streams_gets_the_answers_of_those_who_live(own_procs: ProcMesh, faults: Faults) -> None:
+    mesh: Any = own_procs.spawn("waiting", Waiting)
+    stream = mesh.part.stream()
+    mesh.slice(gpus=0).release.call_one().get(SECONDS)
+    outcomes = [(future.exception(SECONDS), future) for future in stream]
+    errors = [error for error, _ in outcomes if error is not None]
+    assert [type(error) for error in errors] == [SupervisionError]
+    assert [future.get(0) for error, future in outcomes if error is None] == ["answered"]
+    faults.left()
+
+
+def asked(engine: Runtime, uid: str, dst: str) -> PendingCall:
+    """A call to a process, as from a reference that is wrong."""
+    call = PendingCall(engine, "ghosts.step", uid, lambda: [0], 1, lambda replies: replies)
+    header = Header(Kind.CALL, dst, engine.address, mesh=uid, method="step", port=call.number, call=call.call)
+    engine.send(header, engine.node.snapshot(encode(((), {}))))
+    return call
+
+
+def test_a_call_to_a_process_that_never_was_is_a_clear_error(quad: ProcMesh) -> None:
+    engine = runtime()
+    with configured(message_delivery_timeout=1.0):
+        call = asked(engine, "ghost", f"{engine.host}/pghost.7.0")
+        with pytest.raises(SupervisionError, match="never started here") as caught:
+            call.future.get(SECONDS)
+        assert engine.host in str(caught.value)
+
+
+def test_a_cast_to_a_process_that_never_was_is_a_clear_error() -> None:
+    with hosted(prewarm=False, env={"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "1s"}) as (_, client):
+        layout = Layout("pghost", (client.host,), 1)
+        found, messages = client.answers(client.cast(layout, [Run(0, 1)], "hello"), 1)
+        [header] = messages
+        assert (header.kind, header.rank) == (Kind.RETURNED, 0)
+        assert "no such process" in msgspec.msgpack.decode(found[0][0])[0]
+
+
+def test_answers_that_would_come_by_way_of_a_lost_host_are_not_waited_for(quad: ProcMesh) -> None:
+    engine = runtime()
+    call = PendingCall(engine, "far.step", "far", lambda: range(3), 3, lambda replies: replies)
+    [(_, plan)] = plan_cast(Layout("pfar", ("hx", "hy", "hz"), 1), [Run(0, 3)], fanout=1)
+    call.branches = [plan]
+    engine.host_lost("hz", "its agent has ended")  # nobody's answer goes by way of it
+    assert not call.future.done()
+    engine.host_lost("hx", "its agent has ended")
+    with pytest.raises(SupervisionError, match="by way of host hx, which is lost: its agent has ended"):
+        call.future.get(0)

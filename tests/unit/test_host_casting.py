@@ -1,0 +1,135 @@
+"""An agent's part in casts that go wrong: who is told, and what stands in the place of what was lost."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from monarch_nb.host.casting import Caster
+from monarch_nb.routing import plan_cast
+from monarch_nb.transport import Parcel
+from monarch_nb.wire import Header, Kind, Layout, Run
+from monarch_nb.wire.header import SKIP
+
+HERE = "h0/agent"
+
+
+class Wire:
+    """What an agent has sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Header] = []
+        self.broken: set[str] = set()
+        self.due: list[Callable[[], None]] = []  # what is to be called later
+
+    def send(self, header: Header, parcel: Parcel, *, lane: int = 0) -> None:
+        if header.dst in self.broken:
+            raise OSError("cut")
+        self.sent.append(header)
+
+    def taken(self, kind: Kind, method: str = "") -> list[Header]:
+        return [one for one in self.sent if one.kind == kind and method in ("", one.method)]
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def caster(wire: Wire) -> Caster:
+    return Caster(wire, HERE, lambda _seconds, call: wire.due.append(call))
+
+
+def cast(caster: Caster, hosts: int, *, per_host: int = 1, fanout: int = 1, port: int = 7) -> Header:
+    """One to every rank, headed by this agent."""
+    layout = Layout("p", tuple(f"h{n}" for n in range(hosts)), per_host)
+    [(dst, plan)] = plan_cast(layout, [Run(0, hosts * per_host, seq=4)], fanout=fanout)
+    assert dst == HERE
+    header = Header(Kind.CAST, dst, "c/c.0", mesh="a", sender="root", method="step", port=port, call="c:1", plan=plan)
+    caster.cast(header, Parcel([b"body"]))
+    return header
+
+
+def reasons(wire: Wire) -> dict[int, int]:
+    """Rank by place, of what was returned to the caller."""
+    return {one.index: one.rank for one in wire.taken(Kind.RETURNED) if one.dst == "c/c.0" and one.port == 7}
+
+
+def returned(sent: Header, by: str) -> Header:
+    return msgspec.structs.replace(sent, kind=int(Kind.RETURNED), dst=sent.src, src=by, status=int(sent.kind))
+
+
+def test_what_a_process_sends_back_is_told_and_the_next_message_does_not_wait_for_it(
+    caster: Caster, wire: Wire
+) -> None:
+    cast(caster, 1, per_host=3)
+    one = wire.taken(Kind.CALL)[1]
+    caster.reply(returned(one, one.dst), Parcel([msgspec.msgpack.encode(["no room"])]))
+    assert reasons(wire) == {1: 1}
+    [skip] = wire.taken(Kind.CALL, SKIP)
+    assert (skip.dst, skip.mesh, skip.rank, skip.sender, skip.seq, skip.port) == ("h0/p.1.0", "a", 1, "root", 4, 0)
+
+
+def test_a_stand_in_that_comes_back_is_not_sent_again(caster: Caster, wire: Wire) -> None:
+    cast(caster, 1)
+    [one] = wire.taken(Kind.CALL)
+    caster.lost(one, "cut")
+    [skip] = wire.taken(Kind.CALL, SKIP)
+    caster.reply(returned(skip, skip.dst), Parcel([msgspec.msgpack.encode(["gone"])]))
+    caster.lost(skip, "cut")
+    assert wire.taken(Kind.CALL, SKIP) == [skip]
+
+
+def test_a_host_that_is_lost_after_it_took_a_cast_leaves_nobody_waiting(caster: Caster, wire: Wire) -> None:
+    cast(caster, 4, fanout=1)  # h0 -> h1 -> h2 -> h3
+    [below] = [one for one in wire.taken(Kind.CAST) if one.method == "step"]
+    assert below.dst == "h1/agent"
+    caster.host_lost("h1", "its agent has ended")
+    assert reasons(wire) == {1: 1, 2: 2, 3: 3}
+    skips = wire.taken(Kind.CAST, SKIP)
+    assert [one.dst for one in skips] == ["h1/agent", "h2/agent"]  # h2 passes it on to h3
+    assert all(one.sender == "root" and one.plan is not None and one.port == 0 for one in skips)
+    assert [run.seq for run in skips[1].plan.runs] == [4]  # type: ignore[union-attr]
+    assert not caster._casts[below.port].fold.complete  # its own proc has still to answer
+
+
+def test_those_below_a_lost_host_that_have_answered_are_not_told_of(caster: Caster, wire: Wire) -> None:
+    cast(caster, 3, fanout=1)
+    [below] = wire.taken(Kind.CAST)
+    answer = Header(Kind.REPLY, HERE, "h2/p.2.0", port=below.port, index=2)
+    caster.reply(answer, Parcel([b"done"]))
+    caster.host_lost("h1", "its agent has ended")
+    assert reasons(wire) == {1: 1}
+
+
+def test_a_lost_host_elsewhere_in_the_tree_changes_nothing(caster: Caster, wire: Wire) -> None:
+    cast(caster, 3, fanout=1)
+    before = list(wire.sent)
+    caster.host_lost("h2", "its agent has ended")  # h1 sends there, and tells
+    caster.host_lost("h9", "its agent has ended")
+    assert wire.sent == before
+
+
+def test_a_part_of_a_cast_that_cannot_be_sent_is_skipped_past_the_one_who_is_gone(caster: Caster, wire: Wire) -> None:
+    wire.broken = {"h1/agent"}
+    cast(caster, 3, fanout=1)
+    [call] = wire.due
+    call()
+    assert reasons(wire) == {1: 1, 2: 2}
+    assert [one.dst for one in wire.taken(Kind.CAST, SKIP)] == ["h2/agent"]
+
+
+def test_a_broadcast_is_answered_for_by_nobody_here(caster: Caster, wire: Wire) -> None:
+    cast(caster, 2, port=0)
+    caster.host_lost("h1", "its agent has ended")
+    assert wire.taken(Kind.RETURNED) == []
+
+
+def test_skips_reach_the_procs_of_a_host_as_calls(caster: Caster, wire: Wire) -> None:
+    layout = Layout("p", ("h0",), 2)
+    [(dst, plan)] = plan_cast(layout, [Run(0, 2, seq=9)])
+    caster.cast(Header(Kind.CAST, dst, "c/c.0", mesh="a", sender="root", method=SKIP, plan=plan), Parcel([b""]))
+    got: list[Any] = [(one.dst, one.seq, one.method) for one in wire.taken(Kind.CALL)]
+    assert got == [("h0/p.0.0", 9, SKIP), ("h0/p.1.0", 9, SKIP)]
