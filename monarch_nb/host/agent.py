@@ -50,9 +50,9 @@ class Agent:
         # Whoever should end with this process has the other end; its closing is the kernel's job, whatever kills us.
         self._cord, self._cord_end = os.pipe()
         self._node = self._make_node()
+        self._node.on_stranger = self._stranger
         self._post = Post(self._node, self.address)
         self._leases = Leases(options.lease_s)
-        self._node.on_stranger = self._stranger
         self._logs = LogTailer(self._post, self._folder / "logs")
         self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self)
         self._stopper = Stopper(self._loop, self._children, self._post)
@@ -180,7 +180,6 @@ class Agent:
         else:
             self._give_up("nobody came back to this detached host in time")
 
-    def _follow(self, owner: str, pid: int) -> None:
     def _host_lost(self, host: str, reason: str) -> None:
         self._node.forget(host, reason)
         self._caster.host_lost(host, reason)
@@ -196,6 +195,7 @@ class Agent:
 
         self._later(wait, look)
 
+    def _follow(self, owner: str, pid: int) -> None:
         if owner in self._followed or not has_pidfd():
             return
         try:

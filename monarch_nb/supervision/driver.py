@@ -141,8 +141,12 @@ class Driver(Causes):
     def _fail_calls(self, uid: str, lives: tuple[Life, ...] | None, failure: MeshFailure) -> None:
         ranks = None if lives is None else {rank for rank, _ in lives}
         for call in tuple(self.runtime.calls.values()):
-            if call.mesh == uid and (ranks is None or call.waits_for(ranks)):
+            if call.mesh != uid:
+                continue
+            if ranks is None:
                 call.fail(self._error(failure, call))
+            elif places := call.places_of(ranks):
+                call.lose(places, self._error(failure, call))
 
     def _error(self, failure: MeshFailure, call: PendingCall | None) -> SupervisionError:
         if failure.failure_id:
@@ -156,8 +160,6 @@ class Driver(Causes):
         for cell in tuple(self.runtime.cells.values()):
             if cell.instance.stream == stream:
                 return cell
-            elif places := call.places_of(ranks):
-                call.lose(places, self._error(failure, call))
         return None
 
     def _supervise(self, owner: str, failure: MeshFailure) -> None:

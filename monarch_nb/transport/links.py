@@ -33,11 +33,11 @@ class Sink(Protocol):
     def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
         """A message will never arrive."""
 
-    def dropped(self, sender: str, why: object) -> None:
-        """Something arrived that makes no sense."""
     def stranger(self, address: str) -> None:
         """A process on this machine is spoken to for the first time."""
 
+    def dropped(self, sender: str, why: object) -> None:
+        """Something arrived that makes no sense."""
 
 
 class Links:
@@ -60,10 +60,10 @@ class Links:
         self.address = address
         self.context: Context | None = None
         self.arrived, self.undeliverable, self.dropped = sink.arrived, sink.undeliverable, sink.dropped
+        self._stranger = sink.stranger
         self._routes = Routes(address, agent)
         self._reader = reader
         self._trust = (keys, insecure_loopback)
-        self._stranger = sink.stranger
         self._trusts: dict[str, Trust] = {}  # of hosts that have their own
         self._portable, self._config, self._limits = portable, config, limits
         self._on_connection = on_connection
@@ -124,10 +124,10 @@ class Links:
         if peer is None:
             if hop.endpoint.startswith("ipc:"):
                 sockets.checked_path(hop.endpoint)
+                self.later(lambda: self._stranger(hop.address))
             peer = Peer(self, hop.address, lane, hop.endpoint, portable=self._portable, config=self._config)
             self._peers[key] = peer
         return peer
-                self.later(lambda: self._stranger(hop.address))
 
     def incoming(self, router: Socket, routing_id: bytes, tcp: bool) -> Peer | None:
         """The peer that sent this; None if it may not speak."""
@@ -185,6 +185,12 @@ class Links:
                 return False
         return peer is not None and peer.up
 
+    def unheard(self, address: str) -> bool:
+        """Whether something was written to a process that has never said a word."""
+        with self._lock:
+            peers = [peer for (known, _), peer in self._peers.items() if known == address]
+        return not any(peer.heard for peer in peers) and not all(peer.settled for peer in peers)
+
     def forget(self, where: str, reason: str) -> None:
         """A process, or a host with all its processes, is dead."""
         with self._lock:
@@ -224,12 +230,6 @@ class Links:
     def _told(self, peer: Peer, event: int) -> None:
         if event == monitor.UP:
             peer.found()
-    def unheard(self, address: str) -> bool:
-        """Whether something was written to a process that has never said a word."""
-        with self._lock:
-            peers = [peer for (known, _), peer in self._peers.items() if known == address]
-        return not any(peer.heard for peer in peers) and not all(peer.settled for peer in peers)
-
         elif event == monitor.DOWN:
             peer.lost()
         elif event & monitor.REFUSED:

@@ -64,8 +64,8 @@ class Node:
         self.address = address
         self.host, self.name = address.split("/", 1)
         self.tcp_endpoint: str | None = None  # where others reach it, once started
-        self.garbage = 0  # messages dropped because they made no sense
         self.on_stranger: Callable[[str], None] | None = None  # told of processes here when first spoken to
+        self.garbage = 0  # messages dropped because they made no sense
         self._own_folder = run_folders.get(self.host)
         self._handler, self._on_link_failed = handler, on_link_failed
         self._keys, self._tcp_bind, self._insecure_loopback = keys, tcp_bind, insecure_loopback
@@ -300,13 +300,13 @@ class Node:
     def _try_to_tell(self, header: Header, parcel: Parcel) -> None:
         try:
             self.send(header, parcel, lane=1)
+        except TransportError as error:
+            log.info("monarch_nb: could not return a message to %s: %s", header.dst, error)
+
     def stranger(self, address: str) -> None:
         """A process on this machine is dialled for the first time; whether it exists is for others to find out."""
         if self.on_stranger is not None:
             self.on_stranger(address)
-
-        except TransportError as error:
-            log.info("monarch_nb: could not return a message to %s: %s", header.dst, error)
 
     def dropped(self, sender: str, why: object) -> None:
         """Count what makes no sense and say it, but ever more rarely."""
