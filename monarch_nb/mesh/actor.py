@@ -229,6 +229,7 @@ def spawn_actors(
     engine.keeper.own(instance, state)
     try:
         state.born.initialized = send_spawn(state, region, frames)
+        engine.keeper.event("spawning", state)
     except BaseException:  # Ctrl-C too: nobody will ever hold it
         engine.keeper.stop_mesh(state, "its spawn was cut off")
         raise

@@ -178,6 +178,7 @@ def spawn_proc_mesh(
     try:
         born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
         mesh = ProcMesh(state, region)
+        engine.keeper.event("spawning", state)
         announce(mesh)
     except BaseException:  # Ctrl-C too: nobody will ever hold it
         engine.keeper.stop_mesh(state, "its spawn was cut off")

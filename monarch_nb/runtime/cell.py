@@ -39,7 +39,10 @@ class ActorCell(ActorLife):
         self.mesh, self.rank, self.incarnation = header.mesh, header.rank, header.incarnation
         self.inbox: Inbox[Any] = Inbox()
         self.running: tuple[str, str, float] | None = None  # (call id, endpoint, since)
+        self.calls = 0  # messages that were begun, for statistics
+        self.errors = 0  # those that raised
         self.task: asyncio.Task[Any] | None = None
+        self.watch: Callable[[Any], Any] | None = None  # wraps methods while a debugger has breakpoints here
         self._calls: dict[str, asyncio.Task[Any] | None] = {}  # async endpoints that run, by call
         self._spawn = (header, parcel)
         region = Region(spec.labels, NDSlice(spec.offset, spec.sizes, spec.strides))
@@ -183,6 +186,7 @@ class ActorCell(ActorLife):
         extent = header.extent
         point = Point(header.index, Extent(*extent)) if extent is not None else self.instance.rank
         self.running = (header.call, header.method, time.monotonic())
+        self.calls += 1
         return current.set(Context(self.instance, point, header.call, (*header.chain, header.call))), self.running
 
     def run_sync(self, header: Header, parcel: "Parcel") -> None:
@@ -238,6 +242,8 @@ class ActorCell(ActorLife):
         if isinstance(error, StopRequested):
             self._refuse_current(header)
             return
+        self.errors += 1
+        self.runtime.failures.keep(self, header, error)
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         ordinary = isinstance(error, Exception) or (interrupted and not self.ending)
         cancelled = isinstance(error, asyncio.CancelledError) and header.call in self.runtime.cancels

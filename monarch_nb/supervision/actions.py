@@ -97,4 +97,13 @@ class HealRefused:
     retry_after: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerSaid:
+    """No action, but news of one for displays: `__supervise__` of an owner has ended."""
+
+    failure_id: int
+    owner: str
+    handled: bool
+
+
 Action = Supervise | FailActor | StopMesh | FailCalls | RootFault | Tell | Respawn | Recreate | Healed | HealRefused

@@ -17,6 +17,7 @@ from monarch_nb.supervision.actions import (
     FailCalls,
     Healed,
     HealRefused,
+    OwnerSaid,
     Recreate,
     Respawn,
     RootFault,
@@ -49,6 +50,7 @@ class Driver(Causes):
         self.machine = Machine(root=root, root_policy=policy)
         self.fatal: Callable[[MeshFailure], None] = lambda failure: logger.error("%s", failure.report())
         self.show: Callable[[MeshFailure], None] = self.fatal
+        self.listeners: list[Callable[[Action | OwnerSaid | None], None]] = []  # None: something may have changed
         self._lock = threading.RLock()
         self._actions: deque[Action] = deque()
         self._acting = False
@@ -62,19 +64,28 @@ class Driver(Causes):
         """Gives the machine one event and carries out what follows."""
         with self._lock:
             self._actions.extend(event(self.machine))
-            if self._acting:  # whoever is at it carries these out too, in order
-                return
-            self._acting = True
+            under_way, self._acting = self._acting, True
+        self._tell(None)
+        if under_way:  # whoever is at it carries these out too, in order
+            return
         while True:
             with self._lock:
                 if not self._actions:
                     self._acting = False
-                    return
+                    break
                 action = self._actions.popleft()
             try:
                 self._carry_out(action)
             except Exception:
                 logger.exception("supervision: %s", action)
+            self._tell(action)
+
+    def _tell(self, what: "Action | OwnerSaid | None") -> None:
+        for listener in tuple(self.listeners):
+            try:
+                listener(what)
+            except Exception:
+                logger.exception("a display failed on %s", what)
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -170,11 +181,13 @@ class Driver(Causes):
         hook = cell.obj.__supervise__
 
         def report(handled: bool) -> None:
+            self._tell(OwnerSaid(failure.failure_id, owner, handled))
             self.feed(lambda machine: machine.owner_result(failure.failure_id, handled))
 
         def failed(error: Exception) -> None:
             text = "".join(format_exception(error))
             raised = self.cause_of("raised", error, text, cell, "__supervise__")
+            self._tell(OwnerSaid(failure.failure_id, owner, False))
             self.feed(lambda machine: machine.owner_result(failure.failure_id, False, raised))
 
         run_hook(cell, lambda: hook(failure), report, failed)

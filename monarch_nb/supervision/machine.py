@@ -101,6 +101,15 @@ class Machine:
         """How each rank of a mesh is. Raises KeyError if the mesh is not known here."""
         return self._book.status(mesh_uid)
 
+    def odd(self) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
+        """All meshes known here: why each has ended, if it has, and its ranks that are not, or were not always, alive."""
+        return [(uid, mesh.ended, dict(mesh.odd)) for uid, mesh in self._book.meshes.items()]
+
+    def owner_name(self, actor: str) -> str:
+        """What people call an owner."""
+        record = self._tree.get(actor)
+        return record.name if record is not None else actor
+
     def incarnations(self, mesh_uid: str) -> dict[int, int]:
         """The incarnation of each rank that was ever healed; all others are in their first, 0."""
         odd = self._book.meshes[mesh_uid].odd

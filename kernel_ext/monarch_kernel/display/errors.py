@@ -13,10 +13,11 @@ import IPython
 
 import monarch_nb
 from monarch_nb.runtime import Future
+from monarch_nb.store.failures import title
 from monarch_nb.supervision import DeviceMeshError, SupervisionError
 from monarch_nb.wire import ActorError
 
-from .failures import ansi, failure_text, title
+from .failures import ansi, failure_text
 
 # What a cell does not see: ours, and the way through IPython to a magic, which old versions show.
 _HIDDEN = tuple(f"{Path(file).parent}/" for file in (monarch_nb.__file__, str(Path(__file__).parent), IPython.__file__))

@@ -1,0 +1,169 @@
+"""The store of one engine: keeps the state, and tells those who watch it, at most so often."""
+
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from monarch_nb.runtime import Runtime
+from monarch_nb.store.cluster import Cluster
+from monarch_nb.store.collector import Collector
+from monarch_nb.store.events import Event, Quiet
+
+TELLING_S = 0.05  # between two deltas
+WAITING = 500  # events that nobody watches are folded in heaps of that size
+
+Message = dict[str, Any]
+Listener = Callable[[Message], None]
+logger = logging.getLogger(__name__)
+
+
+class Store:
+    """Methods from any thread. Without a watcher it has no thread, and workers tell nothing of themselves."""
+
+    def __init__(self, engine: Runtime | None = None) -> None:
+        self._cluster = Cluster()
+        self._events: deque[Event] = deque()
+        self._lock = threading.Lock()  # of the cluster, its number, and who watches
+        self._watchers: list[Listener] = []
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.seq = 0
+        self.collector = None if engine is None else Collector(engine, self.put)
+
+    def put(self, event: Event) -> None:
+        """Takes an event in. Does not block."""
+        self._events.append(event)
+        if self._thread is not None:
+            self._wake.set()
+        elif len(self._events) >= WAITING:
+            with self._lock:
+                self._fold()
+
+    def document(self) -> dict[str, Any]:
+        """The state now, as a copy of its own."""
+        if self.collector is not None:
+            self.collector.look()
+        with self._lock:
+            self._fold()
+            copied: dict[str, Any] = _copy(self._cluster.document)
+            return copied
+
+    def watch(self, listener: Listener) -> Callable[[], None]:
+        """Calls `listener` with a snapshot, here and now, and with deltas from then on; the result ends that.
+
+        Snapshots hold the state itself: they are to be encoded before the listener returns. It must not block, and
+        must not call back. One that raises is not called again.
+        """
+        if self.collector is not None:
+            self.collector.look()
+        with self._lock:
+            self._flush()
+            if not self._tell(listener, {"type": "snapshot", "seq": self.seq, "state": self._cluster.document}):
+                return lambda: None
+            first = not self._watchers
+            self._watchers.append(listener)
+            if first and not self._closed and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="monarch-store", daemon=True)
+                self._thread.start()
+        if first and self.collector is not None:
+            self.collector.watch(on=True)
+        return lambda: self._leave(listener)
+
+    def again(self, listener: Listener) -> None:
+        """A new snapshot for one that watches."""
+        with self._lock:
+            self._flush()
+            self._tell(listener, {"type": "snapshot", "seq": self.seq, "state": self._cluster.document})
+
+    def close(self) -> None:
+        """Ends it; watchers hear nothing any more."""
+        self._closed = True
+        with self._lock:
+            self._watchers.clear()
+        self._wake.set()
+        if self.collector is not None:
+            self.collector.close()
+
+    def _leave(self, listener: Listener) -> None:
+        with self._lock:
+            if listener not in self._watchers:
+                return
+            self._watchers.remove(listener)
+            if self._watchers:
+                return
+        self._wake.set()
+        self._nobody()
+
+    def _nobody(self) -> None:
+        if self.collector is not None:
+            self.collector.watch(on=False)
+        self.put(Quiet(round(time.time(), 3)))
+
+    # -- telling ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            with self._lock:
+                if not self._watchers or self._closed:
+                    self._thread = None
+                    return
+                self._flush()
+                deserted = not self._watchers
+            if deserted:
+                self._nobody()
+            time.sleep(TELLING_S)
+
+    def _fold(self) -> None:
+        events = self._events
+        while events:
+            event = events.popleft()
+            try:
+                self._cluster.fold(event)
+            except Exception:
+                logger.exception("%r could not be folded in", event)
+
+    def _flush(self) -> None:
+        self._fold()
+        patch = self._cluster.take()
+        if not patch:
+            return
+        self.seq += 1
+        told = {"type": "delta", "prev": self.seq - 1, "seq": self.seq, "patch": patch}
+        for listener in tuple(self._watchers):
+            if not self._tell(listener, told):
+                self._watchers.remove(listener)
+
+    @staticmethod
+    def _tell(listener: Listener, message: Message) -> bool:
+        try:
+            listener({**message, "now": round(time.time(), 3)})
+        except Exception:
+            logger.debug("a face is gone", exc_info=True)
+            return False
+        return True
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(inner) for key, inner in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+_stores: "weakref.WeakKeyDictionary[Runtime, Store]" = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def store_of(engine: Runtime) -> Store:
+    """The store of an engine; it begins to listen when it is first asked for."""
+    with _making:
+        store = _stores.get(engine)
+        if store is None:
+            store = _stores[engine] = Store(engine)
+        return store
