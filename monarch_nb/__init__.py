@@ -50,6 +50,7 @@ _MODULES = frozenset(
     {
         "actor",
         "config",
+        "debug",
         "exceptions",
         "job",
         "spmd",

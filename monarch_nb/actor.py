@@ -1,9 +1,10 @@
 """The actor API: `from monarch.actor import Actor, endpoint, this_host`."""
 
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
-from monarch_nb._compat import NotYetError, missing
+from monarch_nb._compat import missing
+from monarch_nb.debug.hooks import breakpoint_if
 from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
 from monarch_nb.mesh import (
     Accumulator,
@@ -86,9 +87,11 @@ def current_actor_name() -> str:
     return str(context().actor_instance.actor_id)
 
 
-def debug_controller() -> NoReturn:
-    """Belongs to the debugger, which is not there yet."""
-    raise NotYetError("debug_controller is not there yet: it belongs to the debugger, see docs/compatibility.md")
+def debug_controller() -> Any:
+    """The debugger of this program: the module `monarch.debug`. Torchmonarch gives an actor with a TCP server here."""
+    import monarch_nb.debug
+
+    return monarch_nb.debug
 
 
 def __getattr__(name: str) -> Any:
@@ -129,6 +132,7 @@ __all__ = [
     "as_endpoint",
     "attach_hosts",
     "attach_to_workers",
+    "breakpoint_if",
     "concurrent_endpoint",
     "config",
     "context",

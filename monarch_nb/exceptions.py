@@ -1,5 +1,6 @@
 """What can go wrong, to catch by name."""
 
+from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
 from monarch_nb.runtime import DeadlockError, WouldBlockRuntime
 from monarch_nb.supervision import DeviceMeshError, HealError, SupervisionError
 from monarch_nb.transport import DescriptorLimitError, TransportError, TrustError
@@ -8,10 +9,13 @@ from monarch_nb.wire import ActorError, MessageTooLargeError
 __all__ = [
     "ActorError",
     "DeadlockError",
+    "DebugError",
     "DescriptorLimitError",
     "DeviceMeshError",
     "HealError",
     "MessageTooLargeError",
+    "QuitDebugger",
+    "StoppedAtBreakpoint",
     "SupervisionError",
     "TransportError",
     "TrustError",

@@ -12,6 +12,7 @@ from monarch_nb.supervision import MeshFailure
 
 from . import display
 from .completion import Completion
+from .debugger import Prompting
 from .display.errors import Errors
 from .display.failures import failure_bundle
 from .front import Front
@@ -59,21 +60,23 @@ class Extension:
             return
         if self._attached is not None:
             self._attached.leave()
-        self._attached = _Attached(self._front, engine)
+        self._attached = _Attached(self._shell, self._front, engine)
 
 
 class _Attached:
     """The hold on one engine: its failures, its processes' output, and waits for them."""
 
-    def __init__(self, front: Front, engine: Runtime) -> None:
+    def __init__(self, shell: Any, front: Front, engine: Runtime) -> None:
         self.engine = engine
         self._front = front
         self._output: Output = output_of(engine)
         self._logs = Logs(front, engine, self._output)
         self._progress = Progress(front, engine, self._logs, conditions)
+        self._prompting = Prompting(shell, front, engine)
         self._settle = lambda: self._logs.settle(all_of_it=True)
         notebook_mode(self._show)
         engine.keeper.on_event.append(self._happened)
+        self._prompting.install()
         waiters.append(self._progress)
         future._wait_guards.append(self._progress.guard)
         front.ending.append(self._settle)
@@ -88,6 +91,7 @@ class _Attached:
         ):
             if mine in registered:
                 registered.remove(mine)  # type: ignore[arg-type]
+        self._prompting.uninstall()
         self._logs.close()
 
     def _happened(self, kind: str, about: Any) -> None:

@@ -14,6 +14,7 @@ from monarch_nb.mesh.forwarding import Forwarding
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.spawning import PYTHON, python_version
 from monarch_nb.runtime import Runtime, SpawnActor, install
+from monarch_nb.runtime.features import install_breakpoints
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Node
 from monarch_nb.wire import Header
@@ -39,6 +40,8 @@ def run_proc(spec: ProcSpec) -> int:
     keeper.forwarding = Forwarding(engine)
     keeper.python = spec.python
     keeper.controllers = Controllers(engine)
+    engine.is_worker = True
+    install_breakpoints()
     install(engine)
     if spec.log:
         engine.keep_log(1)

@@ -39,6 +39,7 @@ class Keeper:
         self.log_options: Any = None  # what ProcMesh.logging_option has set
         self.forwarding: Any = None  # writes here what the processes write that this one started
         self.controllers: Any = None  # the way to actors of which a program has one each
+        self.paused: dict[tuple[str, int], str] = {}  # ranks that a debugger holds: mesh, rank -> where
         self._owned: dict[str, list[str]] = {}  # stream of the owner -> uids
         self._mesh: ProcMesh | None = None
         engine.keeper = self

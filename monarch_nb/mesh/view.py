@@ -98,6 +98,8 @@ def _ranks(state: MeshState, procs: ProcState, region: Region) -> list[RankView]
             detail = _ended(known.cause)
         elif what == "alive" and procs.home == runtime().address and not pid and procs.born is not None:
             what = "starting"
+        elif what == "alive" and (state.uid, rank) in keeper.paused:
+            what, detail = "paused", keeper.paused[state.uid, rank]
         elif what == "alive" and address in keeper.unresponsive:
             what = "unresponsive"
             detail = f"for {time.time() - keeper.unresponsive[address]:.0f} s"

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.routing import Inbox, InboxOverflow
@@ -164,6 +165,8 @@ class ActorCell(ActorLife):
         method = endpoint._method.__get__(self.obj)
         if endpoint._instrument:
             method = instrumented(method, header.method.lstrip("@!"))
+        if self.watch is not None:
+            method = self.watch(method)
         if endpoint._explicit_response_port:
             args = (ReplyPort(header), *args)
         return method, args, kwargs

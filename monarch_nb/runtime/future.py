@@ -21,12 +21,15 @@ class Waiter(Protocol):
         """Called on the waiting thread, first after `WAIT_TICK` seconds and again each tick; may raise."""
 
 
-WAIT_TICK = 0.25
+WAIT_TICK = 0.1
 waiters: list[Waiter] = []
 
 # Entered for the whole of a blocking wait; the runtime puts its bookkeeping of who waits for what here.
 _wait_guards: list[Callable[["Future[Any]", bool], Callable[[], None] | None]] = []
 
+
+# Entered for an `await`, with the asyncio future that it suspends on: an exception set there ends the wait.
+_await_guards: list[Callable[["Future[Any]", "asyncio.Future[None]"], Callable[[], None] | None]] = []
 
 # Asked before a thread blocks; may raise.
 _block_checks: list[Callable[["Future[Any]"], None]] = []
@@ -263,6 +266,7 @@ class Future(Generic[R]):
             self._on_done(wake)
             self._observe()
             leave = [done for guard in _wait_guards if (done := guard(self, True)) is not None]
+            leave += [done for await_guard in _await_guards if (done := await_guard(self, signal)) is not None]
             self.watched += 1
             try:
                 yield from signal.__await__()

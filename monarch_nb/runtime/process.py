@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_nb.routing import Branch, below, indices
-from monarch_nb.runtime import log_prefix
+from monarch_nb.runtime import features, log_prefix
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cancels import Cancels
 from monarch_nb.runtime.cell import HOOK, ActorCell
 from monarch_nb.runtime.clock import Clock
 from monarch_nb.runtime.context import ActorId, Context, Instance, current
+from monarch_nb.runtime.failures import Failures
 from monarch_nb.runtime.future import _wait_guards
 from monarch_nb.runtime.life import ActorLife, SpawnActor
 from monarch_nb.runtime.parking import Parking
@@ -67,6 +68,9 @@ class Runtime:
         self.inline: Any = None  # a host inside this process, for tests; set by the mesh layer
         self.on_stranger: Callable[[str], None] = lambda address: None  # set by the mesh layer
         self.closed = False
+        self.is_worker = False  # started by a host agent, to hold actors
+        self.features: dict[str, Any] = {}  # what the layers above have attached, by name
+        self.failures = Failures(self.clock.later)
         self._parking = Parking(self.clock.later)
         self.waits = Waits(self)
         self.cancels = Cancels(self)
@@ -200,6 +204,8 @@ class Runtime:
             self.node.consumed(parcel)
         elif kind == Kind.CONTROL:
             control = self.controls.get(header.method)
+            if control is None and features.load_for(self, header, parcel):
+                return
             if control is not None:
                 try:
                     control(header, parcel)

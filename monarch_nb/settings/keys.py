@@ -56,6 +56,14 @@ def _effective() -> list[Key]:
         Key("link_down_timeout", "duration", 60 * _S, "without a connection, until what waits for it is lost"),
         Key("heal_max_restarts", "count", 3, "heals of one rank within heal_window"),
         Key("heal_window", "duration", 60 * _S, "see heal_max_restarts"),
+        # Debugging
+        Key("debug_freeze_on_error", "flag", False, "an endpoint that raises stops at the raise, as at a breakpoint"),
+        Key("debug_keep_failures", "count", 3, "failed calls of each actor whose frames are kept for %mpm; 0: none"),
+        Key("debug_keep_bytes", "count", 256 * _MIB, "of what the frames that are kept hold, in each process"),
+        Key("debug_command_timeout", "duration", 10 * _S, "for a command in a stopped rank, before it is broken off"),
+        Key("debug_lease", "duration", 60 * _S, "that a stopped rank waits when nothing is heard of its controller"),
+        Key("debug_orphan", "text", "resume", "what a stopped rank does then: resume, or end (the call fails)"),
+        Key("debug_patience", "duration", 3 * _S, "without a prompt, for ranks that do not stop where others have"),
         Key("capture_warning_size", "count", 10_000_000, "bytes of a captured global from which a warning names it"),
     ]
 

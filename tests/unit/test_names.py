@@ -128,9 +128,8 @@ def test_the_table_of_what_is_not_there_names_nothing_that_is() -> None:
         assert set(names) & set(vars(importlib.import_module(module))) == set()
 
 
-def test_the_debuggers_actor_is_not_there_yet() -> None:
-    with pytest.raises(ImportError, match="debugger"):
-        monarch.actor.debug_controller()
+def test_the_debugger_is_found_under_torchmonarchs_name_for_it() -> None:
+    assert monarch.actor.debug_controller() is monarch.debug
 
 
 def test_looking_at_all_that_the_package_lists_warns_of_nothing() -> None:

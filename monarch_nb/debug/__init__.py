@@ -1,0 +1,64 @@
+"""The debugger of a cluster: what is stopped, commands to one rank, a slice, or all; failures that are kept; stacks.
+
+`breakpoint()` in an actor stops it; breakpoints are also set from outside, `set_breakpoint("train.py:42", trainers)`.
+Everything that the prompt and the magics do is here: `group().eval("loss")`, `.step()`, `.resume()`.
+"""
+
+from monarch_nb.debug.api import (
+    Answers,
+    Group,
+    breakpoints,
+    clear_breakpoint,
+    detach,
+    eval,
+    freeze_on_error,
+    group,
+    next,
+    on_change,
+    post_mortem,
+    release,
+    resume,
+    sessions,
+    set_breakpoint,
+    stacks,
+    step,
+    table,
+    wait,
+    where,
+)
+from monarch_nb.debug.controller import Breakpoint
+from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
+from monarch_nb.debug.hooks import breakpoint_if
+from monarch_nb.debug.records import Frame, Stopped, Tensor, Value
+
+__all__ = [
+    "Answers",
+    "Breakpoint",
+    "DebugError",
+    "Frame",
+    "Group",
+    "QuitDebugger",
+    "Stopped",
+    "StoppedAtBreakpoint",
+    "Tensor",
+    "Value",
+    "breakpoint_if",
+    "breakpoints",
+    "clear_breakpoint",
+    "detach",
+    "eval",
+    "freeze_on_error",
+    "group",
+    "next",
+    "on_change",
+    "post_mortem",
+    "release",
+    "resume",
+    "sessions",
+    "set_breakpoint",
+    "stacks",
+    "step",
+    "table",
+    "wait",
+    "where",
+]

@@ -1,0 +1,268 @@
+"""What programs call: the debugger without a prompt."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_nb.debug import overview
+from monarch_nb.debug.commands import Desk, Result
+from monarch_nb.debug.controller import STEP_S, Breakpoint, controller
+from monarch_nb.debug.errors import DebugError
+from monarch_nb.debug.merge import Pair, diff_text, merged_text, outliers, plain
+from monarch_nb.debug.records import Stopped, Value
+from monarch_nb.wire import ActorError
+
+Answers = Result
+
+
+class Group:
+    """Some of the stopped ranks: all commands go to each of them. A group is looked up anew at each command."""
+
+    def __init__(self, choose: Callable[[], list[Stopped]]) -> None:
+        self._choose = choose
+        self._desk = Desk(controller(), choose)
+
+    @property
+    def sessions(self) -> list[Stopped]:
+        """Its ranks that are stopped now."""
+        return self._choose()
+
+    def run(self, command: str, *, timeout: float = STEP_S) -> Answers:
+        """A command as it is typed at the prompt. One that lets ranks go on waits up to `timeout` s for their next stop.
+
+        Raises DebugError if nothing is stopped.
+        """
+        self._all()
+        self._desk.step_s = timeout
+        return self._desk.do(command)
+
+    def eval(self, expression: str) -> Answers:
+        """An expression in the frame of each; `.values` has what came of it by rank."""
+        pairs = self._ask(expression)
+        return Result(expression, merged_text(pairs), pairs)
+
+    def _ask(self, expression: str) -> tuple[Pair, ...]:
+        found = self._all()
+        return tuple(zip(found, controller().ask(found, "eval", expression), strict=True))
+
+    def step(self, timeout: float = STEP_S) -> Answers:
+        """Runs each to its next line, into functions."""
+        return self.run("s", timeout=timeout)
+
+    def next(self, timeout: float = STEP_S) -> Answers:
+        """Runs each to its next line, over functions."""
+        return self.run("n", timeout=timeout)
+
+    def finish(self, timeout: float = STEP_S) -> Answers:
+        """Runs each to the end of its function."""
+        return self.run("r", timeout=timeout)
+
+    def resume(self) -> None:
+        """Lets them go on, up to the next breakpoint."""
+        controller().ask(self._all(), "resume")
+
+    def quit(self) -> None:
+        """Ends their endpoints: the calls fail with QuitDebugger."""
+        controller().ask(self._all(), "quit")
+
+    def locals(self) -> dict[int, dict[str, Value]]:
+        """The local variables of each, by rank."""
+        found = self._all()
+        answers = controller().ask(found, "locals")
+        return {one.rank: answer.locals for one, answer in zip(found, answers, strict=True)}
+
+    def where(self) -> str:
+        """One tree of their stacks, with counts."""
+        return self._desk.do("where").text
+
+    def diff(self, expression: str) -> list[tuple[Any, list[int]]]:
+        """The values of an expression (a DebugError where it raised) and the ranks that have them, odd ones first."""
+        pairs = self._ask(expression)
+        answers = {record.session: answer for record, answer in pairs}
+        found: list[tuple[Any, list[int]]] = []
+        for one, _ in outliers(pairs):
+            answer = answers[one.records[0].session]
+            value = DebugError(answer.error) if answer.error else plain(answer.value)
+            found.append((value, [record.rank for record in one.records]))
+        return found
+
+    def diff_text(self, expression: str) -> str:
+        """The same to be read."""
+        return diff_text(expression, self._ask(expression))
+
+    def watch(self, expression: str) -> str:
+        """A sparkline of an expression over the ranks."""
+        self._all()
+        return self._desk.do(f"watch {expression}").text
+
+    def _all(self) -> list[Stopped]:
+        found = self._choose()
+        if not found:
+            raise DebugError("nothing of it is stopped; monarch.debug.sessions() lists what is")
+        self._desk.focus = {(one.mesh, one.rank, one.thread) for one in found}
+        return found
+
+    def __len__(self) -> int:
+        return len(self._choose())
+
+    def __repr__(self) -> str:
+        return Desk(controller(), self._choose).table(source=False)
+
+
+def sessions() -> list[Stopped]:
+    """All threads that are stopped in the debugger, by actor and rank."""
+    return controller().book.sessions()
+
+
+def group(mesh: Any = None, **picks: int | slice) -> Group:
+    """The stopped ranks of a mesh (an ActorMesh, a slice of one, or its name), or all; `gpus=3` picks some of them."""
+    engine_controller = controller()
+    if mesh is not None and not isinstance(mesh, str) and picks:
+        mesh = mesh.slice(**picks)
+        picks = {}
+
+    def choose() -> list[Stopped]:
+        found = engine_controller.book.sessions()
+        if isinstance(mesh, str):
+            found = [one for one in found if one.name == mesh]
+        elif mesh is not None:
+            ranks = set(mesh._region.ranks())
+            found = [one for one in found if one.mesh == mesh._state.uid and one.rank in ranks]
+        for label, pick in picks.items():
+            found = [one for one in found if label in one.labels and _picked(one, label, pick)]
+        return found
+
+    return Group(choose)
+
+
+def _picked(one: Stopped, label: str, pick: int | slice) -> bool:
+    place = one.point[one.labels.index(label)]
+    return place in range(*pick.indices(1 << 30)) if isinstance(pick, slice) else place == pick
+
+
+def eval(expression: str, mesh: Any = None) -> Answers:
+    """An expression in the frames of all that is stopped, or of a mesh."""
+    return group(mesh).eval(expression)
+
+
+def step(mesh: Any = None, timeout: float = STEP_S) -> Answers:
+    """Runs all that is stopped to the next line, into functions."""
+    return group(mesh).step(timeout)
+
+
+def next(mesh: Any = None, timeout: float = STEP_S) -> Answers:
+    """Runs all that is stopped to the next line, over functions."""
+    return group(mesh).next(timeout)
+
+
+def resume(mesh: Any = None) -> None:
+    """Lets all that is stopped go on."""
+    group(mesh).resume()
+
+
+def where(mesh: Any = None) -> str:
+    """One tree of the stacks of all that is stopped, with counts."""
+    return group(mesh).where()
+
+
+def table() -> str:
+    """What is stopped, who is not and where those are, and the source around the line."""
+    return Desk(controller(), sessions).table()
+
+
+def detach(mesh: Any = None) -> None:
+    """Lets other controllers give commands to what is stopped."""
+    found = group(mesh).sessions
+    controller().ask(found, "release")
+
+
+def wait(count: int = 1, mesh: Any = None, timeout: float | None = 30.0) -> list[Stopped]:
+    """Blocks until `count` ranks are stopped. Raises TimeoutError."""
+    chosen = group(mesh)
+    limit = 1e9 if timeout is None else timeout
+    if not controller().book.wait(limit, lambda: len(chosen.sessions) >= count):
+        raise TimeoutError(f"{len(chosen.sessions)} of {count} ranks have stopped within {limit:g} s")
+    return chosen.sessions
+
+
+def on_change(listener: Callable[[str, Stopped], None]) -> Callable[[], None]:
+    """Calls `listener(kind, record)` on each "stopped", "resumed" and "lost", on an engine thread: it must not block.
+
+    Gives a function that takes it away again.
+    """
+    book = controller().book
+    book.listeners.append(listener)
+    return lambda: book.listeners.remove(listener)
+
+
+# -- breakpoints from outside ------------------------------------------------------------------------------------------
+
+
+def set_breakpoint(where: str, mesh: Any, *, condition: str = "", temporary: bool = False) -> Breakpoint:
+    """A breakpoint in actors that run already: `where` is "train.py:42" or a function, "Trainer.step" or "step".
+
+    It is looked at from each actor's next endpoint call on. Raises DebugError if no rank knows the place.
+    """
+    return controller().set_break(mesh, where, condition, temporary=temporary)
+
+
+def clear_breakpoint(which: Breakpoint | int | None = None) -> None:
+    """Takes a breakpoint away, by itself or its number; all without one."""
+    numbers = list(controller().breakpoints) if which is None else [getattr(which, "number", which)]
+    for number in numbers:
+        controller().clear_break(int(number))
+
+
+def breakpoints() -> list[Breakpoint]:
+    """Those that were set from outside."""
+    return list(controller().breakpoints.values())
+
+
+# -- failures and running ranks ----------------------------------------------------------------------------------------
+
+
+def post_mortem(what: Any, **picks: int | slice) -> Group:
+    """Opens the frames of a failed call on the rank where it was raised: of an ActorError, or of a rank's last failure.
+
+    The actor goes on serving; `.resume()` closes the frames. Raises DebugError where no frames are kept.
+    """
+    mesh, rank, call = _failed(what, picks)
+    state = controller().engine.meshes.get(mesh)
+    if state is None:
+        raise DebugError("the mesh of that failure is not known here any more")
+    address = getattr(state, "procs", state).address(rank)
+    record = controller().autopsy(mesh, address, rank, call)
+    return Group(lambda: [one for one in [controller().book.get(record.session)] if one is not None])
+
+
+def _failed(what: Any, picks: Any) -> tuple[str, int, str]:
+    if isinstance(what, ActorError):
+        origin = getattr(what, "origin", None)
+        if origin is None:
+            raise DebugError("this error does not say which rank it comes from: it was made elsewhere, or sent on")
+        mesh, rank, call = origin
+        return str(mesh), int(rank), str(call)
+    part = what.slice(**picks) if picks else what
+    ranks = list(part._region.ranks())
+    if len(ranks) != 1:
+        raise DebugError(f"{part._state.name} has {len(ranks)} ranks: say which, as in gpus=3")
+    return part._state.uid, ranks[0], ""
+
+
+def release(mesh: Any) -> None:
+    """Lets the processes of a mesh forget the frames of failures that they have kept."""
+    controller().release(_addresses(mesh))
+
+
+def freeze_on_error(mesh: Any, on: bool = True) -> None:
+    """Whether an endpoint that raises, on any actor of the mesh's processes, stops at the raise as at a breakpoint."""
+    controller().freeze(_addresses(mesh), on=on)
+
+
+def stacks(mesh: Any) -> str:
+    """The Python stacks of every rank of a mesh, merged into one tree; also of ranks stuck in C, where py-spy is there."""
+    return overview.stacks_text(controller(), mesh._state, list(mesh._region.ranks()))
+
+
+def _addresses(mesh: Any) -> Sequence[str]:
+    procs = getattr(mesh._state, "procs", None) or mesh._state
+    return [procs.address(rank) for rank in mesh._region.ranks()]

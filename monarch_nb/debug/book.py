@@ -1,0 +1,113 @@
+"""The controller's list of what is stopped: pure, thread-safe, fed by what ranks and supervision tell."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from monarch_nb.debug.records import Stopped
+
+Listener = Callable[[str, Stopped], None]
+
+
+class Book:
+    """Sessions by id. `changed` grows with everything that happens."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._sessions: dict[str, Stopped] = {}
+        self._over: dict[str, str] = {}  # sessions that cannot stop any more by a step, and why
+        self.listeners: list[Listener] = []
+        self.changed = 0
+
+    # -- what is told -------------------------------------------------------------------------------------------------
+
+    def stopped(self, record: Stopped) -> None:
+        """A thread has stopped."""
+        with self._changed:
+            self._sessions[record.session] = record
+            self._over.pop(record.session, None)
+            self._touch()
+        self._tell("stopped", record)
+
+    def resumed(self, session: str) -> None:
+        """It goes on."""
+        with self._changed:
+            record = self._sessions.pop(session, None)
+            self._touch()
+        if record is not None:
+            self._tell("resumed", record)
+
+    def over(self, session: str, why: str) -> None:
+        """It goes on, and what it was stepping through has ended."""
+        with self._changed:
+            record = self._sessions.pop(session, None)
+            self._over[session] = why
+            self._touch()
+        if record is not None:
+            self._tell("resumed", record)
+
+    def lost(self, address: str, why: str) -> list[Stopped]:
+        """A process is gone, with all that was stopped there."""
+        with self._changed:
+            gone = [record for record in self._sessions.values() if record.address == address]
+            for record in gone:
+                del self._sessions[record.session]
+                self._over[record.session] = why
+            if gone:
+                self._touch()
+        for record in gone:
+            self._tell("lost", record)
+        return gone
+
+    def _touch(self) -> None:
+        self.changed += 1
+        self._changed.notify_all()
+
+    def _tell(self, kind: str, record: Stopped) -> None:
+        for listener in tuple(self.listeners):
+            listener(kind, record)
+
+    # -- what is asked ------------------------------------------------------------------------------------------------
+
+    def sessions(self) -> list[Stopped]:
+        """All that is stopped, by actor and rank."""
+        with self._changed:
+            return sorted(self._sessions.values(), key=lambda one: (one.name, one.mesh, one.rank, one.session))
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is stopped; costs nothing."""
+        return bool(self._sessions)
+
+    def get(self, session: str) -> Stopped | None:
+        """One, if it is stopped."""
+        with self._changed:
+            return self._sessions.get(session)
+
+    def why_over(self, session: str) -> str:
+        """Why a session that was let go by a step will not stop; "" while that is not known."""
+        with self._changed:
+            return self._over.get(session, "")
+
+    def wait(self, timeout: float, until: Callable[[], bool]) -> bool:
+        """Blocks until `until()`, looked at after each change; False when time is up."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not until():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, 0.5))
+            return True
+
+    def wait_steps(self, before: Iterable[tuple[str, int]], timeout: float) -> None:
+        """Blocks until each of these sessions (with the number of its stop) has stopped anew or is over."""
+        waiting = list(before)
+
+        def settled() -> bool:
+            return all(
+                session in self._over or (session in self._sessions and self._sessions[session].number > number)
+                for session, number in waiting
+            )
+
+        self.wait(timeout, settled)

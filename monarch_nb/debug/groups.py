@@ -1,0 +1,108 @@
+"""Stopped ranks drawn together: by actor, place and stack; and their stacks as one tree. Pure."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from monarch_nb.debug.records import Frame, Stopped
+from monarch_nb.mesh.places import places, spans
+
+FileName = Callable[[str], str]
+
+
+def short(file: str) -> str:
+    """A file as people call it."""
+    return os.path.basename(file) or file
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks of one actor mesh that are at one place, with equal stacks."""
+
+    records: tuple[Stopped, ...]
+
+    @property
+    def first(self) -> Stopped:
+        """The one that stands for all."""
+        return self.records[0]
+
+    @property
+    def where(self) -> str:
+        """Which ranks: `trainers gpus=0-6`."""
+        return named(self.records)
+
+
+def grouped(records: Iterable[Stopped]) -> list[Group]:
+    """The groups, the largest of each mesh first."""
+    found: dict[object, list[Stopped]] = {}
+    for one in records:
+        stack = tuple((frame.file, frame.line, frame.function) for frame in one.stack)
+        found.setdefault((one.mesh, one.thread, one.post_mortem, stack), []).append(one)
+    groups = [Group(tuple(each)) for each in found.values()]
+    return sorted(groups, key=lambda group: (group.first.name, group.first.mesh, -len(group.records)))
+
+
+def ranks_of(records: Sequence[Stopped]) -> str:
+    """The places of ranks of one mesh: `gpus=0-2,5`; "" for an actor that is alone."""
+    if not records or not records[0].labels:
+        return ""
+    whole = {len(one.point) for one in records} == {len(records[0].labels)}
+    return places(records[0].labels, (one.point for one in records)) if whole else spans(one.rank for one in records)
+
+
+def named(records: Sequence[Stopped]) -> str:
+    """With the names of their meshes."""
+    meshes: dict[str, list[Stopped]] = {}
+    for one in records:
+        meshes.setdefault(one.mesh, []).append(one)
+    return "; ".join(f"{each[0].name} {ranks_of(each)}".rstrip() for each in meshes.values())
+
+
+def place(frame: Frame, name: FileName = short) -> str:
+    """`train.py:42 in Trainer.step`."""
+    return f"{name(frame.file)}:{frame.line} in {frame.function}"
+
+
+# -- one tree of many stacks -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Node:
+    """One frame of the tree, and who is in it."""
+
+    frame: Frame
+    who: list[str] = field(default_factory=list)
+    below: "dict[tuple[str, int, str], Node]" = field(default_factory=dict)
+
+
+def tree(stacks: Iterable[tuple[str, Sequence[Frame]]]) -> list[Node]:
+    """The tree of some stacks (outermost first), each with the name of who it is of."""
+    root: dict[tuple[str, int, str], Node] = {}
+    for who, stack in stacks:
+        level = root
+        for frame in stack:
+            node = level.setdefault((frame.file, frame.line, frame.function), Node(frame))
+            node.who.append(who)
+            level = node.below
+    return _sorted(root)
+
+
+def _sorted(level: dict[tuple[str, int, str], Node]) -> list[Node]:
+    return sorted(level.values(), key=lambda node: -len(node.who))
+
+
+def tree_text(
+    nodes: Sequence[Node], label: Callable[[Sequence[str]], str], name: FileName = short, indent: str = ""
+) -> list[str]:
+    """A tree as lines: how many, in which function, where; who, as `label` writes it, where it branches or ends."""
+    lines = []
+    for node in nodes:
+        below = _sorted(node.below)
+        ends = len(node.who) - sum(len(one.who) for one in below)
+        told = f"  [{label(node.who)}]" if ends or len(nodes) > 1 else ""
+        lines.append(f"{indent}{len(node.who)}  {node.frame.function}  {name(node.frame.file)}:{node.frame.line}{told}")
+        if node.frame.text and not below:
+            lines.append(f"{indent}   → {node.frame.text}")
+        deeper = indent + ("  " if len(below) > 1 or len(nodes) > 1 else "")
+        lines += tree_text(below, label, name, deeper)
+    return lines

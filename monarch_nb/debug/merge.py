@@ -1,0 +1,161 @@
+"""Answers of many ranks drawn together: equal ones once, differing ones side by side, outliers, sparklines. Pure."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_nb.debug.groups import named, ranks_of
+from monarch_nb.debug.records import Answer, Stopped, Value
+
+_BARS = "▁▂▃▄▅▆▇█"
+NAN_SIGN = "×"
+Pair = tuple[Stopped, Answer]
+
+
+def shown(answer: Answer) -> str:
+    """One answer as text."""
+    parts = [answer.text.rstrip("\n")] if answer.text.strip() else []
+    if answer.value is not None:
+        parts.append(answer.value.text)
+    if answer.locals:
+        parts += [f"{name} = {value.text}" for name, value in answer.locals.items()]
+    if answer.error:
+        parts.append(f"*** {answer.error}")
+    return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """One text, and those whose answer it is."""
+
+    text: str
+    records: tuple[Stopped, ...]
+
+
+def merged(pairs: Sequence[Pair]) -> list[Merged]:
+    """Equal answers once; the commonest first."""
+    found: dict[str, list[Stopped]] = {}
+    for record, answer in pairs:
+        found.setdefault(shown(answer), []).append(record)
+    return sorted((Merged(text, tuple(who)) for text, who in found.items()), key=lambda one: -len(one.records))
+
+
+def who(records: Sequence[Stopped], among: Sequence[Stopped]) -> str:
+    """Which ranks, as short as it is clear."""
+    return ranks_of(records) if len({one.mesh for one in among}) == 1 else named(records)
+
+
+def merged_text(pairs: Sequence[Pair]) -> str:
+    """Answers to be read: equal ones once with their ranks, differing ones side by side."""
+    records = [record for record, _ in pairs]
+    every = [one for one in merged(pairs) if one.text]
+    if not every:
+        return ""
+    if len(pairs) == 1:
+        return every[0].text
+    if len(every) == 1 and len(every[0].records) == len(pairs):
+        return f"{every[0].text}  (all {len(pairs)})" if "\n" not in every[0].text else every[0].text
+    if all("\n" not in one.text for one in every):
+        wide = min(60, max(len(one.text) for one in every))
+        return "\n".join(f"{one.text.ljust(wide)}  {who(one.records, records)}" for one in every)
+    return "\n".join(f"── {who(one.records, records) or named(one.records)}\n{one.text}" for one in every)
+
+
+# -- one expression over the ranks -------------------------------------------------------------------------------------
+
+
+def number_of(value: Value | None) -> float | None:
+    """The number that stands for a value: of a tensor its mean, NaN where it holds any."""
+    if value is None:
+        return None
+    if value.number is not None:
+        return value.number
+    if value.tensor is not None:
+        return math.nan if value.tensor.nan else value.tensor.mean
+    return None
+
+
+def outliers(pairs: Sequence[Pair]) -> list[tuple[Merged, float]]:
+    """Values by rank, the most unusual first, with how unusual each is: inf for NaN and errors, else the distance from
+    the median in units of the usual distance; where they are no numbers, the rarest first.
+    """
+    every = merged(pairs)
+    by_text = {shown(answer): answer for _, answer in pairs}
+    numbers = {text: number_of(answer.value) for text, answer in by_text.items()}
+    finite = [n for _, answer in pairs if (n := number_of(answer.value)) is not None and math.isfinite(n)]
+    middle = statistics.median(finite) if finite else 0.0
+    usual = statistics.median([abs(n - middle) for n in finite]) if finite else 0.0
+    scale = usual or abs(middle) * 1e-9 or 1e-12
+    found = []
+    for one in every:
+        number = numbers[one.text]
+        if by_text[one.text].error:
+            far = math.inf
+        elif number is None:
+            far = 0.0 if len(every) == 1 else len(pairs) / len(one.records)
+        else:
+            far = abs(number - middle) / scale if math.isfinite(number) else math.inf
+        found.append((one, far))
+    return sorted(found, key=lambda each: -each[1])
+
+
+def diff_text(expression: str, pairs: Sequence[Pair]) -> str:
+    """`diff EXPR`: the outliers first."""
+    records = [record for record, _ in pairs]
+    found = outliers(pairs)
+    if len(found) == 1:
+        return f"{expression}: equal on all {len(pairs)}: {found[0][0].text}"
+    lines = [f"{expression}: {len(found)} different values on {len(pairs)} ranks, the most unusual first"]
+    wide = min(60, max(len(one.text.splitlines()[0]) for one, _ in found))
+    for one, far in found[:40]:
+        first, *rest = one.text.splitlines()
+        mark = "!" if far > 8 else " "
+        lines.append(f" {mark} {first.ljust(wide)}  {who(one.records, records)}")
+        lines += [f"   {line}" for line in rest[:5]]
+    if len(found) > 40:
+        lines.append(f"   … {len(found) - 40} more")
+    return "\n".join(lines)
+
+
+def sparkline(numbers: Sequence[float | None]) -> str:
+    """Numbers as a row of bars; × is not a number, · is nothing."""
+    finite = [n for n in numbers if n is not None and math.isfinite(n)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    bars = []
+    for number in numbers:
+        if number is None:
+            bars.append("·")
+        elif not math.isfinite(number):
+            bars.append(NAN_SIGN)
+        else:
+            share = (number - low) / (high - low) if high > low else 0.5
+            bars.append(_BARS[min(len(_BARS) - 1, int(share * len(_BARS)))])
+    return "".join(bars)
+
+
+def watch_text(expression: str, pairs: Sequence[Pair]) -> str:
+    """`watch EXPR`: a sparkline over the ranks in their order."""
+    ordered = sorted(pairs, key=lambda pair: (pair[0].name, pair[0].rank))
+    numbers = [number_of(answer.value) for _, answer in ordered]
+    finite = [n for n in numbers if n is not None and math.isfinite(n)]
+    told = f"  {min(finite):.4g} … {max(finite):.4g}" if finite else ""
+    odd = [record for (record, _), n in zip(ordered, numbers, strict=True) if n is not None and not math.isfinite(n)]
+    if odd:
+        told += f"  {NAN_SIGN} {who(odd, [record for record, _ in ordered]) or 'not a number'}"
+    if not finite and not odd:
+        one = next((answer for _, answer in ordered), None)
+        told = f"  no number: {shown(one)}" if one is not None else "  nothing is stopped"
+    return f"{expression}  {sparkline(numbers)}{told}"
+
+
+def plain(value: Value | None) -> Any:
+    """A value for programs: its number where it has one, else its text."""
+    if value is None:
+        return None
+    if value.type == "int" and value.number is not None and abs(value.number) < 2**53:
+        return int(value.number)
+    if value.type == "bool":
+        return bool(value.number)
+    return value.number if value.number is not None else value.text

@@ -1,0 +1,103 @@
+"""Who is not stopped where others are, and what those do: asked of their processes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from monarch_nb.debug.controller import Controller
+from monarch_nb.debug.groups import FileName, named, place, short, tree, tree_text
+from monarch_nb.debug.records import Stopped, Thread
+from monarch_nb.debug.table import Missing
+from monarch_nb.mesh.places import places
+from monarch_nb.mesh.view import conditions
+
+LOOK_S = 0.3  # for ranks to say where they are, while a table waits for it
+MOST = 256  # ranks of a mesh from which on they are not asked
+
+
+def missing(
+    controller: Controller, records: Sequence[Stopped], name: FileName = short
+) -> tuple[dict[str, int], list[Missing]]:
+    """The sizes of the meshes that the stopped ranks are of, and of each mesh those that are not stopped. Blocks a
+    moment, for the answers of these.
+    """
+    sizes: dict[str, int] = {}
+    found: list[Missing] = []
+    for uid in dict.fromkeys(one.mesh for one in records if one.in_the_way):
+        state: Any = controller.engine.meshes.get(uid)
+        if state is None or getattr(state, "procs", None) is None:
+            continue
+        ranks = list(state.region.ndslice)
+        sizes[uid] = len(ranks)
+        stopped = {one.rank for one in records if one.mesh == uid}
+        rest = [rank for rank in ranks if rank not in stopped]
+        if not rest:
+            continue
+        what = _doing(controller, state, rest, name)
+        points = {rank: tuple(state.region.point_of_base_rank(rank).values()) for rank in rest}
+        found.append(Missing(state.name, state.region.labels, {points[rank]: what.get(rank, "") for rank in rest}))
+    return sizes, found
+
+
+def _doing(controller: Controller, state: Any, ranks: Sequence[int], name: FileName) -> dict[int, str]:
+    how = conditions(state)
+    told: dict[int, str] = {rank: how.get(rank, "") for rank in ranks if how.get(rank, "alive") != "alive"}
+    alive = [rank for rank in ranks if rank not in told]
+    if not alive or len(alive) > MOST:
+        return told
+    threads = controller.threads([state.procs.address(rank) for rank in alive], LOOK_S)
+    for rank in alive:
+        answer = threads[state.procs.address(rank)]
+        if isinstance(answer, str):
+            told[rank] = "does not answer: %stacks shows more"
+            continue
+        mine = next((t for t in answer if (t.mesh, t.rank) == (state.uid, rank)), None)
+        if mine is not None:
+            told[rank] = _told(mine, name)
+    return told
+
+
+def _told(thread: Thread, name: FileName) -> str:
+    if not thread.doing:
+        return "idle"
+    where = f", at {place(thread.stack[-1], name)}" if thread.stack else ""
+    return f"runs {thread.doing}{where}"
+
+
+def running_text(controller: Controller, records: Sequence[Stopped], name: FileName = short) -> str:
+    """The stacks of the ranks that run, of the meshes of which others are stopped."""
+    stopped = {one.place for one in records}
+    parts = []
+    for uid in dict.fromkeys(one.mesh for one in records):
+        state: Any = controller.engine.meshes.get(uid)
+        if state is not None and getattr(state, "procs", None) is not None:
+            ranks = [rank for rank in state.region.ndslice if (uid, rank) not in stopped]
+            parts.append(stacks_text(controller, state, ranks, name))
+    return "\n".join(parts) or f"nobody runs: {named(records)} are stopped"
+
+
+def stacks_text(controller: Controller, state: Any, ranks: Sequence[int], name: FileName = short) -> str:
+    """The Python stacks of some ranks of a mesh, merged into one tree. Blocks for at most some seconds."""
+    procs = getattr(state, "procs", None) or state
+    threads = controller.threads([procs.address(rank) for rank in ranks])
+
+    def label(them: Sequence[str]) -> str:
+        return places(state.region.labels, (state.region.point_of_base_rank(int(r)).values() for r in them)) or "it"
+
+    stacks, idle, silent = [], [], []
+    for rank in ranks:
+        answer = threads[procs.address(rank)]
+        if isinstance(answer, str):
+            silent.append(str(rank))
+            continue
+        mine = [t for t in answer if (t.mesh, t.rank) == (state.uid, rank) and t.stack]
+        stacks += [(str(rank), t.stack) for t in mine]
+        if not mine:
+            idle.append(str(rank))
+    lines = tree_text(tree(stacks), label, name)
+    if idle:
+        lines.append(f"{len(idle)}  idle  [{label(idle)}]")
+    if silent:
+        from monarch_nb.debug.stuck import look
+
+        lines += look(controller, procs, [int(rank) for rank in silent], label, name)
+    return "\n".join(lines)

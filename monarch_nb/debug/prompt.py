@@ -1,0 +1,211 @@
+"""The prompt of a waiting call: shows what is stopped and asks what to do, or raises where nobody can be asked."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from monarch_nb.debug.commands import Desk
+from monarch_nb.debug.controller import Controller
+from monarch_nb.debug.errors import StoppedAtBreakpoint
+from monarch_nb.debug.groups import FileName, named, short
+from monarch_nb.debug.records import Stopped
+from monarch_nb.runtime import Future
+from monarch_nb.settings import settings
+
+GATHER_S = 0.05  # ranks that stop within that time of each other are shown together
+HOW = "Debug them in the next cell: %%mdb NAME, or monarch.debug; then .get() again"
+
+
+class NoPrompt(Exception):
+    """Nobody can be asked here."""
+
+
+class Terminal(Protocol):
+    """Where people read and type."""
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is anybody to type."""
+
+    def write(self, text: str) -> None:
+        """Shows text."""
+
+    def ask(self, prompt: str) -> str:
+        """One line that was typed. Raises NoPrompt, EOFError, KeyboardInterrupt."""
+
+
+class Waiting:
+    """Looks, while a thread waits for a call, whether ranks that it waits for are stopped."""
+
+    def __init__(self, controller: Controller, terminal: Terminal, name: FileName = short) -> None:
+        self.controller = controller
+        self._terminal = terminal
+        self._name = name
+        self._asking = threading.Lock()
+        self._shown: set[tuple[str, int]] = set()  # stops that people have been told of: session and number
+        self._left: set[tuple[str, int]] = set()  # those that are to be left alone by this wait
+        self._desks: dict[str, Desk] = {}
+        self._seen = -1
+        self._moved = 0.0  # when something last happened
+
+    def begin(self) -> None:
+        """Somebody begins to wait: what was left stopped is asked about again, if it is what is waited for."""
+        self._left.clear()
+        self._seen = -1
+
+    def look(self, future: Future[Any]) -> None:
+        """Asks, or raises StoppedAtBreakpoint, if there is reason to. On the waiting thread."""
+        book = self.controller.book
+        if not book.any and self._seen == book.changed:
+            return
+        now = time.monotonic()
+        if book.changed != self._seen:
+            self._seen, self._moved = book.changed, now
+        records = self.relevant(future)
+        if not records or now - self._moved < GATHER_S or not self._asking.acquire(blocking=False):
+            return
+        try:
+            if self._terminal.can_ask:
+                self._ask(future, records)
+            else:
+                self._tell(future, records)
+        except NoPrompt:
+            self._tell(future, records)
+        finally:
+            self._asking.release()
+
+    def relevant(self, future: Future[Any]) -> list[Stopped]:
+        """What is stopped and belongs to this wait: it is waited for, or nobody was told of it yet."""
+        records = [one for one in self.controller.book.sessions() if (one.session, one.number) not in self._left]
+        related = self._related(future, records)
+        return [
+            one
+            for one in records
+            if one in related or (one.in_the_way and (one.session, one.number) not in self._shown)
+        ]
+
+    def _related(self, future: Future[Any], records: list[Stopped]) -> list[Stopped]:
+        if not records:
+            return []
+        call = self.controller.engine.calls.get(future.wait_id)
+        missing = set(call.missing_ranks()) if call is not None else set()
+        return [
+            one
+            for one in records
+            if (future.wait_id and future.wait_id in one.chain)
+            or (call is not None and one.in_the_way and one.mesh == call.mesh and one.rank in missing)
+        ]
+
+    def _tell(self, future: Future[Any], records: list[Stopped]) -> None:
+        """Nobody can be asked: raises if that is what the call waits for, or else shows what is stopped."""
+        related = self._related(future, records)
+        if related:
+            call = self.controller.engine.calls.get(future.wait_id)
+            held = {one.rank for one in related if call is not None and one.mesh == call.mesh}
+            covered = call is None or set(call.missing_ranks()) <= held
+            if covered or time.monotonic() - self._moved >= settings.get("debug_patience"):
+                raise self.error(future, related)
+        fresh = [one for one in records if one not in related and (one.session, one.number) not in self._shown]
+        if fresh:
+            self._shown |= {(one.session, one.number) for one in fresh}
+            table = Desk(self.controller, lambda: fresh, self._name).table()
+            self._terminal.write(f"{table}\n{HOW.replace('NAME', fresh[0].name).partition(';')[0]}\n")
+
+    def error(self, future: Future[Any], records: list[Stopped]) -> StoppedAtBreakpoint:
+        """What a call raises where nobody can be asked."""
+        self._shown |= {(one.session, one.number) for one in records}
+        table = Desk(self.controller, lambda: records, self._name).table()
+        story = future.story() if future.story is not None else "the call waits"
+        told = f"{story}: {named(records)} stopped in the debugger, and no prompt can be shown here.\n{table}\n"
+        how = HOW.replace("NAME", records[0].name)
+        return StoppedAtBreakpoint(f"{told}They stay stopped and the call stays under way. {how}", records, table)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def _desk(self, future: Future[Any], records: list[Stopped]) -> Desk:
+        key = future.wait_id or "any"
+        desk = self._desks.get(key)
+        if desk is None:
+            if len(self._desks) > 32:
+                self._desks.clear()
+            desk = self._desks[key] = Desk(self.controller, lambda: self.relevant(future), self._name)
+        desk.leave, desk.interactive = "", False
+        return desk
+
+    def _ask(self, future: Future[Any], records: list[Stopped]) -> None:
+        desk = self._desk(future, records)
+        self._shown |= {(one.session, one.number) for one in records}
+        self._terminal.write("\n".join([desk.table(), *desk.watched()]) + "\n")
+        converse(desk, self._terminal, over=future.done)
+        left = desk.candidates()
+        self._shown |= {(one.session, one.number) for one in left}
+        self._left |= {(one.session, one.number) for one in left}
+        if desk.leave == "detach" and not future.done():
+            how = HOW.replace("NAME", records[0].name)
+            told = f"{named(left)} left stopped in the debugger; the call stays under way. {how}"
+            raise StoppedAtBreakpoint(told, left, desk.table(source=False))
+
+
+def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: False) -> None:
+    """Asks for commands and carries them out until nothing is stopped any more, or the desk is left."""
+    shown = desk.controller.book.changed
+    last = ""
+    while not over():
+        if not _settled(desk) or not desk.candidates():
+            return
+        if desk.controller.book.changed != shown:
+            shown = desk.controller.book.changed
+        try:
+            line = terminal.ask(desk.prompt)
+        except KeyboardInterrupt:
+            if _interrupted(desk, terminal):
+                return
+            continue
+        except EOFError:
+            line = "detach"
+        if line.rstrip().endswith(":"):
+            line = _block(line, terminal)
+        line = line if line.strip() or desk.interactive else last  # an empty line is the last one again, as in pdb
+        last = line if line.split(" ")[0] in ("n", "s", "next", "step", "r", "return", "l", "list") else ""
+        if line.strip() in ("q", "quit") and not desk.interactive:
+            sure = terminal.ask(f"end the endpoints of {named(desk.focused())}, so that their calls fail? [y/N] ")
+            if sure.strip().lower() not in ("y", "yes"):
+                continue
+        terminal.write(f"» {line}\n")
+        text = desk.do(line).text
+        if text:
+            terminal.write(f"{text}\n")
+        if desk.leave:
+            return
+
+
+def _settled(desk: Desk) -> bool:
+    """After a step, sessions that come back at once are waited for, so that the prompt does not flicker."""
+    return bool(desk.candidates()) or desk.controller.book.wait(0.1, lambda: bool(desk.candidates()))
+
+
+def _block(line: str, terminal: Terminal) -> str:
+    """The rest of a statement that goes on, up to an empty line."""
+    lines = [line]
+    while True:
+        more = terminal.ask("... ")
+        if not more.strip():
+            return "\n".join(lines) + "\n"
+        lines.append(more)
+
+
+def _interrupted(desk: Desk, terminal: Terminal) -> bool:
+    """Ctrl-C at the prompt: leave them stopped, or let them go on? True if the prompt is to end."""
+    try:
+        said = terminal.ask("leave them stopped (l), let them go on (c), or back to the prompt (Enter)? ")
+        said = said.strip().lower()
+    except (KeyboardInterrupt, EOFError):
+        said = "l"
+    if said.startswith("c"):
+        terminal.write(f"{desk.do('c all').text}\n")
+        return True
+    if said.startswith("l"):
+        terminal.write(f"{desk.do('detach').text}\n")
+        return True
+    return False

@@ -1,0 +1,107 @@
+"""Stacks as their users know them: without the engine's frames, with the lines of source."""
+
+import linecache
+import os
+import types
+from collections.abc import Sequence
+
+from monarch_nb.debug.records import Frame
+
+_ENGINE = ("monarch_nb.runtime", "monarch_nb.mesh", "monarch_nb.supervision", "monarch_nb.debug", "monarch_nb.host")
+_PLUMBING = ("asyncio", "threading", "contextlib", "concurrent", "selectors", "runpy", "weakref", "bdb", "pdb")
+AROUND = 5  # lines of source on either side
+
+Entry = tuple[types.FrameType, int]
+
+
+def _within(frame: types.FrameType, packages: Sequence[str]) -> bool:
+    module = frame.f_globals.get("__name__") or ""
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def is_engine(frame: types.FrameType) -> bool:
+    """Whether a frame is the engine's own."""
+    return _within(frame, _ENGINE)
+
+
+def own_part(stack: Sequence[Entry]) -> int:
+    """Where in a stack (outermost first) the user's part begins; 0 if it has none."""
+    first = 0
+    for number, (frame, _) in enumerate(stack):
+        if is_engine(frame):
+            first = number + 1
+    while first < len(stack) and _within(stack[first][0], _PLUMBING):
+        first += 1
+    return first if first < len(stack) else 0
+
+
+def bottom_of(frame: types.FrameType) -> types.FrameType:
+    """The outermost frame of the user's code that `frame` runs in: the endpoint itself, mostly."""
+    bottom, at = frame, frame.f_back
+    while at is not None and not is_engine(at):
+        if not _within(at, _PLUMBING):
+            bottom = at
+        at = at.f_back
+    return bottom
+
+
+def walk(frame: types.FrameType | None) -> list[Entry]:
+    """The stack of a frame, outermost first."""
+    stack = []
+    while frame is not None:
+        stack.append((frame, frame.f_lineno or frame.f_code.co_firstlineno))
+        frame = frame.f_back
+    return stack[::-1]
+
+
+def frames(stack: Sequence[Entry]) -> tuple[Frame, ...]:
+    """A stack as plain data."""
+    return tuple(
+        Frame(
+            frame.f_code.co_filename,
+            line,
+            frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name,
+            linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip(),
+        )
+        for frame, line in stack
+    )
+
+
+def around(frame: types.FrameType, line: int, *, span: int = AROUND) -> tuple[tuple[str, ...], int]:
+    """The lines of source around one, and the number of the first of them."""
+    every = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    first = max(1, line - span)
+    return tuple(text.rstrip("\n") for text in every[first - 1 : line + span]), first
+
+
+_checked: dict[tuple[str, float, types.CodeType], bool] = {}
+
+
+def has_changed(code: types.CodeType) -> bool:
+    """Whether the file that code came from holds other code now: the lines that are shown may be wrong then."""
+    try:
+        at = os.stat(code.co_filename).st_mtime
+    except OSError:  # a cell, whose source came along
+        return False
+    key = (code.co_filename, at, code)
+    known = _checked.get(key)
+    if known is None:
+        if len(_checked) > 256:
+            _checked.clear()
+        known = _checked[key] = not _still_there(code)
+    return known
+
+
+def _still_there(code: types.CodeType) -> bool:
+    try:
+        with open(code.co_filename, "rb") as file:
+            found: list[types.CodeType] = [compile(file.read(), code.co_filename, "exec", dont_inherit=True)]
+    except (OSError, SyntaxError, ValueError):
+        return False
+    while found:
+        one = found.pop()
+        same = (one.co_name, one.co_firstlineno) == (code.co_name, code.co_firstlineno)
+        if same and one.co_code == code.co_code and one.co_names == code.co_names:
+            return True
+        found += [const for const in one.co_consts if isinstance(const, types.CodeType)]
+    return False

@@ -1,0 +1,81 @@
+"""What is stopped, as the table that a waiting cell shows. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from monarch_nb.debug.groups import FileName, Group, grouped, place, short
+from monarch_nb.debug.records import Stopped
+from monarch_nb.mesh.places import places
+
+
+class Missing:
+    """Ranks of a mesh that are not stopped, and what they do instead."""
+
+    def __init__(self, name: str, labels: Sequence[str], what: Mapping[tuple[int, ...], str]) -> None:
+        self.name = name
+        self.labels = tuple(labels)
+        self.what = dict(what)  # point -> what it does
+
+    def lines(self) -> list[str]:
+        """`not stopped: trainers gpus=5 (runs step for 3 s, at model.py:88 in forward)`."""
+        by_what: dict[str, list[tuple[int, ...]]] = {}
+        for point, what in self.what.items():
+            by_what.setdefault(what, []).append(point)
+        return [
+            f"not stopped: {self.name} {places(self.labels, points)}".rstrip() + (f": {what}" if what else "")
+            for what, points in by_what.items()
+        ]
+
+
+def table_text(
+    records: Sequence[Stopped],
+    *,
+    sizes: Mapping[str, int] | None = None,
+    missing: Sequence[Missing] = (),
+    name: FileName = short,
+    source: bool = True,
+) -> str:
+    """One line for each group, who is missing, and the source around the line of the largest group.
+
+    `sizes` are those of whole meshes, by uid; `name` writes file names.
+    """
+    groups = grouped(records)
+    if not groups:
+        return "nothing is stopped"
+    lines = [f"⏸ {_count(len(records))} stopped"]
+    rows = [_row(group, (sizes or {}).get(group.first.mesh), name) for group in groups]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for group, row in zip(groups, rows, strict=True):
+        lines.append(
+            "  " + "  ".join(text.ljust(wide) for text, wide in zip(row[:3], widths, strict=True)) + f"  {row[3]}"
+        )
+        if group.first.note:
+            lines.append(f"      {group.first.note}")
+    lines += [f"  {line}" for each in missing for line in each.lines()]
+    if source:
+        biggest = max(groups, key=lambda group: len(group.records))
+        lines += ["", *source_lines(biggest.first)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(group: Group, size: int | None, name: FileName) -> tuple[str, str, str, str]:
+    first = group.first
+    count = f"{len(group.records)} of {size}" if size is not None else str(len(group.records))
+    reasons = list(dict.fromkeys(one.reason for one in group.records))
+    reason = reasons[0] if len(reasons) == 1 else f"{reasons[0]} and {len(reasons) - 1} other reasons"
+    thread = f", thread {first.thread}" if first.thread else ""
+    return count, f"at {place(first.frame, name)}", f"{group.where}{thread}", reason
+
+
+def source_lines(record: Stopped) -> list[str]:
+    """The source around its line, which is marked."""
+    line = record.frame.line
+    last = record.first + len(record.source) - 1
+    wide = len(str(last))
+    return [
+        f"  {'→' if number == line else ' '} {number:>{wide}}  {text}".rstrip()
+        for number, text in enumerate(record.source, record.first)
+    ]
+
+
+def _count(number: int) -> str:
+    return f"{number} rank{'' if number == 1 else 's'}"

@@ -1,0 +1,172 @@
+"""Values as they can be shown elsewhere: short texts; tensors and arrays by what they are like."""
+
+import math
+import reprlib
+from typing import Any
+
+from monarch_nb.debug.records import Tensor, Value
+
+LONGEST = 2000  # characters of one value
+_FEW = 12  # elements of a tensor that are shown themselves
+
+
+class _Repr(reprlib.Repr):
+    """Containers are cut before they are written out, so that gigantic ones cost nothing."""
+
+    def __init__(self, much: bool) -> None:
+        super().__init__()
+        self.maxlevel = 8 if much else 4
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 200 if much else 20
+        self.maxarray = self.maxdict = 200 if much else 20
+        self.maxstring = self.maxlong = self.maxother = LONGEST * (8 if much else 1)
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Values of other types write themselves; one that fails is told."""
+        summary = tensor_of(x)
+        if summary is not None:
+            return describe(summary)
+        try:
+            text = repr(x)
+        except Exception as error:
+            return f"<{type(x).__name__}: its repr raised {type(error).__name__}: {_text(error)}>"
+        if len(text) > self.maxother:
+            text = f"{text[: self.maxother]}… ({len(text)} characters)"
+        return text
+
+    def repr_str(self, x: str, level: int) -> str:
+        """Long texts are cut at their end."""
+        if len(x) <= self.maxstring:
+            return repr(x)
+        return f"{x[: self.maxstring]!r}… ({len(x)} characters)"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        """As texts are."""
+        if len(x) <= self.maxstring:
+            return repr(x)
+        return f"{x[: self.maxstring]!r}… ({len(x)} bytes)"
+
+
+_short, _long = _Repr(much=False), _Repr(much=True)
+
+
+def shorten(value: Any, *, much: bool = False) -> str:
+    """A value as text that is never gigantic. Raises what `repr` of a part raises that is no Exception."""
+    return (_long if much else _short).repr(value)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "?"
+
+
+def value_of(value: Any, *, much: bool = False) -> Value:
+    """A value as it can be sent. May take as long as the value's own `repr` does."""
+    kind = type(value)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    tensor = tensor_of(value)
+    number: float | None = None
+    if isinstance(value, (int, float)):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf if value > 0 else -math.inf
+    elif tensor is not None and math.prod(tensor.shape) == 1:
+        number = _item(value)
+    text = describe(tensor) if tensor is not None else shorten(value, much=much)
+    if tensor is not None and 0 < math.prod(tensor.shape) <= _FEW:
+        text = f"{_elements(value)}  {text}" if math.prod(tensor.shape) > 1 else f"{_elements(value)}"
+    try:
+        length = len(value) if isinstance(value, (str, bytes, list, tuple, dict, set)) else None
+    except Exception:
+        length = None
+    return Value(text, name, number, tensor, length)
+
+
+def tensor_of(value: Any) -> Tensor | None:
+    """A summary of a torch tensor or a numpy array; None for everything else."""
+    module = type(value).__module__.partition(".")[0]
+    if module not in ("torch", "numpy") or not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return None
+    try:
+        return _torch(value) if module == "torch" else _numpy(value)
+    except Exception:  # a kind without numbers in it, or a device that has failed
+        try:
+            return Tensor(tuple(int(n) for n in value.shape), str(value.dtype).removeprefix("torch."))
+        except Exception:
+            return None
+
+
+def _torch(value: Any) -> Tensor:
+    import torch
+
+    plain = value.detach()
+    shape, dtype = tuple(plain.shape), str(plain.dtype).removeprefix("torch.")
+    device = str(plain.device) if plain.device.type != "cpu" else ""
+    if plain.numel() == 0 or plain.is_complex() or plain.device.type == "meta":
+        return Tensor(shape, dtype, device)
+    nan = inf = 0
+    if plain.is_floating_point():
+        finite = torch.isfinite(plain)
+        nan = int(torch.isnan(plain).sum())
+        inf = plain.numel() - int(finite.sum()) - nan
+        if nan or inf:
+            plain = plain[finite]
+            if plain.numel() == 0:
+                return Tensor(shape, dtype, device, nan=nan, inf=inf)
+    low, high = plain.aminmax() if plain.dtype != torch.bool else (plain.min(), plain.max())
+    return Tensor(shape, dtype, device, float(low), float(high), float(plain.double().mean()), nan, inf)
+
+
+def _numpy(value: Any) -> Tensor | None:
+    import numpy as np
+
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return None
+    shape, dtype = tuple(value.shape), str(value.dtype)
+    if value.size == 0 or value.dtype.kind not in "biuf":
+        return Tensor(shape, dtype)
+    plain = np.asarray(value)
+    nan = inf = 0
+    if plain.dtype.kind == "f":
+        finite = np.isfinite(plain)
+        nan = int(np.isnan(plain).sum())
+        inf = int(plain.size - finite.sum()) - nan
+        plain = plain[finite]
+        if plain.size == 0:
+            return Tensor(shape, dtype, nan=nan, inf=inf)
+    return Tensor(shape, dtype, "", float(plain.min()), float(plain.max()), float(plain.mean(dtype=float)), nan, inf)
+
+
+def _item(value: Any) -> float | None:
+    try:
+        return float(value)
+    except Exception:
+        return None
+
+
+def _elements(value: Any) -> str:
+    plain = value.detach().tolist() if hasattr(value, "detach") else value.tolist()
+    return shorten(_rounded(plain))
+
+
+def _rounded(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return [_rounded(one) for one in plain]
+    return float(f"{plain:.6g}") if isinstance(plain, float) and math.isfinite(plain) else plain
+
+
+def describe(tensor: Tensor) -> str:
+    """A summary in one line."""
+    sizes = "×".join(map(str, tensor.shape)) or "scalar"
+    words = [f"{tensor.dtype}[{sizes}]" + (f" on {tensor.device}" if tensor.device else "")]
+    if tensor.least is not None and tensor.most is not None and tensor.mean is not None:
+        words.append(f"min {tensor.least:.4g}  max {tensor.most:.4g}  mean {tensor.mean:.4g}")
+    if tensor.nan:
+        words.append(f"{tensor.nan} NaN")
+    if tensor.inf:
+        words.append(f"{tensor.inf} Inf")
+    return "  ".join(words)

@@ -1,0 +1,142 @@
+"""The last failures of each actor of a process: their exceptions, and with them the frames they were raised in."""
+
+import os
+import sys
+import threading
+import time
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.runtime import features
+from monarch_nb.settings import settings
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.cell import ActorCell
+    from monarch_nb.wire import Header
+
+ACTORS = 64  # whose failures are kept; those of actors that failed longest ago go first
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+Place = tuple[str, int]  # mesh, rank
+
+
+@dataclass(eq=False, slots=True)
+class Kept:
+    """One failed call, with everything that its frames hold."""
+
+    error: BaseException
+    call: str
+    endpoint: str
+    at: float  # wall clock
+    instance: Any  # of the actor
+    point: Any
+    chain: tuple[str, ...]
+
+
+class Failures:
+    """Keeps them, bounded by number and by size; never those of memory that ran out, which would stay used up."""
+
+    def __init__(self, later: Callable[[float, Callable[[], object]], None]) -> None:
+        self._later = later
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Place, deque[Kept]] = OrderedDict()
+        self._measuring = False
+
+    def keep(self, cell: "ActorCell", header: "Header", error: BaseException) -> None:
+        """An endpoint has raised; on the actor's thread. Blocks while it is frozen there, if that is wished."""
+        if not isinstance(error, Exception):
+            return
+        count = settings.get("debug_keep_failures")
+        if count and not _out_of_memory(error):
+            instance = cell.instance
+            kept = Kept(error, header.call, header.method, time.time(), instance, instance.rank, header.chain)
+            with self._lock:
+                place = (cell.mesh, cell.rank)
+                mine = self._kept.get(place)
+                if mine is None:
+                    mine = self._kept[place] = deque()
+                mine.append(kept)
+                while len(mine) > count:
+                    mine.popleft()
+                self._kept.move_to_end(place)
+                while len(self._kept) > ACTORS:
+                    self._kept.popitem(last=False)
+            if not self._measuring:
+                self._measuring = True
+                self._later(0.05, self._shrink)  # measuring them is not the caller's time
+        if settings.get("debug_freeze_on_error"):
+            features.feature(cell.runtime, "debug").freeze(error)
+
+    def of(self, mesh: str, rank: int) -> list[Kept]:
+        """Those of one actor, the newest first."""
+        with self._lock:
+            return list(reversed(self._kept.get((mesh, rank), ())))
+
+    def release(self, mesh: str | None = None, rank: int | None = None) -> int:
+        """Lets go of those of an actor, of a mesh, or of all; gives how many there were."""
+        with self._lock:
+            places = [p for p in self._kept if mesh in (None, p[0]) and rank in (None, p[1])]
+            return sum(len(self._kept.pop(place)) for place in places)
+
+    def _shrink(self) -> None:
+        self._measuring = False
+        limit = settings.get("debug_keep_bytes")
+        with self._lock:
+            every = sorted(
+                ((kept.at, place, kept) for place, mine in self._kept.items() for kept in mine), key=lambda one: one[0]
+            )
+        seen: set[int] = set()
+        total = 0
+        for _, place, kept in reversed(every):  # the newest stay
+            total += sum(_size(value, seen) for value in _held(kept.error))
+            if total > limit:
+                with self._lock:
+                    mine = self._kept.get(place)
+                    if mine is not None and kept in mine:
+                        mine.remove(kept)
+
+
+def frames_of(error: BaseException) -> list[types.TracebackType]:
+    """The traceback of an exception without the engine's own frames at its top; all of it if there are no others."""
+    every = []
+    at = error.__traceback__
+    while at is not None:
+        every.append(at)
+        at = at.tb_next
+    first = next((n for n, tb in enumerate(every) if not tb.tb_frame.f_code.co_filename.startswith(_PACKAGE)), 0)
+    return every[first:]
+
+
+def _out_of_memory(error: BaseException | None) -> bool:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if any(cls.__name__ in ("MemoryError", "OutOfMemoryError") for cls in type(error).__mro__):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _held(error: BaseException) -> Iterator[Any]:
+    for tb in frames_of(error):
+        for name, value in tuple(tb.tb_frame.f_locals.items()):
+            if name != "self":  # the actor's own state lives anyway
+                yield value
+
+
+def _size(value: Any, seen: set[int], depth: int = 2) -> int:
+    """Bytes that a value holds, roughly: arrays and tensors by what they say, containers a little way down."""
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    try:
+        bytes_of = getattr(value, "nbytes", None)
+        total = int(bytes_of) if isinstance(bytes_of, int) else sys.getsizeof(value, 64)
+        if depth and isinstance(value, (list, tuple, dict, set)) and len(value) <= 10_000:
+            inside = value.values() if isinstance(value, dict) else value
+            total += sum(_size(one, seen, depth - 1) for one in tuple(inside))
+    except Exception:  # a value that does not like to be looked at
+        return 64
+    return total
