@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from monarch_nb.mesh import notebook_mode
+from monarch_nb.mesh import notebook_mode, prestart
 from monarch_nb.mesh.forwarding import FORGET_SECONDS
 from monarch_nb.mesh.output import Output, output_of
 from monarch_nb.mesh.state import ProcState
@@ -33,15 +33,16 @@ class Extension:
         self._attached: _Attached | None = None
 
     def load(self) -> None:
-        """Puts everything in place; the kernel becomes a controller, but no process is started."""
+        """Puts everything in place; the kernel becomes a controller, and its host agent is on its way."""
         self._front.install()
         self._shell.events.register("pre_execute", self._attach)
         display.install(self._shell)
         self._errors.install()
         self._shell.register_magics(MonarchMagics(self._shell, self._front, self._session))
         Completion(self._shell, self._session).install()
-        runtime()
+        engine = runtime()
         self._attach()
+        prestart(engine)
 
     def unload(self) -> None:
         """Takes it away again; meshes stay."""

@@ -1,5 +1,6 @@
 """The host agent process: its own session, no user code, no pickles; one loop that keeps the procs of a host."""
 
+import contextlib
 import logging
 import os
 import resource
@@ -27,6 +28,7 @@ from monarch_nb.host.pulse import Pulse
 from monarch_nb.host.reaper import end_descendants
 from monarch_nb.host.service import Service
 from monarch_nb.host.stopping import Stopper
+from monarch_nb.host.template import Early, can_fork_early, fork_early
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Keys, Node, Parcel
 from monarch_nb.wire.header import Header, Kind
@@ -41,20 +43,20 @@ _ORPHANED_TIMEOUT_S = 0.5  # between SIGTERM and SIGKILL when the owner is gone
 class Agent:
     """Joins the parts of an agent; `run()` returns once it has ended and nothing of it is left."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, cord: tuple[int, int], early: Early | None = None) -> None:
         self.address = f"{options.host}/agent"
         self._options = options
         self._folder = options.run_folder
         self._lock = folders.hold(self._folder)
         self._loop = Loop()
         # Whoever should end with this process has the other end; its closing is the kernel's job, whatever kills us.
-        self._cord, self._cord_end = os.pipe()
+        self._cord, self._cord_end = cord
         self._node = self._make_node()
         self._node.on_stranger = self._stranger
         self._post = Post(self._node, self.address)
         self._leases = Leases(options.lease_s)
         self._logs = LogTailer(self._post, self._folder / "logs")
-        self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self)
+        self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self, early)
         self._stopper = Stopper(self._loop, self._children, self._post)
         self._pulse = Pulse(self._loop, self._children, self._post)
         self._service = Service(
@@ -69,7 +71,6 @@ class Agent:
 
     def run(self, say_ready: Callable[[Ready], None]) -> None:
         """Serve until the owner is gone or somebody asks for the end."""
-        become_subreaper()
         self._node.start()
         if self._options.owner_fd is not None:
             self._loop.register(self._options.owner_fd, READ, self._owner_pipe)
@@ -252,7 +253,15 @@ def main(argv: Sequence[str]) -> int:
     settings.receive(os.environ.pop(TRAVELS_IN, ""))
     _settle(options)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    agent = Agent(options)
+    become_subreaper()
+    cord = os.pipe()
+    early: Early | int | None = None
+    if options.prewarm and can_fork_early():
+        with contextlib.suppress(OSError):  # then it is started when it is asked for
+            early = fork_early(cord[0], options.run_folder / "logs" / "template.log")
+    if isinstance(early, int):
+        return early  # a template, or a proc, that has ended
+    agent = Agent(options, cord, early)
 
     def say_ready(ready: Ready) -> None:
         os.write(options.ready_fd, msgspec.json.encode(ready) + b"\n")

@@ -20,8 +20,11 @@ from monarch_nb.host.linux import portable
 from monarch_nb.host.loop import Loop
 from monarch_nb.host.protocol import Exited, Launch, ProcSpec
 from monarch_nb.host.reaper import Reaper, kill_group
+from monarch_nb.host.template import Early
+from monarch_nb.settings import settings
 
 _REMEMBERED = 4096  # ended procs, for those who ask late
+_LOOK_S = 1.0  # between looks whether the light template may go
 
 
 class Listener(Protocol):
@@ -51,7 +54,8 @@ class Start:
 class Children:
     """Starts procs and keeps them. Everything happens on the loop's thread."""
 
-    def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, listener: Listener) -> None:
+    def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, listener: Listener,
+                 early: Early | None = None) -> None:  # fmt: skip
         self._loop = loop
         self._environment = environment
         self._cord = cord
@@ -61,7 +65,13 @@ class Children:
         self._popen: dict[int, subprocess.Popen[bytes]] = {}
         self._oom = exits.OomCounter()
         self.reaper = Reaper(loop, self._drain)
-        self.forker = Forker(loop, folder, environment, cord, self._refused, self.reaper)
+        self.forker = Forker(loop, folder, environment, cord, self._refused, self.reaper, self._retire_light)
+        self._light = Forker(loop, folder, environment, cord, self._refused, self.reaper, again=False)
+        self._light_left = settings.get("host_light_procs")
+        if early is not None:
+            if early.light is not None:
+                self._light.adopt(early.light, early.pid)
+            self.forker.adopt(early.full, early.pid if early.light is None else None)
 
     def alive(self) -> list[Child]:
         """Procs that have not ended."""
@@ -75,8 +85,11 @@ class Children:
         """Every remembered proc."""
         return list(self._children.values())
 
-    def start(self, starts: Sequence[Start], watchers: Iterable[str]) -> None:
-        """Start procs. Returns at once; the listener hears how it went."""
+    def start(self, starts: Sequence[Start], watchers: Iterable[str], *, heavy: bool = True) -> None:
+        """Start procs. Returns at once; the listener hears how it went.
+
+        They wait for the template if they are `heavy`, or many: see `_forker_for`.
+        """
         forks = []
         for start in starts:
             child = Child(start.spec, set(watchers))
@@ -93,8 +106,26 @@ class Children:
             else:
                 forks.append(leash)
         if forks:
-            self.forker.fork(forks)
+            self._forker_for(len(forks), heavy).fork(forks)
         self._forget_old()
+
+    def _forker_for(self, count: int, heavy: bool) -> Forker:
+        """The template, or while it still imports the light one, for a few procs whose owner has torch no more than it.
+
+        More of them, or such as import torch anyway, are there sooner if they share what the template imports.
+        """
+        light = self._light.coming or self._light.ready
+        if heavy or count > self._light_left or not light or not self.forker.coming:
+            return self.forker
+        self._light_left -= count
+        return self._light
+
+    def _retire_light(self) -> None:
+        """The template is ready: the light one goes, once what it was asked for is under way."""
+        if any(child.state == "starting" for child in self._children.values()):
+            self._loop.call_later(_LOOK_S, self._retire_light)
+        else:
+            self._light.close()
 
     def signal(self, child: Child, signum: int) -> None:
         """Send a signal to a living proc; SIGKILL goes to everything in its session's group."""
@@ -107,7 +138,8 @@ class Children:
             os.kill(child.pid, signum)
 
     def close(self) -> None:
-        """Kill the template."""
+        """Kill the templates."""
+        self._light.close()
         self.forker.close()
 
     def _why_cold(self, start: Start) -> str:

@@ -33,7 +33,7 @@ class Forker:
     """
 
     def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, refuse: Refuse,
-                 reaper: Reaper, *,
+                 reaper: Reaper, decided: Callable[[], None] = lambda: None, *, again: bool = True,
                  ready_timeout_s: float = 60.0) -> None:  # fmt: skip
         self._loop = loop
         self._folder = folder
@@ -42,7 +42,10 @@ class Forker:
         self._refuse = refuse
         self._reaper = reaper
         self._ready_timeout_s = ready_timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._decided = decided
+        self._again = again
+        self._process: subprocess.Popen[bytes] | None = None  # None also where it was not started here
+        self._pid: int | None = None
         self._socket: socket.socket | None = None
         self._hello = b""
         self._ready = False
@@ -57,19 +60,36 @@ class Forker:
     @property
     def pid(self) -> int | None:
         """The template's process id, if there is a template."""
-        return self._process.pid if self._process is not None else None
+        return self._pid
+
+    @property
+    def ready(self) -> bool:
+        """Whether forks take no longer than a fork."""
+        return self._ready
+
+    @property
+    def coming(self) -> bool:
+        """Whether there is a template that still imports."""
+        return self._socket is not None and not self._ready
 
     def prewarm(self) -> None:
         """Start the template unless it is there."""
-        if self._process is None and not self._unusable:
+        if self._socket is None and self._again and not self._unusable:
             self._start()
+
+    def adopt(self, control: socket.socket, pid: int | None) -> None:
+        """Take over a template that has been started already; without `pid`, it tells its own first of all."""
+        self._began = time.monotonic()
+        self._listen(control)
+        if pid is not None:
+            self._watch(pid)
 
     def fork(self, leashes: Sequence[Leash]) -> None:
         """Have one proc forked for each leash; queued until the template is ready. Never blocks."""
         self.prewarm()
         self._waiting += leashes
-        if self._process is None:
-            self._refuse_waiting(self.error)
+        if self._socket is None:
+            self._refuse_waiting(self.error or DIED)
         elif self._ready:
             self._hand_over()
 
@@ -77,9 +97,9 @@ class Forker:
         """Kill the template; it has no state."""
         if self._socket is not None:
             self._loop.unregister(self._socket.fileno())
-        if self._process is not None:
+        if self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)  # Popen.kill would take the status that the reaper waits for
+                os.kill(self._pid, signal.SIGKILL)  # Popen.kill would take the status that the reaper waits for
 
     @property
     def _unusable(self) -> bool:
@@ -99,12 +119,19 @@ class Forker:
             own.close()
             self.error = f"the template process could not be started: {error.strerror}"
             return
+        self._listen(own)
+        self._watch(self._process.pid)
+
+    def _listen(self, own: socket.socket) -> None:
         own.setblocking(False)
         self._socket, self._hello, self._ready, self.error = own, b"", False, ""
         self._loop.register(own.fileno(), READ, self._read)
-        self._reaper.watch(self._process.pid, self._died)
         self._unanswered = 0
         self._be_patient(self._ready_timeout_s)
+
+    def _watch(self, pid: int) -> None:
+        self._pid = pid
+        self._reaper.watch(pid, self._died)
 
     def _read(self, _events: int) -> None:
         assert self._socket is not None
@@ -116,6 +143,8 @@ class Forker:
             data = b""
         if not data:
             self.close()  # it has ended, or is to; then _died() is called
+            if self._pid is None:
+                self._gone()
         elif self._ready:
             self._unanswered -= len(data)
             self._be_patient(_ANSWER_TIMEOUT_S if self._unanswered else None)
@@ -124,16 +153,25 @@ class Forker:
             self._greeted()
 
     def _greeted(self) -> None:
-        if self._hello.endswith(b"\n"):
-            self.threads = json.loads(self._hello)["threads"]
-            self.seconds = time.monotonic() - self._began
-            self._be_patient(None)
-            if self._unusable:
-                self.error = f"the template process has {self.threads} threads after its imports"
-                self.close()
-            else:
-                self._ready = True
-                self._hand_over()
+        *lines, self._hello = self._hello.split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if self._pid is None:
+                self._watch(said["pid"])
+            if "threads" in said:
+                self._imported(said["threads"])
+
+    def _imported(self, threads: int) -> None:
+        self.threads = threads
+        self.seconds = time.monotonic() - self._began
+        self._be_patient(None)
+        if self._unusable:
+            self.error = f"the template process has {self.threads} threads after its imports"
+            self.close()
+        else:
+            self._ready = True
+            self._hand_over()
+        self._decided()
 
     def _hand_over(self) -> None:
         assert self._socket is not None
@@ -163,15 +201,18 @@ class Forker:
         self.close()
 
     def _died(self, status: int) -> None:
-        """The template is gone: one that has served gets a successor, else the next request starts one."""
-        assert self._process is not None
-        self._process.returncode = os.waitstatus_to_exitcode(status)
+        if self._process is not None:
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+        self._gone()
+
+    def _gone(self) -> None:
+        """There is no template any more: one that has served gets a successor, else the next request starts one."""
         self._be_patient(None)
         if self._socket is not None:
             self._loop.unregister(self._socket.fileno())
             self._socket.close()
         served, self._ready = self._ready and not self.error, False
-        self._process, self._socket = None, None
+        self._process, self._pid, self._socket = None, None, None
         self._refuse_waiting(self.error or DIED)
         if served:
             self.prewarm()

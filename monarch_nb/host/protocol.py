@@ -58,6 +58,7 @@ class SpawnProcs(msgspec.Struct, frozen=True, kw_only=True):
     launch: tuple[Launch, ...] = ()
     python: str | None = None
     bootstrap_env_cold: bool = False  # never fork from the template
+    heavy: bool = True  # wait for the template's imports, rather than begin without them
     cwd: str | None = None
     sys_path: tuple[str, ...] = ()
     setup: int = 0

@@ -110,7 +110,7 @@ class Service:
             starts.append(Start(spec, wish.python, bind, wish.bootstrap_env_cold, launch))
         self._see_owner(owner)
         self._post.answer(header, p.Spawning(tuple(start.spec.address for start in starts)))
-        self._children.start(starts, {owner, header.src})
+        self._children.start(starts, {owner, header.src}, heavy=wish.heavy)
 
     def _see_owner(self, owner: str) -> None:
         """Make sure that this host learns of the owner's end, one way or the other."""

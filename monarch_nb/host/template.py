@@ -1,5 +1,8 @@
 """The template process: imports what every proc needs, then forks for each one. Single-threaded, or it refuses.
 
+Importing torch takes a second. So that the first procs need not wait for it, the agent's own process, before it has any
+threads, forks a light template, which has the engine only; that one forks the template proper, which imports the rest.
+
 Protocol, on one unix socket with the agent: a request is one 4-byte count with that many descriptors (the far ends of
 leashes); the template says one JSON line when ready, then one "+" for each request done. Each child speaks on its own
 leash from its first moment, so nothing is lost whoever dies on the way. A child's parent leaves at once: the agent, as
@@ -14,17 +17,31 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from monarch_nb.host.linux import die_with_pipe, name_process, thread_count
+from monarch_nb.host.environment import held_back, install
+from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process, portable, thread_count
 
 ENGINE = ("msgspec", "cloudpickle", "zmq", "monarch_nb.runtime", "monarch_nb.transport", "monarch_nb.supervision",
           "monarch_nb.mesh", "monarch_nb.host.proc_main")  # fmt: skip
 PRELOAD = "MONARCH_NB_PRELOAD"  # environment: which modules procs are born with, separated by commas
+QUICK = frozenset({"numpy"})  # of those: a tenth of a second, nobody waits for it
 # What the first optimizer of a training program imports, a second of work: done piece by piece while nobody asks.
 WORTH_IMPORTING_LATER = ("sympy", "torch._inductor.config", "torch._functorch.aot_autograd", "torch._dynamo")
 QUIET_S = 0.5  # that long without a request before the next piece
 BATCH = 64  # descriptors in one request; the kernel allows 253
+
+
+@dataclass(frozen=True)
+class Early:
+    """Templates that were forked before there was an agent: the agent's ends of their control sockets."""
+
+    pid: int  # of the light one
+    light: socket.socket | None  # None where it is the template proper, there being nothing more to import
+    full: socket.socket
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,16 +49,92 @@ def main(argv: Sequence[str]) -> int:
     control = socket.socket(fileno=int(argv[0]))
     control.set_inheritable(False)
     cord = int(argv[1])
+    _settle(cord)
+    return _import_and_serve(control, cord)
+
+
+def fork_early(cord: int, log: Path) -> "Early | int":
+    """Fork the light template, and from it the template proper, off the process that is about to become the agent.
+
+    Returns twice: in the agent what it needs to know; in a template, or a proc forked from it, once that has ended, its
+    exit status. Raises OSError.
+    """
+    full, far_full = socket.socketpair()
+    light, far_light = socket.socketpair() if worth_importing() else (None, None)
+    pid = os.fork()
+    if pid:
+        for far in (far_full, far_light):
+            if far is not None:
+                far.close()
+        return Early(pid, light, full)
+    try:
+        for end in (full, light):
+            if end is not None:
+                end.close()
+        return _be_early(far_full, far_light, cord, log)
+    except Exception:  # this must never go on as another agent
+        traceback.print_exc()
+        return 1
+
+
+def _be_early(full: socket.socket, light: socket.socket | None, cord: int, log: Path) -> int:
+    """What the forked process does: it has nothing of the agent's but the cord."""
+    os.setsid()
+    with open(log, "ab") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    close_other_fds({cord, full.fileno(), full.fileno() if light is None else light.fileno()})
+    _settle(cord)
+    if light is None:
+        return _import_and_serve(full, cord)
+    import_all(ENGINE)
+    if _fork_full(full, cord, light):
+        return _import_and_serve(full, cord)
+    return _serve_all(light, cord, [], [])
+
+
+def can_fork_early() -> bool:
+    """Whether this process may fork, and its children go on as templates."""
+    return not portable() and thread_count() == 1
+
+
+def _fork_full(control: socket.socket, cord: int, other: socket.socket) -> bool:
+    """Fork the template proper, as an orphan for the agent to adopt. Whether this is it."""
+    middle = os.fork()
+    if middle:
+        control.close()
+        os.waitpid(middle, 0)
+        return False
+    if os.fork():
+        os._exit(0)
+    other.close()
+    os.setsid()
+    die_with_pipe(cord)
+    install(held_back(os.environ))
+    control.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
+    return True
+
+
+def _settle(cord: int) -> None:
     die_with_pipe(cord)
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     name_process("mnb-template")
+
+
+def _import_and_serve(control: socket.socket, cord: int) -> int:
     imported = import_all((*ENGINE, *worth_importing()))
+    return _serve_all(control, cord, imported, list(WORTH_IMPORTING_LATER) if "torch" in imported else [])
+
+
+def _serve_all(control: socket.socket, cord: int, imported: list[str], later: list[str]) -> int:
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and thereby copying, shared pages
     hello = {"pid": os.getpid(), "threads": thread_count(), "imported": imported}
     control.sendall(json.dumps(hello).encode() + b"\n")
-    leash = _serve(control, cord, list(WORTH_IMPORTING_LATER) if "torch" in imported else [])
+    leash = _serve(control, cord, later)
     if leash is None:
         return 0
     control.close()
@@ -52,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
 
 def worth_importing() -> list[str]:
     """What procs are born with beside the engine: torch and numpy, unless the environment names other modules."""
-    return [name for name in os.environ.get(PRELOAD, "numpy,torch").split(",") if name.strip()]
+    return [name.strip() for name in os.environ.get(PRELOAD, "numpy,torch").split(",") if name.strip()]
 
 
 def import_all(names: Sequence[str]) -> list[str]:

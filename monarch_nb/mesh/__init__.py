@@ -8,6 +8,7 @@ from monarch_nb.mesh.console import run_on
 from monarch_nb.mesh.controller import (
     become_controller,
     local_hosts,
+    prestart,
     shutdown,
     shutdown_context,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "interrupt",
     "local_hosts",
     "notebook_mode",
+    "prestart",
     "register_proc_mesh_spawn_callback",
     "reload_mesh",
     "run_on",

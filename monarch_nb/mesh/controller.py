@@ -1,6 +1,7 @@
 """How a notebook kernel, or a script, becomes the controller: its runtime, and the host agents it starts."""
 
 import atexit
+import logging
 import os
 import secrets
 import threading
@@ -24,6 +25,8 @@ from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Future, Runtime, install, runtime
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Node
+
+logger = logging.getLogger(__name__)
 
 EXIT_SECONDS = 2.0  # for the clean-up of all that a program leaves behind
 
@@ -64,9 +67,22 @@ def ensure_host(engine: Runtime) -> None:
     if engine.keeper._mesh is not None or engine.host in _agents:
         return
     with _lock:
-        if engine.host not in _agents:
+        if engine.host not in _agents and not engine.closed:
             folder = run_folder_for(engine.host)
             _start(engine, engine.host, Path(folder))
+
+
+def prestart(engine: Runtime) -> None:
+    """Has the agent of this host started in the background, unless `host_prestart` is off: the first spawn finds it."""
+
+    def start() -> None:
+        try:
+            ensure_host(engine)
+        except Exception as error:  # who needs it tries again, and is told
+            logger.info("the host agent could not be started ahead: %s", error)
+
+    if settings.get("host_prestart"):
+        threading.Thread(target=start, name="monarch-prestart", daemon=True).start()
 
 
 def _start(engine: Runtime, host: str, folder: Path) -> None:

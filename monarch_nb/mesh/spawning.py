@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.host.protocol import Launch, SpawnProcs
+from monarch_nb.host.template import QUICK, worth_importing
 from monarch_nb.mesh.devices import warn_of_shared
 from monarch_nb.mesh.endpoint import encode_arguments
 from monarch_nb.mesh.registry import announce
@@ -48,6 +49,11 @@ class ProcBorn:
         return not self.launch or self.launch[rank].inherit_env
 
 
+def has_heavy_modules() -> bool:
+    """Whether this process has loaded any module that templates import and that takes long."""
+    return any(name in sys.modules for name in worth_importing() if name not in QUICK)
+
+
 def _environment(engine: Runtime, host: str) -> dict[str, str | None]:
     """What has changed in this process's environment since its host agent was started."""
     before: dict[str, str] | None = getattr(engine.keeper, "agent_environment", {}).get(host)
@@ -86,6 +92,7 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
                 python=born.python,
                 launch=tuple(born.launch[rank] for rank, _ in mine) if born.launch else (),
                 bootstrap_env_cold=bool(born.proc_bind) or born.python is not None,
+                heavy=has_heavy_modules(),
                 cwd=os.getcwd(),
                 sys_path=(*engine.keeper.workspaces.get(host, ()), *(path or os.getcwd() for path in sys.path)),
                 owner=engine.address,

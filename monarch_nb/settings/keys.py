@@ -37,6 +37,8 @@ def _effective() -> list[Key]:
         Key("default_transport", "transport", ChannelTransport.Unix, "how hosts are reached; see enable_transport"),
         # Starting
         Key("host_spawn_ready_timeout", "duration", 30 * _S, "for a host agent to come up"),
+        Key("host_prestart", "flag", True, "%load_ext starts the host agent, in the background"),
+        Key("host_light_procs", "count", 2, "processes a host may start while its template still imports torch"),
         Key("mesh_proc_spawn_max_idle", "duration", 30 * _S, "for a host agent to answer a wish for processes"),
         Key("actor_spawn_max_idle", "duration", None, "for actors' __init__; None: as long as it takes", optional=True),
         Key("mesh_attach_config_timeout", "duration", 60 * _S, "for hosts to answer when they are attached"),

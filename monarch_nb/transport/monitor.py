@@ -1,9 +1,9 @@
 """What happens to a socket's connections, as libzmq tells it."""
 
+import struct
 from collections.abc import Callable
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.sockets import Socket
@@ -15,6 +15,7 @@ REFUSED = int(
 )
 ACCEPTED = int(zmq.EVENT_ACCEPTED)
 ALL = UP | DOWN | REFUSED | ACCEPTED
+_EVENT = struct.Struct("=hi")  # its number and its value; zmq.utils.monitor knows too, and imports asyncio
 
 
 class Monitor:
@@ -35,8 +36,7 @@ class Monitor:
                 message = self._pair.recv_multipart(zmq.NOBLOCK)
             except zmq.ZMQError:
                 break
-            event = parse_monitor_message(message)
-            self._told(int(event["event"]), int(event["value"]))
+            self._told(*_EVENT.unpack(message[0]))
         return False
 
     def close(self) -> None:
