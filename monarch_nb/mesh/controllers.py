@@ -43,7 +43,7 @@ class Registry(Actor):
         """The controller of that name."""
         async with self._busy.setdefault(name, asyncio.Lock()):
             known = self._actors.get(name)
-            if known is None:
+            if known is None or _is_over(known):
                 return await self._spawn(name, cls, args, kwargs)
             if known._state.cls is not cls:
                 await self._renew(name, known, cls)
@@ -75,6 +75,13 @@ class Registry(Actor):
                 logger.warning("the controller %r has failed; the next who asks gets a new one:\n%s",
                                name, failure.report())  # fmt: skip
         return True
+
+
+def _is_over(known: ActorMesh[Any]) -> bool:
+    """Whether it was stopped, by somebody or by itself, or has failed a moment ago."""
+    state, engine = known._state, runtime()
+    cell = engine.cells.get((state.uid, known._region.ranks()[0]))
+    return state.stopped is not None or cell is None or cell.cause is not None
 
 
 class Controllers:

@@ -8,6 +8,7 @@ import msgspec
 from monarch_nb.mesh.state import ActorState
 from monarch_nb.routing import plan_cast
 from monarch_nb.runtime import Context, PendingCall, Runtime
+from monarch_nb.runtime.spans import traceparent
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.transport import uninterrupted
 from monarch_nb.wire import Header, Kind, Run
@@ -35,6 +36,7 @@ def _header(
         call=call,
         chain=context.chain,
         actor=str(context.actor_instance),
+        trace=traceparent(),
     )
 
 
@@ -169,6 +171,7 @@ def _send(
                 header.call,
                 header.chain,
                 actor=header.actor,
+                trace=header.trace,
             )
             runtime.send(one, parcel)
         return
@@ -190,5 +193,6 @@ def _send(
             chain=header.chain,
             plan=plan,
             actor=header.actor,
+            trace=header.trace,
         )
         runtime.send(one, parcel)

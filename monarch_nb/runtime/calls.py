@@ -38,6 +38,7 @@ class PendingCall:
         self.title = title  # "trainers.step"
         self.mesh = mesh
         self.call = runtime.new_call()
+        self.caller = runtime.context()  # the message whose handling made it
         self.size = size
         self._ranks = ranks
         self._build = build

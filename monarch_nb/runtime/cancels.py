@@ -28,7 +28,11 @@ class Cancel(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Cancels:
-    """Sends the word that a call is cancelled, and remembers those that have come."""
+    """Sends the word that a call is cancelled, and remembers those that have come.
+
+    What an endpoint itself waits for is cancelled with it, and so on: an `async def` is cancelled, a `def` sees the
+    call that it waits for end with a CancelledError.
+    """
 
     def __init__(self, runtime: "Runtime") -> None:
         self._runtime = runtime
@@ -62,8 +66,13 @@ class Cancels:
         while len(self._cancelled) > REMEMBERED:
             self._cancelled.popitem(last=False)
         cell = self._runtime.cells.get((word.mesh, word.rank))
-        if cell is not None:
-            cell.cancel(word.call)
+        if cell is None:
+            return
+        cell.cancel(word.call)
+        for nested in tuple(self._runtime.calls.values()):  # after it: an `async def` sees its own cancellation
+            made_by = nested.caller
+            if made_by.call == word.call and made_by.actor_instance.cell is cell:
+                nested.cancel()
 
 
 def dropped() -> asyncio.CancelledError:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.routing import Inbox, InboxOverflow
@@ -16,7 +17,7 @@ from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.runtime.life import ActorLife, SpawnActor
 from monarch_nb.runtime.ports import ReplyPort
-from monarch_nb.runtime.spans import instrumented
+from monarch_nb.runtime.spans import continued, instrumented
 from monarch_nb.settings import settings
 from monarch_nb.shape import Extent, NDSlice, Point, Region
 from monarch_nb.transport import throw_into
@@ -190,7 +191,8 @@ class ActorCell(ActorLife):
         point = Point(header.index, Extent(*extent)) if extent is not None else self.instance.rank
         self.running = (header.call, header.method, time.monotonic())
         self.calls += 1
-        return current.set(Context(self.instance, point, header.call, (*header.chain, header.call))), self.running
+        context = Context(self.instance, point, header.call, (*header.chain, header.call), header.trace)
+        return current.set(context), self.running
 
     def run_sync(self, header: Header, parcel: "Parcel") -> None:
         """Runs one message to its end and answers it."""
@@ -198,12 +200,15 @@ class ActorCell(ActorLife):
             self._drop(header, parcel)
             return
         token, _ = self._enter(header)
+        left = continued(header.trace) if header.trace else None
         try:
             method, args, kwargs = self._open(header, parcel)
             self._answer(header, method(*args, **kwargs))
         except BaseException as error:
             self._raised(header, error)
         finally:
+            if left is not None:
+                left()
             self.running = None
             current.reset(token)
 
@@ -213,6 +218,7 @@ class ActorCell(ActorLife):
             self._drop(header, parcel)
             return
         token, mine = self._enter(header)
+        left = continued(header.trace) if header.trace else None
         self._calls[header.call] = asyncio.current_task()
         try:
             method, args, kwargs = self._open(header, parcel)
@@ -221,6 +227,8 @@ class ActorCell(ActorLife):
         except BaseException as error:
             self._raised(header, error)
         finally:
+            if left is not None:
+                left()
             self._calls.pop(header.call, None)
             if self.running is mine:
                 self.running = None
@@ -249,7 +257,8 @@ class ActorCell(ActorLife):
         self.runtime.failures.keep(self, header, error)
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         ordinary = isinstance(error, Exception) or (interrupted and not self.ending)
-        cancelled = isinstance(error, asyncio.CancelledError) and header.call in self.runtime.cancels
+        given_up = isinstance(error, (asyncio.CancelledError, CancelledError))
+        cancelled = given_up and header.call in self.runtime.cancels
         if ordinary and header.port and (cancelled or not self._explicit(header)):
             self._reply(header, Status.EXCEPTION, encode_exception(error))
             return

@@ -89,6 +89,7 @@ class Context:
     message_rank: Point = _NOWHERE
     call: str = ""  # id of the call being handled
     chain: tuple[str, ...] = ()  # calls that wait for it, outermost first, itself last
+    trace: str = ""  # W3C traceparent that came with the message
 
 
 current: ContextVar[Context | None] = ContextVar("monarch_context", default=None)

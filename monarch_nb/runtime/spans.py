@@ -87,6 +87,41 @@ def in_span(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return run
 
 
+def traceparent() -> str:
+    """The W3C text of the span that this runs in, for the header of a message; "" where there is none."""
+    trace = sys.modules.get(_TRACE)
+    if trace is not None:
+        try:
+            found = trace.get_current_span().get_span_context()
+            if found.is_valid:
+                return f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}"
+        except AttributeError:  # another thread is importing it right now
+            pass
+    running = current.get()
+    return "" if running is None else running.trace  # handed on by who records nothing itself
+
+
+def continued(text: str) -> Callable[[], None]:
+    """From now on spans of this thread or task are children of the one a message was sent in. Gives what ends that."""
+    trace = sys.modules.get(_TRACE)
+    parts = text.split("-")
+    if trace is None or len(parts) != 4:
+        return _nothing
+    try:
+        from opentelemetry import context
+
+        flags = trace.TraceFlags(int(parts[3], 16))
+        parent = trace.SpanContext(int(parts[1], 16), int(parts[2], 16), is_remote=True, trace_flags=flags)
+        token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(parent)))
+    except (AttributeError, ImportError, ValueError):
+        return _nothing
+    return lambda: context.detach(token)
+
+
+def _nothing() -> None:
+    return None
+
+
 def instrumented(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The method of an endpoint as it is to be run: in a span where any are recorded."""
     if _TRACE not in sys.modules or tracer() is None:

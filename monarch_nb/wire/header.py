@@ -99,6 +99,7 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     buffers: tuple[tuple[int, int, int], ...] = ()  # (pid, fd, length) of bodies in memory files, after the frames
     flags: int = 0
     actor: str = ""  # human name of who sent it, for errors
+    trace: str = ""  # W3C traceparent of the span it was sent in, where spans are recorded
 
 
 _encoder = msgspec.msgpack.Encoder()

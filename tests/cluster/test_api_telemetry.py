@@ -51,6 +51,40 @@ class Watched(Actor):
         ]
 
 
+Ids = tuple[str, str, str]  # name, trace, parent
+
+
+def ids(exporter: Any) -> list[Ids]:
+    return [
+        (each.name, f"{each.context.trace_id:032x}", "" if each.parent is None else f"{each.parent.span_id:016x}")
+        for each in exporter.get_finished_spans()
+    ]
+
+
+class Middle(Actor):
+    """Records nothing itself, and calls one that does."""
+
+    @endpoint
+    def ask(self, other: Any) -> list[Ids]:
+        other.work.call_one().get(20)
+        return list(other.ids.call_one().get(20))
+
+
+class Far(Actor):
+    @endpoint
+    async def begin(self) -> None:
+        record()
+
+    @endpoint
+    async def work(self) -> None:
+        with span("deep"):
+            pass
+
+    @endpoint(instrument=False)
+    async def ids(self) -> list[Ids]:
+        return ids(_exporter)
+
+
 class Waiting(Actor):
     @endpoint
     async def work(self) -> None:
@@ -74,3 +108,42 @@ def test_endpoints_run_in_spans_named_after_them(own_procs: ProcMesh) -> None:
     waiting: Any = own_procs.slice(gpus=0).spawn("waiting", Waiting)
     waiting.work.call_one().get(20)
     assert waiting.spans.call_one().get(20)[-1] == "work"
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """This process records too; other tests find no trace of it."""
+    from opentelemetry import trace
+
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
+    record()
+    return _exporter
+
+
+class Once:
+    def do_once(self, function: Any) -> bool:
+        function()
+        return True
+
+
+def test_spans_of_other_processes_are_children_of_the_callers(own_procs: ProcMesh, recording: Any) -> None:
+    far: Any = own_procs.slice(gpus=0).spawn("far", Far)
+    middle: Any = own_procs.slice(gpus=1).spawn("middle", Middle)
+    far.begin.call_one().get(20)
+    with span("outer"):
+        found = middle.ask.call_one(far).get(20)
+    [outer] = recording.get_finished_spans()
+    trace_id, span_id = f"{outer.context.trace_id:032x}", f"{outer.context.span_id:016x}"
+    by_name = {name: (trace, parent) for name, trace, parent in found}
+    assert by_name["work"] == (trace_id, span_id)  # handed on by the one in the middle
+    assert by_name["deep"][0] == trace_id
+    assert by_name["deep"][1] not in ("", span_id)  # it is a child of "work"
+
+
+def test_without_any_recording_nothing_travels(own_procs: ProcMesh) -> None:
+    from monarch_nb.runtime.spans import continued, traceparent
+
+    assert traceparent() == ""
+    continued("no traceparent")()
+    continued("00-x-y-z")()

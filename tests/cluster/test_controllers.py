@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from monarch_nb import mesh
 from monarch_nb.actor import Actor, ActorError, SupervisionError, context, endpoint, get_or_spawn_controller
 from tests.cluster.fault_tools import SOON, spawned, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
@@ -21,6 +22,10 @@ class Counter(Actor):
     def add(self) -> tuple[int, int]:
         self.count += 1
         return self.count, os.getpid()
+
+    @endpoint
+    def leave(self) -> None:
+        context().actor_instance.stop("on purpose")
 
     @endpoint
     def abort(self) -> None:
@@ -106,3 +111,27 @@ def test_a_newer_definition_is_taken_over_and_the_state_kept(caplog: Any) -> Non
 def test_what_is_no_actor_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="must be a class derived from"):
         get_or_spawn_controller("none", int)
+
+
+@pytest.mark.parametrize("how", ["from outside", "by itself"])
+def test_one_that_was_stopped_is_made_anew(how: str, shown: list[Any]) -> None:
+    name = f"stopped {how}"
+    first = controller(name, Counter, 0)
+    assert first.add.call_one().get(SOON)[0] == 1
+    if how == "from outside":
+        first.stop().get(SOON)
+    else:
+        first.leave.call_one().get(SOON)
+    with pytest.raises(SupervisionError):
+        first.add.call_one().get(SOON)
+    assert controller(name, Counter, 20).add.call_one().get(SOON) == (21, os.getpid())
+    assert controller(name, Counter, 99).add.call_one().get(SOON) == (22, os.getpid())
+    assert not shown
+
+
+def test_after_the_programs_end_of_everything_another_one_is_made() -> None:
+    first = controller("lasting", Counter, 0)
+    assert first.add.call_one().get(SOON)[0] == 1
+    mesh.shutdown()
+    assert controller("lasting", Counter, 40).add.call_one().get(SOON) == (41, os.getpid())
+    mesh.shutdown()
