@@ -12,9 +12,10 @@ from monarch_nb.supervision import MeshFailure
 
 from . import display
 from .completion import Completion
-from .debugger import Prompting
+from .debugger import DebugMagics, Prompting, with_remote
 from .display.errors import Errors
 from .display.failures import failure_bundle
+from .faces import Faces
 from .front import Front
 from .logs import Logs
 from .magics import MonarchMagics
@@ -30,6 +31,8 @@ class Extension:
         self._front = Front(shell)
         self._session = Session(shell)
         self._errors = Errors(shell)
+        self._faces = Faces(shell, self._session)
+        self._debugging = DebugMagics(shell, self._session)
         self._attached: _Attached | None = None
 
     def load(self) -> None:
@@ -39,7 +42,11 @@ class Extension:
         display.install(self._shell)
         self._errors.install()
         self._shell.register_magics(MonarchMagics(self._shell, self._front, self._session))
+        self._shell.register_magics(self._debugging)
+        self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
+        install_breakpoints()  # for actors of this process
         Completion(self._shell, self._session).install()
+        self._faces.install()
         engine = runtime()
         self._attach()
         prestart(engine)
@@ -50,6 +57,7 @@ class Extension:
         self._front.uninstall()
         display.uninstall(self._shell)
         self._errors.uninstall()
+        self._faces.uninstall()
         if self._attached is not None:
             self._attached.leave()
             self._attached = None
@@ -59,6 +67,7 @@ class Extension:
         engine = process._runtime
         if engine is None or (self._attached is not None and self._attached.engine is engine):
             return
+        self._faces.attach(engine)
         if self._attached is not None:
             self._attached.leave()
         self._attached = _Attached(self._shell, self._front, engine)

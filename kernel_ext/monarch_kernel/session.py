@@ -86,6 +86,10 @@ class Session:
             value = getattr(value, attribute, None)
         return value
 
+    def variables(self) -> dict[str, str]:
+        """Uids of whole meshes, by the variables that hold them."""
+        return {name: value._state.uid for name, value in self._variables() if value._region == value._state.region}
+
     def _variables(self) -> Iterator[tuple[str, Any]]:
         hidden = self._shell.user_ns_hidden
         for name, value in tuple(self._shell.user_ns.items()):

@@ -1,18 +1,20 @@
 """What a process tells of itself while somebody watches: what its actors do, and what it uses."""
 
 import contextlib
+import linecache
 import logging
 import os
 import sys
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, Runtime
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import Header
+from monarch_nb.wire import Header, Status
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -21,6 +23,7 @@ SAMPLE_S = 0.1
 USAGE_S = 2.0
 COUNTS_S = 1.0  # how often counts alone are worth a message
 
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _NAMES = {EXEC: "cell", HOOK: "healed", RELOAD: "reload"}
 logger = logging.getLogger(__name__)
 
@@ -90,6 +93,7 @@ class Reporter:
         self._thread: threading.Thread | None = None
         self._cpu = (0.0, 0.0)
         engine.controls["activity.watch"] = self._watch
+        engine.controls["activity.stack"] = self._stack
 
     def _watch(self, header: Header, parcel: "Parcel") -> None:
         wish = msgspec.msgpack.decode(parcel.frames[0], type=Watch)
@@ -103,6 +107,11 @@ class Reporter:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="monarch-activity", daemon=True)
                 self._thread.start()
+
+    def _stack(self, header: Header, parcel: "Parcel") -> None:
+        uid, rank = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, int])
+        cells = [cell for key, cell in tuple(self._engine.cells.items()) if not uid or key == (uid, rank)]
+        self._engine.answer(header, Status.VALUE, "\n".join(map(stack_text, cells)) or "it is not there any more")
 
     def _run(self) -> None:
         used_at = 0.0
@@ -180,6 +189,31 @@ class Reporter:
         before, self._cpu = self._cpu, (now, spent)
         cpu = (spent - before[1]) / (now - before[0]) if before[0] else 0.0
         return Used(round(cpu, 2), _resident(), *_gpu())
+
+
+def stack_text(cell: Any) -> str:
+    """Where an actor is right now, outermost frame first; the engine's own frames are left out."""
+    running = cell.running
+    name = f"{cell.spec.name} ({cell.spec.class_name.rpartition('.')[2]})"
+    if running is None:
+        return f"{name}: waits for messages"
+    told = [f"{name}: {_named(running[1].lstrip('@!'))}, for {time.monotonic() - running[2]:.1f} s"]
+    task = cell.task
+    if task is not None and not task.done():
+        frames: list[Any] = [(frame, frame.f_lineno) for frame in task.get_stack()]
+    else:
+        top = sys._current_frames().get(cell.executor.thread.ident)
+        frames = [] if top is None else list(traceback.walk_stack(top))[::-1]
+    shown = [(f, line) for f, line in frames if not f.f_code.co_filename.startswith(_PACKAGE)]
+    while shown and shown[0][0].f_code.co_filename == threading.__file__:
+        shown.pop(0)
+    for frame, line in shown:
+        code = frame.f_code
+        told.append(f'  File "{code.co_filename}", line {line}, in {code.co_qualname}')
+        text = linecache.getline(code.co_filename, line, frame.f_globals).strip()
+        if text:
+            told.append(f"    {text}")
+    return "\n".join(told)
 
 
 def _named(endpoint: str) -> str:

@@ -1,0 +1,65 @@
+"""Comms of faces: messages out from any thread, messages in on a thread of their own, also while a cell blocks."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+Message = dict[str, Any]
+TARGET = "monarch_nb.cluster"
+logger = logging.getLogger(__name__)
+
+
+class Channel:
+    """The way to one face, over a comm. `custom` is how widgets wrap what is not a change of their traits."""
+
+    def __init__(self, kernel: Any, comm: Any, *, custom: bool = False) -> None:
+        self._kernel = kernel
+        self.comm = comm
+        self._custom = custom
+        # ipykernel 7.4 routes a comm's messages to the shell that last sent on it, not to the subshell that the front
+        # end asks for: they would wait for the cell that runs.
+        if hasattr(comm, "_reply_subshell_for"):
+            comm._reply_subshell_for = lambda data, default: default
+
+    def send(self, message: Message) -> None:
+        """Sends from any thread. Not through the comm: there the cell, and the subshell, are those of the thread."""
+        data = {"method": "custom", "content": message} if self._custom else message
+        comm_id = self.comm.comm_id
+        content = {"comm_id": comm_id, "data": data}
+        kernel = self._kernel
+        kernel.session.send(
+            kernel.iopub_socket, "comm_msg", content, metadata={}, parent={}, ident=f"comm-{comm_id}".encode()
+        )
+
+
+class Inbox:
+    """What faces send, handled one after the other on a thread of its own: handlers may be called on any subshell."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Has it done soon."""
+        self._queue.put(work)
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="monarch-faces", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after what is there."""
+        with self._lock:
+            if self._thread is not None:
+                self._queue.put(None)
+                self._thread = None
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except Exception:
+                logger.exception("a message of a face could not be handled")

@@ -1,0 +1,90 @@
+"""The log lines that one face watches."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from monarch_nb.mesh.output import Written, output_of
+from monarch_nb.mesh.state import ActorState, ProcState
+from monarch_nb.runtime import Runtime
+
+from .channel import Message
+
+TELLING_S = 0.1
+MOST = 2000  # lines of one message
+FIRST = 500
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+Line = tuple[int, float, str, str]  # index of the rank, when, level, text
+
+
+class Lines:
+    """Sends what is there, then what comes; `wish` is the face's `watch` message. Ends with `close`."""
+
+    def __init__(self, engine: Runtime, send: Callable[[Message], None], wish: Message) -> None:
+        self._engine = engine
+        self._send = send
+        self._id = wish.get("id")
+        self._text = str(wish.get("text") or "").lower()
+        self._level = LEVELS.get(str(wish.get("level") or "").lower(), 0)
+        state: Any = engine.meshes.get(str(wish.get("mesh")))
+        if state is None:
+            raise LookupError(f"there is no mesh {wish.get('mesh')!r}")
+        self._procs: ProcState = state.procs if isinstance(state, ActorState) else state
+        wanted = wish.get("ranks")
+        bases = list(state.region.ranks())
+        self._index = {base: index for index, base in enumerate(bases) if wanted is None or index in wanted}
+        self._waiting: deque[Line] = deque(maxlen=MOST)
+        self._skipped = 0
+        self._lock = threading.Lock()
+        self._planned = False
+        self._closed = False
+        output = output_of(engine)
+        self._stop = output.listen(self._wrote)
+        first: list[Line] = []
+        for base, index in self._index.items():
+            first += self._lines(index, output.written(self._procs.address(base)))
+        first.sort(key=lambda line: line[1])
+        most = int(wish.get("lines") or FIRST)
+        send({"type": "logs", "id": self._id, "reset": True, "lines": first[-most:]})
+
+    def close(self) -> None:
+        """Sends nothing any more."""
+        self._closed = True
+        self._stop()
+
+    def _lines(self, index: int, written: Iterable[Written]) -> Iterator[Line]:
+        """Those that are wanted."""
+        for one in written:
+            if one.level < self._level:
+                continue
+            level = next((name for name, number in LEVELS.items() if number >= one.level), "critical")
+            for text in one.text.removesuffix("\n").split("\n"):
+                if not self._text or self._text in text.lower():
+                    yield index, round(one.at, 3), level if one.level else "", text
+
+    def _wrote(self, address: str, written: Sequence[Written]) -> None:  # reading thread
+        uid, _, rest = address.partition("/")[2].partition(".")
+        if uid != self._procs.uid or not written:
+            return
+        index = self._index.get(int(rest.partition(".")[0]))
+        if index is None:
+            return
+        with self._lock:
+            for line in self._lines(index, written):
+                self._skipped += len(self._waiting) == MOST
+                self._waiting.append(line)
+            if self._planned or not self._waiting:
+                return
+            self._planned = True
+        self._engine.later(TELLING_S, self._tell)
+
+    def _tell(self) -> None:
+        with self._lock:
+            lines, skipped = list(self._waiting), self._skipped
+            self._waiting.clear()
+            self._skipped, self._planned = 0, False
+        if not self._closed:
+            told = {"skipped": skipped} if skipped else {}
+            self._send({"type": "logs", "id": self._id, "lines": lines, **told})

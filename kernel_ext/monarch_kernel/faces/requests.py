@@ -1,0 +1,180 @@
+"""What faces can ask for: each verb is a thin skin over a Python call."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_nb.mesh import ActorMesh, ProcMesh, heal_mesh, interrupt
+from monarch_nb.mesh.output import output_of
+from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.state import ActorState, MeshState, ProcState
+from monarch_nb.mesh.view import conditions
+from monarch_nb.runtime import Runtime
+from monarch_nb.shape import NDSlice, Region
+from monarch_nb.store import store_of
+
+from ..session import Session
+from .channel import Message
+
+STACKS = 16  # of one request
+STACK_S = 1.5  # a process that has not told within that time is looked at from outside
+MOST_LINES = 2000
+
+
+class Requests:
+    """Answers, or raises what a person should read. Blocks; called on threads of their own."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def answer(self, engine: Runtime, message: Message) -> Message:
+        """The `result` of a request."""
+        verb = str(message.get("verb"))
+        method: Callable[[Runtime, Message], Message] | None = getattr(self, f"_do_{verb}", None)
+        if method is None:
+            raise LookupError(f"this kernel knows no request {verb!r}")
+        return method(engine, message)
+
+    # -- what is meant ----------------------------------------------------------------------------------------------
+
+    def _state(self, engine: Runtime, message: Message) -> MeshState:
+        state = engine.meshes.get(str(message.get("mesh")))
+        if state is None:
+            raise LookupError(f"there is no mesh {message.get('mesh')!r} any more")
+        return state  # type: ignore[no-any-return]
+
+    def _bases(self, state: MeshState, message: Message) -> list[int]:
+        """The base ranks that are meant."""
+        bases = list(state.region.ranks())
+        wanted: Sequence[int] | None = message.get("ranks")
+        if wanted is None:
+            return bases
+        if not all(isinstance(index, int) and 0 <= index < len(bases) for index in wanted):
+            raise LookupError(f"{state.name} has no ranks {list(wanted)}")
+        return [bases[index] for index in wanted]
+
+    @staticmethod
+    def _meshes(state: MeshState, message: Message, bases: list[int]) -> list[Any]:
+        """What is meant as meshes: the whole one, or one for each rank."""
+        kind: Any = ActorMesh if isinstance(state, ActorState) else ProcMesh
+        if message.get("ranks") is None:
+            return [kind(state, state.region)]
+        return [kind(state, Region((), NDSlice(base, (), ()))) for base in bases]
+
+    # -- verbs ------------------------------------------------------------------------------------------------------
+
+    def _do_heal(self, engine: Runtime, message: Message) -> Message:
+        state = self._state(engine, message)
+        if state.stopped is not None:
+            raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
+        bases = self._bases(state, message)
+        before = conditions(state)
+        broken = [base for base in bases if before.get(base) == "failed"]
+        if message.get("ranks") is None or state.home != engine.address:
+            heal_mesh(self._meshes(state, {}, bases)[0])
+        elif broken:
+            engine.keeper.driver.heal(state.uid, frozenset(broken)).get()
+        what = _what(state, len(broken))
+        return {"text": f"healed {what} of {state.name}" if broken else f"{state.name} is whole: nothing to heal"}
+
+    def _do_stop(self, engine: Runtime, message: Message) -> Message:
+        state = self._state(engine, message)
+        bases = self._bases(state, message)
+        if state.stopped is None:
+            futures = [mesh.stop("stopped by a click") for mesh in self._meshes(state, message, bases)]
+            for future in futures:
+                future.get()
+        return {"text": f"stopped {_what(state, len(bases))} of {state.name}"}
+
+    def _do_interrupt(self, engine: Runtime, message: Message) -> Message:
+        state = self._state(engine, message)
+        bases = self._bases(state, message)
+        uids = [state.uid] if isinstance(state, ActorState) else [state.uid, *_actors(state)]
+        for uid in uids:  # a proc does what its actors do
+            known = engine.meshes[uid]
+            region_of = set(known.region.ranks())
+            for base in bases:
+                if base in region_of:
+                    interrupt(self._meshes(known, {"ranks": True}, [base])[0])
+        return {"text": f"interrupted {_what(state, len(bases))} of {state.name}"}
+
+    def _do_stack(self, engine: Runtime, message: Message) -> Message:
+        state = self._state(engine, message)
+        procs: Any = state.procs if isinstance(state, ActorState) else state
+        bases = self._bases(state, message)[:STACKS]
+        indices = message.get("ranks") or range(len(bases))
+        actor = state.uid if isinstance(state, ActorState) else ""
+        asked: list[Any] = [
+            request(engine, procs.address(base), "activity.stack", (actor, base), str) for base in bases
+        ]
+        stacks = {}
+        for index, base, future in zip(indices, bases, asked, strict=False):
+            try:
+                stacks[str(index)] = future.get(STACK_S)
+            except TimeoutError:
+                stacks[str(index)] = _from_outside(engine, procs, base)
+            except Exception as error:
+                stacks[str(index)] = f"not to be had: {error}"
+        return {"stacks": stacks}
+
+    def _do_logs(self, engine: Runtime, message: Message) -> Message:
+        state = self._state(engine, message)
+        procs: Any = state.procs if isinstance(state, ActorState) else state
+        most = min(int(message.get("lines") or 50), MOST_LINES)
+        bases = self._bases(state, message)
+        indices = message.get("ranks") or range(len(bases))
+        output = output_of(engine)
+        kept = {}
+        for index, base in zip(indices, bases, strict=False):
+            written = output.written(procs.address(base))
+            kept[str(index)] = [line for one in written for line in one.text.removesuffix("\n").split("\n")][-most:]
+        return {"lines": kept}
+
+    def _do_spawn(self, engine: Runtime, message: Message) -> Message:
+        name, dims = str(message.get("name") or ""), message.get("dims")
+        if not name.isidentifier():
+            raise ValueError(f"{name!r} cannot be the name of a variable")
+        if not isinstance(dims, dict) or not dims or not all(isinstance(n, int) and n > 0 for n in dims.values()):
+            raise ValueError('dims must be sizes by name, such as {"gpus": 4}')
+        mesh, told = self._session.mesh(name, dims)
+        return {"mesh": mesh._state.uid, "text": told or f"{name} is there"}
+
+    def _do_report(self, engine: Runtime, message: Message) -> Message:
+        failure = store_of(engine).document()["failures"].get(str(message.get("failure")))
+        if failure is None:
+            raise LookupError(f"there is no failure {message.get('failure')!r} any more")
+        return {"text": f"{failure['title']}\n\n{failure['report']}"}
+
+    def _do_variables(self, engine: Runtime, message: Message) -> Message:
+        return {"variables": self._session.variables()}
+
+    def _do_post_mortem(self, engine: Runtime, message: Message) -> Message:
+        raise NotImplementedError("looking at a failed rank from here is not there yet")
+
+    _do_debug = _do_post_mortem
+
+
+def _actors(state: ProcState | MeshState) -> list[str]:
+    actors: dict[str, ActorState] = getattr(state, "actors", {})
+    return [uid for uid, one in actors.items() if one.stopped is None]
+
+
+def _what(state: MeshState, count: int) -> str:
+    return f"{count} {'actor' if isinstance(state, ActorState) else 'proc'}{'' if count == 1 else 's'}"
+
+
+def _from_outside(engine: Runtime, procs: ProcState, base: int) -> str:
+    """The stack of a process that does not answer, by py-spy where that is installed and the process is ours."""
+    pid = engine.keeper.pids.get(procs.address(base), 0)
+    spy = shutil.which("py-spy")
+    here = procs.layout.host_of(base) in engine.local_hosts
+    if not spy or not here or not pid:
+        return (
+            "it does not answer: it sits in C code that holds the interpreter, or is frozen (py-spy would show where)"
+        )
+    try:
+        seen = subprocess.run([spy, "dump", "--nonblocking", "--pid", str(pid)], capture_output=True, timeout=10)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"it does not answer, and py-spy could not look at it: {error}"
+    return (seen.stdout or seen.stderr).decode(errors="replace")
