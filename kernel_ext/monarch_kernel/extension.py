@@ -8,6 +8,7 @@ from monarch_nb.mesh.output import Output, output_of
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import Runtime, future, process, runtime, waiters
+from monarch_nb.runtime.features import install_breakpoints
 from monarch_nb.supervision import MeshFailure
 
 from . import display
@@ -16,6 +17,7 @@ from .debugger import DebugMagics, Prompting, with_remote
 from .display.errors import Errors
 from .display.failures import failure_bundle
 from .faces import Faces
+from .faces.widgets import Widgets
 from .front import Front
 from .logs import Logs
 from .magics import MonarchMagics
@@ -32,6 +34,7 @@ class Extension:
         self._session = Session(shell)
         self._errors = Errors(shell)
         self._faces = Faces(shell, self._session)
+        self._widgets = Widgets(shell, self._faces)
         self._debugging = DebugMagics(shell, self._session)
         self._attached: _Attached | None = None
 
@@ -47,6 +50,7 @@ class Extension:
         install_breakpoints()  # for actors of this process
         Completion(self._shell, self._session).install()
         self._faces.install()
+        self._widgets.install()
         engine = runtime()
         self._attach()
         prestart(engine)
@@ -57,6 +61,7 @@ class Extension:
         self._front.uninstall()
         display.uninstall(self._shell)
         self._errors.uninstall()
+        self._widgets.uninstall()
         self._faces.uninstall()
         if self._attached is not None:
             self._attached.leave()
@@ -71,6 +76,7 @@ class Extension:
         if self._attached is not None:
             self._attached.leave()
         self._attached = _Attached(self._shell, self._front, engine)
+        self._debugging.waiting = self._attached.prompting.asks
 
 
 class _Attached:
@@ -82,11 +88,11 @@ class _Attached:
         self._output: Output = output_of(engine)
         self._logs = Logs(front, engine, self._output)
         self._progress = Progress(front, engine, self._logs, conditions)
-        self._prompting = Prompting(shell, front, engine)
+        self.prompting = Prompting(shell, front, engine)
         self._settle = lambda: self._logs.settle(all_of_it=True)
         notebook_mode(self._show)
         engine.keeper.on_event.append(self._happened)
-        self._prompting.install()
+        self.prompting.install()
         waiters.append(self._progress)
         future._wait_guards.append(self._progress.guard)
         front.ending.append(self._settle)
@@ -101,7 +107,7 @@ class _Attached:
         ):
             if mine in registered:
                 registered.remove(mine)  # type: ignore[arg-type]
-        self._prompting.uninstall()
+        self.prompting.uninstall()
         self._logs.close()
 
     def _happened(self, kind: str, about: Any) -> None:

@@ -10,10 +10,10 @@ from monarch_nb.debug.api import (
     breakpoints,
     clear_breakpoint,
     detach,
-    eval,
+    eval,  # noqa: A004
     freeze_on_error,
     group,
-    next,
+    next,  # noqa: A004
     on_change,
     post_mortem,
     release,
@@ -26,7 +26,7 @@ from monarch_nb.debug.api import (
     wait,
     where,
 )
-from monarch_nb.debug.controller import Breakpoint
+from monarch_nb.debug.controller import Breakpoint, controller
 from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
 from monarch_nb.debug.hooks import breakpoint_if
 from monarch_nb.debug.records import Frame, Stopped, Tensor, Value
@@ -45,6 +45,7 @@ __all__ = [
     "breakpoint_if",
     "breakpoints",
     "clear_breakpoint",
+    "controller",
     "detach",
     "eval",
     "freeze_on_error",

@@ -20,6 +20,7 @@ class Group:
     def __init__(self, choose: Callable[[], list[Stopped]]) -> None:
         self._choose = choose
         self._desk = Desk(controller(), choose)
+        self._desk.everybody = True
 
     @property
     def sessions(self) -> list[Stopped]:
@@ -27,7 +28,7 @@ class Group:
         return self._choose()
 
     def run(self, command: str, *, timeout: float = STEP_S) -> Answers:
-        """A command as it is typed at the prompt. One that lets ranks go on waits up to `timeout` s for their next stop.
+        """A command as it is typed at the prompt; one that steps waits up to `timeout` seconds for the next stop.
 
         Raises DebugError if nothing is stopped.
         """
@@ -139,7 +140,7 @@ def _picked(one: Stopped, label: str, pick: int | slice) -> bool:
     return place in range(*pick.indices(1 << 30)) if isinstance(pick, slice) else place == pick
 
 
-def eval(expression: str, mesh: Any = None) -> Answers:
+def eval(expression: str, mesh: Any = None) -> Answers:  # noqa: A001
     """An expression in the frames of all that is stopped, or of a mesh."""
     return group(mesh).eval(expression)
 
@@ -149,7 +150,7 @@ def step(mesh: Any = None, timeout: float = STEP_S) -> Answers:
     return group(mesh).step(timeout)
 
 
-def next(mesh: Any = None, timeout: float = STEP_S) -> Answers:
+def next(mesh: Any = None, timeout: float = STEP_S) -> Answers:  # noqa: A001
     """Runs all that is stopped to the next line, over functions."""
     return group(mesh).next(timeout)
 
@@ -207,9 +208,8 @@ def set_breakpoint(where: str, mesh: Any, *, condition: str = "", temporary: boo
 
 def clear_breakpoint(which: Breakpoint | int | None = None) -> None:
     """Takes a breakpoint away, by itself or its number; all without one."""
-    numbers = list(controller().breakpoints) if which is None else [getattr(which, "number", which)]
-    for number in numbers:
-        controller().clear_break(int(number))
+    for number in list(controller().breakpoints) if which is None else [which]:
+        controller().clear_break(number.number if isinstance(number, Breakpoint) else number)
 
 
 def breakpoints() -> list[Breakpoint]:
@@ -259,7 +259,7 @@ def freeze_on_error(mesh: Any, on: bool = True) -> None:
 
 
 def stacks(mesh: Any) -> str:
-    """The Python stacks of every rank of a mesh, merged into one tree; also of ranks stuck in C, where py-spy is there."""
+    """The Python stacks of every rank of a mesh, merged into one tree; of ranks stuck in C, too, if py-spy is there."""
     return overview.stacks_text(controller(), mesh._state, list(mesh._region.ranks()))
 
 

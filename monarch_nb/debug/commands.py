@@ -30,6 +30,7 @@ Leaving:
   quit                       end their endpoints: the call fails
   interact                   lines of Python until `exit`"""
 
+_ENTRY = re.compile(r"^([> ] )(\S.*)\((\d+)\)([\w<>.]+)\(\)(?:->.*)?$", re.MULTILINE)  # > file(line)function()
 _GO_ON = frozenset(("c", "cont", "continue"))
 _QUIT = frozenset(("q", "quit", "exit", "EOF"))
 
@@ -71,6 +72,7 @@ class Desk:
     focus: set[tuple[str, int, str]] | None = None  # None: the largest group
     watches: list[str] = field(default_factory=list)
     interactive: bool = False  # lines are Python, not commands
+    everybody: bool = False  # without a focus commands go to all, not to the largest group
     leave: str = ""  # why the desk is to be left: "detach"
     step_s: float = STEP_S
 
@@ -84,6 +86,8 @@ class Desk:
             if found:
                 return found
         groups = grouped(every)
+        if self.everybody:
+            return every
         return list(max(groups, key=lambda group: len(group.records)).records) if groups else []
 
     def fix(self) -> list[Stopped]:
@@ -155,7 +159,11 @@ class Desk:
 
     def _pairs(self, text: str, found: Sequence[Stopped], answers: Sequence[Any]) -> Result:
         pairs = tuple(zip(found, answers, strict=True))
-        return Result(text, merged_text(pairs), pairs)
+        return Result(text, _ENTRY.sub(self._entry, merged_text(pairs)), pairs)
+
+    def _entry(self, match: re.Match[str]) -> str:
+        """A line of pdb's own stacks, with the name that people know the file by."""
+        return f"{match[1]}{self.name(match[2])}:{match[3]} in {match[4]}"
 
     def _go_on(self, text: str, found: list[Stopped], *, everybody: bool) -> Result:
         going = self.candidates() if everybody else found

@@ -129,7 +129,14 @@ class Controller:
         """Sends a command to each and gives their answers in that order; blocks, for a bounded time."""
         asked = self.send(sessions, kind, text, frame=frame, force=force)
         limit = settings.get("debug_command_timeout") + ANSWER_S
-        return [_answer(one, asked[one.session], limit) for one in sessions]
+        answers = [_answer(one, asked[one.session], limit) for one in sessions]
+        for one, answer in zip(sessions, answers, strict=True):
+            if answer.resumed:  # its own word of that may still be on its way
+                now = self.book.get(one.session)
+                if now is not None and now.number == one.number:
+                    self.book.resumed(one.session)
+                    self._unpause(one)
+        return answers
 
     def step(self, sessions: Sequence[r.Stopped], text: str, timeout: float = STEP_S) -> list[r.Answer]:
         """A pdb command that lets ranks go on and stop again: returns when they have, or after `timeout` seconds."""
@@ -198,18 +205,17 @@ class Controller:
 
     def release(self, addresses: Iterable[str]) -> None:
         """Lets processes forget the frames that they have kept."""
-        asked: list[Future[r.Told]] = [request(self.engine, a, "debug.autopsy", r.Autopsy(mesh="", rank=0, release=True), r.Told)
-                 for a in addresses]  # fmt: skip
-        for one in asked:
-            told_of(one)
+        self._each(addresses, "debug.autopsy", r.Autopsy(mesh="", rank=0, release=True))
 
     def freeze(self, addresses: Iterable[str], *, on: bool) -> None:
-        """Whether errors stop the ranks of these processes at the raise."""
-        asked: list[Future[r.Told]] = [request(self.engine, a, "debug.freeze", r.Freeze(on), r.Told) for a in addresses]
-        for one in asked:
-            told = told_of(one)
-            if told.error:
-                raise DebugError(told.error)
+        """Whether errors stop the ranks of these processes at the raise. Raises DebugError where that is not known."""
+        self._each(addresses, "debug.freeze", r.Freeze(on))
+
+    def _each(self, addresses: Iterable[str], verb: str, body: Any) -> None:
+        asked: list[Future[r.Told]] = [request(self.engine, address, verb, body, r.Told) for address in addresses]
+        wrong = [told.error for told in [told_of(one) for one in asked] if told.error]
+        if wrong:
+            raise DebugError("; ".join(dict.fromkeys(wrong)))
 
     def threads(self, addresses: Iterable[str], timeout: float = 2.0) -> dict[str, tuple[r.Thread, ...] | str]:
         """The threads of each process, or why they are not known."""

@@ -106,7 +106,8 @@ def diff_text(expression: str, pairs: Sequence[Pair]) -> str:
     records = [record for record, _ in pairs]
     found = outliers(pairs)
     if len(found) == 1:
-        return f"{expression}: equal on all {len(pairs)}: {found[0][0].text}"
+        text = found[0][0].text
+        return f"{expression}: equal on all {len(pairs)}: {text}" if len(pairs) > 1 else f"{expression}: {text}"
     lines = [f"{expression}: {len(found)} different values on {len(pairs)} ranks, the most unusual first"]
     wide = min(60, max(len(one.text.splitlines()[0]) for one, _ in found))
     for one, far in found[:40]:

@@ -40,7 +40,7 @@ class Waiting:
 
     def __init__(self, controller: Controller, terminal: Terminal, name: FileName = short) -> None:
         self.controller = controller
-        self._terminal = terminal
+        self.terminal = terminal
         self._name = name
         self._asking = threading.Lock()
         self._shown: set[tuple[str, int]] = set()  # stops that people have been told of: session and number
@@ -48,6 +48,11 @@ class Waiting:
         self._desks: dict[str, Desk] = {}
         self._seen = -1
         self._moved = 0.0  # when something last happened
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is anybody to type."""
+        return self.terminal.can_ask
 
     def begin(self) -> None:
         """Somebody begins to wait: what was left stopped is asked about again, if it is what is waited for."""
@@ -66,7 +71,7 @@ class Waiting:
         if not records or now - self._moved < GATHER_S or not self._asking.acquire(blocking=False):
             return
         try:
-            if self._terminal.can_ask:
+            if self.terminal.can_ask:
                 self._ask(future, records)
             else:
                 self._tell(future, records)
@@ -110,7 +115,7 @@ class Waiting:
         if fresh:
             self._shown |= {(one.session, one.number) for one in fresh}
             table = Desk(self.controller, lambda: fresh, self._name).table()
-            self._terminal.write(f"{table}\n{HOW.replace('NAME', fresh[0].name).partition(';')[0]}\n")
+            self.terminal.write(f"{table}\n{HOW.replace('NAME', fresh[0].name).partition(';')[0]}\n")
 
     def error(self, future: Future[Any], records: list[Stopped]) -> StoppedAtBreakpoint:
         """What a call raises where nobody can be asked."""
@@ -136,8 +141,8 @@ class Waiting:
     def _ask(self, future: Future[Any], records: list[Stopped]) -> None:
         desk = self._desk(future, records)
         self._shown |= {(one.session, one.number) for one in records}
-        self._terminal.write("\n".join([desk.table(), *desk.watched()]) + "\n")
-        converse(desk, self._terminal, over=future.done)
+        self.terminal.write("\n".join([desk.table(), *desk.watched()]) + "\n")
+        converse(desk, self.terminal, over=future.done)
         left = desk.candidates()
         self._shown |= {(one.session, one.number) for one in left}
         self._left |= {(one.session, one.number) for one in left}
@@ -147,7 +152,7 @@ class Waiting:
             raise StoppedAtBreakpoint(told, left, desk.table(source=False))
 
 
-def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: False) -> None:
+def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: False, *, ending: str = "quit") -> None:
     """Asks for commands and carries them out until nothing is stopped any more, or the desk is left."""
     shown = desk.controller.book.changed
     last = ""
@@ -168,7 +173,9 @@ def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: 
             line = _block(line, terminal)
         line = line if line.strip() or desk.interactive else last  # an empty line is the last one again, as in pdb
         last = line if line.split(" ")[0] in ("n", "s", "next", "step", "r", "return", "l", "list") else ""
-        if line.strip() in ("q", "quit") and not desk.interactive:
+        if line.strip() in ("q", "quit", "exit") and not desk.interactive:
+            if ending == "close":  # frames of a failure: nothing runs that could be ended
+                return
             sure = terminal.ask(f"end the endpoints of {named(desk.focused())}, so that their calls fail? [y/N] ")
             if sure.strip().lower() not in ("y", "yes"):
                 continue

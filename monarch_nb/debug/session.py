@@ -152,14 +152,17 @@ class Debugger(pdb.Pdb):
         name = self.canonic(frame.f_code.co_filename)
         if name not in self.breaks:
             return False
-        for line in (frame.f_lineno, frame.f_code.co_firstlineno):
-            for one in tuple(self._mine):
-                if one.enabled and (one.file, one.line) == (name, line) and bdb.checkfuncname(one, frame):
-                    if line != frame.f_lineno and not one.funcname:
-                        continue
-                    if self._holds(one, frame):
-                        return True
-        return False
+        line, first = frame.f_lineno, frame.f_code.co_firstlineno
+        here = [
+            one
+            for one in self._mine
+            if one.enabled
+            and one.file == name
+            and one.line == (first if one.funcname else line)
+            and bdb.checkfuncname(one, frame)
+        ]
+        holding = [one for one in here if self._holds(one, frame)]  # each counts its hits
+        return bool(holding)
 
     def _holds(self, one: bdb.Breakpoint, frame: types.FrameType) -> bool:
         one.hits += 1

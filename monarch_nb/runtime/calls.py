@@ -74,7 +74,7 @@ class PendingCall:
             opened = frames if parcel is None else parcel.frames
             self.lose((index,), self.runtime.supervision_error(opened or (), self))
             return
-        thunk = self._thunk(header.status, frames, parcel)
+        thunk = self._thunk(header.status, frames, parcel, index)
         if header.status != Status.VALUE:
             self._errors[index] = thunk
         if self._take(index, thunk):
@@ -85,7 +85,7 @@ class PendingCall:
         self.missing -= 1
         return True
 
-    def _thunk(self, status: int, frames: Sequence[Any] | None, parcel: "Parcel | None") -> Thunk:
+    def _thunk(self, status: int, frames: Sequence[Any] | None, parcel: "Parcel | None", index: int) -> Thunk:
         runtime, title = self.runtime, self.title
 
         def value() -> Any:
@@ -97,7 +97,9 @@ class PendingCall:
                         return decode(body, runtime)
                     except Exception as error:
                         raise unpickle_failure(error, f"result of {title}", "calling") from error
-                raise ActorError(decode_exception(body, runtime), f"Actor call {title} failed.")
+                raised = ActorError(decode_exception(body, runtime), f"Actor call {title} failed.")
+                raised.origin = (self.mesh, self._ranks()[index], self.call)
+                raise raised
             finally:
                 if parcel is not None:
                     runtime.node.consumed(parcel)

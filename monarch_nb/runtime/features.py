@@ -105,7 +105,7 @@ def install_breakpoints() -> None:
     if "pdb" in sys.modules:
         _patch_pdb(sys.modules["pdb"])
     elif not any(isinstance(each, _PdbFinder) for each in sys.meta_path):
-        sys.meta_path.insert(0, _PdbFinder())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _PdbFinder())
 
 
 def _stop(frame: FrameType, reason: str, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -26,6 +26,7 @@ class ActorError(Exception):
         super().__init__(exception, message)
         self.exception = exception
         self.message = message
+        self.origin: tuple[str, int, str] | None = None  # mesh, rank and call, in the process that called
         self.exception_formatted: list[str] = list(formatted) if formatted else format_exception(exception)
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ class Prompting:
     def __init__(self, shell: Any, front: Front, engine: Runtime) -> None:
         self.controller: Controller = feature(engine, "debug").controller
         self._front = front
-        self._waiting = Waiting(
+        self.asks = self._waiting = Waiting(
             self.controller, Broker(shell, front), lambda file: cell_name(shell, file) or short(file)
         )
 
@@ -56,16 +56,16 @@ class Prompting:
         if not self._front.in_cell:
             return None
         loop = asyncio.get_running_loop()
+        handles: list[asyncio.TimerHandle] = []
 
         def tick() -> None:
-            nonlocal handle
             try:
                 self._waiting.look(future)
             except (StoppedAtBreakpoint, KeyboardInterrupt) as error:
                 if not signal.done():
                     signal.set_exception(error)
                 return
-            handle = loop.call_later(WAIT_TICK, tick)
+            handles[:] = [loop.call_later(WAIT_TICK, tick)]
 
-        handle = loop.call_later(WAIT_TICK, tick)
-        return lambda: handle.cancel()
+        handles.append(loop.call_later(WAIT_TICK, tick))
+        return lambda: handles[0].cancel()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import sys
 import traceback
 import types
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import IPython
 
 import monarch_nb
+from monarch_nb.debug.errors import DebugError, StoppedAtBreakpoint
 from monarch_nb.runtime import Future
 from monarch_nb.store.failures import title
 from monarch_nb.supervision import DeviceMeshError, SupervisionError
@@ -21,7 +23,8 @@ from .failures import ansi, failure_text
 
 # What a cell does not see: ours, and the way through IPython to a magic, which old versions show.
 _HIDDEN = tuple(f"{Path(file).parent}/" for file in (monarch_nb.__file__, str(Path(__file__).parent), IPython.__file__))
-SHOWN = (DeviceMeshError, ActorError, KeyboardInterrupt, asyncio.CancelledError, SyntaxError)
+_OURS = (DeviceMeshError, ActorError, StoppedAtBreakpoint, DebugError)
+SHOWN = (*_OURS, KeyboardInterrupt, asyncio.CancelledError, SyntaxError)
 _CELL = "_monarch_cell"  # attribute of a SyntaxError in a cell that was to run on the ranks
 
 
@@ -52,6 +55,7 @@ class Errors:
     ) -> list[str]:
         if self._before[0] and isinstance(error, self._before[0]):
             return list(self._before[1](kind, error, tb, tb_offset=tb_offset) or [])
+        sys.last_type, sys.last_value, sys.last_traceback = kind, error, tb  # for %debug and %mpm
         try:
             if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
                 told = fate(error, tb)
@@ -63,7 +67,7 @@ class Errors:
                     return lines
             if isinstance(error, SyntaxError) and hasattr(error, _CELL):
                 lines = list(shell.SyntaxTB.structured_traceback(kind, error, []))
-            elif isinstance(error, (DeviceMeshError, ActorError)):
+            elif isinstance(error, _OURS):
                 lines = self._lines(shell, kind, error, tb, tb_offset)
             else:
                 shell.showtraceback((kind, error, tb), tb_offset=tb_offset, running_compiled_code=True)

@@ -1,0 +1,246 @@
+"""The debugger's magics: each reads its line and calls the library."""
+
+import re
+import sys
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+
+from monarch_nb import debug
+from monarch_nb.debug.commands import Desk
+from monarch_nb.debug.errors import DebugError
+from monarch_nb.debug.groups import named
+from monarch_nb.debug.prompt import NoPrompt, Waiting, converse
+from monarch_nb.wire import ActorError
+
+from ..arguments import names, place
+from ..session import Session
+from .results import Listing, Results
+
+_BREAK = re.compile(r"(?P<where>\S+)(?:\s+if\s+(?P<condition>.+?))?\s+on\s+(?P<mesh>[^\d\W].*)", re.DOTALL)
+
+
+@magics_class
+class DebugMagics(Magics):
+    """%mdb, %%mdb, %break, %mpm, %stacks."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        super().__init__(shell)
+        self._session = session
+        self.waiting: Waiting | None = None  # of the engine of now
+        self._focus: dict[str, Desk] = {}
+
+    @no_var_expand
+    @line_cell_magic
+    def mdb(self, line: str, cell: str | None = None) -> Listing | Results:
+        """Show what is stopped in the debugger; as a cell magic, run the cell's lines as commands on stopped ranks.
+
+        %mdb                       # groups of ranks, who is missing, the source around the line
+        %%mdb [NAME] [dim=index] [dim=from:to] ...
+
+            %%mdb trainers gpus=3
+            p loss
+            n
+            diff loss
+
+        All commands of the prompt are there (`help` lists them). A statement that goes on in indented lines is one
+        command. What came of each is shown, and kept as data in `_`: _[0].values has the values by rank. Needs no
+        prompt and no widgets. From Python: monarch.debug.table(), monarch.debug.group(trainers, gpus=3).run("p loss").
+        """
+        if cell is None:
+            if line.strip():
+                raise UsageError("%mdb takes no arguments; commands go below it: %%mdb NAME")
+            return Listing(self._desk("").table())
+        desk = self._desk(line)
+        if not desk.candidates():
+            every = debug.sessions()
+            told = f"; stopped: {named(every)}" if every else ""
+            raise UsageError(f"%%mdb {line}: nothing of it is stopped{told}")
+        return Results([desk.do(command) for command in commands(cell)])
+
+    @no_var_expand
+    @line_magic("break")  # type: ignore[arg-type]  # its decorators are typed for bare use only
+    def set_break(self, line: str) -> Any:
+        """Set a breakpoint in actors that run already, without touching their code.
+
+        %break PLACE [if CONDITION] on NAME [dim=index] ...     # PLACE is file.py:42, or a function
+        %break                                                  # those that there are
+        %break clear [NUMBER]                                   # one of them, or all, away
+
+            %break train.py:42 if loss.isnan() on trainers gpus=3
+            %break Trainer.step on trainers
+
+        It is looked at from each actor's next endpoint call on. From Python: monarch.debug.set_breakpoint().
+        """
+        words = line.split()
+        if not words:
+            return debug.breakpoints() or None
+        if words[0] == "clear":
+            for number in words[1:]:
+                if not number.isdecimal():
+                    raise UsageError(f"%break clear {number}: write the number of a breakpoint; %break lists them")
+                debug.clear_breakpoint(int(number))
+            if not words[1:]:
+                debug.clear_breakpoint()
+            return None
+        found = _BREAK.fullmatch(line.strip())
+        if found is None:
+            raise UsageError("%break: write %break train.py:42 if loss.isnan() on trainers gpus=3")
+        where = place("%break", found["mesh"])
+        mesh: Any = self._session.find(where.name)
+        part = mesh.slice(**where.picks) if where.picks else mesh
+        try:
+            return debug.set_breakpoint(found["where"], part, condition=found["condition"] or "")
+        except SyntaxError as error:
+            raise UsageError(f"%break: {found['condition']} is no expression: {error.msg}") from None
+        except DebugError as error:
+            raise UsageError(f"%break: {error}") from None
+
+    @line_magic
+    def mpm(self, line: str) -> Any:
+        """Look into the frames of a call that failed, on the rank where it was raised; the actor goes on serving.
+
+        %mpm                       # of the last ActorError
+        %mpm NAME dim=index ...    # the last failure of this rank
+        %mpm release NAME          # let go of what is kept of a mesh's failures
+
+        Where there is a prompt it opens here; `q` closes the frames. Else %%mdb gives commands, and %%mdb's `c` closes
+        them. How many failures are kept: configure(debug_keep_failures=3, debug_keep_bytes=...).
+        From Python: monarch.debug.post_mortem(error).
+        """
+        words = line.split()
+        if words[:1] == ["release"]:
+            debug.release(self._session.find(" ".join(words[1:]) or "?"))
+            return None
+        try:
+            group = self._opened(line)
+        except DebugError as error:
+            raise UsageError(f"%mpm: {error}") from None
+        desk = Desk(debug.controller(), lambda: group.sessions, self._name)
+        if self.waiting is None or not self.waiting.can_ask:
+            record = group.sessions[0]
+            return Listing(f"{desk.table()}\n\n%%mdb {record.name} gives commands; `c` closes the frames")
+        self._converse(desk)
+        for one in group.sessions:
+            if desk.leave != "detach":
+                debug.controller().ask([one], "resume")
+        return None
+
+    def _converse(self, desk: Desk) -> None:
+        assert self.waiting is not None
+        self.waiting.terminal.write(f"{desk.table()}\n")
+        try:
+            converse(desk, self.waiting.terminal, ending="close")
+        except NoPrompt:
+            desk.leave = "detach"
+
+    def _opened(self, line: str) -> debug.Group:
+        if line.strip():
+            where = place("%mpm", line)
+            return debug.post_mortem(self._session.find(where.name), **where.picks)
+        error = last_error(self.shell)
+        if error is None:
+            raise DebugError("the last error was no ActorError; say which rank: %mpm trainers gpus=3")
+        return debug.post_mortem(error)
+
+    @line_magic
+    def stacks(self, line: str) -> Listing:
+        """Show where every rank of a mesh is: the Python stacks of all, merged into one tree.
+
+        %stacks NAME
+
+        Ranks held by one long call in C, which cannot answer, are looked at with py-spy where it is installed.
+        From Python: monarch.debug.stacks(trainers).
+        """
+        found, _ = names("%stacks", line)
+        if len(found) != 1:
+            raise UsageError("%stacks takes one name: %stacks trainers")
+        return Listing(debug.stacks(self._session.find(found[0])))
+
+    @line_magic
+    def freeze(self, line: str) -> None:
+        """Stop ranks where they raise, as at a breakpoint.
+
+        %freeze NAME          # from now on
+        %freeze NAME --off
+
+        From Python: monarch.debug.freeze_on_error(trainers).
+        """
+        found, options = names("%freeze", line, ("--off",))
+        for name in found:
+            debug.freeze_on_error(self._session.find(name), on="--off" not in options)
+            sys.stdout.write(f"{name}: {'goes on' if options else 'stops'} at errors\n")
+
+    def _name(self, file: str) -> str:
+        from ..display.errors import cell_name
+
+        return cell_name(self.shell, file) or file.rpartition("/")[2]
+
+    def _desk(self, line: str) -> Desk:
+        """The desk of this line; it is kept, so that its focus and what is watched last from cell to cell."""
+        key = " ".join(line.split())
+        known = self._focus.get(key)
+        controller = debug.controller()
+        if known is not None and known.controller is controller:
+            known.leave, known.interactive = "", False
+            return known
+        group = self._chosen(line)
+        desk = self._focus[key] = Desk(controller, lambda: group.sessions, self._name)
+        if key:
+            desk.everybody = True
+        return desk
+
+    def _chosen(self, line: str) -> debug.Group:
+        if not line.strip():
+            return debug.group()
+        where = place("%%mdb", line)
+        try:
+            mesh: Any = self._session.find(where.name)
+            return debug.group(mesh, **where.picks)
+        except UsageError:
+            if any(one.name == where.name for one in debug.sessions()):
+                return debug.group(where.name, **where.picks)  # an actor of somebody else's
+            raise
+        except (TypeError, IndexError, ValueError) as error:
+            raise UsageError(f"%%mdb: {error}") from None
+
+
+def commands(cell: str) -> list[str]:
+    """The commands of a cell: one a line, indented lines belong to the one before."""
+    found: list[str] = []
+    for line in cell.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        follows = found and (line[:1].isspace() or re.match(r"(else|elif|except|finally)\b", line))
+        if follows:
+            found[-1] += f"\n{line}"
+        else:
+            found.append(line)
+    return [f"{one}\n" if "\n" in one else one for one in found]
+
+
+def last_error(shell: Any) -> ActorError | None:
+    """The ActorError that a cell ended with last, also behind another error."""
+    error: Any = getattr(shell, "_monarch_last_error", None) or getattr(sys, "last_value", None)
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, ActorError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def with_remote(shell: Any) -> Any:
+    """IPython's %debug, which opens the rank's frames where the last error came from one."""
+    before = shell.find_line_magic("debug")
+
+    def run(line: str = "", cell: Any = None) -> Any:
+        error = None if line.strip() or cell else last_error(shell)
+        if error is not None and error.origin is not None:
+            return shell.run_line_magic("mpm", "")
+        return before(line) if cell is None else before(line, cell)
+
+    run.__doc__ = before.__doc__
+    return run

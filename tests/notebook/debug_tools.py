@@ -1,0 +1,117 @@
+"""A kernel whose front end takes questions: the debugger's prompt is answered as a person would, line by line."""
+
+import queue
+import time
+from typing import Any
+
+from tests.notebook.notebook import Cell, Notebook
+
+STOPPING = """
+import os, threading, time
+from monarch.actor import Actor, breakpoint_if, current_rank, endpoint, this_host
+import monarch.debug
+
+class Trainer(Actor):
+    def __init__(self, fail=False):
+        self.steps = 0
+        if fail:
+            breakpoint()
+
+    @endpoint
+    def step(self, x):
+        rank = current_rank().rank
+        loss = 0.5 + rank / 100
+        if rank == 3:
+            loss = float("nan")
+        breakpoint()
+        self.steps += 1
+        total = loss * x
+        return rank
+
+    @endpoint
+    def only(self, which, x=1):
+        rank = current_rank().rank
+        breakpoint_if(rank in which, "asked for")
+        return rank
+
+    @endpoint
+    def forward(self, batch):
+        scaled = [value * 2 for value in batch]
+        return self.loss(scaled)
+
+    def loss(self, values):
+        total = sum(values)
+        return 1 / (total - 12)
+
+    @endpoint
+    def pid(self):
+        return os.getpid()
+"""
+
+
+class Talk:
+    """What one cell asked, and what it showed."""
+
+    def __init__(self) -> None:
+        self.cell = Cell()
+        self.prompts: list[str] = []
+        self.before: list[str] = []  # what stdout held when each question was asked
+
+    @property
+    def text(self) -> str:
+        return self.cell.stdout
+
+
+class Debugged(Notebook):
+    """One kernel with the extension loaded, which may ask."""
+
+    def talk(self, source: str, *answers: str | None, timeout: float = 40) -> Talk:
+        """Runs a cell and answers its questions; None interrupts the kernel instead of an answer."""
+        request = str(self.client.execute(source, allow_stdin=True))
+        return self.go_on(request, Talk(), *answers, timeout=timeout)
+
+    def go_on(self, request: str, talk: Talk, *answers: str | None, timeout: float = 40) -> Talk:
+        left = list(answers)
+        deadline = time.monotonic() + timeout
+        while True:
+            question = self._question()
+            if question is not None:
+                self._drain(request, talk.cell)
+                talk.prompts.append(question)
+                talk.before.append(talk.cell.stdout)
+                assert left, f"asked more than was expected: {question!r}\n{talk.cell.stdout}"
+                answer = left.pop(0)
+                if answer is None:
+                    self.interrupt()
+                else:
+                    self.client.input(answer)
+            message = self._maybe(request)
+            if message is not None and self._take(talk.cell, message):
+                break
+            assert time.monotonic() < deadline, f"the kernel is silent; shown so far:\n{talk.cell.stdout}"
+        self._reply(request, deadline)
+        assert not left, f"not asked for {left}\n{talk.cell.stdout}\n{talk.cell.traceback}"
+        return talk
+
+    def _question(self) -> str | None:
+        try:
+            message: dict[str, Any] = self.client.get_stdin_msg(timeout=0.02)
+        except queue.Empty:
+            return None
+        return str(message["content"]["prompt"])
+
+    def _maybe(self, request: str) -> dict[str, Any] | None:
+        try:
+            message = self.client.get_iopub_msg(timeout=0.02)
+        except queue.Empty:
+            return None
+        return dict(message) if message["parent_header"].get("msg_id") == request else None
+
+    def _drain(self, request: str, cell: Cell) -> None:
+        """What was shown before a question, which comes another way, and may come earlier."""
+        quiet = 0
+        while quiet < 3:
+            message = self._maybe(request)
+            quiet = quiet + 1 if message is None else 0
+            if message is not None:
+                self._take(cell, message)

@@ -1,0 +1,187 @@
+"""What the debugger shows: groups, merged answers, outliers, sparklines, trees; all of it without a process."""
+
+import math
+
+import pytest
+
+from monarch_nb.debug.book import Book
+from monarch_nb.debug.errors import DebugError
+from monarch_nb.debug.groups import grouped, named, tree, tree_text
+from monarch_nb.debug.merge import diff_text, merged_text, outliers, sparkline, watch_text
+from monarch_nb.debug.picks import pick
+from monarch_nb.debug.records import Answer, Frame, Stopped, Value
+from monarch_nb.debug.table import Missing, table_text
+from monarch_nb.debug.values import shorten, value_of
+
+TRAIN = Frame("/work/train.py", 42, "Trainer.step", "loss.backward()")
+LOSS = Frame("/work/loss.py", 9, "nll", "return x")
+
+
+def stop(rank: int, *stack: Frame, name: str = "trainers", number: int = 1, size: int = 8) -> Stopped:
+    return Stopped(
+        session=f"{name}#{rank}",
+        number=number,
+        address=f"h/p.{rank}.0",
+        host="h",
+        pid=1,
+        mesh=f"uid-{name}",
+        name=name,
+        rank=rank,
+        incarnation=0,
+        labels=("gpus",),
+        point=(rank,),
+        reason="breakpoint()",
+        stack=stack or (TRAIN,),
+        current=len(stack or (TRAIN,)) - 1,
+        source=("a = 1", "loss.backward()", "b = 2"),
+        first=41,
+    )
+
+
+def answers(*values: float | str) -> list[tuple[Stopped, Answer]]:
+    found = []
+    for rank, value in enumerate(values):
+        number = value if isinstance(value, float) else None
+        found.append((stop(rank), Answer(session="s", value=Value(str(value), "float", number))))
+    return found
+
+
+def test_ranks_at_one_place_are_one_row_and_the_one_elsewhere_another() -> None:
+    records = [*(stop(rank) for rank in (0, 1, 2, 4, 5, 6, 7)), stop(3, TRAIN, LOSS)]
+    text = table_text(records, sizes={"uid-trainers": 8})
+    assert "8 ranks stopped" in text
+    assert "7 of 8  at train.py:42 in Trainer.step  trainers gpus=0-2,4-7  breakpoint()" in text
+    assert "1 of 8  at loss.py:9 in nll" in text
+    assert "→ 42  loss.backward()" in text
+
+
+def test_the_table_says_who_is_not_stopped_and_what_those_do() -> None:
+    missing = Missing("trainers", ("gpus",), {(5,): "runs step, at model.py:88 in forward", (6,): "idle"})
+    text = table_text([stop(0)], missing=[missing])
+    assert "not stopped: trainers gpus=5: runs step, at model.py:88 in forward" in text
+    assert "not stopped: trainers gpus=6: idle" in text
+
+
+def test_equal_stacks_of_different_meshes_are_not_one_group() -> None:
+    assert len(grouped([stop(0), stop(0, name="critics")])) == 2
+    assert named([stop(0), stop(1), stop(0, name="critics")]) == "trainers gpus=0-1; critics gpus=0"
+
+
+def test_equal_answers_are_shown_once_and_differing_ones_side_by_side() -> None:
+    assert merged_text(answers(1.0, 1.0, 1.0)) == "1.0  (all 3)"
+    assert merged_text(answers(1.0, 2.0, 1.0)).splitlines() == ["1.0  gpus=0,2", "2.0  gpus=1"]
+    assert merged_text(answers(1.0)) == "1.0"
+
+
+def test_answers_of_several_lines_stand_below_each_other_with_their_ranks() -> None:
+    pairs = [(stop(0), Answer(session="s", text="a\nb\n")), (stop(1), Answer(session="s", text="c\n"))]
+    assert merged_text(pairs) == "── gpus=0\na\nb\n── gpus=1\nc"
+
+
+def test_diff_shows_what_is_not_a_number_first_then_the_one_far_off() -> None:
+    found = outliers(answers(0.5, 0.51, math.nan, 0.5, 9.0, 0.49))
+    assert [one.text for one, _ in found][:2] == ["nan", "9.0"]
+    text = diff_text("loss", answers(0.5, 0.51, math.nan, 0.5, 9.0, 0.49)).splitlines()
+    assert text[1].split() == ["!", "nan", "gpus=2"]
+
+
+def test_diff_of_texts_shows_the_rarest_first() -> None:
+    assert [one.text for one, _ in outliers(answers("a", "a", "b", "a"))] == ["b", "a"]
+    assert diff_text("x", answers("a", "a")) == "x: equal on all 2: a"
+
+
+def test_a_sparkline_goes_from_the_least_to_the_most_and_marks_what_is_no_number() -> None:
+    assert sparkline([0.0, 1.0, math.nan, None]) == "▁█×·"
+    assert watch_text("loss", answers(0.0, 1.0, math.nan)) == "loss  ▁█×  0 … 1  × gpus=2"
+
+
+def test_stacks_become_one_tree_with_counts() -> None:
+    nodes = tree([("0", [TRAIN]), ("1", [TRAIN]), ("2", [TRAIN, LOSS])])
+    lines = tree_text(nodes, lambda who: ",".join(who))
+    assert lines[0].startswith("3  Trainer.step  train.py:42")
+    assert any(line.strip().startswith("1  nll  loss.py:9") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("3", [3]),
+        ("0,2", [0, 2]),
+        ("0:4", [0, 1, 2, 3]),
+        ("0:8:3", [0, 3, 6]),
+        ("0-2", [0, 1, 2]),
+        ("-1", [7]),
+        ("gpus=2:4", [2, 3]),
+        ("trainers[gpus=5]", [5]),
+        ("trainers gpus=5", [5]),
+        ("all", list(range(8))),
+    ],
+)
+def test_ranks_are_picked_as_people_write_them(text: str, ranks: list[int]) -> None:
+    assert [one.rank for one in pick([stop(rank) for rank in range(8)], text)] == ranks
+
+
+@pytest.mark.parametrize("text", ["9", "hosts=0", "critics", "gpus=x"])
+def test_a_pick_of_nothing_says_what_there_is(text: str) -> None:
+    with pytest.raises(DebugError):
+        pick([stop(rank) for rank in range(8)], text)
+
+
+def test_the_book_keeps_what_is_stopped_and_forgets_what_is_lost() -> None:
+    book, told = Book(), []
+    book.listeners.append(lambda kind, record: told.append((kind, record.rank)))
+    book.stopped(stop(0))
+    book.stopped(stop(1))
+    book.resumed("trainers#0")
+    assert [one.rank for one in book.sessions()] == [1]
+    book.lost("h/p.1.0", "killed")
+    assert not book.any
+    assert told == [("stopped", 0), ("stopped", 1), ("resumed", 0), ("lost", 1)]
+    assert book.why_over("trainers#1") == "killed"
+
+
+def test_a_step_is_over_when_its_rank_has_stopped_anew_or_will_not_any_more() -> None:
+    book = Book()
+    book.stopped(stop(0, number=2))
+    book.over("trainers#1", "the endpoint has ended")
+    book.wait_steps([("trainers#0", 1), ("trainers#1", 4)], 0.0)
+    assert not book.wait(0.0, lambda: False)
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+class Loud:
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+def test_a_repr_that_raises_is_told_and_harms_nobody() -> None:
+    assert "its repr raised ValueError: no" in value_of(Loud()).text
+    assert "its repr raised" in value_of([Loud()]).text
+
+
+def test_gigantic_values_are_cut_before_they_are_written_out() -> None:
+    assert len(shorten(list(range(1_000_000)))) < 500
+    assert len(shorten("x" * 5_000_000)) < 5000
+    assert len(value_of({n: "y" * 10_000 for n in range(1000)}).text) < 60_000
+    assert value_of(10**30).number == 1e30
+
+
+def test_numbers_keep_their_number_and_the_rest_does_not() -> None:
+    assert value_of(3).number == 3.0
+    assert value_of("3").number is None
+    assert value_of([1, 2]).length == 2
+
+
+def test_arrays_are_told_by_shape_type_extremes_and_what_is_not_a_number() -> None:
+    np = pytest.importorskip("numpy")
+    array = np.arange(100, dtype="float32").reshape(10, 10)
+    array[0, 0] = np.nan
+    value = value_of(array)
+    assert value.tensor is not None
+    assert (value.tensor.shape, value.tensor.dtype, value.tensor.nan) == ((10, 10), "float32", 1)
+    assert (value.tensor.least, value.tensor.most) == (1.0, 99.0)
+    assert value.text == "float32[10×10]  min 1  max 99  mean 50  1 NaN"
+    assert value_of(np.float32(2.5)).number == 2.5
+    assert value_of(np.array(["a"])).tensor is not None
