@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import psutil
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbconvert import HTMLExporter
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from scripts.processes import MARK, left_behind
+
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 BUILD = ROOT / "build" / "demo"
-MARK = "MONARCH_DEMO_RUN"  # in the environment of the kernel, and so of every process that comes of it
 CELL_SECONDS = 120
-GONE_SECONDS = 15.0
 SUMMARY = {
     "accuracy": re.compile(r"test accuracy +([\d.]+)%"),
     "detected_ms": re.compile(r"kill to detection +([\d.]+) ms"),
@@ -135,32 +135,6 @@ class _Teller:
         first = next((line for line in cell.source.splitlines() if line.strip()), "")
         title = self._titles[cell.id]
         self._told(f"[{self._done:2}/{self._count}] {seconds:5.1f} s  {title[:38]:38}  {first[:42]:42}  {how}")
-
-
-def left_behind(mark: str, seconds: float = GONE_SECONDS) -> list[str]:
-    """The processes that came of a run and are still there after `seconds`, ended now; each as a line."""
-    deadline = time.monotonic() + seconds
-    while (living := _marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    told = []
-    for process in living:
-        try:
-            told.append(f"{process.pid} {' '.join(process.cmdline())[:160]}")
-            process.kill()
-        except psutil.NoSuchProcess:
-            pass
-    return told
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            pass
-    return found
 
 
 def save(executed: Executed, folder: Path) -> tuple[Path, Path]:

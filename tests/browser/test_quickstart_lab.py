@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts.demo import MARK, NOTEBOOK, left_behind
+from scripts.processes import MARK, left_behind
 from tests.browser.lab import KERNEL_IS_IDLE, SCREENSHOTS, browser_path, lab, menu, page, theme, whole
 
 pytestmark = [
@@ -16,6 +16,7 @@ pytestmark = [
     # The browser's driver leaves its own odds and ends to the collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 LAST = "kill to healed"
 

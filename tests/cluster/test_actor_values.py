@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, endpoint, this_proc
 
@@ -16,9 +15,11 @@ FORMS = ["numpy", "torch", "bytearray"]
 
 
 def make(form: str, nbytes: int) -> Any:
-    if form == "numpy":
-        return np.zeros(nbytes, np.uint8)
-    return torch.zeros(nbytes, dtype=torch.uint8) if form == "torch" else bytearray(nbytes)
+    if form == "torch":
+        import torch  # here, for it takes as long as all other imports of all tests
+
+        return torch.zeros(nbytes, dtype=torch.uint8)
+    return np.zeros(nbytes, np.uint8) if form == "numpy" else bytearray(nbytes)
 
 
 def total(value: Any) -> int:

@@ -1,0 +1,34 @@
+"""The processes that come of a run: a mark in their environment tells them from all others."""
+
+import time
+
+import psutil
+
+MARK = "MONARCH_DEMO_RUN"  # in the environment of what is run, and so of every process that comes of it
+GONE_SECONDS = 15.0
+
+
+def left_behind(mark: str, seconds: float = GONE_SECONDS) -> list[str]:
+    """The processes that came of a run and are still there after `seconds`, ended now; each as a line."""
+    deadline = time.monotonic() + seconds
+    while (living := _marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    told = []
+    for process in living:
+        try:
+            told.append(f"{process.pid} {' '.join(process.cmdline())[:160]}")
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    return told
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            pass
+    return found
