@@ -15,8 +15,9 @@ class Front:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._kernel = getattr(shell, "kernel", None)
-        self._parent: Any = self._current_parent()
+        self.parent: Any = self._current_parent()  # the cell that runs, or the last one that did
         self.running = True  # the extension is loaded by a cell
+        self.beginning: list[Callable[[], None]] = []  # called at the beginning of each cell, on its thread
         self.ending: list[Callable[[], None]] = []  # called at the end of each cell, on its thread
 
     # -- cells ------------------------------------------------------------------------------------------------------
@@ -32,8 +33,10 @@ class Front:
         self._shell.events.unregister("post_execute", self._end)
 
     def _begin(self) -> None:
-        self._parent = self._current_parent()
+        self.parent = self._current_parent()
         self.running = True
+        for call in tuple(self.beginning):
+            call()
 
     def _end(self) -> None:
         try:
@@ -59,9 +62,12 @@ class Front:
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
-    def write(self, text: str, name: str = "stdout") -> None:
-        """Writes text as output of the cell, in one message."""
+    def write(self, text: str, name: str = "stdout", cell: Any = None) -> None:
+        """Writes text as output of the cell, in one message; or of an earlier `cell`, as `parent` was then."""
         stream = getattr(sys, name)
+        if cell is not None and cell is not self.parent and self._kernel is not None:
+            self._send("stream", {"name": name, "text": text}, f"stream.{name}", cell)
+            return
         if self._kernel is None or not hasattr(stream, "pub_thread"):  # a terminal, or %%capture
             stream.write(text)
             stream.flush()
@@ -81,11 +87,11 @@ class Front:
         kind = "update_display_data" if update else "display_data"
         self._send(kind, {"data": bundle, "metadata": {}, "transient": transient}, "display_data")
 
-    def _send(self, kind: str, content: Mapping[str, Any], topic: str) -> None:
+    def _send(self, kind: str, content: Mapping[str, Any], topic: str, cell: Any = None) -> None:
         kernel = self._kernel
         assert kernel is not None
         # Not through display_pub: there the cell is a matter of the thread, and is kept in ways that change by version.
-        kernel.session.send(kernel.iopub_socket, kind, dict(content), parent=self._parent, ident=topic.encode())
+        kernel.session.send(kernel.iopub_socket, kind, dict(content), parent=cell or self.parent, ident=topic.encode())
 
 
 class Line:

@@ -1,23 +1,34 @@
-"""What the ranks print, shown in the cell that is running: equal lines of several ranks once, with their ranks."""
+"""What the ranks print, shown in the cell that caused it: equal lines of several ranks once, with their ranks."""
 
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from monarch_nb.mesh.log_lines import Gathered, Line, Source, merged, options, prefix, source_of
-from monarch_nb.mesh.output import Output
+from monarch_nb.mesh.output import Output, Written
 from monarch_nb.mesh.state import ProcState
 
+from .cells import Cells
 from .front import Front
+from .pacing import WAITING, Held, Pacing
 
 FLUSH_SECONDS = 0.08  # how long lines are collected, so that equal ones meet
 DRAIN_SECONDS = 1.0  # how long the end of a cell waits for lines that were written before its replies
 STALE_SECONDS = 1.0  # a line without end is shown after that long
-MOST_LINES = 1000  # of one flush; a notebook with more than that is of no use to anybody
+CALM_SECONDS = 2.0  # a rank is told to have been held back when no more of it was for that long
+MOST_PIECES = 20  # messages of one batch, where stdout and stderr take turns
 
 logger = logging.getLogger(__name__)
+
+
+class _Waiting:
+    """What one rank wrote in one cell and is not shown yet."""
+
+    def __init__(self) -> None:
+        self.written: list[Written] = []
+        self.size = 0
 
 
 class Logs:
@@ -27,7 +38,13 @@ class Logs:
         self._front = front
         self._engine = engine
         self._output = output
-        self._lines = Gathered(engine)
+        self._cells = Cells(front, engine)
+        self._pacing = Pacing()
+        self._gathered = Gathered(engine)
+        self._lock = threading.Lock()  # over what is collected
+        self._waiting: dict[str, _Waiting] = {}  # by address
+        self._held: dict[str, Held] = {}
+        self._skipped: dict[str, int] = {}
         options().flush = lambda: self.settle(all_of_it=True)
         self._writing = threading.Lock()  # one batch at a time, in order
         self._wake = threading.Event()
@@ -43,16 +60,37 @@ class Logs:
         self._wake.set()
         self._thread.join(1.0)
         self.flush(all_of_it=True)
+        self._cells.close()
 
-    def _wrote(self, address: str, lines: list[str]) -> None:
-        self._lines.put(address, lines)
+    def _wrote(self, address: str, written: Sequence[Written]) -> None:
+        if written:
+            option = options().of(address)
+            if option is not None and option.stream is False:
+                return
+            if option is not None and option.window:
+                self._gathered.put(written)
+            else:
+                self._collect(address, written)
         self._wake.set()
+
+    def _collect(self, address: str, written: Iterable[Written]) -> None:
+        with self._lock:
+            waiting = self._waiting.get(address) or self._waiting.setdefault(address, _Waiting())
+            for one in written:
+                if self._cells.of(one) is None:
+                    continue
+                if waiting.size > WAITING:
+                    self._held.setdefault(address, Held()).add(one, one.text)
+                    continue
+                waiting.written.append(one)
+                waiting.size += len(one.text)
 
     def _work(self) -> None:
         while not self._ended:
             # Polled while a line is open, for it may get stale without anything more coming.
-            held = self._lines.wait()
-            self._wake.wait(min(held or STALE_SECONDS, STALE_SECONDS / 2) if self._output.open_lines() else held)
+            held = self._gathered.wait()
+            busy = self._held or self._output.open_lines()
+            self._wake.wait(min(held or STALE_SECONDS, STALE_SECONDS / 2) if busy else held)
             self._wake.clear()
             time.sleep(FLUSH_SECONDS)
             try:
@@ -64,9 +102,19 @@ class Logs:
     def flush(self, *, all_of_it: bool = False) -> None:
         """Writes all complete lines now, but those of windows that last; with `all_of_it` these too."""
         with self._writing:
-            lines, gathered = self._lines.take(all_of_it=all_of_it)
-            if lines or gathered:
-                self._front.write(self._text(lines, gathered))
+            skipped = self._output.skipped()  # not under our lock: the reading thread takes both the other way round
+            with self._lock:
+                taken = {address: one.written for address, one in self._waiting.items() if one.written}
+                self._waiting = {}
+                shown = self._pacing.share(taken, self._held)
+                held = self._told(skipped, all_of_it)
+            shown.sort(key=lambda each: each[0])
+            self._show([line for _, line in shown])
+            self._show_held(held)
+            _, gathered = self._gathered.take(all_of_it=all_of_it)
+            text = "".join(merged(self._engine, gathered, named=self._several()))
+            if text:
+                self._front.write(text)
 
     def settle(self, *, all_of_it: bool = False) -> None:
         """Waits for, and writes, what was printed before the replies that came; with `all_of_it` open lines too."""
@@ -79,33 +127,80 @@ class Logs:
         self.flush(all_of_it=all_of_it)
 
     def _cut(self, age: float, *, progress: bool) -> None:
-        for address, (_, overwrites, seconds) in self._output.open_lines().items():
+        for place, (_, overwrites, seconds) in self._output.open_lines().items():
             if seconds >= age and (progress or not overwrites):
-                line = self._output.cut(address)
-                if line:
-                    self._lines.put(address, [line])
+                self._output.cut(place)
 
     def progress(self) -> str:
         """How far the ranks' own progress bars are: their lines with carriage returns."""
-        bars = [(address, text) for address, (text, over, _) in self._output.open_lines().items() if over and text]
-        return self._text(bars).rstrip("\n")
+        bars = [
+            Line(address, text, stream, call)
+            for (address, stream, call), (text, over, _) in self._output.open_lines().items()
+            if over and text
+        ]
+        return "".join(text for _, _, text in self._pieces(bars)).rstrip("\n")
+
+    # -- what is held back ------------------------------------------------------------------------------------------
+
+    def _told(self, skipped: dict[str, int], all_of_it: bool) -> dict[str, Held]:
+        """What was held back and is to be told now. Under the lock."""
+        now = time.monotonic()
+        for address, count in skipped.items():
+            lost = count - self._skipped.get(address, 0)
+            if lost:
+                self._skipped[address] = count
+                self._held.setdefault(address, Held()).count += lost
+        due = [address for address, held in self._held.items() if all_of_it or now - held.since > CALM_SECONDS]
+        return {address: self._held.pop(address) for address in due}
+
+    def _show_held(self, told: dict[str, Held]) -> None:
+        for address, held in told.items():
+            path = self._engine.keeper.watching.log_files.get(address, "")
+            host = address.partition("/")[0]
+            where = f" {path}" if host in self._engine.local_hosts else f" {host}:{path}"
+            source = source_of(self._engine, address)
+            said = f"… {held.count - len(held.last):,} lines are not shown; all are in{where} (%logs {source.name})"
+            last = held.last[-1] if held.last else Line(address, "")
+            self._show([last._replace(text=said), *held.last])
 
     # -- text -------------------------------------------------------------------------------------------------------
 
-    def _text(self, lines: Iterable[Line], gathered: Iterable[Line] = ()) -> str:
-        groups: dict[tuple[str, str, int], list[Source]] = {}
-        repeats: dict[tuple[str, str], int] = {}
-        for address, line in lines:
-            source = source_of(self._engine, address)
-            nth = repeats[address, line] = repeats.get((address, line), -1) + 1
-            groups.setdefault((source.uid, line, nth), []).append(source)
+    def _show(self, lines: Iterable[Line]) -> None:
+        pieces: list[tuple[Any, str, str]] = []
+        for cell, stream, text in self._pieces(lines):
+            if pieces and pieces[-1][0] is cell and pieces[-1][1] == stream:
+                pieces[-1] = (cell, stream, pieces[-1][2] + text)
+            else:
+                pieces.append((cell, stream, text))
+        if len(pieces) > MOST_PIECES:
+            joined: dict[tuple[int, str], tuple[Any, str, str]] = {}
+            for cell, stream, text in pieces:
+                before = joined.get((id(cell), stream), (cell, stream, ""))[2]
+                joined[id(cell), stream] = (cell, stream, before + text)
+            pieces = list(joined.values())
+        for cell, stream, text in pieces:
+            self._front.write(text, stream, cell)
+
+    def _pieces(self, lines: Iterable[Line]) -> list[tuple[Any, str, str]]:
+        """Lines as they are shown: the cell, the stream and the text; equal ones once."""
+        groups: dict[tuple[Any, ...], tuple[Any, Line, list[Source]]] = {}
+        repeats: dict[Line, int] = {}
+        cells: dict[tuple[str, str], Any] = {}
+        for line in lines:
+            place = (line.address, line.call)
+            if place not in cells:
+                cells[place] = self._cells.of(Written(line.address, line.stream, line.call, 0, 0.0, ""))
+            cell = cells[place]
+            source = source_of(self._engine, line.address)
+            nth = repeats[line] = repeats.get(line, -1) + 1
+            one = "" if options().merges(line.address) else line.address
+            key = (id(cell), line.stream, source.uid, line.text, nth, one)
+            groups.setdefault(key, (cell, line, []))[2].append(source)
         named = self._several()
-        shown = [f"{prefix(sources, named=named)}{line}\n" for (_, line, _), sources in groups.items()]
-        shown += merged(self._engine, gathered, named=named)
-        if len(shown) > MOST_LINES:
-            hidden = len(shown) - MOST_LINES
-            shown[MOST_LINES // 2 : -(MOST_LINES // 2)] = [f"… {hidden} lines are not shown\n"]
-        return "".join(shown)
+        return [
+            (cell, line.stream, f"{prefix(sources, named=named)}{line.text}\n")
+            for cell, line, sources in groups.values()
+        ]
 
     def _several(self) -> bool:
         """Whether there are several meshes of processes, so that their names are needed."""

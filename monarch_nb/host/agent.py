@@ -55,7 +55,7 @@ class Agent:
         self._node.on_stranger = self._stranger
         self._post = Post(self._node, self.address)
         self._leases = Leases(options.lease_s)
-        self._logs = LogTailer(self._post, self._folder / "logs")
+        self._logs = LogTailer(self._post, self._folder)
         self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self, early)
         self._stopper = Stopper(self._loop, self._children, self._post)
         self._pulse = Pulse(self._loop, self._children, self._post)
@@ -116,7 +116,7 @@ class Agent:
             self._children.signal(child, signal.SIGKILL)
         self._pulse.start()
         self._post.tell_all(child.watchers, "proc.started", Started(
-            address=child.address, pid=child.pid, how=child.how, why=child.why,
+            address=child.address, pid=child.pid, how=child.how, why=child.why, log=child.log_file,
             seconds=time.monotonic() - child.requested_at))  # fmt: skip
 
     def exited(self, child: Child) -> None:
@@ -252,7 +252,6 @@ def main(argv: Sequence[str]) -> int:
     folders.make_run_folder(options.run_folder)
     settings.receive(os.environ.pop(TRAVELS_IN, ""))
     _settle(options)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     become_subreaper()
     cord = os.pipe()
     early: Early | int | None = None
@@ -261,6 +260,7 @@ def main(argv: Sequence[str]) -> int:
             early = fork_early(cord[0], options.run_folder / "logs" / "template.log")
     if isinstance(early, int):
         return early  # a template, or a proc, that has ended
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     agent = Agent(options, cord, early)
 
     def say_ready(ready: Ready) -> None:

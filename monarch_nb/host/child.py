@@ -25,6 +25,7 @@ class Child:
     stop_wanted: bool = False
     stop_reason: str = ""
     evicted: bool = False  # stopped by nobody's wish
+    log_file: str = ""
     exit: Exited | None = None
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from monarch_nb.host import cold, exits
+from monarch_nb.host import cold, exits, spool
 from monarch_nb.host.child import Child
 from monarch_nb.host.environment import overlaid, reason_for_cold_start
 from monarch_nb.host.forker import DIED, Forker
@@ -232,7 +232,7 @@ class Children:
         self._end(child, Exited(address=child.address, host=child.spec.host, reason=why, pid=child.pid, exitcode=code,
                                 signal=signum, last_lines=exits.last_lines(child.spec.log), oom=oom,
                                 expected=child.stop_wanted and not child.evicted, at=time.time(),
-                                log_bytes=exits.log_bytes(child.spec.log)))  # fmt: skip
+                                log_bytes=spool.written(child.spec.log)))  # fmt: skip
 
     def _failed(self, child: Child, why: str) -> None:
         reason = f"the process could not be started on host {child.spec.host}: {why}"

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from monarch_nb.host.bootstrap import command
 from monarch_nb.host.environment import overlaid
+from monarch_nb.host.journal import ERR, OUT
 from monarch_nb.host.leash import Leash
 from monarch_nb.host.proc_main import DESCRIPTORS
 from monarch_nb.host.protocol import Launch
@@ -28,9 +29,11 @@ def start(leash: Leash, cord: int, environment: Mapping[str, str], *, python: st
     Blocks for the exec (milliseconds). Raises OSError, and ValueError for what cannot be bound.
     """
     out: int | BinaryIO = subprocess.DEVNULL
+    err: int | BinaryIO = subprocess.DEVNULL
     if log:
         try:
-            out = open(log, "ab", buffering=0)  # noqa: SIM115 - closed below
+            out = open(log + OUT, "ab", buffering=0)  # noqa: SIM115 - closed below
+            err = open(log + ERR, "ab", buffering=0)  # noqa: SIM115
         except OSError:
             pass  # a full disk must not keep a proc from starting
     prefix = binding_prefix(bind or {})
@@ -43,12 +46,13 @@ def start(leash: Leash, cord: int, environment: Mapping[str, str], *, python: st
             argv[0], executable = launch.arg0, launch.program
         environment = {**overlaid(environment, launch.env), DESCRIPTORS: f"{leash.far_fd} {cord}"}
     try:
-        process = subprocess.Popen(argv, executable=executable, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+        process = subprocess.Popen(argv, executable=executable, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                                    start_new_session=True, pass_fds=(leash.far_fd, cord),
                                    env=dict(environment))  # fmt: skip
     finally:
-        if not isinstance(out, int):
-            out.close()
+        for file in (out, err):
+            if not isinstance(file, int):
+                file.close()
     leash.handed_over()
     return process
 

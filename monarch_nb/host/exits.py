@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+from monarch_nb.host import spool
 from monarch_nb.settings import settings
 
 _FEWEST = 20  # the owner may want more than this agent was told at its start
@@ -28,27 +29,11 @@ def reason(exitcode: int | None, signum: int | None, *, oom: bool = False) -> st
     return f"the process this actor was running on failed: Exited(code={exitcode})"
 
 
-def log_bytes(path: str) -> int:
-    """How much a proc wrote; 0 if that cannot be known."""
-    try:
-        return os.stat(path).st_size if path else 0
-    except OSError:
-        return 0
-
-
-def last_lines(path: str, count: int | None = None) -> tuple[str, ...]:
-    """The last lines a proc wrote; empty if that cannot be read."""
+def last_lines(base: str, count: int | None = None) -> tuple[str, ...]:
+    """The last lines a proc wrote to its spool; empty if that cannot be read."""
     if count is None:
         count = max(_FEWEST, settings.get("tail_log_lines"))
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LAST_BYTES))
-            data = file.read(_LAST_BYTES)
-    except OSError:
-        return ()
-    lines = data.decode("utf-8", "replace").splitlines()
-    return tuple(lines[-count:])
+    return spool.last_lines(base, count, _LAST_BYTES) if base else ()
 
 
 class OomCounter:

@@ -47,12 +47,16 @@ def run_folder_for(host: str, base: Path | None = None) -> Path:
 
 
 def make_run_folder(path: Path) -> None:
-    """Make the folder, and `logs` in it, for this user only. Raises PermissionError if somebody else made it before."""
+    """Make the folder, with `logs` and `spool` in it, for this user only.
+
+    Raises PermissionError if somebody else made it before.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = path.lstat()
     if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
         raise PermissionError(f"{path} is not this user's own private folder")
-    (path / "logs").mkdir(mode=0o700, exist_ok=True)
+    for part in ("logs", "spool"):  # log files; what procs have written and the agent has not yet taken
+        (path / part).mkdir(mode=0o700, exist_ok=True)
 
 
 def hold(path: Path) -> int:

@@ -14,6 +14,8 @@ F_SETSIG = 10
 IN_NONBLOCK = 0o4000
 IN_CLOEXEC = 0o2000000
 IN_MODIFY = 2
+FALLOC_KEEP_SIZE = 1
+FALLOC_PUNCH_HOLE = 2
 
 
 def portable() -> bool:
@@ -131,5 +133,17 @@ def _prctl(option: int, value: object) -> bool:
         return False
     try:
         return int(ctypes.CDLL(None).prctl(option, value, 0, 0, 0)) == 0
+    except (OSError, AttributeError):
+        return False
+
+
+def punch_hole(fd: int, start: int, length: int) -> bool:
+    """Give the disk space of a part of a file back; the file keeps its size, and reads as zeros there."""
+    if portable():
+        return False
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        offset = ctypes.c_int64
+        return int(libc.fallocate64(fd, FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE, offset(start), offset(length))) == 0
     except (OSError, AttributeError):
         return False

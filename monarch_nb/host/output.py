@@ -1,10 +1,16 @@
-"""Where a proc writes: a file its agent tails. Writing never blocks on a reader, and a full disk harms nobody."""
+"""Where a proc writes: files its agent tails. Writing never blocks on a reader, and a full disk harms nobody."""
 
 import io
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable
 
+from monarch_nb.host.journal import ERR, OUT, STDERR, STDOUT, TEXT, Mark, clean
 from monarch_nb.host.linux import line_buffer_c_stdio
+
+MARK_SECONDS = 0.05  # text is marked anew after that long, so that its time is known
 
 
 class ForgivingText(io.TextIOWrapper):
@@ -35,27 +41,134 @@ class ForgivingText(io.TextIOWrapper):
             self._why = error.strerror or str(error)
 
 
-def redirect(path: str) -> None:
-    """Point stdin at nothing and stdout and stderr, Python's and C's, at `path`, line by line."""
+class MarkedText(ForgivingText):
+    """sys.stdout or sys.stderr of a proc: before its text goes a mark, where that is of another call or kind."""
+
+    journal: "Journal"
+    stream = STDOUT
+
+    def write(self, text: str, /) -> int:
+        """Write what can be written. From any thread."""
+        with self.journal.lock:
+            self.journal.before(self.stream)
+            return super().write(clean(text))
+
+    def flush(self) -> None:
+        """Write what is buffered, if it can be written."""
+        with self.journal.lock:
+            super().flush()
+
+    def fileno(self) -> int:
+        """The descriptor that child processes and C code write to; their output is kept beside."""
+        return self.stream
+
+
+class Journal:
+    """The text file of a proc's spool, with its marks. Methods from any thread.
+
+    `tag` gives the call that the running code belongs to, and the level of the logging record it is writing; `sole`
+    the only call that runs, if there is one.
+    """
+
+    def __init__(self, base: str) -> None:
+        self.lock = threading.RLock()
+        self.tag: Callable[[], tuple[str, int]] = lambda: ("", 0)
+        self.sole: Callable[[], str] = lambda: ""
+        self._key: tuple[int, str, int] = (STDOUT, "", 0)
+        self._at = 0.0
+        self._sizes = (0, 0)
+        self._look = tuple(os.open(base + kind, os.O_RDONLY | os.O_CLOEXEC) for kind in (OUT, ERR))
+        self._marking = True
+        self.texts = tuple(self._text(base + TEXT, stream) for stream in (STDOUT, STDERR))
+        os.register_at_fork(after_in_child=self._in_child)
+
+    def _text(self, path: str, stream: int) -> MarkedText:
+        raw = io.FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "w")
+        text = MarkedText(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
+        text.journal, text.stream = self, stream
+        return text
+
+    def before(self, stream: int) -> None:
+        """Mark what is about to be written, if it differs from what was written last. Under the lock."""
+        key = (stream, *self.tag())
+        now = time.time()
+        if (key != self._key or now - self._at > MARK_SECONDS or self._raw_sizes() != self._sizes) and self._marking:
+            self._mark(key, now)
+
+    def mark(self) -> None:
+        """Say whose raw output this is, if there is any."""
+        if self._raw_sizes() != self._sizes and self._marking:
+            with self.lock:
+                self._mark(self._key, time.time())
+
+    def position(self) -> int:
+        """Where all that was written so far ends, in bytes of the text file; 0 if nothing was."""
+        self.texts[0].flush()
+        self.texts[1].flush()
+        self.mark()
+        return os.lseek(self.texts[0].buffer.fileno(), 0, os.SEEK_END)
+
+    def _raw_sizes(self) -> tuple[int, int]:
+        return os.lseek(self._look[0], 0, os.SEEK_END), os.lseek(self._look[1], 0, os.SEEK_END)
+
+    def _mark(self, key: tuple[int, str, int], now: float) -> None:
+        for text in self.texts:
+            ForgivingText.flush(text)
+        stream, call, level = key
+        sizes = self._raw_sizes()
+        raw = self.sole() if sizes != self._sizes else ""
+        try:
+            os.write(self.texts[0].buffer.fileno(), Mark(now, stream, level, call, *sizes, raw).encode())
+        except OSError:
+            return  # the disk is full: the text that comes will find out too
+        self._key, self._at, self._sizes = key, now, sizes
+
+    def _in_child(self) -> None:
+        """A process forked by the user's code: the marks are its parent's, so its text is raw output."""
+        self.lock = threading.RLock()
+        self._marking = False
+        for text in self.texts:
+            os.dup2(text.stream, text.buffer.fileno(), inheritable=False)
+
+
+def redirect(base: str) -> Journal | None:
+    """Point stdin at nothing and stdout and stderr, Python's and C's, at the files of the spool `base`.
+
+    Gives the journal; None where there can be none, then all output is dropped.
+    """
     _onto(os.devnull, os.O_RDONLY, 0)
+    journal = None
     try:
-        _onto(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 1)
+        if base:
+            for kind, target in ((TEXT, None), (OUT, 1), (ERR, 2)):
+                _onto(base + kind, os.O_WRONLY | os.O_CREAT | os.O_APPEND, target)
+            journal = Journal(base)
     except OSError:
-        _onto(os.devnull, os.O_WRONLY, 1)
-    os.dup2(1, 2)
+        pass
+    if journal is None:
+        for target in (1, 2):
+            _onto(os.devnull, os.O_WRONLY, target)
     line_buffer_c_stdio()
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = _text(1)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _text(2)  # type: ignore[misc]
+    out, err = journal.texts if journal is not None else (_plain(1), _plain(2))
+    sys.stdout = sys.__stdout__ = out  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
+    return journal
 
 
-def _onto(path: str, flags: int, target: int) -> None:
+def journal_of_this_process() -> Journal | None:
+    """The one that `redirect` has made here."""
+    return getattr(sys.__stdout__, "journal", None)
+
+
+def _onto(path: str, flags: int, target: int | None) -> None:
     fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    os.dup2(fd, target)
+    if target is not None:
+        os.dup2(fd, target)
     if fd != target:
         os.close(fd)
 
 
-def _text(fd: int) -> io.TextIOWrapper:
+def _plain(fd: int) -> io.TextIOWrapper:
     raw = io.FileIO(fd, "w", closefd=False)
     return ForgivingText(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)

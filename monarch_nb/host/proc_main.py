@@ -52,7 +52,7 @@ def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
     close_other_fds(keep)
     for fd in keep:
         os.set_inheritable(fd, False)
-    redirect(spec.log or os.devnull)
+    redirect(spec.log)
     _default_signals()
     faulthandler.enable(file=2)
     if forked:

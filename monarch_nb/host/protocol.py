@@ -26,7 +26,7 @@ class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     sys_path: tuple[str, ...] = ()
     setup: int = 0
-    log: str = ""
+    log: str = ""  # where its output lies until the agent takes it: files of that name, see `host.journal`
     runner: str = RUNNER
     python: str | None = None  # the interpreter it was asked to run
 
@@ -79,6 +79,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     how: str  # "fork" or "cold"
     why: str = ""  # why not "fork"
     seconds: float = 0.0  # from the request to the process's first words
+    log: str = ""  # the file on its host that all it writes is kept in
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +95,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     oom: bool = False
     expected: bool = False  # somebody asked for it
     at: float = 0.0  # wall clock, seconds
-    log_bytes: int = 0  # what it wrote in its life
+    log_bytes: int = 0  # what of its output the agent still has, or may have
 
 
 class Addresses(msgspec.Struct, frozen=True):
@@ -164,12 +165,40 @@ class Tail(msgspec.Struct, frozen=True):
     offset: int = 0
 
 
-class LogChunk(msgspec.Struct, frozen=True):
-    """proc.log: bytes of a proc's output, starting at byte `offset` of its log file."""
+class LogBlock(msgspec.Struct, array_like=True, frozen=True):
+    """Output of one kind. Lines may go on in the next block of the same stream and call."""
+
+    stream: int  # 1 stdout, 2 stderr
+    level: int  # of records of `logging`, 0 for other text
+    at: float  # wall clock, seconds
+    call: str  # it came from; "" from none, "?" from one that the proc has not told (C code, child processes)
+    data: bytes
+
+
+class LogChunk(msgspec.Struct, array_like=True, frozen=True):
+    """proc.log: what a proc wrote, from byte `offset` of all its output on.
+
+    `position` is how far its log has come then, see Header.log. `skipped` lines before were not sent, for the receiver
+    did not say that it took what came before them; they are in the log file. `ended`: there will be no more.
+    """
 
     address: str
     offset: int
-    data: bytes
+    position: int
+    blocks: tuple[LogBlock, ...]
+    skipped: int = 0
+    ended: bool = False
+
+    @property
+    def data(self) -> bytes:
+        """All of it, whatever it is."""
+        return b"".join(block.data for block in self.blocks)
+
+
+class Took(msgspec.Struct, frozen=True):
+    """agent.took: how many bytes of each proc's output the sender has received by now; more may be sent then."""
+
+    bytes: dict[str, int]
 
 
 class Lease(msgspec.Struct, frozen=True):

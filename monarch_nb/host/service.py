@@ -63,6 +63,7 @@ class Service:
             "agent.lost": (p.Lost, self._lost),
             "agent.leave": (p.Done, self._leave),
             "agent.tail": (p.Tail, self._tail),
+            "agent.took": (p.Took, self._took),
             "agent.lease": (p.Lease, self._lease),
             "agent.prewarm": (p.Prewarm, self._prewarm),
             "proc.exited": (p.Exited, self._elsewhere_exited),
@@ -105,12 +106,17 @@ class Service:
                 address=address, agent=self._post.address, host=self._host, run_folder=str(self._folder),
                 layout=wish.layout, rank=rank, incarnation=incarnation, owner=owner, name=wish.name,
                 env={**_own_pools(), **env}, cwd=wish.cwd, sys_path=wish.sys_path, setup=wish.setup,
-                log=str(self._folder / "logs" / f"{name}.log"), runner=wish.runner, python=wish.python,
+                log=str(self._folder / "spool" / name), runner=wish.runner, python=wish.python,
             )  # fmt: skip
             starts.append(Start(spec, wish.python, bind, wish.bootstrap_env_cold, launch))
         self._see_owner(owner)
         self._post.answer(header, p.Spawning(tuple(start.spec.address for start in starts)))
+        files = [self._logs.begin(start.spec) for start in starts]
         self._children.start(starts, {owner, header.src}, heavy=wish.heavy)
+        for start, file in zip(starts, files, strict=True):
+            child = self._children.find(start.spec.address)
+            if child is not None:
+                child.log_file = file
 
     def _see_owner(self, owner: str) -> None:
         """Make sure that this host learns of the owner's end, one way or the other."""
@@ -204,10 +210,12 @@ class Service:
             if child is None or not wish.on:
                 self._logs.leave(address, header.src)
                 continue
-            self._logs.follow(address, header.src, child.spec.log, wish.offset)
-            if not child.alive:
-                self._logs.ended(address)
+            self._logs.follow(address, header.src, wish.offset)
         return p.Done()
+
+    def _took(self, header: Header, wish: p.Took) -> None:
+        for address, count in wish.bytes.items():
+            self._logs.took(address, header.src, count)
 
     def _lease(self, header: Header, wish: p.Lease) -> p.Done:
         now = time.monotonic()

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monarch_nb.host.output import journal_of_this_process
 from monarch_nb.host.protocol import ProcSpec, ProcStop, decode
 from monarch_nb.mesh.console import Console, run_in_actor
 from monarch_nb.mesh.controllers import Controllers
@@ -15,6 +16,7 @@ from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.spawning import PYTHON, python_version
 from monarch_nb.runtime import Runtime, SpawnActor, install
 from monarch_nb.runtime.features import install_breakpoints
+from monarch_nb.runtime.log_prefix import levels_are_known
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Node
 from monarch_nb.wire import Header
@@ -43,8 +45,10 @@ def run_proc(spec: ProcSpec) -> int:
     engine.is_worker = True
     install_breakpoints()
     install(engine)
-    if spec.log:
-        engine.keep_log(1)
+    journal = journal_of_this_process()
+    if journal is not None:
+        engine.log.keep(journal)
+        levels_are_known()
     engine.begin_setup()
     console = engine.host_actor(
         SpawnActor(

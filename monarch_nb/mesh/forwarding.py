@@ -3,10 +3,11 @@
 import logging
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb.mesh.log_lines import Gathered, LogOptions, merged, prefix, source_of
-from monarch_nb.mesh.output import output_of
+from monarch_nb.mesh.output import Written, output_of
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.runtime import Runtime
 from monarch_nb.settings import settings
@@ -70,8 +71,8 @@ class Forwarding:
             if address.partition("/")[2].startswith(f"{uid}."):
                 self._engine.log_marks.pop(address, None)
 
-    def _wrote(self, address: str, lines: list[str]) -> None:
-        self._lines.put(address, lines)
+    def _wrote(self, address: str, written: Sequence[Written]) -> None:
+        self._lines.put(written)
         self._wake.set()
 
     def _work(self) -> None:
@@ -88,17 +89,15 @@ class Forwarding:
                 logger.exception("output of processes could not be written")
 
     def _cut(self, age: float) -> None:
-        for address, (_, overwrites, seconds) in self._output.open_lines().items():
+        for place, (_, overwrites, seconds) in self._output.open_lines().items():
             if seconds >= age and (age == 0.0 or not overwrites):
-                line = self._output.cut(address)
-                if line:
-                    self._lines.put(address, [line])
+                self._output.cut(place)
 
     def flush(self, *, all_of_it: bool = False) -> None:
         """Writes all complete lines now, but those of windows that last; with `all_of_it` these too."""
         with self._writing:
             lines, gathered = self._lines.take(all_of_it=all_of_it)
-            text = "".join(self._prefix(address) + line + "\n" for address, line in lines)
+            text = "".join(self._prefix(line.address) + line.text + "\n" for line in lines)
             text += "".join(merged(self._engine, gathered, named=True, prefixed=settings.get("prefix_with_rank")))
             if text:
                 sys.stdout.write(text)

@@ -9,15 +9,25 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from monarch_nb.mesh.output import Written
 from monarch_nb.mesh.places import places
 from monarch_nb.mesh.state import MeshState, ProcState
 from monarch_nb.runtime import Future, Runtime, runtime
+from monarch_nb.settings import settings
 from monarch_nb.shape import NDSlice, Region
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.proc import ProcMesh
 
-Line = tuple[str, str]  # the address of a process, and what it wrote
+
+class Line(NamedTuple):
+    """One line that a process wrote."""
+
+    address: str
+    text: str
+    stream: str = "stdout"
+    call: str = ""
+
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +39,7 @@ class LogOption:
     stream: bool | None = None  # None: as usual where this process runs
     window: float | None = None  # seconds
     level: int = 0
+    dedup: bool | None = None  # None: as the setting log_dedup says
 
 
 class LogOptions:
@@ -43,11 +54,24 @@ class LogOptions:
 
     def of(self, address: str) -> LogOption | None:
         """What is set for the mesh of a process."""
-        return self._by_uid.get(address.partition("/")[2].rsplit(".", 2)[0]) if self._by_uid else None
+        return self._by_uid.get(mesh_of(address)) if self._by_uid else None
+
+    def merge(self, uid: str, wanted: bool) -> None:
+        """Whether equal lines of several ranks of a mesh are shown once."""
+        self._by_uid.setdefault(uid, LogOption()).dedup = wanted
+
+    def merges(self, address: str) -> bool:
+        """The same of the mesh of a process."""
+        option = self.of(address)
+        wanted = option.dedup if option is not None else None
+        return bool(settings.get("log_dedup")) if wanted is None else wanted
 
     def set(self, mesh: "ProcMesh", option: LogOption) -> None:
         """Sets it for a whole mesh; the level on the processes of this slice. Blocks until they have it."""
         self.flush()  # what came before is shown as it was set before
+        known = self._by_uid.get(mesh._state.uid)
+        if known is not None:
+            option.dedup = known.dedup
         self._by_uid[mesh._state.uid] = option
         mesh.run(set_level, option.level).get()
 
@@ -77,7 +101,7 @@ class LogOptions:
 
             state, lives = about
             option = self._by_uid.get(state.uid)
-            for rank, _ in lives if option is not None else ():
+            for rank, _ in lives if option is not None and option.level else ():
                 ProcMesh(state, Region((), NDSlice(rank, (), ()))).run(set_level, option.level)  # type: ignore[union-attr]
 
 
@@ -108,22 +132,23 @@ class Gathered:
         self._new: deque[Line] = deque()
         self._held: dict[str, tuple[float, list[Line]]] = {}  # by mesh: when they are due
 
-    def put(self, address: str, lines: Iterable[str]) -> None:
+    def put(self, written: Iterable[Written]) -> None:
         """More of them. Does not block."""
-        self._new.extend((address, line) for line in lines)
+        for one in written:
+            self._new.extend(lines_of(one))
 
     def take(self, *, all_of_it: bool = False) -> tuple[list[Line], list[Line]]:
         """What is to be shown now: lines one by one, and lines of windows that are over. One thread at a time."""
-        settings: LogOptions | None = self._engine.keeper.log_options
+        options: LogOptions | None = self._engine.keeper.log_options
         now = time.monotonic()
         single: list[Line] = []
         while self._new:
             line = self._new.popleft()
-            option = settings.of(line[0]) if settings is not None else None
+            option = options.of(line.address) if options is not None else None
             if option is None or (option.stream is not False and not option.window):
                 single.append(line)
             elif option.stream is not False and option.window:
-                uid = line[0].partition("/")[2].rsplit(".", 2)[0]
+                uid = mesh_of(line.address)
                 self._held.setdefault(uid, (now + option.window, []))[1].append(line)
         due = [uid for uid, (at, _) in self._held.items() if all_of_it or at <= now]
         return single, [line for uid in due for line in self._held.pop(uid)[1]]
@@ -144,6 +169,17 @@ class Source(NamedTuple):
     name: str
     labels: tuple[str, ...]
     point: tuple[int, ...]
+
+
+def mesh_of(address: str) -> str:
+    """The uid of the mesh that a process belongs to."""
+    return address.partition("/")[2].rsplit(".", 2)[0]
+
+
+def lines_of(written: Written) -> list[Line]:
+    """One by one."""
+    address, stream, call, _, _, text = written
+    return [Line(address, line, stream, call) for line in text.removesuffix("\n").split("\n")]
 
 
 def source_of(engine: Runtime, address: str) -> Source:
@@ -167,9 +203,9 @@ def prefix(sources: Sequence[Source], *, named: bool) -> str:
 def merged(engine: Runtime, lines: Iterable[Line], *, named: bool, prefixed: bool = True) -> list[str]:
     """Equal lines once, with the ranks they come from, and how often if some rank wrote them more than once."""
     groups: dict[tuple[str, str], list[Source]] = {}
-    for address, line in lines:
-        source = source_of(engine, address)
-        groups.setdefault((source.uid, line), []).append(source)
+    for line in lines:
+        source = source_of(engine, line.address)
+        groups.setdefault((source.uid, line.text), []).append(source)
     return [
         f"{prefix(found, named=named) if prefixed else ''}{line}{_times(found)}\n"
         for (_, line), found in groups.items()

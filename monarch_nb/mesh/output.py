@@ -1,63 +1,140 @@
 """What processes write, followed from here: their lines as they come, the last of them kept for each process."""
 
 import codecs
-import re
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from monarch_nb.host.protocol import LogChunk, Tail, decode
+from monarch_nb.host.journal import STDERR, UNCLAIMED
+from monarch_nb.host.protocol import LogBlock, LogChunk, Tail, Took, decode
+from monarch_nb.mesh.state import ActorState
+from monarch_nb.runtime import runtime
+from monarch_nb.settings import settings
 from monarch_nb.wire import Header
 
 if TYPE_CHECKING:
     from monarch_nb.runtime import Runtime
     from monarch_nb.transport import Parcel
 
-KEPT = 10_000  # lines of each process
 LONGEST = 100_000  # characters without a line's end: more than that is broken into lines
-_ENDS = re.compile(r"\r\n|\n")
+ACKNOWLEDGED = 128 * 1024  # bytes of a process after which its agent is told that they came
+FORMER = 16  # stopped meshes whose lines are kept
 
-Listener = Callable[[str, list[str]], None]
+logger = logging.getLogger(__name__)
 
 
-class _Log:
-    """The output of one process: `position` bytes of it have arrived."""
+class Written(NamedTuple):
+    """Some whole lines that a process wrote to one stream, for one call."""
+
+    address: str
+    stream: str  # "stdout" or "stderr"
+    call: str  # the outermost call that they belong to, "" for none
+    level: int  # of records of `logging`, 0 for other text
+    at: float  # wall clock, seconds
+    text: str  # each line with its end
+
+    @property
+    def line_count(self) -> int:
+        """How many lines these are."""
+        return self.text.count("\n")
+
+
+Listener = Callable[[str, Sequence[Written]], None]
+Place = tuple[str, str, str]  # of a line: address, stream, call
+
+
+class _Line:
+    """The line of one stream and call that has no end yet."""
 
     def __init__(self) -> None:
-        self.position = 0
-        self.lines: deque[str] = deque(maxlen=KEPT)
-        self.open = ""  # what has come of the line that has no end yet
-        self.since = 0.0  # when its first character came
+        self.text = ""
+        self.since = 0.0  # when its first character came, monotonic
+        self.level = 0
+        self.at = 0.0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, offset: int, data: bytes) -> list[str]:
-        """Takes bytes that start at `offset`; gives the lines that are complete now."""
-        if offset > self.position:
-            self._decoder.reset()
-        data = data[max(0, self.position - offset) :]  # followed twice: the beginning is known
-        if not data:
-            return []
-        self.position = max(self.position, offset) + len(data)
-        *lines, rest = _ENDS.split(self.open + self._decoder.decode(data))
-        if lines or not self.open:
-            self.since = time.monotonic()
+    def feed(self, data: bytes, level: int, at: float) -> str:
+        """Takes more; gives the lines that are complete now."""
+        if not self.text:
+            self.since, self.level, self.at = time.monotonic(), level, at
+        text = self.text + self._decoder.decode(data)
+        cut = text.rfind("\n") + 1
+        whole, rest = text[:cut], text[cut:]
+        if "\r" in whole:
+            whole = "".join(f"{overwritten(line.removesuffix(chr(13)))}\n" for line in whole[:-1].split("\n"))
         if "\r" in rest:  # what a progress bar has overwritten is of no use
             rest = f"\r{overwritten(rest)}" + ("\r" if rest.endswith("\r") else "")
         if len(rest) > LONGEST:
-            lines, rest = [*lines, rest], ""
-        self.open = rest
-        done = [overwritten(line) for line in lines]
-        self.lines.extend(done)
-        return done
+            whole, rest = f"{whole}{overwritten(rest)}\n", ""
+        if cut and rest:
+            self.since = time.monotonic()
+        self.text = rest
+        return whole
 
-    def cut(self) -> str:
-        """Ends the open line by force, and gives it."""
-        line, self.open = overwritten(self.open), ""
-        if line:
-            self.lines.append(line)
-        return line
+    @property
+    def shown(self) -> str:
+        return overwritten(self.text)
+
+
+class _Log:
+    """The output of one process: `position` says how far it has arrived, as replies count it."""
+
+    def __init__(self, address: str, kept: int) -> None:
+        self.address = address
+        self.position = 0
+        self.received = 0  # bytes
+        self.told = 0  # of them, to the agent
+        self.ended = False
+        self.skipped = 0  # lines that are in its file only
+        self.blocks: deque[Written] = deque()
+        self.lines: dict[tuple[str, str], _Line] = {}  # by stream and call
+        self._kept = kept
+        self._count = 0
+
+    def feed(self, chunk: LogChunk, claim: Callable[[str], str]) -> list[Written]:
+        """Takes a chunk; gives the lines that are complete now."""
+        found = []
+        offset = chunk.offset
+        for block in chunk.blocks:
+            data = block.data[max(0, self.received - offset) :]  # followed twice: the beginning is known
+            offset += len(block.data)
+            if data:
+                found += self._block(block, data, claim)
+        self.received = max(self.received, offset)
+        self.position = max(self.position, chunk.position)
+        self.ended = self.ended or chunk.ended
+        self.skipped += chunk.skipped
+        return found
+
+    def _block(self, block: LogBlock, data: bytes, claim: Callable[[str], str]) -> list[Written]:
+        stream = "stderr" if block.stream == STDERR else "stdout"
+        call = claim(self.address) if block.call == UNCLAIMED else block.call
+        if not call:  # what no call wrote goes on where the stream stands, as in a terminal
+            call = next((of for at, of in self.lines if at == stream), "")
+        line = self.lines.get((stream, call)) or self.lines.setdefault((stream, call), _Line())
+        level, at = (line.level, line.at) if line.text else (block.level, block.at)
+        whole = line.feed(data, block.level, block.at)
+        if not line.text:
+            del self.lines[stream, call]
+        return [self._keep(stream, call, level, at, whole)] if whole else []
+
+    def _keep(self, stream: str, call: str, level: int, at: float, text: str) -> Written:
+        written = Written(self.address, stream, call, level, at, text)
+        self.blocks.append(written)
+        self._count += written.line_count
+        while len(self.blocks) > 1 and self._count - self.blocks[0].line_count >= self._kept:
+            self._count -= self.blocks.popleft().line_count
+        return written
+
+    def cut(self, stream: str, call: str) -> Written | None:
+        """Ends an open line by force, and gives it."""
+        line = self.lines.pop((stream, call), None)
+        if line is None or not line.shown:
+            return None
+        return self._keep(stream, call, line.level, line.at, f"{line.shown}\n")
 
 
 def overwritten(line: str) -> str:
@@ -75,6 +152,7 @@ class Output:
         self._arrived = threading.Condition()
         self._logs: dict[str, _Log] = {}
         self._listeners: list[Listener] = []
+        self._former: deque[str] = deque()
         engine.controls["proc.log"] = self._chunk
 
     def follow(self, addresses: Iterable[str]) -> None:
@@ -92,10 +170,13 @@ class Output:
         with self._arrived:
             for address in (address for group in by_host.values() for address in group):
                 if on:
-                    self._logs.setdefault(address, _Log())
+                    self._log(address)
         for host, group in by_host.items():
             # On the urgent lane, as the request that spawned them: it comes after it.
             self._engine.control(f"{host}/agent", "agent.tail", Tail(tuple(group), on=on))
+
+    def _log(self, address: str) -> _Log:
+        return self._logs.get(address) or self._logs.setdefault(address, _Log(address, settings.get("log_kept_lines")))
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener(address, lines)` on the reading thread; the result ends that."""
@@ -105,55 +186,118 @@ class Output:
     def _chunk(self, header: Header, parcel: "Parcel") -> None:
         chunk = decode(parcel.frames[0], LogChunk)
         with self._arrived:
-            lines = self._logs.setdefault(chunk.address, _Log()).feed(chunk.offset, chunk.data)
+            log = self._log(chunk.address)
+            found = log.feed(chunk, self._claim)
             # Also without a full line: somebody may show how far a progress bar is. Before anybody who drains goes on.
-            for listener in tuple(self._listeners):
-                listener(chunk.address, lines)
+            self._tell(chunk.address, found)
             self._arrived.notify_all()
+            due = log.received - log.told >= ACKNOWLEDGED
+            if due:
+                log.told = log.received
+        if due:
+            self._engine.control(header.src, "agent.took", Took({chunk.address: log.received}))
+
+    def _tell(self, address: str, found: Sequence[Written]) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(address, found)
+            except Exception:  # whoever shows it must not keep others from hearing of it
+                logger.exception("a listener to output failed")
+
+    def _claim(self, address: str) -> str:
+        """The only call of this process that waits for an answer of another, "" if there are none or several."""
+        _, _, place = address.partition("/")
+        uid, _, rest = place.partition(".")
+        rank = int(rest.partition(".")[0] or 0)
+        found = ""
+        for call in tuple(self._engine.calls.values()):
+            state = self._engine.meshes.get(call.mesh)
+            procs = state.procs.uid if isinstance(state, ActorState) else call.mesh
+            if procs == uid and rank in call.missing_ranks():
+                if found:
+                    return ""
+                found = call.call
+        return found
 
     def drain(self, positions: Mapping[str, int], timeout: float) -> bool:
-        """Waits until so many bytes of each process's output have arrived. False when `timeout` seconds are over.
+        """Waits until the output of each process has arrived that far. False when `timeout` seconds are over.
 
         Processes that are not followed are not waited for.
         """
 
         def there() -> bool:
             logs = self._logs
-            return all(address not in logs or logs[address].position >= at for address, at in positions.items())
+            return all(
+                address not in logs or logs[address].ended or logs[address].position >= at
+                for address, at in positions.items()
+            )
 
         with self._arrived:
             return self._arrived.wait_for(there, timeout)
 
-    def lines(self, address: str) -> list[str]:
-        """The last lines a process wrote."""
+    def written(self, address: str) -> list[Written]:
+        """The last lines of a process, in the order in which they came; of those without an end what there is."""
         with self._arrived:
             log = self._logs.get(address)
-            return list(log.lines) if log is not None else []
+            if log is None:
+                return []
+            rest = [
+                Written(address, stream, call, line.level, line.at, f"{line.shown}\n")
+                for (stream, call), line in log.lines.items()
+                if line.shown
+            ]
+            return [*log.blocks, *rest]
 
-    def open_lines(self) -> dict[str, tuple[str, bool, float]]:
-        """Lines without an end yet, by address: the text, whether a carriage return is in it, its age in seconds."""
+    def addresses(self, uid: str) -> list[str]:
+        """The processes of a mesh, in all their lives, that are followed."""
+        with self._arrived:
+            return [address for address in self._logs if address.partition("/")[2].startswith(f"{uid}.")]
+
+    def skipped(self) -> dict[str, int]:
+        """How many lines of which processes never came here: they are in their log files."""
+        return {address: log.skipped for address, log in tuple(self._logs.items()) if log.skipped}
+
+    def open_lines(self) -> dict[Place, tuple[str, bool, float]]:
+        """Lines without an end yet: the text, whether a carriage return is in it, its age in seconds."""
         now = time.monotonic()
         with self._arrived:
             return {
-                address: (overwritten(log.open), "\r" in log.open, now - log.since)
-                for address, log in self._logs.items()
-                if log.open
+                (log.address, stream, call): (line.shown, "\r" in line.text, now - line.since)
+                for log in self._logs.values()
+                if log.lines
+                for (stream, call), line in log.lines.items()
             }
 
-    def cut(self, address: str) -> str:
-        """Ends a process's open line, and gives it."""
+    def cut(self, place: Place) -> None:
+        """Ends an open line: listeners get it as it is."""
+        address, stream, call = place
         with self._arrived:
             log = self._logs.get(address)
-            return log.cut() if log is not None else ""
+            line = log.cut(stream, call) if log is not None else None
+            if line is not None:
+                self._tell(address, [line])
 
     def forget(self, uid: str) -> None:
-        """Drop what is kept of the processes of a mesh that is gone."""
+        """A mesh is gone: what is kept of it goes too, once a few others are gone as well."""
         with self._arrived:
-            for address in [address for address in self._logs if address.partition("/")[2].startswith(f"{uid}.")]:
-                del self._logs[address]
+            if uid not in self._former:
+                self._former.append(uid)
+            while len(self._former) > FORMER:
+                old = self._former.popleft()
+                for address in [one for one in self._logs if one.partition("/")[2].startswith(f"{old}.")]:
+                    del self._logs[address]
 
 
 def output_of(engine: "Runtime") -> Output:
     """The output that this process follows; nothing is followed until somebody asks for it."""
     known = getattr(engine.controls.get("proc.log"), "__self__", None)
     return known if isinstance(known, Output) else Output(engine)
+
+
+def listen_to_logs(listener: Listener) -> Callable[[], None]:
+    """Calls `listener(address, lines)` for all that processes spawned from here write; the result ends that.
+
+    On the engine's reading thread: it must be quick, and must not call the engine. `lines` are `Written`, each of them
+    one line or many, in the order in which a process wrote them; it is empty where only an open line has grown.
+    """
+    return output_of(runtime()).listen(listener)

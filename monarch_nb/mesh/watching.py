@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.keeper import Keeper
     from monarch_nb.transport import Parcel
 
+TO_THE_END = 1 << 62  # of its output, where somebody waits for what a process wrote last
+
 logger = logging.getLogger(__name__)
 
 
@@ -26,6 +28,7 @@ class Watching:
         self._keeper = keeper
         self._engine = keeper.engine
         self.pids: dict[str, int] = {}
+        self.log_files: dict[str, str] = {}  # on their hosts, by the address of the process
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
         self._owners: set[str] = set()  # processes elsewhere that own actors here
         self._engine.on_stranger = self.stranger
@@ -90,6 +93,7 @@ class Watching:
     def _started(self, header: Header, parcel: "Parcel") -> None:
         started = p.decode(parcel.frames[0], p.Started)
         self.pids[started.address] = started.pid
+        self.log_files[started.address] = started.log
         if started.why:
             logger.info("%s was started cold: %s", started.address, started.why)
         self._keeper.event("started", started)
@@ -98,7 +102,7 @@ class Watching:
         gone = p.decode(parcel.frames[0], p.Exited)
         self.unresponsive.pop(gone.address, None)
         if gone.log_bytes:
-            self._keeper.engine.log_marks[gone.address] = gone.log_bytes
+            self._keeper.engine.log_marks[gone.address] = TO_THE_END
         if not gone.expected:
             lines = settings.get("tail_log_lines")
             cause = Cause(

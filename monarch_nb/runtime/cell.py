@@ -118,8 +118,9 @@ class ActorCell(ActorLife):
     def construct(self) -> None:
         """Makes the object; on failure the actor fails with the error as its cause."""
         header, parcel = self._spawn
-        context = Context(self.instance, self.instance.rank)
-        token = current.set(context)
+        origin = header.chain[0] if header.chain else header.call
+        token = current.set(Context(self.instance, self.instance.rank, cause=origin))
+        self.runtime.log.begin(origin)
         try:
             self.runtime.await_setup()
             if self.obj is None and parcel is not None:
@@ -136,6 +137,7 @@ class ActorCell(ActorLife):
             self.fail("init", error, header)
         finally:
             self._spawn = (header, None)
+            self.runtime.log.end(origin)
             current.reset(token)
             if parcel is not None:
                 self.runtime.node.consumed(parcel)
@@ -191,8 +193,9 @@ class ActorCell(ActorLife):
         point = Point(header.index, Extent(*extent)) if extent is not None else self.instance.rank
         self.running = (header.call, header.method, time.monotonic())
         self.calls += 1
-        context = Context(self.instance, point, header.call, (*header.chain, header.call), header.trace)
-        return current.set(context), self.running
+        chain = (*header.chain, header.call)
+        self.runtime.log.begin(chain[0])
+        return current.set(Context(self.instance, point, header.call, chain, header.trace)), self.running
 
     def run_sync(self, header: Header, parcel: "Parcel") -> None:
         """Runs one message to its end and answers it."""
@@ -210,7 +213,7 @@ class ActorCell(ActorLife):
             if left is not None:
                 left()
             self.running = None
-            current.reset(token)
+            self._leave(header, token)
 
     async def run_async(self, header: Header, parcel: "Parcel") -> None:
         """Like `run_sync` on the actor's loop."""
@@ -232,7 +235,11 @@ class ActorCell(ActorLife):
             self._calls.pop(header.call, None)
             if self.running is mine:
                 self.running = None
-            current.reset(token)
+            self._leave(header, token)
+
+    def _leave(self, header: Header, token: Any) -> None:
+        self.runtime.log.end(header.chain[0] if header.chain else header.call)
+        current.reset(token)
 
     def _explicit(self, header: Header) -> bool:
         endpoint = self.endpoints.get(header.method)

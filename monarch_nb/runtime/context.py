@@ -90,6 +90,12 @@ class Context:
     call: str = ""  # id of the call being handled
     chain: tuple[str, ...] = ()  # calls that wait for it, outermost first, itself last
     trace: str = ""  # W3C traceparent that came with the message
+    cause: str = ""  # outside of calls: the call that led to it
+
+    @property
+    def origin(self) -> str:
+        """The outermost call that all this belongs to, "" for none."""
+        return self.chain[0] if self.chain else self.cause
 
 
 current: ContextVar[Context | None] = ContextVar("monarch_context", default=None)

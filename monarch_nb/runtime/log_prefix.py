@@ -1,7 +1,12 @@
-"""Records of `logging` from within an actor begin with who says it: "[actor=<root>.<module.Class name>] …"."""
+"""Records of `logging` from within an actor begin with who says it: "[actor=<root>.<module.Class name>] …".
+
+And while one is written, its level is known to whoever keeps the output.
+"""
 
 import logging
 import threading
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,3 +49,35 @@ def install() -> None:
             return _prefixed(make(*args, **kwargs))
 
         logging.setLogRecordFactory(factory)
+
+
+class _Writing(threading.local):
+    level = 0
+
+
+_writing = _Writing()
+
+
+def level() -> int:
+    """The level of the record that this thread is writing, 0 if none."""
+    return _writing.level
+
+
+def levels_are_known() -> None:
+    """From now on `level` tells that of records, whichever handlers they go to; warnings have one too."""
+    logging.Handler.handle = _at_level(  # type: ignore[method-assign]
+        logging.Handler.handle, lambda handler, record, *_: int(record.levelno)
+    )
+    warnings.showwarning = _at_level(warnings.showwarning, lambda *_: logging.WARNING)
+
+
+def _at_level(function: Callable[..., Any], level_of: Callable[..., int]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = _writing.level
+        _writing.level = level_of(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _writing.level = before
+
+    return run

@@ -3,9 +3,7 @@
 import contextlib
 import itertools
 import logging
-import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +21,7 @@ from monarch_nb.runtime.context import ActorId, Context, Instance, current
 from monarch_nb.runtime.failures import Failures
 from monarch_nb.runtime.future import _wait_guards
 from monarch_nb.runtime.life import ActorLife, SpawnActor
+from monarch_nb.runtime.own_log import OwnLog
 from monarch_nb.runtime.parking import Parking
 from monarch_nb.runtime.ports import UNRETURNED, PortTable
 from monarch_nb.runtime.supervising import Supervising
@@ -78,7 +77,7 @@ class Runtime:
         self._call_numbers = itertools.count()
         self._setup = threading.Event()
         self._setup.set()
-        self._log_fd: int | None = None
+        self.log = OwnLog()
         self.log_marks: dict[str, int] = {}  # where logs stood at the latest replies; emptied by who has shown them
         self._gaps: set[ActorCell] = set()
 
@@ -141,7 +140,7 @@ class Runtime:
             index=request.index,
             status=status,
             call=request.call,
-            log=self.log_position(),
+            log=self.log.position(),
         )
         try:
             self.send(header, self.node.snapshot(frames))
@@ -165,21 +164,6 @@ class Runtime:
         """Sends back a message that nobody waits for an answer to."""
         if not self.closed:
             self.node.undeliverable(header, _NOTHING, reason)
-
-    def log_position(self) -> int:
-        """The length of this process's output so far, in bytes; 0 where output is not kept in a file."""
-        if self._log_fd is None:
-            return 0
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            return os.fstat(self._log_fd).st_size
-        except (OSError, ValueError):
-            return 0
-
-    def keep_log(self, fd: int) -> None:
-        """Output goes to a file that somebody follows: replies carry its position."""
-        self._log_fd = fd
 
     # -- receiving (reading thread) ---------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class Client:
         self._arrived: queue.Queue[tuple[float, str, Any]] = queue.Queue()
         self._uids = itertools.count()
         self.answers_pings = False
+        self.takes_output = True
         self.pings = 0
         self.node = Node(
             self.address,
@@ -67,7 +68,10 @@ class Client:
             if self.answers_pings:
                 self.send("proc.pong", protocol.Done())
         elif header.method in FORMS:
-            self._arrived.put((time.time(), header.method, protocol.decode(body, FORMS[header.method])))
+            event = protocol.decode(body, FORMS[header.method])
+            self._arrived.put((time.time(), header.method, event))
+            if isinstance(event, protocol.LogChunk) and self.takes_output:
+                self.send("agent.took", protocol.Took({event.address: event.offset + len(event.data)}))
         self.node.consumed(parcel)
 
     def send(self, verb: str, body: msgspec.Struct, port: int = 0) -> None:

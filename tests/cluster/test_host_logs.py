@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.host import protocol
+from monarch_nb.host.journal import ERR, OUT, TEXT
 from monarch_nb.host.output import ForgivingText
 from tests.cluster.host_client import hosted
 
@@ -31,18 +32,18 @@ def test_what_a_proc_wrote_last_arrives_though_it_is_dead() -> None:
 def test_a_tail_can_begin_later() -> None:
     with hosted() as (_, client):
         [address] = client.spawn(1, "returns_three")
-        client.exited(address)
+        client.log(address, until="leaving with three\n")
         client.ask("agent.tail", protocol.Tail((address,), offset=8), protocol.Done)
-        chunk = client.event("proc.log")
+        chunk = client.event("proc.log", lambda chunk: chunk.blocks)
         assert (chunk.offset, chunk.data) == (8, b"with three\n")
 
 
 @pytest.mark.parametrize("cold", [False, True])
 def test_a_full_disk_does_not_harm_a_proc(cold: bool) -> None:
     with hosted(prewarm=not cold) as (handle, client):
-        # The log file's place is taken by a device that is always full.
-        logs = handle.run_folder / "logs"
-        os.symlink("/dev/full", logs / "p0.0.0.log")
+        # The place of its spool is taken by a device that is always full.
+        for kind in (TEXT, OUT, ERR):
+            os.symlink("/dev/full", handle.run_folder / "spool" / f"p0.0.0{kind}")
         [address] = client.spawn(1, "floods", bootstrap_env_cold=cold)
         assert client.exited(address)[0].exitcode == 5
 
@@ -67,12 +68,11 @@ def test_lost_output_is_said_when_there_is_room_again(tmp_path: Path) -> None:
 def test_a_chunk_is_never_larger_than_a_chunk() -> None:
     with hosted() as (_, client):
         [address] = client.spawn(1, "floods")
-        client.exited(address)
         client.ask("agent.tail", protocol.Tail((address,)), protocol.Done)
         data = b""
         while len(data) < 2000 * 1001:
             chunk = client.event("proc.log")
             assert chunk.offset == len(data)
-            assert len(chunk.data) <= 64 * 1024
+            assert len(chunk.data) <= 2 * 64 * 1024
             data += chunk.data
         assert data == (b"x" * 1000 + b"\n") * 2000

@@ -54,7 +54,8 @@ def test_a_forked_proc_looks_like_a_fresh_one(tmp_path: Path) -> None:
         assert "HOME" not in seen["env"]
         assert "OMP_NUM_THREADS" not in seen["env"] or "OMP_NUM_THREADS" in os.environ
         assert seen["sid"] == seen["pid"]
-        assert [fd.partition(":")[2] for fd in seen["fds"][3:]] == ["socket", "pipe"]
+        others = [fd.partition(":")[2] for fd in seen["fds"][3:] if "/spool/" not in fd]
+        assert others == ["socket", "pipe"]
 
 
 @pytest.mark.parametrize(

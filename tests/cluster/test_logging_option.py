@@ -12,7 +12,7 @@ import pytest
 
 import monarch_nb.actor
 from monarch_nb.actor import Actor, endpoint, heal_mesh, this_host
-from monarch_nb.mesh.log_lines import merged
+from monarch_nb.mesh.log_lines import Line, merged
 from tests.cluster.actor_tools import spawned
 
 pytestmark = pytest.mark.timeout(60)
@@ -173,7 +173,7 @@ def test_lines_of_several_meshes_are_not_merged(procs) -> None:
     try:
         engine = monarch_nb.actor.runtime()
         here, there = procs._state.address(0), other._state.address(0)
-        assert merged(engine, [(here, "x"), (there, "x"), (here, "y")], named=True) == [
+        assert merged(engine, [Line(here, "x"), Line(there, "x"), Line(here, "y")], named=True) == [
             "[levels gpus=0] x\n",
             "[other] x\n",
             "[levels gpus=0] y\n",

@@ -11,6 +11,7 @@ import pytest
 from monarch_nb.host import exits, folders
 from monarch_nb.host.cold import binding_prefix
 from monarch_nb.host.environment import overlaid, reason_for_cold_start, wanted_threads
+from monarch_nb.host.journal import ERR, TEXT
 from monarch_nb.host.leases import Leases
 
 pytestmark = pytest.mark.timeout(10)
@@ -68,9 +69,10 @@ def test_the_words_for_an_end_are_those_people_search_for() -> None:
 
 
 def test_last_lines_of_a_long_log_are_the_last(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"\xff early\n" * 100_000 + b"a\nb\n")
-    assert exits.last_lines(str(path), 2) == ("a", "b")
+    base = tmp_path / "p0.0.0"
+    (tmp_path / f"p0.0.0{TEXT}").write_bytes(b"\xff early\n" * 100_000 + b"a\n")
+    (tmp_path / f"p0.0.0{ERR}").write_bytes(b"b\n")
+    assert exits.last_lines(str(base), 2) == ("a", "b")
     assert exits.last_lines(str(tmp_path / "none")) == ()
 
 

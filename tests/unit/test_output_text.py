@@ -1,55 +1,104 @@
 """Lines out of bytes, and ranks as people write them."""
 
-from monarch_nb.mesh.output import _Log, overwritten
+from monarch_nb.host.protocol import LogBlock, LogChunk
+from monarch_nb.mesh.output import Written, _Log, overwritten
 from monarch_nb.mesh.places import places, spans
+
+
+class Log:
+    """What arrives of one process, and the lines that come out of it."""
+
+    def __init__(self, kept: int = 1000) -> None:
+        self.log = _Log("h/p1.0.0", kept)
+
+    def written(self, data: bytes, *, at: int | None = None, stream: int = 1, call: str = "c:1") -> list[Written]:
+        offset = self.log.received if at is None else at
+        block = LogBlock(stream, 0, 1.0, call, data)
+        return self.log.feed(LogChunk("h/p1.0.0", offset, offset, (block,)), lambda _: "claimed")
+
+    def feed(self, data: bytes, *, at: int | None = None, stream: int = 1, call: str = "c:1") -> list[str]:
+        found = self.written(data, at=at, stream=stream, call=call)
+        return [line for one in found for line in one.text.removesuffix("\n").split("\n")]
+
+    @property
+    def open(self) -> str:
+        return "".join(line.text for line in self.log.lines.values())
 
 
 def test_lines_are_whole_however_the_bytes_come() -> None:
     text = "eins\nzwei äöü\r\ndrei\n".encode()
     for size in range(1, len(text) + 1):
-        log = _Log()
-        lines = [line for at in range(0, len(text), size) for line in log.feed(at, text[at : at + size])]
+        log = Log()
+        lines = [line for at in range(0, len(text), size) for line in log.feed(text[at : at + size])]
         assert lines == ["eins", "zwei äöü", "drei"]
-        assert log.position == len(text)
+        assert log.log.received == len(text)
 
 
 def test_bytes_that_come_twice_are_taken_once() -> None:
-    log = _Log()
-    assert log.feed(0, b"one\ntw") == ["one"]
-    assert log.feed(0, b"one\ntwo\n") == ["two"]
-    assert log.feed(2, b"e\n") == []
-    assert list(log.lines) == ["one", "two"]
+    log = Log()
+    assert log.feed(b"one\ntw", at=0) == ["one"]
+    assert log.feed(b"one\ntwo\n", at=0) == ["two"]
+    assert log.feed(b"e\n", at=2) == []
+    assert "".join(one.text for one in log.log.blocks) == "one\ntwo\n"
 
 
 def test_following_may_begin_in_the_middle() -> None:
-    log = _Log()
-    assert log.feed(1000, b"later\n") == ["later"]
-    assert log.position == 1006
+    log = Log()
+    assert log.feed(b"later\n", at=1000) == ["later"]
+    assert log.log.received == 1006
 
 
 def test_of_a_progress_bar_its_last_state_remains() -> None:
     assert overwritten("1%\r2%\r3%") == "3%"
     assert overwritten("done\r") == "done"
-    log = _Log()
+    log = Log()
     for percent in range(100_000):
-        assert log.feed(log.position, f"\r{percent}".encode()) == []
+        assert log.feed(f"\r{percent}".encode()) == []
     assert len(log.open) < 200_000
-    assert log.feed(log.position, b"\n") == ["99999"]
+    assert log.feed(b"\n") == ["99999"]
 
 
 def test_a_line_without_end_does_not_eat_the_memory() -> None:
-    log = _Log()
-    shown = [line for _ in range(50) for line in log.feed(log.position, b"x" * 10_000)]
+    log = Log()
+    shown = [line for _ in range(50) for line in log.feed(b"x" * 10_000)]
     assert sum(map(len, shown)) + len(log.open) == 500_000
     assert len(log.open) <= 100_000
 
 
 def test_an_open_line_can_be_cut() -> None:
-    log = _Log()
-    log.feed(0, b"no end")
-    assert log.cut() == "no end"
-    assert log.cut() == ""
-    assert list(log.lines) == ["no end"]
+    log = Log()
+    log.feed(b"no end")
+    written = log.log.cut("stdout", "c:1")
+    assert written is not None
+    assert written.text == "no end\n"
+    assert log.log.cut("stdout", "c:1") is None
+
+
+def test_lines_of_streams_and_calls_do_not_run_into_each_other() -> None:
+    log = Log()
+    for stream, call, text in ((1, "a", b"one "), (2, "a", b"two "), (1, "b", b"three ")):
+        assert log.feed(text, stream=stream, call=call) == []
+    found = [log.written(b"end\n", stream=stream, call=call) for stream, call in ((1, "a"), (2, "a"), (1, "b"))]
+    assert [(one.stream, one.call, one.text) for (one,) in found] == [
+        ("stdout", "a", "one end\n"),
+        ("stderr", "a", "two end\n"),
+        ("stdout", "b", "three end\n"),
+    ]
+
+
+def test_output_whose_call_is_not_told_is_claimed_and_what_belongs_to_none_goes_on_where_the_stream_stands() -> None:
+    log = Log()
+    assert [one.call for one in log.written(b"from C\n", call="?")] == ["claimed"]
+    assert log.feed(b"begun ", call="a") == []
+    assert [(one.call, one.text) for one in log.written(b"ended\n", call="")] == [("a", "begun ended\n")]
+
+
+def test_only_the_last_lines_are_kept() -> None:
+    log = Log(kept=100)
+    for number in range(1000):
+        log.feed(b"line %d\n" % number)
+    assert len(log.log.blocks) == 100
+    assert log.log.blocks[-1].text == "line 999\n"
 
 
 def test_ranks_are_drawn_together_along_their_dimensions() -> None:

@@ -1,0 +1,183 @@
+"""Reading a proc's spool: what it wrote, Python's text and raw output, in the order in which it was written."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from monarch_nb.host import journal
+from monarch_nb.host.journal import BEGIN, ERR, OUT, SIGN, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
+from monarch_nb.host.linux import punch_hole
+from monarch_nb.host.protocol import LogBlock
+
+CHUNK = 64 * 1024
+PATIENCE_S = 0.15  # that raw output waits for the proc to say which call it came from
+_PUNCH_EVERY = 1 << 20  # bytes that were taken are given back to the disk in pieces of that size
+_KEPT = 64 * 1024  # and so many stay, for the last lines of a proc that dies
+_TOGETHER_S = 0.2  # writes within that time are one block
+
+
+@dataclass
+class _File:
+    """One of the three: how far it was taken, and how far it was given back."""
+
+    path: str
+    at: int = 0
+    punched: int = 0
+    fd: int = -1
+
+    def size(self) -> int:
+        """Bytes in it now; 0 if it is not there (yet)."""
+        if self.fd < 0:
+            try:
+                self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                return 0
+        return os.fstat(self.fd).st_size
+
+    def read(self, start: int, limit: int) -> bytes:
+        """What there is from `start` on."""
+        left = min(limit, self.size() - start)
+        return os.pread(self.fd, left, start) if left > 0 else b""
+
+    def give_back(self) -> None:
+        """The disk space of what was taken long enough ago."""
+        if self.at - self.punched > _PUNCH_EVERY:
+            until = self.at - _KEPT
+            if punch_hole(self.fd, self.punched, until - self.punched):
+                self.punched = until
+            else:
+                self.punched = 1 << 62  # not to be had here: the files grow as long as their proc lives
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Spool:
+    """The reader of one proc's spool. With `tail`, only about the last so many bytes of each file."""
+
+    def __init__(self, base: str, tail: int = 0) -> None:
+        self._text, self._out, self._err = (_File(base + kind) for kind in (TEXT, OUT, ERR))
+        self._files = (self._text, self._out, self._err)
+        if tail:
+            for file in self._files:
+                file.at = max(0, file.size() - tail)
+        self._mark: Mark = BEGIN
+        self._unclaimed_since: float | None = None
+
+    @property
+    def position(self) -> int:
+        """How far the text was taken, with all raw output before it."""
+        behind = self._out.at < self._mark.out or self._err.at < self._mark.err
+        return self._text.at - behind
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that were written and not yet taken."""
+        return sum(max(0, file.size() - file.at) for file in self._files)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether raw output waits here for its call to be told."""
+        return self._unclaimed_since is not None
+
+    def take(self, limit: int, now: float, *, all_of_it: bool = False) -> list[LogBlock]:
+        """The next blocks, about `limit` bytes; `now` is wall clock. With `all_of_it` nothing waits for anything."""
+        found: list[LogBlock] = []
+        for stream, level, at, call, data in self._pieces(now, all_of_it):
+            last = found[-1] if found else None
+            if last and (last.stream, last.level, last.call) == (stream, level, call) and at - last.at < _TOGETHER_S:
+                found[-1] = LogBlock(stream, level, last.at, call, last.data + data)
+            else:
+                found.append(LogBlock(stream, level, at, call, data))
+            limit -= len(data)
+            if limit <= 0:
+                break
+        for file in self._files:
+            file.give_back()
+        return found
+
+    def _pieces(self, now: float, all_of_it: bool) -> Iterator[tuple[int, int, float, str, bytes]]:
+        buffer = b""
+        while True:
+            yield from self._raw(self._mark.out, self._mark.err, self._mark.at, self._mark.raw)
+            if not buffer:
+                buffer = self._text.read(self._text.at, CHUNK)
+                if not buffer:
+                    break
+            if buffer[:1] == SIGN:
+                end = buffer.find(b"\n", 0, journal.LONGEST)
+                if end < 0 and len(buffer) < journal.LONGEST and not all_of_it:
+                    again = self._text.read(self._text.at, CHUNK)
+                    if len(again) == len(buffer):
+                        break  # it is being written
+                    buffer = again
+                    continue
+                mark = journal.decode(buffer[:end]) if end > 0 else None
+                self._mark = mark or self._mark
+                taken = end + 1 if mark else 1
+            else:
+                end = buffer.find(SIGN)
+                taken = len(buffer) if end < 0 else end
+            text = b"" if buffer[:1] == SIGN else buffer[:taken]
+            self._text.at += taken
+            buffer = buffer[taken:]
+            if text:
+                yield self._mark.stream, self._mark.level, self._mark.at or now, self._mark.call, text
+        sizes = self._out.size(), self._err.size()
+        if sizes[0] <= self._out.at and sizes[1] <= self._err.at:
+            self._unclaimed_since = None
+            return
+        if self._unclaimed_since is None:
+            self._unclaimed_since = now
+        if all_of_it or not 0 <= now - self._unclaimed_since < PATIENCE_S:
+            yield from self._raw(*sizes, now, UNCLAIMED)
+            self._unclaimed_since = None
+
+    def _raw(self, out: int, err: int, at: float, call: str) -> Iterator[tuple[int, int, float, str, bytes]]:
+        for stream, file, until in ((STDOUT, self._out, out), (STDERR, self._err, err)):
+            while file.at < until:
+                data = file.read(file.at, min(CHUNK, until - file.at))
+                if not data:
+                    break
+                file.at += len(data)
+                yield stream, 0, at, call, data
+
+    def close(self) -> None:
+        """Read no more."""
+        for file in self._files:
+            file.close()
+
+    def remove(self) -> None:
+        """Delete the files."""
+        self.close()
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                os.unlink(file.path)
+
+
+def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:
+    """The last lines a proc wrote, of `most` bytes; empty if that cannot be read."""
+    text = b""
+    spool = Spool(base, most)
+    try:
+        for block in spool.take(4 * most, 0.0, all_of_it=True):
+            text += (b"\n" if text and not text.endswith(b"\n") else b"") + block.data
+    except OSError:
+        pass
+    finally:
+        spool.close()
+    return tuple(text.decode("utf-8", "replace").splitlines()[-count:])
+
+
+def written(base: str) -> int:
+    """How much a proc wrote; 0 if that cannot be known."""
+    spool = Spool(base)
+    try:
+        return spool.backlog
+    except OSError:
+        return 0
+    finally:
+        spool.close()

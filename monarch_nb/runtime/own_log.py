@@ -1,0 +1,68 @@
+"""The output of this process: which call it belongs to, and how far it has come."""
+
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+from monarch_nb.runtime import log_prefix
+from monarch_nb.runtime.context import current
+
+
+class Journal(Protocol):
+    """What a process needs to know of where its output goes."""
+
+    tag: Callable[[], tuple[str, int]]
+    sole: Callable[[], str]
+
+    def mark(self) -> None:
+        """Say whose the output of C code and child processes is that has come since the mark before."""
+
+    def position(self) -> int:
+        """Where all that was written so far ends."""
+
+
+class OwnLog:
+    """Knows the calls that run here. Methods from any thread; without a journal they do nothing."""
+
+    def __init__(self) -> None:
+        self._journal: Journal | None = None
+        self._running: list[str] = []  # the outermost calls that what runs belongs to
+
+    def keep(self, journal: Journal) -> None:
+        """Output goes to files that somebody follows: replies carry its position, and text the call it came from."""
+        journal.tag, journal.sole = self._tag, self._sole
+        self._journal = journal
+
+    def begin(self, origin: str) -> None:
+        """Something begins to run for a call."""
+        if self._journal is not None:
+            self._journal.mark()
+            self._running.append(origin)
+
+    def end(self, origin: str) -> None:
+        """It has ended."""
+        if self._journal is not None:
+            self._journal.mark()
+            if origin in self._running:
+                self._running.remove(origin)
+
+    def position(self) -> int:
+        """How far the output has come; 0 where it is not kept."""
+        if self._journal is None:
+            return 0
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return self._journal.position()
+        except (OSError, ValueError):
+            return 0
+
+    def _tag(self) -> tuple[str, int]:
+        context = current.get()
+        origin = context.origin if context is not None else ""
+        return origin or self._sole(), log_prefix.level()
+
+    def _sole(self) -> str:
+        """The only call that runs, "" if there are none or several."""
+        running = set(self._running)
+        return running.pop() if len(running) == 1 else ""
