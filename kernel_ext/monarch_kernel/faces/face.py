@@ -27,6 +27,7 @@ class Face:
         self._listening: Any = None
         self._watches: dict[str, Message] = {}  # what is watched, for an engine that comes later
         self._ends: dict[str, Callable[[], None]] = {}
+        self._alive = time.monotonic()
 
     def attach(self, engine: Runtime | None) -> None:
         """Speaks of this engine from now on; what was watched is watched there."""
@@ -69,6 +70,10 @@ class Face:
                 self._cluster = None
             elif key in self._ends:
                 self._ends.pop(key)()
+        elif kind == "alive":
+            self._alive = time.monotonic()
+            if not self._cluster and "cluster" in self._watches:
+                self._watch(self._watches["cluster"])
         elif kind == "request":
             threading.Thread(target=self._answer, args=(message,), name="monarch-request", daemon=True).start()
 
