@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.benchmarks.measure import QUICK, Plan, figures_of
 from tests.benchmarks.peers import PEERS, ROOT, interpreter
-from tests.benchmarks.rows import ROWS, Figures, table
+from tests.benchmarks.rows import ROWS, Figures, markdown, table
 
 HERE = Path(__file__).resolve().parent
 OURS = "ours"
@@ -59,6 +59,25 @@ def load() -> float:
     return os.getloadavg()[0]
 
 
+def processor() -> str:
+    """Its name, as the system has it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def where(before: float) -> str:
+    """The line over a table: when, on what, and how quiet it was."""
+    today = datetime.datetime.now(datetime.UTC).strftime("%-d %B %Y")
+    return (
+        f"{today}, {os.cpu_count()} cores of {processor()}, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}; load {before:.1f} before, {load():.1f} after. (n×): how many times "
+        "better ours is."
+    )
+
+
 def main(argv: list[str]) -> int:
     asked = [name for name in os.environ.get("PEERS", "").replace(",", " ").split() if name]
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
@@ -82,14 +101,21 @@ def main(argv: list[str]) -> int:
 
     floor = measure("pyzmq", "program_pyzmq.py", sys.executable)
     measured = {OURS: measure(OURS, "program_actors.py", sys.executable)}
+    measured[OURS] |= measure(f"{OURS}, scale", "program_scale.py", sys.executable)
     for name in asked:
         try:
-            measured[name] = measure(name, PEERS[name].program, interpreter(name))
+            python = interpreter(name)
+            measured[name] = measure(name, PEERS[name].program, python)
+            if PEERS[name].scale:
+                measured[name] |= measure(f"{name}, scale", PEERS[name].scale, python)
         except subprocess.CalledProcessError as error:
             problems.append(f"{name}: its environment cannot be made: {error}")
 
     print(table(measured, floor))
     print("(n×): how many times better ours is than theirs, in this run")
+    if options.quick:
+        print("QUICK: fewer processes, actors and repetitions than the rows say, and numpy for torch")
+    print("target: by itself, and how many times better than torchmonarch where that was measured too")
     print(f"load before {before:.1f}, after {load():.1f}, on {os.cpu_count()} cores")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     report = {
@@ -99,12 +125,14 @@ def main(argv: list[str]) -> int:
         "cores": os.cpu_count(),
         "load": [before, load()],
         "quick": options.quick,
-        "targets": {row.title: row.target for row in ROWS if row.target is not None},
+        "targets": {row.title: row.wanted for row in ROWS if row.wanted},
         "figures": {"pyzmq": floor, **measured},
         "problems": problems,
     }
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {options.out}")
+    readable = options.out.with_suffix(".md")
+    readable.write_text(markdown(measured, floor, where(before)) + "\n", encoding="utf-8")
+    print(f"written to {options.out} and {readable}")
     for problem in problems:
         print(f"\nFAILED {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -22,12 +22,32 @@ class Plan:
     big: int = 10
     spawns: int = 5
     kills: int = 24
+    colds: int = 5
+    idle_s: float = 10.0
+    actors: int = 800  # for the memory of one
+    scale: int = 64  # processes
+    scale_actors: int = 10  # on each of them
+    heavy: str = "torch"  # what an idle process has imported
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
 
 
-QUICK = Plan(calls=20, casts=10, pipelined=50, megabyte=5, big=2, spawns=1, kills=2)
+QUICK = Plan(
+    calls=20,
+    casts=10,
+    pipelined=50,
+    megabyte=5,
+    big=2,
+    spawns=1,
+    kills=2,
+    colds=1,
+    idle_s=0.5,
+    actors=16,
+    scale=4,
+    scale_actors=2,
+    heavy="numpy",
+)
 
 
 def plan_of(argv: list[str]) -> Plan:
@@ -77,7 +97,29 @@ def rate(seconds: list[float], amount: float) -> float:
     return amount / sorted(seconds)[len(seconds) // 2]
 
 
-def leave() -> None:
+def memory(pid: "int | str" = "self") -> dict[str, float]:
+    """What a process has in memory, in bytes: `private` to it, and its `share` of all, where shared pages are split."""
+    fields = {}
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            if rest.rstrip().endswith("kB"):
+                fields[name] = int(rest.split()[0]) * 1024
+    return {"private": fields["Private_Clean"] + fields["Private_Dirty"], "share": fields["Pss"]}
+
+
+def work(pid: int) -> tuple[float, int]:
+    """Seconds that a process has run, and how often it has begun to wait, all its threads together."""
+    seconds, waits = 0.0, 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
+            seconds += int(file.read().split()[0]) / 1e9
+        with open(f"/proc/{pid}/task/{thread}/status", encoding="ascii") as file:
+            waits += sum(int(line.split()[1]) for line in file if line.startswith("voluntary"))
+    return seconds, waits
+
+
+def leave(status: int = 0) -> None:
     """Ends the program at once: what is measured is over, and some peers end slowly or not at all."""
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(status)

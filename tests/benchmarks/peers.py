@@ -14,10 +14,11 @@ FOLDER = ROOT / "build" / "peers"
 class Peer:
     program: str
     requirements: tuple[str, ...]
+    scale: str = ""  # its program for many processes
 
 
 PEERS = {
-    "torchmonarch": Peer("program_actors.py", ("torchmonarch==0.7.0", "torch", "numpy")),
+    "torchmonarch": Peer("program_actors.py", ("torchmonarch==0.7.0", "torch", "numpy"), "program_scale.py"),
     "ray": Peer("program_ray.py", ("ray>=2.40,<3", "numpy")),
 }
 

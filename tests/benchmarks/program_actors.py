@@ -1,13 +1,17 @@
 """The small program, on the API that ours and torchmonarch share: run by either one's interpreter."""
 
+import importlib
 import os
 import signal
+import subprocess
 import sys
 import time
+import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Plan, figure, leave, plan_of, rate, repeat, times
+from measure import Plan, figure, leave, memory, plan_of, rate, repeat, times, work
 
 import monarch.actor
 from monarch.actor import Actor, endpoint, this_host
@@ -21,6 +25,19 @@ class Worker(Actor):
     @endpoint
     def noop(self, *arguments: Any) -> None:
         return None
+
+    @endpoint
+    def give(self, count: int) -> Any:
+        return np.ones(count, np.uint8)
+
+    @endpoint
+    def keep(self, array: Any) -> None:
+        self.kept = array
+        array[::1024].sum()  # all its pages
+
+    @endpoint
+    def load(self, module: str) -> None:
+        importlib.import_module(module)
 
     @endpoint
     def pid(self) -> int:
@@ -52,13 +69,104 @@ def calls(plan: Plan) -> None:
     megabyte = np.ones(MEGABYTE, np.uint8)
     times("1 MB argument", repeat(plan.megabyte, lambda: one.noop.call_one(megabyte).get()))
     big = np.ones(64 * MEGABYTE, np.uint8)
-    figure("64 MB argument", value=rate(repeat(plan.big, lambda: one.noop.call_one(big).get()), big.nbytes / 1e9))
+    size = big.nbytes / 1e9
+    figure("64 MB argument", value=rate(repeat(plan.big, lambda: one.noop.call_one(big).get()), size))
+    figure("64 MB result", value=rate(repeat(plan.big, lambda: one.give.call_one(big.nbytes).get()), size))
+    procs.stop().get()
+
+
+def tensors(plan: Plan) -> None:
+    if plan.heavy != "torch":
+        return
+    import torch
+
+    procs, one = spawn(1)
+    tensor = torch.ones(64 * MEGABYTE, dtype=torch.uint8)
+    figure("64 MB tensor", value=rate(repeat(plan.big, lambda: one.noop.call_one(tensor).get()), tensor.nbytes / 1e9))
     procs.stop().get()
 
 
 def casts(plan: Plan) -> None:
     procs, eight = spawn(8)
     times("call on 8", repeat(plan.casts, lambda: eight.noop.call().get()))
+    big = np.ones(64 * MEGABYTE, np.uint8)
+    seconds = repeat(max(2, plan.big // 2), lambda: eight.noop.call(big).get())
+    figure("64 MB broadcast", value=rate(seconds, 8 * big.nbytes / 1e9))
+    everywhere = ["self", *values(eight.pid.call().get())]
+    before = sum(memory(pid)["share"] for pid in everywhere)
+    eight.keep.call(big).get()
+    added = sum(memory(pid)["share"] for pid in everywhere) - before
+    figure("64 MB broadcast, copies", value=added / big.nbytes)
+    procs.stop().get()
+
+
+def values(mesh: Any) -> list[Any]:
+    return [value for _, value in mesh.items()]
+
+
+def template(_plan: Plan) -> None:
+    """How long ours imports before it can fork."""
+    if heal_mesh is None:
+        return
+    from monarch_nb.host import protocol
+    from monarch_nb.mesh.requests import request
+    from monarch_nb.runtime import runtime
+
+    this_host()
+    engine = runtime()
+    while True:
+        asked: Any = request(engine, engine.agent, "agent.status", protocol.Done(), protocol.HostState)
+        state = asked.get()
+        if state.template_seconds is not None:
+            break
+        time.sleep(0.01)
+    figure("template ready", value=state.template_seconds)
+
+
+BARE = "import sys, {}; print(flush=True); sys.stdin.read()"
+
+
+def idle(plan: Plan) -> None:
+    """What a process costs that has torch and nothing to do, beside one that has only imported torch."""
+    procs, workers = spawn(2)
+    workers.load.call(plan.heavy).get()
+    pid = values(workers.pid.call().get())[0]
+    # Two of them, as there are several of ours: what they share is not private.
+    command = [sys.executable, "-c", BARE.format(plan.heavy)]
+    bare = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    for process in bare:
+        assert process.stdout is not None
+        process.stdout.readline()
+    time.sleep(min(2.0, plan.idle_s))  # what comes after a call is over
+    private, plain = memory(pid)["private"] / 1e6, memory(bare[0].pid)["private"] / 1e6
+    figure("idle proc", above=private - plain, private=private, bare=plain)
+    for process in bare:
+        process.kill()
+        process.wait()
+    before = work(pid), work(os.getpid())
+    time.sleep(plan.idle_s)
+    after = work(pid), work(os.getpid())
+    for name, (cpu0, waits0), (cpu1, waits1) in zip(
+        ("idle proc runs", "idle controller runs"), before, after, strict=True
+    ):
+        figure(name, cpu=(cpu1 - cpu0) / plan.idle_s * 100, wakes=(waits1 - waits0) / plan.idle_s)
+    procs.stop().get()
+
+
+def actors(plan: Plan) -> None:
+    """What one more actor costs the controller: meshes of eight are spawned and called, and held."""
+    procs, _ = spawn(8)
+
+    def add(count: int, name: str) -> list[Any]:
+        meshes = [procs.spawn(f"{name}{number}", Worker) for number in range(count)]
+        for mesh in meshes:
+            mesh.noop.call().get()
+        return meshes
+
+    held = add(max(1, plan.actors // 80), "first")
+    before = memory()["private"]
+    held += add(plan.actors // 8, "more")
+    figure("controller, one more actor", value=(memory()["private"] - before) / 1e3 / (plan.actors // 8 * 8))
     procs.stop().get()
 
 
@@ -101,18 +209,36 @@ def deaths(plan: Plan) -> None:
     times("death healed", healed)
 
 
-def main() -> None:
+def colds(plan: Plan) -> None:
+    """In fresh interpreters."""
+    program = str(Path(__file__).with_name("program_cold.py"))
+
+    def run(mode: str) -> tuple[float, float]:
+        done = subprocess.run([sys.executable, program, mode], stdout=subprocess.PIPE, check=True, timeout=100)
+        whole, spawned = map(float, done.stdout.split()[-2:])
+        return whole, spawned
+
+    seconds = [run("program" if heal_mesh else "leave") for _ in range(plan.colds)]
+    times("import to first reply, cold", [whole for whole, _ in seconds])
+    times("spawn to first reply, cold", [spawned for _, spawned in seconds])
+    if heal_mesh is not None:
+        times("load_ext to first reply, cold", [run("notebook")[0] for _ in range(plan.colds)])
+
+
+def main() -> int:
     plan = plan_of(sys.argv)
     monarch.actor.unhandled_fault_hook = lambda failure: None
-    began = time.perf_counter()
-    procs, _ = spawn(1)
-    figure("first reply, cold", value=(time.perf_counter() - began) * 1000)
-    procs.stop().get()
-    for part in (calls, casts, spawns, deaths):
-        part(plan)
+    broken = 0
+    for part in (colds, template, calls, casts, spawns, deaths, actors, idle, tensors):
+        try:
+            part(plan)
+        except Exception:  # the other figures are worth having
+            broken = 1
+            traceback.print_exc()
     if heal_mesh is None:
-        leave()
+        leave(broken)
+    return broken
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

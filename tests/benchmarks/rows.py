@@ -5,44 +5,95 @@ from dataclasses import dataclass
 Figures = dict[str, dict[str, float]]  # row of a program -> its values
 
 
+REFERENCE = "torchmonarch"  # the peer that `times_better` speaks of
+
+
 @dataclass(frozen=True)
 class Row:
+    """A figure, where it should be by itself (`target`), and how many times better than the reference peer's."""
+
     title: str
     unit: str
     source: str  # the row in a program's figures
     value: str = "value"  # which of its values
     target: float | None = None
+    times_better: float | None = None
+    stretch: float | None = None
     more_is_better: bool = False
+    peer_source: str = ""  # the row in a peer's figures, where it is another one
+    floors: float | None = None  # so many times the bare ping-pong will do as well
 
-    def of(self, figures: Figures) -> float | None:
-        return figures.get(self.source, {}).get(self.value)
+    def of(self, figures: Figures, *, peer: bool = False) -> float | None:
+        return figures.get((peer and self.peer_source) or self.source, {}).get(self.value)
 
-    def met(self, value: float) -> bool | None:
-        if self.target is None:
-            return None
-        return value >= self.target if self.more_is_better else value <= self.target
+    def met(self, mine: float, reference: float | None, floor: float | None = None) -> bool | None:
+        """Whether all that is wanted of it, and can be told here, is so; None if nothing can be told."""
+        wants = []
+        if self.target is not None:
+            limit = max(self.target, (self.floors or 0.0) * (floor or 0.0))
+            wants.append(mine >= limit if self.more_is_better else mine <= limit)
+        if self.times_better is not None and reference:
+            wants.append(self.ratio(mine, reference) >= self.times_better)
+        return all(wants) if wants else None
 
     def ratio(self, ours: float, theirs: float) -> float:
         """How many times better ours is."""
+        if not ours or not theirs:
+            return float("inf") if theirs else 0.0
         return ours / theirs if self.more_is_better else theirs / ours
+
+    @property
+    def wanted(self) -> str:
+        """The target in words."""
+        sign = "≥" if self.more_is_better else "≤"
+        parts = [] if self.target is None else [f"{sign} {number(self.target)}"]
+        parts += [f"or {number(self.floors)}× pyzmq"] if self.floors is not None else []
+        parts += [f"{number(self.times_better)}× better"] if self.times_better is not None else []
+        return ", ".join(parts) + (f" (stretch {number(self.stretch)})" if self.stretch is not None else "")
 
 
 ROWS = (
     Row("ping-pong p50", "ms", "ping-pong", "p50"),
     Row("ping-pong p99", "ms", "ping-pong", "p99"),
-    Row("call_one, no-op p50", "ms", "call_one", "p50", target=0.3),
+    Row("call_one, no-op p50", "ms", "call_one", "p50", 0.2, 3, 0.14, floors=2),
     Row("call_one, no-op p99", "ms", "call_one", "p99"),
     Row("call on 4 procs p50", "ms", "call on 4", "p50"),
-    Row("call on 8 procs p50", "ms", "call on 8", "p50", target=1.2),
-    Row("call_one, pipelined", "calls/s", "pipelined", more_is_better=True),
-    Row("1 MB argument p50", "ms", "1 MB argument", "p50"),
-    Row("64 MB argument", "GB/s", "64 MB argument", more_is_better=True),
-    Row("first reply, cold", "ms", "first reply, cold"),
-    Row("8 procs to first reply p50", "ms", "8 procs to first reply", "p50"),
+    Row("call on 8 procs p50", "ms", "call on 8", "p50", None, 3, 0.45),
+    Row("call_one, pipelined", "calls/s", "pipelined", times_better=3, stretch=27_000, more_is_better=True),
+    Row("1 MB argument p50", "ms", "1 MB argument", "p50", None, 3),
+    Row("64 MB argument", "GB/s", "64 MB argument", times_better=5, stretch=7, more_is_better=True),
+    Row("64 MB tensor argument", "GB/s", "64 MB tensor", times_better=5, stretch=7, more_is_better=True),
+    Row("64 MB result", "GB/s", "64 MB result", times_better=5, stretch=7, more_is_better=True),
+    Row("64 MB to 8 procs, all together", "GB/s", "64 MB broadcast", times_better=5, more_is_better=True),
+    Row("64 MB held by 8 procs, copies in memory", "", "64 MB broadcast, copies", target=1.2),
+    Row("template ready", "s", "template ready"),
+    Row("8 procs to first reply, warm p50", "ms", "8 procs to first reply", "p50", 400),
+    Row(
+        "%load_ext to first reply of a proc, cold p50",
+        "ms",
+        "load_ext to first reply, cold",
+        "p50",
+        None,
+        1,
+        peer_source="import to first reply, cold",
+    ),
+    Row("import to first reply of a proc, cold p50", "ms", "import to first reply, cold", "p50", None, 1),
+    Row("spawn to first reply of a proc, cold p50", "ms", "spawn to first reply, cold", "p50"),
     Row("death of a proc told p50", "ms", "death told", "p50"),
-    Row("death of a proc told p95", "ms", "death told", "p95", target=100),
+    Row("death of a proc told p95", "ms", "death told", "p95", 50),
     Row("death healed p50", "ms", "death healed", "p50"),
-    Row("death healed p95", "ms", "death healed", "p95", target=1500),
+    Row("death healed p95", "ms", "death healed", "p95", 1000),
+    Row("idle proc with torch, above a bare import torch", "MB", "idle proc", "above", 15),
+    Row("idle proc with torch, private memory", "MB", "idle proc", "private"),
+    Row("idle proc, processor", "%", "idle proc runs", "cpu", 0.5),
+    Row("idle proc, wake-ups", "/s", "idle proc runs", "wakes"),
+    Row("idle controller, processor", "%", "idle controller runs", "cpu", 0.5),
+    Row("controller, memory of one more actor", "kB", "controller, one more actor", target=4),
+    Row("64 procs × 10 actors: spawned, first replies", "s", "scale: spawned"),
+    Row("64 procs × 10 actors: all called", "s", "scale: all called"),
+    Row("64 procs × 10 actors: one killed, all told", "s", "scale: told"),
+    Row("64 procs × 10 actors: healed, all reply", "s", "scale: healed"),
+    Row("64 procs × 10 actors: stopped", "s", "scale: stopped"),
 )
 
 LEFT = (0, 1, 4)  # the columns that are not numbers
@@ -51,27 +102,42 @@ LEFT = (0, 1, 4)  # the columns that are not numbers
 def number(value: float | None) -> str:
     if value is None:
         return "–"
-    if value >= 1000:
+    if abs(value) >= 1000:
         return f"{value:,.0f}".replace(",", " ")
-    return f"{value:.0f}" if value >= 100 else f"{value:.2g}" if value < 0.1 else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}" if abs(value) < 0.1 else f"{value:.3g}"
+
+
+def cells(measured: dict[str, Figures], floor: Figures) -> list[list[str]]:
+    """The table, its head first; `measured` has ours first, `floor` is bare ZeroMQ."""
+    (ours_name, ours), *peers = measured.items()
+    lines = [["", "unit", "target", ours_name, "", "pyzmq", *(name for name, _ in peers)]]
+    bare_p50 = floor.get("ping-pong", {}).get("p50")
+    for row in ROWS:
+        mine, bare = row.of(ours), row.of(floor)
+        reference = row.of(measured.get(REFERENCE, {}), peer=True)
+        met = row.met(mine, reference, bare_p50) if mine is not None else None
+        mark = {True: "met", False: "MISSED", None: ""}[met]
+        line = [row.title, row.unit, row.wanted, number(mine), mark, number(bare)]
+        for _, figures in peers:
+            theirs = row.of(figures, peer=True)
+            better = mine is not None and theirs is not None and mine > 0 < theirs
+            line.append(number(theirs) + (f" ({number(row.ratio(mine or 0, theirs or 0))}×)" if better else ""))
+        lines.append(line)
+    return lines
 
 
 def table(measured: dict[str, Figures], floor: Figures) -> str:
-    """`measured` has ours first; `floor` is bare ZeroMQ."""
-    (ours_name, ours), *peers = measured.items()
-    lines = [["", "unit", "target", ours_name, "", "pyzmq", *(name for name, _ in peers)]]
-    for row in ROWS:
-        mine, bare = row.of(ours), row.of(floor)
-        met = row.met(mine) if mine is not None else None
-        mark = {True: "met", False: "MISSED", None: ""}[met]
-        target = "" if row.target is None else f"{'≥' if row.more_is_better else '≤'} {number(row.target)}"
-        cells = [row.title, row.unit, target, number(mine), mark, number(bare)]
-        for _, figures in peers:
-            theirs = row.of(figures)
-            cells.append(number(theirs) + (f" ({number(row.ratio(mine, theirs))}×)" if mine and theirs else ""))
-        lines.append(cells)
+    """For a terminal."""
+    lines = cells(measured, floor)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(_line(cells, widths) for cells in lines)
+    return "\n".join(_line(line, widths) for line in lines)
+
+
+def markdown(measured: dict[str, Figures], floor: Figures, where: str) -> str:
+    """For the README: `where` says on what machine and when."""
+    head, *lines = cells(measured, floor)
+    marks = ["---" if at in LEFT else "---:" for at in range(len(head))]
+    return "\n".join([where, "", *(f"| {' | '.join(line)} |" for line in (head, marks, *lines))])
 
 
 def _line(cells: list[str], widths: list[int]) -> str:

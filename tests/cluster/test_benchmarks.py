@@ -14,7 +14,7 @@ from scripts.processes import MARK, left_behind
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     env = {**os.environ, "PEERS": "", MARK: mark}
@@ -25,7 +25,7 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
         env=env,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(written.read_text(encoding="utf-8"))
@@ -33,10 +33,16 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
     assert set(report["figures"]["pyzmq"]) == {"ping-pong"}
     assert {
         *("call_one", "call on 4", "call on 8", "pipelined", "1 MB argument", "64 MB argument"),
-        *("first reply, cold", "8 procs to first reply", "death told", "death healed"),
+        *("64 MB result", "64 MB broadcast", "64 MB broadcast, copies", "template ready", "8 procs to first reply"),
+        *("import to first reply, cold", "spawn to first reply, cold", "load_ext to first reply, cold"),
+        *("death told", "death healed", "controller, one more actor"),
+        *("idle proc", "idle proc runs", "idle controller runs"),
+        *(f"scale: {what}" for what in ("spawned", "all called", "told", "healed", "stopped")),
     } == set(report["figures"]["ours"])
+    readable = written.with_suffix(".md").read_text(encoding="utf-8")
     for title in report["targets"]:
         assert title in done.stdout
+        assert f"| {title} |" in readable
     assert left_behind(mark) == []
 
 
