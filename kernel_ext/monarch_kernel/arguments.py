@@ -26,6 +26,7 @@ class Place:
 
     name: str
     picks: "dict[str, int | slice]" = field(default_factory=dict)
+    options: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,9 @@ def mesh_wish(line: str) -> MeshWish:
     return MeshWish(name, dims, "--fresh" in options)
 
 
-def place(magic: str, line: str) -> Place:
+def place(magic: str, line: str, options: Iterable[str] = ()) -> Place:
     """Reads a mesh's name and what is picked of it. Raises UsageError."""
-    name, words, _ = _split(f"{magic} NAME gpus=0:2", line, set())
+    name, words, given = _split(f"{magic} NAME gpus=0:2", line, set(options))
     picks: dict[str, int | slice] = {}
     for word in words:
         label, text = _dim(word, "gpus=0:2")
@@ -137,7 +138,7 @@ def place(magic: str, line: str) -> Place:
         first, *rest = found.groups()
         parts = [_number(first), *(_number(part[1:]) for part in rest if part is not None)]
         picks[label] = slice(*parts) if len(parts) > 1 else int(first)
-    return Place(name, picks)
+    return Place(name, picks, frozenset(given))
 
 
 def names(magic: str, line: str, options: Iterable[str] = ()) -> tuple[list[str], set[str]]:

@@ -141,15 +141,16 @@ class MonarchMagics(Magics):
     def heal(self, line: str) -> Any:
         """Bring the failed ranks of a mesh back, with everything that lived on them.
 
-        %heal NAME
+        %heal NAME                  # what has failed
+        %heal NAME gpus=3 --kill    # kill the processes of these ranks first: for those that react to nothing
 
         Lost processes are started again and set up, their actors re-created with the newest class and their original
         arguments. All references to the mesh work again. From Python: heal_mesh(workers).
         """
-        found, _ = names("%heal", line)
-        if len(found) != 1:
-            raise UsageError("%heal takes one name: %heal workers")
-        mesh, told = self._session.heal(found[0])
+        if not line.strip():
+            raise UsageError("%heal: which mesh? Write %heal NAME, or %heal NAME gpus=3 --kill")
+        wish = place("%heal", line, ("--kill",))
+        mesh, told = self._session.heal(wish.name, wish.picks, kill="--kill" in wish.options)
         self._say(told)
         return mesh
 
@@ -181,7 +182,8 @@ class MonarchMagics(Magics):
 
         %interrupt NAME
 
-        A rank that sits in C code notices when it returns from it. From Python: monarch_nb.mesh.interrupt(workers).
+        A rank that sits in C code notices when it returns from it; %heal NAME gpus=3 --kill does not wait for that.
+        From Python: monarch_nb.mesh.interrupt(workers).
         """
         found, _ = names("%interrupt", line)
         for name in found:

@@ -185,16 +185,27 @@ class Session:
         what = _count(len(state.region), "proc" if kind is ProcMesh else "actor")
         return f"stopped {state.name}: {what}" + (f", and with them {', '.join(actors)}" if actors else "")
 
-    def heal(self, name: str) -> tuple[Mesh, str]:
-        """Heals a mesh, and everything on its processes; gives a line about it. Blocks until it is whole."""
-        mesh = self.find(name)
+    def heal(
+        self, name: str, picks: "Mapping[str, int | slice] | None" = None, *, kill: bool = False
+    ) -> tuple[Mesh, str]:
+        """Heals a mesh or slice, and everything on its processes; gives a line about it. Blocks until it is whole.
+
+        With `kill` the processes that live are killed first.
+        """
+        whole = self.find(name)
+        try:
+            mesh = whole.slice(**picks) if picks else whole
+        except (IndexError, TypeError) as error:
+            raise UsageError(f"%heal: {error}") from None
         stopped = mesh._state.stopped
         if stopped is not None:
             raise UsageError(f"%heal: {name} is not broken, it was stopped ({stopped}); spawn a new one")
         broken = [rank for rank in describe(mesh).ranks if rank.state == "failed"]
-        heal_mesh(mesh)
+        heal_mesh(mesh, kill=kill)
         what = "proc" if isinstance(mesh, ProcMesh) else "actor"
-        return mesh, f"healed {_count(len(broken), what)} of {name}" if broken else f"{name} is whole: nothing to heal"
+        if kill:
+            return whole, f"killed {_count(len(mesh) - len(broken), what)} of {name} and healed {len(mesh)}"
+        return whole, f"healed {_count(len(broken), what)} of {name}" if broken else f"{name} is whole: nothing to heal"
 
     def reload(self, names: Sequence[str]) -> Report:
         """Loads edited modules again and gives living actors their newest classes; all of them, or what is named.

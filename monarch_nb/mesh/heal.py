@@ -13,12 +13,13 @@ M = TypeVar("M")
 ROUNDS = 4
 
 
-def heal_mesh(mesh: M, *, timeout: float | None = None) -> M:
+def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False) -> M:
     """Brings the failed ranks of a mesh (or slice) back and returns the very same object. Blocks until they are ready.
 
     Lost processes are started again, with their set-up; their actors are re-created with the newest class and their
     original arguments; all references to them, anywhere, work again. Calls that were under way have failed and are not
-    repeated. Raises HealError when ranks fail again, or were healed too often (3 times in 60 s).
+    repeated. With `kill` the processes of ranks that live are killed first, with all that is on them: for ranks that
+    do not react to an interrupt. Raises HealError when ranks fail again, or were healed too often (3 times in 60 s).
     """
     if not isinstance(mesh, (ActorMesh, ProcMesh)):
         raise TypeError(f"heal_mesh takes a proc or actor mesh, not {type(mesh).__name__}")
@@ -28,7 +29,8 @@ def heal_mesh(mesh: M, *, timeout: float | None = None) -> M:
     until = None if timeout is None else time.monotonic() + timeout
     for _ in range(ROUNDS):
         left = None if until is None else max(0.0, until - time.monotonic())
-        runtime().keeper.heal(reference._state, reference._region).get(left)
+        runtime().keeper.heal(reference._state, reference._region, kill=kill).get(left)
+        kill = False
         # Ranks often die together, and the second death may be heard of after the heal of the first has begun.
         now = conditions(reference._state)
         if all(now.get(rank) != "failed" for rank in reference._region.ranks()):
@@ -39,7 +41,8 @@ def heal_mesh(mesh: M, *, timeout: float | None = None) -> M:
 def interrupt(mesh: Any) -> None:
     """Raises KeyboardInterrupt in what runs on the ranks of a mesh: cells of a ProcMesh, endpoints of an ActorMesh.
 
-    Best effort: a rank that sits in C code notices when it returns from it. Does not block.
+    Best effort: a rank that sits in C code notices when it returns from it; that one is ended by
+    `heal_mesh(mesh.slice(...), kill=True)`. Does not block.
     """
     engine = runtime()
     state = mesh._state

@@ -1,20 +1,21 @@
 """Heals: processes started again, actors re-created, survivors told."""
 
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh.actor import Born, spawn_frames
 from monarch_nb.mesh.endpoint import encode_arguments
-from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
 from monarch_nb.mesh.spawning import start
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.runtime import HOOK, SPAWN, Future, PendingCall
 from monarch_nb.shape import Region, runs
-from monarch_nb.supervision import HealError, Life
+from monarch_nb.supervision import Cause, HealError, Life
 from monarch_nb.wire import Header, Status
 
 if TYPE_CHECKING:
@@ -30,9 +31,16 @@ class Heals:
         self._engine = keeper.engine
         self._engine.controls["mesh.heal"] = self._asked
 
-    def heal(self, state: MeshState, region: Region) -> Future[None]:
-        """Brings failed ranks of a slice back, wherever the mesh is owned; fails with HealError."""
+    def heal(self, state: MeshState, region: Region, *, kill: bool = False) -> Future[None]:
+        """Brings failed ranks of a slice back, wherever the mesh is owned; fails with HealError.
+
+        With `kill` the processes of ranks that live are ended first: it is they who are healed, with all on them.
+        """
+        if kill and isinstance(state, ActorState):
+            state = state.procs
         if state.home == self._engine.address:
+            if kill:
+                return self._anew(state, region.ranks(), await_hooks=True)
             return self._keeper.driver.heal(state.uid, runs(region))
         future: Future[None] = Future._make(story=lambda: f"{state.name} is being healed")
 
@@ -43,11 +51,12 @@ class Heals:
             else:
                 future._fail(HealError(str(error)))
 
-        request(self._engine, state.home, "mesh.heal", (state.uid, region.ranks()))._on_done(done)
+        request(self._engine, state.home, "mesh.heal", (state.uid, region.ranks(), kill))._on_done(done)
         return future
 
     def _asked(self, header: Header, parcel: "Parcel") -> None:
-        uid, ranks = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, list[int]])
+        uid, ranks, kill = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, list[int], bool])
+        state = self._engine.meshes.get(uid)
 
         def answer(future: Future[None]) -> None:
             error = future.exception(0)
@@ -57,7 +66,36 @@ class Heals:
                 self._engine.answer(header, Status.EXCEPTION, p.Refused(str(error)))
 
         # Who asks may be a survivor itself, busy until the heal is done: its hook runs after that.
+        if kill and state is not None:
+            self._anew(state, ranks, await_hooks=False)._on_done(answer)
+            return
         self._keeper.driver.heal(uid, frozenset(ranks), await_hooks=False)._on_done(answer)
+
+    def _anew(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
+        assert isinstance(state, ProcState)
+        driver, gone = self._keeper.driver, self._keeper.driver.gone(state.uid)
+        by_host: dict[str, list[str]] = {}
+        for rank in ranks:
+            if rank not in gone:
+                host = state.layout.host_of(rank)
+                by_host.setdefault(host, []).append(state.address(rank))
+                cause = Cause(kind="signal", text="killed, to be started anew", host=host, signal=9, at=time.time())
+                driver.killed(state.uid, rank, state.incarnation(rank), cause)
+        asked: list[Future[Any]] = []
+        for host, addresses in by_host.items():
+            wish = p.Stop(tuple(addresses), timeout_s=0.0, reason="killed, to be started anew", grace_s=0.0)
+            asked.append(request(self._engine, f"{host}/agent", "agent.stop", wish, p.Ended))
+        whole: Future[None] = Future._make(story=lambda: f"{state.name} is being healed")
+
+        def over(future: Future[None]) -> None:
+            error = future.exception(0)
+            whole._set(None) if error is None else whole._fail(error)
+
+        def ended(_: Future[None]) -> None:  # devices and ports are free again
+            driver.heal(state.uid, frozenset(ranks), await_hooks=await_hooks)._on_done(over)
+
+        settle(asked, lambda: f"processes of {state.name} have not ended yet")._on_done(ended)
+        return whole
 
     # -- on threads of their own ------------------------------------------------------------------------------------
 

@@ -168,9 +168,9 @@ class Keeper:
         """Blocks until the meshes of an ending actor have stopped."""
         self.stops.await_all(self._owned.pop(instance.stream, ()), instance)
 
-    def heal(self, state: MeshState, region: Region) -> Future[None]:
-        """Brings failed ranks of a slice back."""
-        return self.heals.heal(state, region)
+    def heal(self, state: MeshState, region: Region, *, kill: bool = False) -> Future[None]:
+        """Brings failed ranks of a slice back, or with `kill` all of them."""
+        return self.heals.heal(state, region, kill=kill)
 
     def respawn(self, uid: str, lives: Sequence[Life]) -> None:
         """Starts processes again; blocks until they are ready."""

@@ -138,6 +138,16 @@ class Driver(Causes):
         pending = self.pending(rank)
         self.feed(lambda machine: machine.proc_exited(uid, rank, incarnation, cause, pending))
 
+    def killed(self, uid: str, rank: int, incarnation: int, cause: Cause) -> None:
+        """A process is ended, to be healed: calls to it fail, and the root, whose wish it is, is not told."""
+        self.feed(
+            lambda machine: [
+                action
+                for action in machine.proc_exited(uid, rank, incarnation, cause)
+                if not isinstance(action, RootFault)
+            ]
+        )
+
     def refused(self, refusal: Refusal, pending: set[str] | None = None) -> None:
         """An actor has failed, somewhere."""
         if refusal.cause.kind == "stopped":

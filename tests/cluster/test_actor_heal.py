@@ -21,7 +21,7 @@ from monarch_nb.actor import (
     this_proc,
 )
 from monarch_nb.supervision import HealError
-from tests.cluster.actor_tools import Faults
+from tests.cluster.actor_tools import SECONDS, Faults
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
 
@@ -429,3 +429,46 @@ def test_only_meshes_can_be_healed_and_none_that_was_stopped(quad: ProcMesh) -> 
     counters.stop("done with it").get(20)
     with pytest.raises(RuntimeError, match=r"counters was stopped \(done with it\)"):
         heal_mesh(counters)
+
+
+class Stuck(Actor):
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    @endpoint
+    def hold(self) -> None:
+        """Reacts to no interrupt: a C call that does not return."""
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    @endpoint
+    def who(self) -> tuple[int, int]:
+        return self.value, os.getpid()
+
+
+def test_ranks_that_react_to_nothing_are_killed_and_brought_back(own_procs: ProcMesh, faults: Faults) -> None:
+    mesh: Any = own_procs.spawn("stuck", Stuck, 7)
+    first, second = mesh.who.call().get(SECONDS).values()
+    future = mesh.slice(gpus=1).hold.call_one()
+    assert heal_mesh(mesh.slice(gpus=1), timeout=SECONDS, kill=True) is not mesh
+    with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
+        future.get(SECONDS)
+    after = mesh.who.call().get(SECONDS).values()
+    assert after[0] == first
+    assert after[1][0] == 7
+    assert after[1][1] != second[1]
+    assert faults.left() == []  # who killed it need not be told
+
+
+def test_a_holder_of_a_reference_can_have_ranks_killed_and_healed(own_procs: ProcMesh, faults: Faults) -> None:
+    class Other(Actor):
+        @endpoint
+        def renew(self, mesh: Any) -> None:
+            heal_mesh(mesh, kill=True, timeout=SECONDS)
+
+    mesh: Any = own_procs.slice(gpus=1).spawn("stuck", Stuck, 8)
+    other: Any = own_procs.slice(gpus=0).spawn("other", Other)
+    before = mesh.who.call_one().get(SECONDS)
+    other.renew.call_one(mesh).get(SECONDS)
+    after = mesh.who.call_one().get(SECONDS)
+    assert (after[0], after[1] != before[1]) == (8, True)
+    assert faults.left() == []

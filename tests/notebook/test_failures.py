@@ -149,3 +149,28 @@ def test_a_cell_left_alone_on_the_ranks_can_be_interrupted_later(nb: Notebook) -
     assert "%interrupt w ends it there" in left.traceback
     nb.run("%interrupt w").ok()
     assert nb.run("%%on w\nrank", timeout=5).ok().text.startswith("ValueMesh")
+
+
+def test_ranks_that_do_not_stop_come_with_the_command_that_kills_and_heals_them(nb: Notebook) -> None:
+    source = "import os, signal\nprint('begun', flush=True)\nif rank in (1, 2): os.kill(os.getpid(), signal.SIGSTOP)"
+    nb.run("import monarch; monarch.configure(heal_max_restarts=50)").ok()  # other tests have healed these ranks too
+    before = [pid_of(nb, rank) for rank in range(4)]
+    request = nb.start(f"%%on w\n{source}")
+    cell = Cell()
+    nb.until(request, cell, "begun")
+    nb.interrupt()
+    nb.until(request, cell, "Interrupt again within 2 s")
+    nb.interrupt()
+    told = nb.finish(request, timeout=15).traceback
+    assert "w gpus=1-2 has not stopped within 5 s" in told
+    commands = re.findall(r"%heal w gpus=\d --kill", told)
+    assert commands == ["%heal w gpus=1 --kill", "%heal w gpus=2 --kill"]
+    for command in commands:
+        assert "killed 1 proc of w and healed 1" in nb.run(command).ok().stdout
+    after = [pid_of(nb, rank) for rank in range(4)]
+    assert [old != new for old, new in zip(before, after, strict=True)] == [False, True, True, False]
+
+
+def test_heal_says_what_it_cannot_pick(nb: Notebook) -> None:
+    assert "nodes" in nb.run("%heal w nodes=1 --kill").stderr
+    assert "%heal knows no option --gently; there is --kill" in nb.run("%heal w --gently").stderr
