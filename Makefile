@@ -15,7 +15,7 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup browser demo lab test test-slow check bench clean
+.PHONY: help setup browser demo lab test test-slow check bench soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -51,6 +51,10 @@ check: setup ## lint, format, types, layers, stubs
 
 bench: setup ## measure; PEERS=torchmonarch,ray measures those too, in environments of their own
 	PEERS='$(PEERS)' $(PY) -m tests.benchmarks
+
+soak: setup ## ten minutes of everything at once, in which nothing may grow; SECONDS= for another while
+	@mkdir -p build
+	$(PY) -m tests.soak --seconds $(or $(SECONDS),600) > build/soak.log
 
 clean: ## remove what the other targets made, but .venv
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -14,8 +14,10 @@ import msgspec
 
 from monarch_nb.host import folders
 from monarch_nb.host.bootstrap import command
-from monarch_nb.host.exits import last_lines
 from monarch_nb.host.protocol import Ready
+
+
+_LINES = 20  # of an agent's log that its failure to start tells
 
 
 class AgentStartError(RuntimeError):
@@ -114,11 +116,19 @@ def start_agent(
         process.kill()
         process.stdin.close()
         status = process.wait()
-        said = "\n".join(last_lines(str(log))) or "(nothing)"
+        said = _end_of(log) or "(nothing)"
         folders.remove_run_folder(folder)
         said = f"the agent of host {host} did not start: {error} (status {status}). It said:\n{said}"
         raise AgentStartError(said) from None
     return AgentHandle(process, ready, folder)
+
+
+def _end_of(log: Path) -> str:
+    """The last lines of an agent's own log."""
+    try:
+        return "\n".join(log.read_text("utf-8", "replace").splitlines()[-_LINES:])
+    except OSError:
+        return ""
 
 
 def _first_line(fd: int, timeout_s: float) -> bytes:

@@ -55,7 +55,56 @@ def test_a_forked_proc_looks_like_a_fresh_one(tmp_path: Path) -> None:
         assert "OMP_NUM_THREADS" not in seen["env"] or "OMP_NUM_THREADS" in os.environ
         assert seen["sid"] == seen["pid"]
         others = [fd.partition(":")[2] for fd in seen["fds"][3:] if "/spool/" not in fd]
-        assert others == ["socket", "pipe"]
+        assert sorted(others) == ["pipe", "socket"]
+
+
+def waits_for(tmp_path: Path) -> tuple[dict[str, str], Path]:
+    """An environment whose template imports until a file is there, and that file."""
+    gate = tmp_path / "gate"
+    (tmp_path / "slow_module.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
+    )
+    return {**os.environ, "MONARCH_NB_PRELOAD": "slow_module", "PYTHONPATH": str(tmp_path)}, gate
+
+
+def test_the_first_procs_need_not_wait_for_what_the_template_imports(tmp_path: Path) -> None:
+    env, gate = waits_for(tmp_path)
+    with hosted(env=env) as (handle, client):
+        first = client.started(*client.spawn(2, heavy=False))
+        assert [one.how for one in first] == ["fork"] * 2
+        assert client.status().template_seconds is None
+        for one in first:
+            wait_until(lambda pid=one.pid: parent_of(pid) == handle.pid)
+        more, heavy = client.spawn(1, heavy=False), client.spawn(1)  # one too many, and one that wants the imports
+        gate.touch()
+        assert [one.how for one in client.started(*more, *heavy)] == ["fork"] * 2
+        status = client.status()
+        assert status.template_threads == 1
+        assert status.template_pid is not None
+        wait_until(lambda: parent_of(status.template_pid or 0) == handle.pid)
+
+
+def test_templates_that_die_before_they_are_ready_cost_nothing_but_time(tmp_path: Path) -> None:
+    env, _ = waits_for(tmp_path)
+    with hosted(env=env) as (_, client):
+        wait_until(lambda: client.status().template_pid is not None)
+        heavy = client.spawn(1)
+        os.kill(client.status().template_pid or 0, signal.SIGKILL)
+        [started] = client.started(*heavy)
+        assert (started.how, started.why) == ("cold", "the template process died")
+
+
+def test_nothing_of_templates_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
+    env, _ = waits_for(tmp_path)
+    with hosted(env=env) as (handle, client):
+        [started] = client.started(*client.spawn(1, heavy=False))
+        wait_until(lambda: client.status().template_pid is not None)
+        template = client.status().template_pid or 0
+        light = [int(pid) for pid in Path(f"/proc/{handle.pid}/task/{handle.pid}/children").read_text().split()]
+        assert {template, started.pid} < set(light)  # and the light one
+        os.kill(handle.pid, signal.SIGKILL)
+        for pid in light:
+            wait_until(lambda pid=pid: not alive(pid))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""Everything at once for a while: nothing grows in controller, agent and processes."""
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.demo import MARK, left_behind
+from tests.soak.samples import MEGABYTE, Samples
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = float(os.environ.get("SOAK_SECONDS", "20"))
+
+
+def soak(seconds: float, pause: float) -> None:
+    """Raises AssertionError, with what it said, if anything grew or went wrong, or anything is left."""
+    mark = secrets.token_hex(8)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.soak", "--seconds", str(seconds), "--pause", str(pause)],
+        cwd=ROOT,
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=seconds + 200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert left_behind(mark) == []
+
+
+@pytest.mark.timeout(260)
+def test_calls_bodies_floods_kills_and_heals_leave_nothing_behind() -> None:
+    soak(SECONDS, pause=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nor_do_they_in_ten_minutes() -> None:
+    soak(600, pause=0.0)
+
+
+def test_what_grows_is_told_and_what_breathes_is_not() -> None:
+    steady, leaky = Samples(), Samples()
+    for at in range(40):
+        steady.counts.setdefault(("agent", "memory"), []).append((50 + at % 7) * MEGABYTE)
+        leaky.counts.setdefault(("agent", "memory"), []).append((50 + at) * MEGABYTE)
+        leaky.counts.setdefault(("rank 0", "descriptors"), []).append(20 + at // 2)
+    assert steady.grown() == []
+    memory, descriptors = leaky.grown()
+    assert memory.startswith("memory of agent: from ")
+    assert descriptors.startswith("descriptors of rank 0: from ")
