@@ -16,7 +16,6 @@ from monarch_nb.host import folders
 from monarch_nb.host.bootstrap import command
 from monarch_nb.host.protocol import Ready
 
-
 _LINES = 20  # of an agent's log that its failure to start tells
 
 
