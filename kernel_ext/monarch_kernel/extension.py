@@ -9,6 +9,7 @@ from monarch_nb.mesh.state import ProcState
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import Runtime, future, process, runtime, waiters
 from monarch_nb.runtime.features import install_breakpoints
+from monarch_nb.settings import settings
 from monarch_nb.supervision import MeshFailure
 
 from . import display
@@ -119,3 +120,5 @@ class _Attached:
     def _show(self, failure: MeshFailure) -> None:
         self._logs.flush()  # what it printed comes before
         self._front.display(failure_bundle(failure))
+        if settings.get("interrupt_on_failure"):
+            self._front.interrupt()

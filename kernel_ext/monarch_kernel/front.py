@@ -1,6 +1,7 @@
 """The front end as other threads see it: writing into the cell that is running, or into the last one that was."""
 
 import secrets
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -59,6 +60,11 @@ class Front:
     def in_cell(self) -> bool:
         """Whether this thread is running a cell."""
         return self.running and threading.current_thread() is threading.main_thread()
+
+    def interrupt(self) -> None:
+        """Ends the cell that is running, as Ctrl-C does; from any thread. Between cells nothing happens."""
+        if self.running and hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     # -- writing ----------------------------------------------------------------------------------------------------
 

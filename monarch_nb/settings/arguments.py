@@ -37,6 +37,7 @@ class ConfigureArgs(TypedDict, total=False):
     get_proc_state_max_idle: Duration
     heal_max_restarts: int
     heal_window: Duration
+    interrupt_on_failure: bool
     host_spawn_ready_timeout: Duration
     link_credit_window: int
     link_down_timeout: Duration

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import textwrap
 
 import pytest
 
@@ -174,3 +175,35 @@ def test_ranks_that_do_not_stop_come_with_the_command_that_kills_and_heals_them(
 def test_heal_says_what_it_cannot_pick(nb: Notebook) -> None:
     assert "nodes" in nb.run("%heal w nodes=1 --kill").stderr
     assert "%heal knows no option --gently; there is --kill" in nb.run("%heal w --gently").stderr
+
+
+def test_a_failure_interrupts_the_running_cell_where_that_was_asked_for(nb: Notebook) -> None:
+    source = """
+    from monarch.config import configured
+    with configured(interrupt_on_failure=True):
+        print('running', flush=True)
+        for _ in range(600):
+            time.sleep(0.1)
+    print('never')
+    """
+    victim = pid_of(nb, 3)
+    request = nb.start(textwrap.dedent(source))
+    cell = Cell()
+    nb.until(request, cell, "running")
+    os.kill(victim, signal.SIGKILL)
+    done = nb.finish(request, timeout=15)
+    assert done.error is not None
+    assert done.error["ename"] == "KeyboardInterrupt"
+    assert "never" not in done.stdout
+    [shown] = cell.displays + done.displays
+    assert "gpus=3 died" in shown["text/plain"]
+
+
+def test_a_failure_between_cells_interrupts_nothing(nb: Notebook) -> None:
+    nb.run("import monarch; monarch.configure(interrupt_on_failure=True)").ok()
+    victim = pid_of(nb, 2)
+    request = nb.start("'idle'")
+    nb.finish(request)
+    os.kill(victim, signal.SIGKILL)
+    assert "gpus=2 died" in nb.later(request, "display_data")["data"]["text/plain"]
+    assert nb.run("monarch.configure(interrupt_on_failure=False); 1 + 1").ok()
