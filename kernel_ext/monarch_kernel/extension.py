@@ -8,8 +8,6 @@ from monarch_nb.mesh.output import Output, output_of
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import Runtime, future, process, runtime, waiters
-from monarch_nb.runtime.features import install_breakpoints
-from monarch_nb.settings import settings
 from monarch_nb.supervision import MeshFailure
 
 from . import display
@@ -20,6 +18,7 @@ from .display.failures import failure_bundle
 from .faces import Faces
 from .faces.widgets import Widgets
 from .front import Front
+from .log_magics import LogMagics
 from .logs import Logs
 from .magics import MonarchMagics
 from .progress import Progress
@@ -46,9 +45,9 @@ class Extension:
         display.install(self._shell)
         self._errors.install()
         self._shell.register_magics(MonarchMagics(self._shell, self._front, self._session))
+        self._shell.register_magics(LogMagics(self._shell, self._session))
         self._shell.register_magics(self._debugging)
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
-        install_breakpoints()  # for actors of this process
         Completion(self._shell, self._session).install()
         self._faces.install()
         self._widgets.install()

@@ -23,6 +23,7 @@ from monarch_nb.debug.api import (
     stacks,
     step,
     table,
+    take,
     wait,
     where,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "stacks",
     "step",
     "table",
+    "take",
     "wait",
     "where",
 ]

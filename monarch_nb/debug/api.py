@@ -176,6 +176,11 @@ def detach(mesh: Any = None) -> None:
     controller().ask(found, "release")
 
 
+def take(mesh: Any = None) -> None:
+    """Takes what is stopped over from another controller, which is told so when it next asks."""
+    controller().ask(group(mesh).sessions, "eval", "None", force=True)
+
+
 def wait(count: int = 1, mesh: Any = None, timeout: float | None = 30.0) -> list[Stopped]:
     """Blocks until `count` ranks are stopped. Raises TimeoutError."""
     chosen = group(mesh)

@@ -23,6 +23,7 @@ from monarch_nb.mesh.requests import gather, request
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Future, Runtime, install, runtime
+from monarch_nb.runtime.features import install_breakpoints
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Node
 
@@ -57,6 +58,7 @@ def become_controller() -> Runtime:
         config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its Remote
     )
     engine.start(node)
+    install_breakpoints()  # for actors of this process
     fault.prepare()
     atexit.register(shutdown)
     return engine

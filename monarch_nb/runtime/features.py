@@ -87,6 +87,7 @@ def _patch_pdb(module: Any) -> None:
         return _stop(sys._getframe(1), "pdb.set_trace()", before, args, kwargs)
 
     set_trace._monarch = True  # type: ignore[attr-defined]
+    set_trace._before = before  # type: ignore[attr-defined]
     module.set_trace = set_trace
 
 
@@ -113,12 +114,28 @@ def _stop(frame: FrameType, reason: str, before: Callable[..., Any], args: Any, 
 
     engine = process._runtime
     if engine is None:
-        return before(*args, **kwargs)
+        return _elsewhere(frame, before, args, kwargs)
     context = current.get()
     here = context is not None and context.actor_instance.cell is not None
     if not here and not engine.is_worker:  # the notebook's own cells, or a script
-        return before(*args, **kwargs)
+        return _elsewhere(frame, before, args, kwargs)
     return feature(engine, "debug").stop(frame, reason)
+
+
+def _elsewhere(frame: FrameType, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """No actor's breakpoint: what would have been without us, and at the frame that asked, not at ours."""
+    if before is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
+        before = sys.modules["pdb"].set_trace if "pdb" in sys.modules else importlib.import_module("pdb").set_trace
+        before = getattr(before, "_before", before)
+    code = getattr(before, "__code__", None)
+    if code is not None and "frame" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        return before(*args, **{"frame": frame, **kwargs})
+    if getattr(before, "__module__", "") == "pdb":
+        debugger = importlib.import_module("pdb").Pdb()
+        if kwargs.get("header") is not None:
+            debugger.message(kwargs["header"])
+        return debugger.set_trace(frame)
+    return before(*args, **kwargs)
 
 
 def stop_here(frame: FrameType, reason: str) -> None:

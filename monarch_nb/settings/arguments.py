@@ -20,6 +20,13 @@ class ConfigureArgs(TypedDict, total=False):
     channel_tcp_keepalive_idle: Duration
     cleanup_timeout: Duration
     codec_max_frame_length: int
+    debug_command_timeout: Duration
+    debug_freeze_on_error: bool
+    debug_keep_bytes: int
+    debug_keep_failures: int
+    debug_lease: Duration
+    debug_orphan: str
+    debug_patience: Duration
     default_encoding: Encoding
     default_transport: ChannelTransport | str
     enable_dest_actor_reordering_buffer: bool

@@ -1,0 +1,179 @@
+"""Actors that stop, and how tests wait for that: never by sleeping."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from monarch_nb import debug
+from monarch_nb.actor import Actor, MeshFailure, breakpoint_if, current_rank, endpoint
+from monarch_nb.debug import Stopped
+
+SECONDS = 20.0
+
+
+class Trainer(Actor):
+    def __init__(self, stop_in_init: bool = False) -> None:
+        self.steps = 0
+        if stop_in_init:
+            breakpoint()
+
+    @endpoint
+    def step(self, x: float) -> float:
+        rank = current_rank().rank
+        loss = x + rank
+        breakpoint()
+        doubled = loss * 2
+        self.steps += 1
+        return doubled
+
+    @endpoint
+    def steps_done(self) -> int:
+        return self.steps
+
+    @endpoint
+    def pdb_step(self) -> str:
+        import pdb
+
+        where = "pdb"
+        pdb.set_trace()
+        return where
+
+    @endpoint
+    def stop_if(self, which: list[int]) -> int:
+        breakpoint_if(current_rank().rank in which, "asked for")
+        return current_rank().rank
+
+    @endpoint
+    def quiet(self, values: list[float]) -> float:
+        total = 0.0
+        for value in values:
+            total = self.add(total, value)
+        return total
+
+    def add(self, total: float, value: float) -> float:
+        result = total + value
+        return result
+
+    @endpoint
+    def divide(self, x: float) -> float:
+        numbers = [1.0, x]
+        return numbers[0] / numbers[1]
+
+    @endpoint
+    def out_of_memory(self) -> None:
+        big = bytearray(1000)
+        raise MemoryError(f"no more than {len(big)}")
+
+    @endpoint
+    def hold(self, size: int) -> None:
+        big = bytearray(size)
+        raise ValueError(len(big))
+
+    @endpoint
+    def awkward(self) -> int:
+        loud, endless, huge = Loud(), Endless(), list(range(300_000))
+        breakpoint()
+        return len(huge) + len([loud, endless])
+
+    @endpoint
+    def in_thread(self) -> str:
+        done: list[str] = []
+
+        def work() -> None:
+            inside = "thread"
+            breakpoint()
+            done.append(inside)
+
+        thread = threading.Thread(target=work, name="loader")
+        thread.start()
+        thread.join()
+        return done[0]
+
+    @endpoint
+    def wait_long(self) -> str:
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            time.sleep(0.01)
+        return "waited"
+
+
+class Loud:
+    def __repr__(self) -> str:
+        raise ValueError("this repr raises")
+
+
+class Endless:
+    def __repr__(self) -> str:
+        while True:
+            pass
+
+
+class Looper(Actor):
+    """An async actor: one loop, several endpoints at a time."""
+
+    @endpoint
+    async def step(self, x: int) -> int:
+        import asyncio
+
+        await asyncio.sleep(0)
+        breakpoint()
+        y = x + 1
+        await asyncio.sleep(0)
+        z = y + 1
+        return z
+
+    @endpoint
+    async def ping(self) -> str:
+        return "pong"
+
+
+class Owner(Actor):
+    """Owns an actor that fails, and stops where it is told of that."""
+
+    @endpoint
+    def start(self) -> None:
+        from monarch_nb.actor import this_proc
+
+        child: Any = this_proc().spawn("child", Child)
+        child.fail.broadcast()
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        told = str(failure)
+        breakpoint()
+        return bool(told)
+
+
+class Child(Actor):
+    @endpoint
+    def fail(self) -> None:
+        raise RuntimeError("on purpose")
+
+
+class Caller(Actor):
+    """Waits for another actor, which stops."""
+
+    @endpoint
+    def ask(self, other: Any, x: float) -> float:
+        return float(other.step.call_one(x).get())
+
+
+def stopped(count: int, mesh: Any = None) -> list[Stopped]:
+    return debug.wait(count, mesh, SECONDS)
+
+
+def resume_all() -> None:
+    """Whatever a test has left stopped goes on."""
+    debug.clear_breakpoint()
+    for _ in range(100):
+        if not debug.sessions():
+            return
+        debug.resume()
+        time.sleep(0.01)
+    raise AssertionError(f"still stopped: {debug.sessions()}")
+
+
+def line(text: str, nth: int = 1) -> int:
+    """The number of the nth line of this file that reads so."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return [number for number, each in enumerate(lines, 1) if each.strip() == text][nth - 1]

@@ -1,0 +1,230 @@
+"""What goes wrong around stopped ranks: each ends in a clear message, and nothing stays stopped or behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import monarch_nb.actor
+from monarch_nb import debug
+from monarch_nb.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint
+from monarch_nb.config import configured
+from monarch_nb.debug.records import Answer, Command
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import runtime
+from tests.cluster.actor_tools import spawned
+from tests.cluster.debug_tools import SECONDS, Trainer, resume_all, stopped
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Meddler(Actor):
+    """Gives commands to what another controller has stopped, as a second notebook would."""
+
+    @endpoint
+    def ask(self, session: str, address: str, force: bool = False) -> str:
+        command = Command(session=session, kind="eval", text="x", force=force)
+        answer = request(runtime(), address, "debug.command", command, Answer).get(SECONDS)
+        return answer.error or (answer.value.text if answer.value is not None else "")
+
+
+class Threads(Actor):
+    @endpoint
+    def engine_thread(self) -> str:
+        thread = threading.Thread(target=lambda: breakpoint(), name="monarch-of-the-engine")
+        thread.start()
+        thread.join(SECONDS)
+        return "over" if not thread.is_alive() else "stopped"
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    with configured(debug_command_timeout="500ms"):
+        yield from spawned(2, "faulty")
+
+
+@pytest.fixture(scope="module")
+def trainers(procs: ProcMesh) -> Any:
+    return procs.spawn("trainers", Trainer)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # A rank that is killed may be told to the call that waits, or, if none does yet, to this.
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
+    yield
+    resume_all()
+
+
+# -- what is looked at ------------------------------------------------------------------------------------------------
+
+
+def test_locals_whose_repr_raises_loops_or_is_gigantic_do_no_harm(trainers: Any) -> None:
+    future = trainers.slice(gpus=0).awkward.call_one()
+    stopped(1)
+    group = debug.group(trainers)
+    assert "its repr raised ValueError: this repr raises" in group.eval("loud").text
+    assert "broken off after 0.5 s (debug_command_timeout)" in group.eval("endless").errors[0]
+    assert "broken off" in group.run("while True: pass").text
+    assert group.eval("len(huge)").values == {0: 300_000}
+    assert len(group.eval("huge").text) < 5_000
+    assert len(group.run("print('x' * 10_000_000)").text) < 100_000
+    group.resume()
+    assert future.get(SECONDS) == 300_002
+
+
+def test_a_breakpoint_in_what_a_command_evaluates_is_passed_by(trainers: Any) -> None:
+    trainers.slice(gpus=0).step.call_one(1)
+    stopped(1)
+    assert debug.eval("[breakpoint(), loss][1]").values == {0: 1}
+
+
+def test_the_engines_own_threads_never_stop(procs: ProcMesh) -> None:
+    threads = procs.slice(gpus=0).spawn("threads", Threads)
+    assert threads.engine_thread.call_one().get(SECONDS) == "over"
+    threads.stop().get(SECONDS)
+
+
+# -- who goes away ----------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_rank_that_is_killed_fails_its_call_and_leaves_the_list(own_procs: ProcMesh) -> None:
+    trainers: Any = own_procs.spawn("trainers", Trainer)
+    future = trainers.step.call(1)
+    records = stopped(2)
+    os.kill(records[1].pid, signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        future.get(SECONDS)
+    assert debug.controller().book.wait(SECONDS, lambda: len(debug.sessions()) == 1)
+    assert debug.eval("loss").values == {0: 1}
+    debug.resume()
+    assert trainers.slice(gpus=0).steps_done.call_one().get(SECONDS) in (0, 1)
+
+
+def test_a_rank_that_dies_while_it_is_asked_is_told(own_procs: ProcMesh) -> None:
+    trainers: Any = own_procs.spawn("trainers", Trainer)
+    future = trainers.step.call(1)
+    stopped(2)
+    told = debug.group(trainers, gpus=0).run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").text
+    assert "gone" in told
+    with pytest.raises(SupervisionError):
+        future.get(SECONDS)
+    debug.resume()
+
+
+def test_stopping_a_mesh_ends_what_is_stopped_there(own_procs: ProcMesh) -> None:
+    trainers: Any = own_procs.spawn("trainers", Trainer)
+    future = trainers.step.call(1)
+    stopped(2)
+    trainers.stop().get(SECONDS)
+    with pytest.raises((SupervisionError, ActorError)):
+        future.get(SECONDS)
+    assert debug.controller().book.wait(SECONDS, lambda: not debug.sessions())
+
+
+def test_an_interrupt_ends_a_stopped_endpoint(trainers: Any) -> None:
+    from monarch_nb.mesh import interrupt
+
+    future = trainers.slice(gpus=0).step.call_one(1)
+    stopped(1)
+    interrupt(trainers.slice(gpus=0))
+    with pytest.raises(ActorError):
+        future.get(SECONDS)
+    assert debug.controller().book.wait(SECONDS, lambda: not debug.sessions())
+
+
+@pytest.mark.parametrize(("orphan", "ends"), [("resume", False), ("end", True)])
+def test_without_a_word_of_the_controller_a_stopped_rank_resumes_or_ends(orphan: str, ends: bool) -> None:
+    with configured(debug_lease="300ms", debug_orphan=orphan):
+        procs = spawned(1, "orphans")
+        trainers: Any = next(procs).spawn("trainers", Trainer)
+        controller = debug.controller()
+        controller._leasing = True  # as if the controller were gone: no word comes
+        try:
+            future = trainers.step.call_one(1)
+            if ends:
+                with pytest.raises(ActorError, match="nothing was heard of the controller"):
+                    future.get(SECONDS)
+            else:
+                assert future.get(SECONDS) == 2
+        finally:
+            controller._leasing = False
+            next(procs, None)
+
+
+def test_a_rank_stays_stopped_for_as_long_as_the_controller_lives() -> None:
+    with configured(debug_lease="1s"):
+        procs = spawned(1, "leased")
+        trainers: Any = next(procs).spawn("trainers", Trainer)
+        future = trainers.step.call_one(1)
+        stopped(1)
+        with pytest.raises(TimeoutError):
+            future.get(2.5)
+        assert debug.eval("loss").values == {0: 1}
+        debug.resume()
+        assert future.get(SECONDS) == 2
+        next(procs, None)
+
+
+def test_the_end_of_a_controller_whose_ranks_are_stopped_leaves_no_process(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            from monarch.actor import this_host
+            from monarch import debug
+            from tests.cluster.debug_tools import Trainer
+
+            trainers = this_host().spawn_procs(per_host={"gpus": 2}, name="w").spawn("trainers", Trainer)
+            trainers.step.call(1)
+            print(*[one.pid for one in debug.wait(2)], flush=True)
+            sys.stdin.read()
+            """
+        )
+    )
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(each for each in (root, os.environ.get("PYTHONPATH", "")) if each)
+    process = subprocess.Popen(
+        [sys.executable, str(program)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        assert len(workers) == 2
+    finally:
+        process.kill()
+        process.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=SECONDS)
+    assert alive == []
+
+
+# -- two who want the same --------------------------------------------------------------------------------------------
+
+
+def test_a_second_controller_is_told_who_debugs_a_rank_until_the_first_lets_go(procs: ProcMesh, trainers: Any) -> None:
+    meddler = procs.slice(gpus=1).spawn("meddler", Meddler)
+    trainers.slice(gpus=0).step.call_one(7)
+    (one,) = stopped(1)
+    debug.eval("loss")
+    told = meddler.ask.call_one(one.session, one.address).get(SECONDS)
+    assert f"another controller ({runtime().address}) debugs it" in told
+    debug.detach()
+    assert meddler.ask.call_one(one.session, one.address).get(SECONDS) == "7"
+    assert "another controller" in debug.eval("x").errors[0]
+    assert debug.group().run("x").text.startswith("*** another controller")
+    debug.take()
+    assert debug.eval("x").values == {0: 7}
+    meddler.stop().get(SECONDS)

@@ -1,0 +1,106 @@
+"""Failures keep their frames: they can be looked into while the actor goes on; within bounds."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb import debug
+from monarch_nb.actor import ActorError, ProcMesh
+from monarch_nb.config import configured
+from monarch_nb.debug import DebugError
+from tests.cluster.actor_tools import spawned
+from tests.cluster.debug_tools import SECONDS, Trainer, resume_all, stopped
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    with configured(debug_keep_failures=2, debug_keep_bytes=5_000_000):
+        yield from spawned(2, "failing")
+
+
+@pytest.fixture
+def trainers(procs: ProcMesh) -> Iterator[Any]:
+    mesh = procs.spawn("trainers", Trainer)
+    yield mesh
+    resume_all()
+    mesh.stop().get(SECONDS)
+
+
+def failed(call: Any) -> ActorError:
+    with pytest.raises(ActorError) as caught:
+        call.get(SECONDS)
+    return caught.value
+
+
+def test_the_frames_of_a_failure_are_there_without_preparation_while_the_actor_goes_on(trainers: Any) -> None:
+    error = failed(trainers.divide.call(0))
+    group = debug.post_mortem(error)
+    (one,) = group.sessions
+    assert one.post_mortem
+    assert one.reason == "post-mortem: ZeroDivisionError: float division by zero"
+    assert (one.frame.function, one.frame.text) == ("Trainer.divide", "return numbers[0] / numbers[1]")
+    assert group.eval("numbers").values == {0: "[1.0, 0]"}
+    assert trainers.steps_done.call().get(SECONDS)
+    group.resume()
+    assert group.sessions == []
+
+
+def test_the_rank_that_failed_is_the_one_that_is_opened(trainers: Any) -> None:
+    failed(trainers.divide.call(0))
+    error = failed(trainers.slice(gpus=1).divide.call_one(0))
+    group = debug.post_mortem(error)
+    assert [one.rank for one in group.sessions] == [1]
+    group.resume()
+    assert [one.rank for one in debug.post_mortem(trainers, gpus=0).sessions] == [0]
+
+
+def test_only_the_newest_are_kept_and_they_can_be_let_go(trainers: Any) -> None:
+    one = trainers.slice(gpus=0)
+    errors = [failed(one.divide.call_one(0)) for _ in range(3)]
+    with pytest.raises(DebugError, match="no frames of it are kept"):
+        debug.post_mortem(errors[0])
+    debug.post_mortem(errors[1]).resume()
+    debug.release(trainers)
+    with pytest.raises(DebugError, match="no frames of it are kept"):
+        debug.post_mortem(errors[2])
+
+
+def test_frames_that_hold_much_are_let_go(trainers: Any) -> None:
+    error = failed(trainers.slice(gpus=0).hold.call_one(10_000_000))
+    deadline = 200
+    while deadline:  # it is measured a moment later
+        try:
+            debug.post_mortem(error).resume()
+        except DebugError:
+            break
+        deadline -= 1
+    assert deadline
+
+
+def test_failures_of_memory_that_ran_out_are_never_kept(trainers: Any) -> None:
+    error = failed(trainers.slice(gpus=0).out_of_memory.call_one())
+    with pytest.raises(DebugError, match="ran out of memory"):
+        debug.post_mortem(error)
+
+
+def test_a_rank_that_is_frozen_at_errors_stops_at_the_raise_and_then_fails(trainers: Any) -> None:
+    debug.freeze_on_error(trainers)
+    future = trainers.slice(gpus=1).divide.call_one(0)
+    (one,) = stopped(1)
+    assert (one.rank, one.post_mortem, one.in_the_way) == (1, True, True)
+    assert debug.eval("numbers").values == {1: "[1.0, 0]"}
+    assert not future.done()
+    debug.resume()
+    failed(future)
+    debug.freeze_on_error(trainers, on=False)
+    failed(trainers.slice(gpus=1).divide.call_one(0))
+
+
+def test_what_has_not_failed_and_what_is_many_ranks_is_told(trainers: Any) -> None:
+    with pytest.raises(DebugError, match="it has not failed"):
+        debug.post_mortem(trainers, gpus=0)
+    with pytest.raises(DebugError, match="has 2 ranks: say which"):
+        debug.post_mortem(trainers)

@@ -1,0 +1,173 @@
+"""The debugger in a cell, over stdin as a front end does it: a call waits, ranks stop, somebody types."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notebook.debug_tools import STOPPING, Debugged
+
+pytestmark = pytest.mark.timeout(120)
+RANKS = 8
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Debugged]:
+    notebook = Debugged()
+    try:
+        notebook.run(STOPPING).ok()
+        notebook.run(f"%mesh w gpus={RANKS}\nt = w.spawn('trainers', Trainer)\nt.pid.call().get()").ok()
+        yield notebook
+    finally:
+        notebook.close()
+
+
+@pytest.fixture
+def nb(kernel: Debugged) -> Iterator[Debugged]:
+    yield kernel
+    left = kernel.run("import time\nfor attempt in range(50):\n    if not monarch.debug.sessions(): break\n"
+                      "    monarch.debug.resume(); time.sleep(0.02)\nlen(monarch.debug.sessions())")  # fmt: skip
+    assert left.ok().text == "0", left
+
+
+def test_eight_ranks_stop_and_are_listed_focused_stepped_evaluated_and_let_go(nb: Debugged) -> None:
+    talk = nb.talk(
+        "t.step.call(2).get()",
+        "ranks",
+        "p loss",
+        "n",
+        "focus 3",
+        "p loss",
+        "n",
+        "@gpus=0:2 p rank * 2",
+        "focus all",
+        "p x",
+        "c",
+    )
+    assert talk.cell.error is None
+    assert "8 of 8  at Cell In[3]:17 in Trainer.step  trainers gpus=0-7  breakpoint()" in talk.before[0]
+    assert "→ 17          breakpoint()" in talk.before[0]
+    assert talk.prompts[0] == "mdb trainers[gpus=0-7]> "
+    assert talk.prompts[4] == "mdb trainers[gpus=3]> "
+    assert re.search(r"^nan +gpus=3$", talk.text, re.MULTILINE)
+    assert "gpus=0-7  Cell In[3]:18 in Trainer.step  → self.steps += 1" in talk.text
+    assert "» p loss\nnan\n" in talk.text
+    assert "Cell In[3]:19 in Trainer.step  → total = loss * x" in talk.text
+    assert "0  gpus=0\n2  gpus=1" in talk.text
+    assert "2  (all 8)" in talk.text
+    assert talk.text.rstrip().endswith("trainers gpus=0-7 go on")
+    assert "{'gpus': 7/8}: 7" in talk.cell.text
+
+
+def test_differences_and_sparklines_over_the_ranks_and_one_tree_of_stacks(nb: Debugged) -> None:
+    talk = nb.talk("t.step.call(2).get()", "diff loss", "watch loss", "where", "n", "c")
+    assert " ! nan" in talk.before[1]
+    assert "× gpus=3" in talk.before[2]
+    assert "8  Trainer.step  Cell In[3]:17  [trainers gpus=0-7]" in talk.before[3]
+    assert talk.before[4].count("loss  ▁") == 2, "what is watched is shown again at each stop"
+
+
+def test_statements_of_several_lines_and_interactive_python(nb: Debugged) -> None:
+    talk = nb.talk(
+        "t.slice(gpus=0).step.call_one(2).get()",
+        "for i in range(2):",
+        "    print('line', i)",
+        "",
+        "interact",
+        "z = x + 40",
+        "z",
+        "exit",
+        "c",
+    )
+    assert talk.prompts[1] == "... "
+    assert "line 0\nline 1\n" in talk.text
+    assert talk.prompts[4] == "mdb trainers[gpus=0] >>> "
+    assert "» z\n42\n" in talk.text
+
+
+def test_the_call_goes_on_to_the_next_breakpoint_and_asks_again(nb: Debugged) -> None:
+    nb.run("%break Trainer.loss on trainers gpus=0:2").ok()
+    talk = nb.talk("t.forward.call([1, 2, 4]).get()", "p values", "c")
+    assert "2 of 8  at Cell In[3]:34 in Trainer.loss  trainers gpus=0-1" in talk.before[0]
+    assert "not stopped: trainers gpus=2-7: idle" in talk.before[0]
+    assert "[2, 4, 8]  (all 2)" in talk.text
+    assert nb.run("%break").text == "[breakpoint 1 at Trainer.loss on trainers]"
+    nb.run("%break clear").ok()
+    assert "all 8 ranks: 0.5" in nb.run("t.forward.call([1, 2, 4]).get()").ok().text
+
+
+def test_under_await_it_is_the_same(nb: Debugged) -> None:
+    talk = nb.talk("await t.only.call([1, 2])", "p rank", "n", "c")
+    assert talk.cell.error is None
+    assert "1  gpus=1\n2  gpus=2" in talk.text
+    assert "{'gpus': 7/8}: 7" in talk.cell.text
+
+
+def test_under_on_a_breakpoint_in_the_cell_itself_stops_there(nb: Debugged) -> None:
+    talk = nb.talk("%%on w gpus=0:2\nhere = rank * 10\nbreakpoint()\nhere", "p here", "c")
+    assert talk.prompts[0] == "mdb w[gpus=0-1]> "
+    assert "0   gpus=0\n10  gpus=1" in talk.text
+    assert "10" in talk.cell.text
+
+
+def test_detach_leaves_the_ranks_stopped_ends_the_cell_and_the_future_stays_valid(nb: Debugged) -> None:
+    talk = nb.talk("f = t.slice(gpus=0).step.call_one(2); f.get()", "detach")
+    assert talk.cell.error is not None
+    assert talk.cell.error["ename"] == "StoppedAtBreakpoint"
+    assert "monarch_nb" not in talk.cell.traceback
+    assert nb.run("1 + 1").ok().text == "2"
+    again = nb.talk("f.get()", "n", "c")
+    assert again.cell.text == "0"
+
+
+def test_an_interrupt_at_the_prompt_asks_whether_to_leave_or_to_go_on(nb: Debugged) -> None:
+    talk = nb.talk("f = t.slice(gpus=0).step.call_one(2); f.get()", None, "", "p x", None, "l")
+    assert "leave them stopped (l), let them go on (c)" in talk.prompts[1]
+    assert talk.cell.error is not None
+    assert talk.cell.error["ename"] == "StoppedAtBreakpoint"
+    talk = nb.talk("f.get()", None, "c")
+    assert talk.cell.text == "0"
+
+
+def test_quit_asks_first_and_then_fails_the_call(nb: Debugged) -> None:
+    talk = nb.talk("t.slice(gpus=0).step.call_one(2).get()", "q", "n", "q", "y")
+    assert "so that their calls fail? [y/N]" in talk.prompts[1]
+    assert talk.cell.error is not None
+    assert "quit in the debugger, where it was stopped" in talk.cell.traceback
+
+
+def test_another_call_while_ranks_are_stopped_is_not_held_up(nb: Debugged) -> None:
+    nb.talk("f = t.slice(gpus=0).step.call_one(2); f.get()", "detach")
+    quiet = nb.talk("t.slice(gpus=1).pid.call_one().get() > 0")
+    assert quiet.cell.text == "True"
+    held = nb.talk("t.slice(gpus=0).pid.call_one().get() > 0", "c")
+    assert "trainers gpus=0" in held.before[0]
+    assert held.cell.text == "True"
+    assert nb.run("f.get()").text == "0"
+
+
+def test_after_an_error_the_frames_open_at_a_prompt_also_by_ipythons_own_word(nb: Debugged) -> None:
+    for magic in ("%mpm", "%debug"):
+        assert nb.run("t.slice(gpus=2).forward.call_one([1, 2, 3]).get()").error is not None
+        talk = nb.talk(magic, "p total", "u", "p scaled", "q")
+        assert "trainers gpus=2  post-mortem: ZeroDivisionError: division by zero" in talk.before[0]
+        assert "» p total\n12\n" in talk.text
+        assert "> Cell In[3]:31 in forward" in talk.text
+        assert "[2, 4, 6]" in talk.text
+        assert talk.cell.error is None
+
+
+def test_a_rank_that_is_killed_at_the_prompt_ends_the_cell_with_its_story(nb: Debugged) -> None:
+    nb.run("v = w.spawn('victims', Trainer); v.pid.call().get()").ok()
+    talk = nb.talk("v.slice(gpus=7).step.call_one(2).get()", "import signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert talk.cell.error is not None
+    assert "SIGKILL" in talk.cell.traceback
+    nb.run("%heal w").ok()
+    assert nb.run("v.slice(gpus=7).pid.call_one().get() > 0").ok().text == "True"
+
+
+def test_pdb_in_the_notebook_itself_stays_what_it_was(nb: Debugged) -> None:
+    talk = nb.talk("import pdb\nhere = 5\npdb.set_trace()\nhere += 1", "p here", "c")
+    assert talk.prompts == ["ipdb> ", "ipdb> "]
+    assert "5\n" in talk.text
+    assert nb.run("monarch.debug.sessions()").text == "[]"
