@@ -8,6 +8,7 @@ from monarch_nb.mesh.output import Output, output_of
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import Runtime, future, process, runtime, waiters
+from monarch_nb.settings import settings
 from monarch_nb.supervision import MeshFailure
 
 from . import display
