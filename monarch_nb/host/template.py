@@ -138,9 +138,9 @@ def _serve_all(control: socket.socket, cord: int, imported: list[str], later: li
     if leash is None:
         return 0
     control.close()
-    from monarch_nb.host.proc_main import run
+    from monarch_nb.host.proc_main import leave, run
 
-    return run(leash, cord, forked=True)
+    return leave(run(leash, cord, forked=True))
 
 
 def worth_importing() -> list[str]:

@@ -100,10 +100,14 @@ def test_nothing_of_templates_outlives_an_agent_that_is_killed(tmp_path: Path) -
         [started] = client.started(*client.spawn(1, heavy=False))
         wait_until(lambda: client.status().template_pid is not None)
         template = client.status().template_pid or 0
-        light = [int(pid) for pid in Path(f"/proc/{handle.pid}/task/{handle.pid}/children").read_text().split()]
-        assert {template, started.pid} < set(light)  # and the light one
+
+        def children() -> set[int]:
+            return set(map(int, Path(f"/proc/{handle.pid}/task/{handle.pid}/children").read_text().split()))
+
+        wait_until(lambda: {template, started.pid} < children())  # adopted, beside the light one
+        family = children()
         os.kill(handle.pid, signal.SIGKILL)
-        for pid in light:
+        for pid in family:
             wait_until(lambda pid=pid: not alive(pid))
 
 
