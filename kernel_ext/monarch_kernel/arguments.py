@@ -13,11 +13,12 @@ _PICK = re.compile(r"\[?(-?\d*)(:-?\d*)?(:-?\d*)?\]?")
 
 @dataclass(frozen=True)
 class MeshWish:
-    """`%mesh NAME gpus=4 hosts=2 --fresh`."""
+    """`%mesh NAME gpus=4 hosts=2 --fresh --no-dedup`."""
 
     name: str
     dims: dict[str, int] = field(default_factory=dict)
     fresh: bool = False
+    dedup: bool = True
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _words(line: str) -> list[str]:
 
 def mesh_wish(line: str) -> MeshWish:
     """Reads the arguments of %mesh. Raises UsageError."""
-    name, words, options = _split("%mesh NAME gpus=4", line, {"--fresh"})
+    name, words, options = _split("%mesh NAME gpus=4", line, {"--fresh", "--no-dedup"})
     dims: dict[str, int] = {}
     for word in words:
         label, text = _dim(word, "gpus=4")
@@ -119,7 +120,7 @@ def mesh_wish(line: str) -> MeshWish:
         if label in dims:
             raise UsageError(f"%mesh: {label} is given twice")
         dims[label] = int(text)
-    return MeshWish(name, dims, "--fresh" in options)
+    return MeshWish(name, dims, "--fresh" in options, "--no-dedup" not in options)
 
 
 def place(magic: str, line: str, options: Iterable[str] = ()) -> Place:

@@ -5,10 +5,11 @@ from typing import Any
 
 from monarch_nb.mesh.modules import local_modules
 
+from .log_magics import OPTIONS
 from .session import Session
 
 _COMMON_DIMS = ("gpus=", "hosts=")
-_MAGICS = ("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt")
+_MAGICS = ("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs")
 
 
 class Completion:
@@ -47,11 +48,13 @@ class Completion:
             return [name for name in (*self._session.names("actors"), *local_modules()) if name not in before]
         if not before:
             return names
+        if magic == "%logs":
+            return [f"{label}=" for label in self._labels(before[0]) if label not in given] + list(OPTIONS)
         if magic == "%%on":
             return [f"{label}=" for label in self._labels(before[0]) if label not in given]
         own = tuple(f"{label}=" for label in self._labels(before[0]))
         dims = dict.fromkeys((*own, *_COMMON_DIMS))
-        return [dim for dim in dims if dim[:-1] not in given] + ["--fresh"]
+        return [dim for dim in dims if dim[:-1] not in given] + ["--fresh", "--no-dedup"]
 
     def _actor(self, before: list[str]) -> list[str]:
         if not before:

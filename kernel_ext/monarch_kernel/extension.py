@@ -17,6 +17,7 @@ from .debugger import DebugMagics, Prompting, with_remote
 from .display.errors import Errors
 from .display.failures import failure_bundle
 from .faces import Faces
+from .faces.views import FaceMagics
 from .faces.widgets import Widgets
 from .front import Front
 from .log_magics import LogMagics
@@ -50,6 +51,7 @@ class Extension:
         self._shell.register_magics(self._debugging)
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
         Completion(self._shell, self._session).install()
+        self._shell.register_magics(FaceMagics(self._shell, self._session))
         self._faces.install()
         self._widgets.install()
         engine = runtime()
@@ -76,16 +78,17 @@ class Extension:
         self._faces.attach(engine)
         if self._attached is not None:
             self._attached.leave()
-        self._attached = _Attached(self._shell, self._front, engine)
+        self._attached = _Attached(self._shell, self._front, engine, self._widgets)
         self._debugging.waiting = self._attached.prompting.asks
 
 
 class _Attached:
     """The hold on one engine: its failures, its processes' output, and waits for them."""
 
-    def __init__(self, shell: Any, front: Front, engine: Runtime) -> None:
+    def __init__(self, shell: Any, front: Front, engine: Runtime, widgets: Widgets) -> None:
         self.engine = engine
         self._front = front
+        self._widgets = widgets
         self._output: Output = output_of(engine)
         self._logs = Logs(front, engine, self._output)
         self._progress = Progress(front, engine, self._logs, conditions)
@@ -119,6 +122,6 @@ class _Attached:
 
     def _show(self, failure: MeshFailure) -> None:
         self._logs.flush()  # what it printed comes before
-        self._front.display(failure_bundle(failure))
+        self._front.display({**failure_bundle(failure), **self._widgets.failure(failure)})
         if settings.get("interrupt_on_failure"):
             self._front.interrupt()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from monarch_nb.mesh.log_lines import Gathered, Line, Source, merged, options, prefix, source_of
+from monarch_nb.mesh.logs import log_file
 from monarch_nb.mesh.output import Output, Written
 from monarch_nb.mesh.state import ProcState
 
@@ -155,11 +156,9 @@ class Logs:
 
     def _show_held(self, told: dict[str, Held]) -> None:
         for address, held in told.items():
-            path = self._engine.keeper.watching.log_files.get(address, "")
-            host = address.partition("/")[0]
-            where = f" {path}" if host in self._engine.local_hosts else f" {host}:{path}"
-            source = source_of(self._engine, address)
-            said = f"… {held.count - len(held.last):,} lines are not shown; all are in{where} (%logs {source.name})"
+            name = source_of(self._engine, address).name
+            path = log_file(self._engine, address)
+            said = f"… {held.count - len(held.last):,} lines are not shown; all are in {path} (%logs {name})"
             last = held.last[-1] if held.last else Line(address, "")
             self._show([last._replace(text=said), *held.last])
 

@@ -8,6 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh
+from monarch_nb.mesh.log_lines import options
 
 from .actors import Actors
 from .arguments import actor_wish, check_name, mesh_wish, names, place
@@ -32,7 +33,7 @@ class MonarchMagics(Magics):
     def mesh(self, line: str, cell: str | None = None) -> ProcMesh:
         """Make a mesh of processes and bind it to a variable.
 
-        %mesh NAME dim=size ... [hosts=N] [--fresh]
+        %mesh NAME dim=size ... [hosts=N] [--fresh] [--no-dedup]
 
         As a cell magic, the cell is the set-up of each process: it runs there before any actor is made, at first and
         whenever a process is brought back.
@@ -46,7 +47,7 @@ class MonarchMagics(Magics):
             torch.manual_seed(rank)
 
         Running the same line again gives the same mesh; another shape or set-up replaces it, and says so. --fresh
-        replaces it in any case. From Python: this_host().spawn_procs(per_host={"gpus": 4}, name="workers").
+        replaces it in any case; --no-dedup shows equal lines of several ranks one by one. From Python: this_host().spawn_procs(per_host={"gpus": 4}, name="workers").
         """
         wish = mesh_wish(line)
         check_name(wish.name)
@@ -55,6 +56,7 @@ class MonarchMagics(Magics):
             linecache.cache[filename] = (len(setup), None, setup.splitlines(keepends=True), filename)
         with cell_syntax():
             mesh, told = self._session.mesh(wish.name, wish.dims, setup, setup_filename=filename, fresh=wish.fresh)
+        options().merge(mesh._state.uid, None if wish.dedup else False)
         self._say(told)
         return mesh
 

@@ -229,8 +229,9 @@ class Children:
             self._starts.pop(child.leash, None)
         oom = signum == signal.SIGKILL and not child.stop_wanted and self._oom.struck()
         why = child.stop_reason if child.stop_wanted and child.stop_reason else exits.reason(code, signum, oom=oom)
+        lines, dump = exits.last_words(child.spec.log)
         self._end(child, Exited(address=child.address, host=child.spec.host, reason=why, pid=child.pid, exitcode=code,
-                                signal=signum, last_lines=exits.last_lines(child.spec.log), oom=oom,
+                                signal=signum, last_lines=lines, dump=dump, oom=oom,
                                 expected=child.stop_wanted and not child.evicted, at=time.time(),
                                 log_bytes=spool.written(child.spec.log)))  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Telling how a process ended: status words, its last lines, and whether the kernel was out of memory."""
 
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -8,7 +9,9 @@ from monarch_nb.host import spool
 from monarch_nb.settings import settings
 
 _FEWEST = 20  # the owner may want more than this agent was told at its start
+_MOST = 4000
 _LAST_BYTES = 16 * 1024
+_CRASHED = "Fatal Python error: "  # faulthandler's first words
 
 
 def outcome(status: int) -> tuple[int | None, int | None]:
@@ -31,16 +34,31 @@ def reason(exitcode: int | None, signum: int | None, *, oom: bool = False) -> st
 
 def last_lines(base: str, count: int | None = None) -> tuple[str, ...]:
     """The last lines a proc wrote to its spool; empty if that cannot be read."""
+    return last_words(base, count)[0]
+
+
+def last_words(base: str, count: int | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The last lines a proc wrote, and apart from them where it crashed, if faulthandler could tell."""
     if count is None:
         count = max(_FEWEST, settings.get("tail_log_lines"))
-    return spool.last_lines(base, count, _LAST_BYTES) if base else ()
+    lines = spool.last_lines(base, _MOST, _LAST_BYTES) if base else ()
+    crash = next((at for at, line in enumerate(lines) if line.startswith(_CRASHED)), len(lines))
+    dump = lines[crash:]
+    here = next((at for at, line in enumerate(dump) if line.startswith("Current thread")), len(dump))
+    stack = itertools.takewhile(str.strip, dump[here:])
+    return lines[:crash][-count:], (*dump[:1], *itertools.islice(stack, _FEWEST))
 
 
 class OomCounter:
-    """Notices that the kernel's out-of-memory killer was at work in this control group since the last look."""
+    """Notices that the kernel's out-of-memory killer was at work in this control group since the last look.
 
-    def __init__(self, root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> None:
-        self._files = [file for file in _candidates(root, membership) if file.is_file()]
+    Where that cannot be read, on this machine.
+    """
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup"),
+                 machine: Path = Path("/proc/vmstat")) -> None:  # fmt: skip
+        found = [file for file in _candidates(root, membership) if file.is_file()]
+        self._files = found or [machine]  # the whole machine's, where no control group counts
         self._count = self._read()
 
     def struck(self) -> bool:

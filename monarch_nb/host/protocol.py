@@ -92,6 +92,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     exitcode: int | None = None
     signal: int | None = None
     last_lines: tuple[str, ...] = ()
+    dump: tuple[str, ...] = ()  # faulthandler's, of the thread that crashed
     oom: bool = False
     expected: bool = False  # somebody asked for it
     at: float = 0.0  # wall clock, seconds

@@ -17,6 +17,8 @@ from monarch_nb.mesh.endpoint import Endpoint, send
 from monarch_nb.mesh.fault import exit_on_fault, notebook_mode, set_hook_lookup
 from monarch_nb.mesh.heal import heal_mesh, interrupt
 from monarch_nb.mesh.host import HostMesh, this_host, this_proc
+from monarch_nb.mesh.logs import LogRecord, Logs, follow_logs, logs_of
+from monarch_nb.mesh.output import Written, listen_to_logs
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import (
     get_active_proc_meshes,
@@ -38,18 +40,24 @@ __all__ = [
     "AttachError",
     "Endpoint",
     "HostMesh",
+    "LogRecord",
+    "Logs",
     "ProcMesh",
     "ValueMesh",
+    "Written",
     "as_endpoint",
     "attach_hosts",
     "attach_to_workers",
     "enable_transport",
     "exit_on_fault",
+    "follow_logs",
     "get_active_proc_meshes",
     "get_or_spawn_controller",
     "heal_mesh",
     "interrupt",
+    "listen_to_logs",
     "local_hosts",
+    "logs_of",
     "notebook_mode",
     "prestart",
     "register_proc_mesh_spawn_callback",

@@ -1,6 +1,7 @@
 """Actor meshes: references to arrays of actors, and how they are spawned."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
@@ -23,6 +24,7 @@ from monarch_nb.runtime import (
     kind_of,
     runtime,
 )
+from monarch_nb.runtime.features import feature
 from monarch_nb.settings import settings
 from monarch_nb.shape import MeshTrait, Region
 from monarch_nb.supervision import MeshName
@@ -59,6 +61,12 @@ class ActorMesh(MeshTrait, Generic[A]):
             return endpoint
         if declared is not None and callable(declared):
             return NotAnEndpoint(self, name, declared)
+        if name == "metrics":  # what they have told with `monarch.telemetry.log`; an endpoint of that name goes before
+            return feature(runtime(), "metrics").of_mesh(self)
+        if name == "logs":  # unless the class has something of that name
+            from monarch_nb.mesh.logs import logs_of
+
+            return partial(logs_of, self)
         known = ", ".join(sorted(endpoints_of(cls))) or "none"
         raise AttributeError(f"{self._state.name} ({cls.__name__}) has no endpoint {name!r}; it has: {known}")
 

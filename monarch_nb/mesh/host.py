@@ -59,6 +59,11 @@ class HostMesh(MeshTrait):
         """Whether the host is this process itself, which no host mesh of ours is."""
         return False
 
+    @property
+    def stream_logs(self) -> bool:
+        """Whether what processes here write is sent to who spawned them, which it always is; see logging_option."""
+        return True
+
     def _new_with_region(self, region: Region) -> Self:
         return type(self)(self._name, self._found, region, python=self._python, ended=self._ended)
 

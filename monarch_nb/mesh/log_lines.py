@@ -56,8 +56,10 @@ class LogOptions:
         """What is set for the mesh of a process."""
         return self._by_uid.get(mesh_of(address)) if self._by_uid else None
 
-    def merge(self, uid: str, wanted: bool) -> None:
-        """Whether equal lines of several ranks of a mesh are shown once."""
+    def merge(self, uid: str, wanted: bool | None) -> None:
+        """Whether equal lines of several ranks of a mesh are shown once; None is as the setting log_dedup says."""
+        if wanted is None and uid not in self._by_uid:
+            return
         self._by_uid.setdefault(uid, LogOption()).dedup = wanted
 
     def merges(self, address: str) -> bool:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 from monarch_nb.mesh.actor import spawn_actors
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.runtime import Future, runtime
+from monarch_nb.runtime.features import feature
 from monarch_nb.shape import MeshTrait, Region
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.host import HostMesh
+    from monarch_nb.mesh.logs import Logs
 
 A = TypeVar("A")
 
@@ -112,6 +114,17 @@ class ProcMesh(MeshTrait):
             raise ValueError(f"logging_option: level={level!r} must be a whole number from 0 to 255")
         option = LogOption(stream_to_client, aggregate_window_sec, level)
         await asyncio.to_thread(options().set, self, option)
+
+    def logs(self, grep: str | None = None, **wishes: Any) -> "Logs":
+        """The last lines that these processes wrote: see `monarch_nb.mesh.logs_of` for `level`, `since`, `last`…"""
+        from monarch_nb.mesh.logs import logs_of
+
+        return logs_of(self, grep, **wishes)
+
+    @property
+    def metrics(self) -> Any:
+        """What the actors on these processes have told with `monarch.telemetry.log`: steps and values by name."""
+        return feature(runtime(), "metrics").of_mesh(self)
 
     @property
     def _console(self) -> Any:

@@ -114,6 +114,7 @@ class Watching:
                 signal=gone.signal,
                 oom=gone.oom,
                 last_lines=gone.last_lines[-lines:] if lines else (),
+                dump=gone.dump,
                 at=gone.at,
             )
             self._keeper.driver.proc_exited(*_parts(gone.address), cause)

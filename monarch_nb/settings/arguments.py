@@ -48,6 +48,11 @@ class ConfigureArgs(TypedDict, total=False):
     host_spawn_ready_timeout: Duration
     link_credit_window: int
     link_down_timeout: Duration
+    log_dedup: bool
+    log_file_count: int
+    log_file_size: int
+    log_folder: str
+    log_kept_lines: int
     max_cast_dimension_size: int
     max_cast_fanout: int
     mesh_admin_addr: str

@@ -32,6 +32,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     signal: int | None = None
     oom: bool = False
     last_lines: tuple[str, ...] = ()
+    dump: tuple[str, ...] = ()  # where the thread was that crashed, as faulthandler tells it
     traceback: str = ""
     at: float = 0.0
     chain: "Cause | None" = None

@@ -8,7 +8,7 @@ import msgspec
 from .cause import Cause
 from .name import MeshName
 from .ranks import Extent, where
-from .report import error_text, event_text, facts, last_lines_text
+from .report import dump_text, error_text, event_text, facts, last_lines_text
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # a MeshName is text on the wire
 
@@ -104,7 +104,7 @@ class MeshFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         if self.also:
             known.append(("also hit", ", ".join(self.also)))
         lines += [f"  {what:<9} {value}" for what, value in known]
-        lines += filter(None, [last_lines_text(self.last_lines)])
+        lines += filter(None, [last_lines_text(self.last_lines), dump_text(self.cause.origin.dump)])
         return "\n".join([*lines, f"  {'next':<9} {self.next_step}"])
 
     def encode(self) -> bytes:

@@ -74,6 +74,11 @@ def last_lines_text(lines: tuple[str, ...]) -> str:
     return "\n".join(["  its last lines:", *shown]) if shown else ""
 
 
+def dump_text(lines: tuple[str, ...]) -> str:
+    """Where it was when it crashed, or "" if it did not tell."""
+    return "\n".join(["  it crashed here:", *(f"    | {line.rstrip()}" for line in lines)]) if lines else ""
+
+
 def _signal_name(number: int) -> str:
     try:
         return f" ({signal.Signals(number).name})"

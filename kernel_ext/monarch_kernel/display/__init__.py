@@ -2,12 +2,15 @@
 
 from typing import Any
 
-from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, ValueMesh
+from monarch_nb.mesh import ActorMesh, HostMesh, Logs, ProcMesh, ValueMesh
 from monarch_nb.runtime import Future
 from monarch_nb.supervision import MeshFailure
+from monarch_nb.telemetry import Metrics
 
+from ..faces.views import Failures, LogView, metrics_html
 from ..overview import Overview
 from .failures import failure_bundle
+from .logs import logs_html
 from .meshes import host_mesh_html, mesh_html, overview_html
 from .values import future_html, value_mesh_html
 
@@ -17,7 +20,11 @@ _FORMS = {
     HostMesh: host_mesh_html,
     ValueMesh: value_mesh_html,
     Future: future_html,
+    Logs: logs_html,
     Overview: overview_html,
+    Failures: Failures.html,
+    LogView: lambda view: logs_html(view.logs),
+    Metrics: metrics_html,
     MeshFailure: lambda failure: failure_bundle(failure)["text/html"],
 }
 
