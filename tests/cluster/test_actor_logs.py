@@ -1,0 +1,217 @@
+"""What processes write, as values: every line, whose it is, and where it is kept."""
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.actor import Actor, ProcMesh, SupervisionError, current_rank, endpoint
+from monarch_nb.mesh import Written, follow_logs, listen_to_logs, logs_of
+from tests.cluster.actor_tools import SECONDS, Faults, spawned
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+EIGHT = 8
+MEGABYTE = 10_000  # lines of 100 bytes
+
+
+class Talker(Actor):
+    @endpoint
+    def say(self, *words: str) -> None:
+        for word in words:
+            print(word)
+
+    @endpoint
+    def everything(self) -> None:
+        print("from Python")
+        sys.stderr.write("from Python's stderr\n")
+        ctypes.CDLL(None).puts(b"from C")
+        subprocess.run(["sh", "-c", "echo from a child; echo from its stderr >&2"], check=True)
+        print("from Python again")
+
+    @endpoint
+    def logs(self) -> None:  # an endpoint of that name goes before mesh.logs
+        self.logger.info("an info")
+        logging.getLogger("lib").warning("a warning")
+        warnings.warn("a Python warning", stacklevel=1)
+        print("printed")
+
+    @endpoint
+    def forks(self) -> None:
+        print("before", flush=True)
+        pid = os.fork()
+        if pid == 0:
+            print("from a fork", flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        print("after")
+
+    @endpoint
+    def background(self, text: str) -> None:
+        threading.Timer(0.05, print, [text]).start()
+
+    @endpoint
+    def flood(self, megabytes: int) -> None:
+        rank = current_rank().rank
+        begun = time.monotonic()
+        for number in range(megabytes * MEGABYTE):
+            print(f"rank {rank} line {number:06}".ljust(99, "."))
+            if number % 1000 == 999:  # one megabyte in a second
+                time.sleep(max(0.0, begun + (number + 1) / MEGABYTE - time.monotonic()))
+
+    @endpoint
+    def ends(self, lines: int) -> None:
+        for number in range(lines):
+            print("line", number)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @endpoint
+    def crashes(self) -> None:
+        print("about to crash")
+        ctypes.string_at(0)
+
+
+class Answers(Actor):
+    @endpoint
+    def answer(self, number: int) -> int:
+        return number
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[ProcMesh]:
+    yield from spawned(EIGHT, "eight")
+
+
+@pytest.fixture(scope="module")
+def talkers(eight: ProcMesh) -> Talker:
+    return eight.spawn("talkers", Talker)
+
+
+def wait_for(mesh: ProcMesh, count: int, grep: str) -> list[str]:
+    """The texts of such lines, once there are so many; they come a moment after the reply."""
+    deadline = time.monotonic() + SECONDS
+    while len(found := mesh.logs(grep)) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count}: {mesh.logs()!r}"
+        time.sleep(0.02)
+    return [record.text for record in found]
+
+
+def in_files(mesh: ProcMesh) -> dict[int, str]:
+    """All that is in the log files of each rank, the oldest first."""
+    found = {}
+    for rank, path in mesh.logs().files.items():
+        old = sorted(Path(path).parent.glob(f"{Path(path).name}.*"), reverse=True)
+        found[rank] = "".join(file.read_text() for file in (*old, Path(path)))
+    return found
+
+
+def test_python_c_and_children_are_heard_in_order_on_the_stream_they_wrote_to(eight, talkers) -> None:
+    one = eight.slice(gpus=1)
+    talkers.slice(gpus=1).everything.call_one().get(SECONDS)
+    wait_for(one, 6, "from")
+    out = [record.text for record in one.logs("from", stream="stdout")]
+    err = [record.text for record in one.logs("from", stream="stderr")]
+    assert out == ["from Python", "from C", "from a child", "from Python again"]
+    assert err == ["from Python's stderr", "from its stderr"]
+    calls = {record.call for record in one.logs("from")}
+    assert len(calls) == 1
+    assert "" not in calls
+    assert not eight.slice(gpus=slice(2, 8)).logs("from")
+
+
+def test_records_of_logging_and_warnings_have_their_level(eight, talkers) -> None:
+    talkers.slice(gpus=0).logs.call_one().get(SECONDS)
+    one = eight.slice(gpus=0)
+    wait_for(one, 1, "printed")
+    found = one.logs(level="WARNING")
+    assert ["a warning" in found[0].text, "a Python warning" in found[1].text] == [True, True]
+    assert {record.level for record in found} == {logging.WARNING}
+    assert one.logs("printed")[0].level == 0
+
+
+def test_each_call_has_its_own_lines_and_background_threads_belong_to_none(eight, talkers) -> None:
+    one, talker = eight.slice(gpus=2), talkers.slice(gpus=2)
+    talker.say.call_one("first").get(SECONDS)
+    talker.say.call_one("second").get(SECONDS)
+    talker.background.call_one("from behind").get(SECONDS)
+    wait_for(one, 3, "first|second|from behind")
+    first, second, behind = (one.logs(text)[0].call for text in ("first", "second", "from behind"))
+    assert len({first, second, behind}) == 3
+    assert behind == ""
+
+
+def test_a_process_that_user_code_forks_may_print(eight, talkers) -> None:
+    talkers.slice(gpus=3).forks.call_one().get(SECONDS)
+    assert sorted(wait_for(eight.slice(gpus=3), 3, "before|fork|after")) == ["after", "before", "from a fork"]
+
+
+def test_lines_are_found_by_text_time_and_number_and_say_where_they_come_from(eight, talkers) -> None:
+    talkers.say.call(*(f"entry {number}" for number in range(5))).get(SECONDS)
+    wait_for(eight, 40, "entry")
+    assert len(eight.logs("entry [34]")) == 16
+    assert len(eight.logs("entry", last=2)) == 16
+    assert len(eight.slice(gpus=4).logs("entry", since="1h")) == 5
+    assert len(eight.logs("entry", since=-60)) == 0
+    record = eight.slice(gpus=5).logs("entry 0")[0]
+    assert record.rank["gpus"] == 5
+    assert "[gpus=5] entry 0" in str(record)
+    assert "40 lines of eight" in repr(eight.logs("entry"))
+    assert len(logs_of(talkers, "entry")) == 40
+    for wrong in ({"grep": "("}, {"level": "LOUD"}, {"since": "soon"}, {"stream": "stdlog"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            eight.logs(**wrong)
+
+
+def test_lines_can_be_followed_and_listened_to(eight, talkers) -> None:
+    heard: list[Written] = []
+    stop = listen_to_logs(lambda address, written: heard.extend(written))
+    followed = follow_logs(eight.slice(gpus=6), "news")
+    talkers.slice(gpus=6).say.call_one("news 1").get(SECONDS)
+    assert next(followed).text == "news 1"
+    talkers.slice(gpus=6).say.call_one("news 2").get(SECONDS)
+    assert next(followed).text == "news 2"
+    followed.close()
+    stop()
+    assert [one.text for one in heard if "news" in one.text] == ["news 1\n", "news 2\n"]
+
+
+def test_while_all_ranks_flood_calls_complete_and_every_line_is_in_the_files(eight, talkers) -> None:
+    answers = eight.spawn("answers", Answers)
+    answers.answer.call(0).get(SECONDS)
+    flood = talkers.flood.call(1)
+    calls = 0
+    while not flood.done() or calls < 20:
+        assert answers.answer.call(calls).get(SECONDS).values() == [calls] * EIGHT
+        calls += 1
+    flood.get(SECONDS)
+    deadline = time.monotonic() + SECONDS
+    last = f"line {MEGABYTE - 1:06}"
+    while not all(last in text for text in in_files(eight).values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for rank, text in in_files(eight).items():
+        lines = [line for line in text.splitlines() if line.startswith("rank ")]
+        assert lines == [f"rank {rank} line {number:06}".ljust(99, ".") for number in range(MEGABYTE)]
+
+
+def test_nothing_is_lost_at_sigkill_and_the_failure_tells_the_last_lines(own_procs, faults: Faults) -> None:
+    talkers = own_procs.spawn("mortal", Talker)
+    with pytest.raises(SupervisionError) as caught:
+        talkers.slice(gpus=0).ends.call_one(3000).get(SECONDS)
+    assert "| line 2999" in str(caught.value)
+    assert wait_for(own_procs.slice(gpus=0), 3000, "line") == [f"line {number}" for number in range(3000)]
+    with pytest.raises(SupervisionError) as caught:
+        talkers.slice(gpus=1).crashes.call_one().get(SECONDS)
+    story = str(caught.value)
+    assert "about to crash" in story
+    assert "Fatal Python error: Segmentation fault" in story
+    assert "SIGSEGV" in story
+    assert {faults.next().crashed_ranks[0] for _ in range(2)} == {0, 1}
