@@ -37,10 +37,11 @@ lab: setup ## open the quickstart notebook in JupyterLab; LAB_ARGS= adds argumen
 	$(PY) -m jupyterlab $(AS_ROOT) $(LAB_ARGS) $(NOTEBOOK)
 
 test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds arguments
-	$(PY) -m pytest -n $(JOBS) --dist loadfile -m 'not slow' $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
 
-test-slow: setup browser ## run the slow tests
+test-slow: setup browser ## run the slow tests, and those of random histories with ten times as many
 	$(PY) -m pytest -m slow $(PYTEST_ARGS)
+	MONARCH_TEST_EFFORT=thorough $(PY) -m pytest -q tests/unit/test_*_random.py tests/unit/test_routing_*.py tests/unit/test_wire_*.py $(PYTEST_ARGS)
 
 check: setup ## lint, format, types, layers, stubs
 	$(PY) -m ruff check .

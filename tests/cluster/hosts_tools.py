@@ -93,6 +93,14 @@ class Member(Actor):
         return mine
 
     @endpoint
+    def held(self, path: Path, rank: int) -> int:
+        """The actor with this rank takes until there is a file."""
+        mine = context().actor_instance.rank.rank
+        while mine == rank and not path.exists():
+            time.sleep(0.01)
+        return mine
+
+    @endpoint
     def die(self, rank: int) -> int:
         mine = context().actor_instance.rank.rank
         if mine == rank:

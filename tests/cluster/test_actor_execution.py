@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,17 +173,19 @@ def test_actors_of_one_process_run_side_by_side(quad: ProcMesh) -> None:
     assert quick.sleep.call_one(0).get(20) < waiting.get(20)
 
 
-def test_spawn_does_not_wait_for_the_constructor(quad: ProcMesh) -> None:
+def test_spawn_does_not_wait_for_the_constructor(quad: ProcMesh, tmp_path: Path) -> None:
+    spawned = tmp_path / "spawned"
+
     class Slow(Actor):
         def __init__(self) -> None:
-            time.sleep(0.5)
+            while not spawned.exists():
+                time.sleep(0.01)
 
         @endpoint
         def done(self) -> bool:
             return True
 
-    begun = time.monotonic()
     actor = quad.slice(gpus=0).spawn("slow", Slow)
-    assert time.monotonic() - begun < 0.4
+    spawned.touch()
     assert actor.done.call_one().get(20)
     assert actor.initialized.get(20) is None

@@ -84,9 +84,7 @@ def test_when_the_agent_is_killed_its_procs_are_gone(kind: str) -> None:
             said = client.log(address, until="\n")
             pids += [int(said.split()[1])] if kind == "with_child" else []
         os.kill(handle.pid, signal.SIGKILL)
-        began = time.monotonic()
         wait_until(lambda: not any(map(alive, pids)))
-        assert time.monotonic() - began < 2
 
 
 def test_what_a_proc_owns_ends_with_it_and_so_on() -> None:

@@ -1,7 +1,6 @@
 """One message to many: along the tree of agents, bodies written once per host, answers folded on the way back."""
 
 import random
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -126,13 +125,13 @@ def test_a_large_body_crosses_to_each_host_once_and_answers_cross_folded(
                 proxy.close()
 
 
-def test_a_stream_is_not_held_up_by_a_slow_rank(many: ProcMesh) -> None:
+def test_a_stream_is_not_held_up_by_a_slow_rank(many: ProcMesh, tmp_path: Path) -> None:
     members = many.spawn("members", Member)
     members.where.call().get(SOON)
-    began = time.monotonic()
-    answers = [future.get(SOON) for future in list(members.nap.stream(4, 11))[:23]]
-    assert time.monotonic() - began < 3.5
-    assert sorted(answers) == [rank for rank in range(24) if rank != 11]
+    *others, slow = members.held.stream(tmp_path / "go", 11)
+    assert sorted(future.get(SOON) for future in others) == [rank for rank in range(24) if rank != 11]
+    (tmp_path / "go").touch()
+    assert slow.get(SOON) == 11
     members.stop().get(SOON)
 
 
@@ -167,10 +166,8 @@ def test_a_rank_that_dies_during_a_cast_fails_it_at_once(
 ) -> None:
     members = request.getfixturevalue(which).spawn("members", Member)
     members.where.call().get(SOON)
-    began = time.monotonic()
     with pytest.raises(SupervisionError, match=r"exit.*3") as caught:
         members.die.call(rank).get(SOON)
-    assert time.monotonic() - began < 5
     assert "undeliverable" not in str(caught.value)
     heal_mesh(members)
     assert len(members.where.call().get(SOON)) == len(members)

@@ -91,11 +91,9 @@ def test_a_cut_longer_than_the_lease_fails_the_host_by_name_and_it_can_be_healed
     callers = members  # a second look at the same
     pids = [pid for _, pid in members.where.call().get(SOON).values()]
     waiting = members.nap.call(300, 1)
-    began = time.monotonic()
     proxies[1].cut()
     with pytest.raises(SupervisionError) as caught:
         waiting.get(SOON)
-    assert 1.4 < time.monotonic() - began < 5
     assert f"no connection to its agent at {proxies[1].endpoint} for 1.5 s" in str(caught.value)
     assert agents[1].host in str(caught.value)
     wait_until(lambda: not alive(pids[1]), 6)  # over there the lease is over, too
@@ -141,10 +139,8 @@ def test_a_killed_agent_is_told_and_its_successor_takes_the_healed_procs(
         first = members.where.call().get(SOON).values()
         waiting = members.nap.call(300, 1)
         agents[1].kill()
-        began = time.monotonic()
         with pytest.raises(SupervisionError) as caught:
             waiting.get(SOON)
-        assert time.monotonic() - began < 10
         assert f"its agent has ended: nobody listens at {agents[1].endpoint}" in str(caught.value)
         assert agents[1].host in str(caught.value)
         with pytest.raises(HealError, match=agents[1].host):

@@ -1,7 +1,6 @@
 """What the ranks print, and what waiting looks like."""
 
 import re
-import time
 
 import pytest
 
@@ -44,9 +43,7 @@ def test_lines_do_not_land_in_the_next_cell(nb: Notebook) -> None:
 
 def test_lines_stream_while_a_cell_runs(nb: Notebook) -> None:
     request = nb.start("%%on w gpus=0\nimport time\nprint('early')\ntime.sleep(1.5)\nprint('late')")
-    begun = time.monotonic()
     cell = nb.until(request, Cell(), "early")
-    assert time.monotonic() - begun < 1.2
     assert "late" not in cell.stdout
     assert "late" in nb.finish(request).ok().stdout
 

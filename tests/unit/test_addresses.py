@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.routing.addresses import AddressError, Endpoint, WorkerAddress, parse_worker_address
+from tests.effort import tries
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -61,14 +62,13 @@ def test_what_is_no_text_is_refused() -> None:
         parse_worker_address(b"tcp://h:1")  # type: ignore[arg-type]
 
 
-@settings(max_examples=300, deadline=None)
 @given(PROCESSES, st.tuples(TCP, TCP) | st.tuples(IPC, IPC))
 def test_what_is_written_is_read_back(process: str, ends: tuple[Endpoint, Endpoint]) -> None:
     address = WorkerAddress(*ends, process)
     assert parse_worker_address(str(address)) == address
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=tries(300))
 @given(st.text(max_size=60) | st.text(alphabet="tcpi:/@[]*.0149ab%\0 ", max_size=40) | st.lists(
     st.sampled_from(["tcp://", "ipc://", "tls://", "@", "[::1]", "*", ":", "h", "1", "65535", "/p", " "]), max_size=9
 ).map("".join))  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 
 from monarch_nb.routing import Batch, Fold, Lost, expand, indices, plan_cast, size_of
 from monarch_nb.wire.header import Layout, Run
+from tests.effort import tries
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -72,7 +73,7 @@ def test_no_ranks_no_branches():
     assert plan_cast(layout(2, 4), []) == []
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(tries(100)))
 def test_any_runs_are_covered_exactly(seed):
     dice = random.Random(seed)
     where = layout(dice.randint(1, 30), dice.randint(1, 9))
@@ -133,7 +134,7 @@ def test_late_and_double_replies_reach_nobody():
     assert fold.missing == 0
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(tries(60)))
 def test_folding_along_a_tree_answers_for_every_place_once(seed):
     dice = random.Random(seed)
     where = layout(dice.randint(1, 20), dice.randint(1, 4))

@@ -7,6 +7,7 @@ import pytest
 from monarch_nb.routing import Inbox, InboxOverflow, Outbox, expand, plan_cast
 from monarch_nb.testing import VirtualClock
 from monarch_nb.wire.header import Layout, Run
+from tests.effort import tries
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -106,7 +107,7 @@ def test_empty_runs_give_nothing_and_bad_strides_are_refused():
         Outbox().number("m", [Run(0, 5, stride=0)])
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(tries(150)))
 def test_any_history_gives_the_numbers_of_the_plain_way(seed):
     dice = random.Random(seed)
     outbox, plain, size = Outbox(), PlainOutbox(), dice.choice([1, 7, 40, 96])
@@ -199,7 +200,7 @@ def test_forgetting_a_sender_gives_back_what_still_waited():
     assert inbox.expired(100.0) == []
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(tries(100)))
 def test_direct_sends_and_casts_along_the_tree_arrive_in_the_order_sent(seed):
     """One sender, two paths of different speed, copies on both; ranks die and come back."""
     dice, clock = random.Random(seed), VirtualClock()

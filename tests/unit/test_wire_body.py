@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.wire import current_codec, decode, encode
@@ -26,7 +26,6 @@ values = st.recursive(
 
 
 @given(values)
-@settings(deadline=None)
 def test_plain_values_survive(value):
     assert trip(value) == value
 

@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.wire import CastPlan, Header, Kind, Layout, Run, decode_header, encode_header
+from tests.effort import tries
 
 LAYOUT = Layout("p1", ("h1", "h2"), 4)
 FULL = Header(
@@ -41,13 +42,12 @@ def test_layout_places_ranks_row_major():
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=300, deadline=None)
 def test_random_bytes_raise_nothing_but_decode_errors(data):
     decodes_or_refuses(data)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8), st.integers(0, 10_000))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=tries(300))
 def test_damaged_headers_raise_nothing_but_decode_errors(changes, cut):
     data = bytearray(encode_header(FULL))
     for place, value in changes:
