@@ -51,6 +51,27 @@ def run(leash: int, cord: int, *, forked: bool) -> int:
         return 1
 
 
+_BEFORE = frozenset(sys.modules)  # of the template, or of the library itself
+
+
+def _empty_own_modules() -> None:
+    """What a program's own modules hold goes, as at the end of any Python: its `__del__` methods run."""
+    own = [module for name, module in tuple(sys.modules.items()) if name not in _BEFORE and _is_own(name, module)]
+    for module in reversed(own):
+        names = vars(module)
+        for name in [name for name in names if not name.startswith("__")]:
+            try:
+                names[name] = None
+            except BaseException:
+                traceback.print_exc()
+
+
+def _is_own(name: str, module: object) -> bool:
+    file = getattr(module, "__file__", None)
+    known = name.partition(".")[0] in (*sys.stdlib_module_names, "monarch", "monarch_nb", "monarch_kernel")
+    return not known and isinstance(file, str) and not {"site-packages", "dist-packages"} & set(file.split(os.sep))
+
+
 def leave(status: int) -> NoReturn:
     """End a forked process as an interpreter does, but for taking its modules apart.
 
@@ -61,6 +82,7 @@ def leave(status: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     atexit._run_exitfuncs()
+    _empty_own_modules()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
