@@ -149,12 +149,14 @@ class Controller:
     # -- breakpoints from outside -------------------------------------------------------------------------------------
 
     def set_break(self, mesh: Any, where: str, condition: str = "", *, temporary: bool = False) -> "Breakpoint":
-        """Sets one in each actor of a mesh; it is looked at from the next endpoint call on. Blocks for their answers.
+        """Sets one in each actor of a mesh; it is looked at from the next endpoint call on. Blocks until they are
+        constructed, and for their answers.
 
         Raises DebugError where no rank has taken it, SyntaxError for a condition that is none.
         """
         if condition:
             compile(condition, "<condition>", "eval")
+        mesh.initialized.get()  # before, there is nothing in the ranks that it could be set in
         number = next(self._numbers)
         found = Breakpoint(number, where, condition, mesh, {})
         answers = self._tell_each(mesh, number, where=where, condition=condition, temporary=temporary)

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # The first word of a CONTROL verb, and the module whose `attach(engine)` takes these verbs.
-MODULES = {"debug": "monarch_nb.debug.service", "activity": "monarch_nb.store.activity"}
+MODULES = {
+    "debug": "monarch_nb.debug.service",
+    "activity": "monarch_nb.store.activity",
+    "metrics": "monarch_nb.telemetry.points",
+}
 
 _lock = threading.Lock()
 

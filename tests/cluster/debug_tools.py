@@ -32,6 +32,10 @@ class Trainer(Actor):
         return self.steps
 
     @endpoint
+    def take(self, data: bytes) -> None:
+        self.last = len(data)
+
+    @endpoint
     def pdb_step(self) -> str:
         import pdb
 

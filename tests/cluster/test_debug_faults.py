@@ -93,6 +93,29 @@ def test_the_engines_own_threads_never_stop(procs: ProcMesh) -> None:
     threads.stop().get(SECONDS)
 
 
+def test_commands_reach_a_stopped_rank_whose_queue_holds_all_that_may_be_sent_to_it() -> None:
+    with configured(link_credit_window=2_000_000):
+        procs = spawned(1, "narrow")
+        trainers: Any = next(procs).spawn("trainers", Trainer)
+        future = trainers.step.call_one(1)
+        stopped(1)
+
+        def send() -> None:
+            for _ in range(8):
+                trainers.take.broadcast(bytes(200_000) * 4)  # blocks: nothing of it is taken
+
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
+        sender.join(0.3)
+        assert sender.is_alive()
+        assert debug.eval("loss").values == {0: 1}
+        debug.resume()
+        assert future.get(SECONDS) == 2
+        sender.join(SECONDS)
+        assert not sender.is_alive()
+        next(procs, None)
+
+
 # -- who goes away ----------------------------------------------------------------------------------------------------
 
 

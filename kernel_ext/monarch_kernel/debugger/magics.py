@@ -182,10 +182,10 @@ class DebugMagics(Magics):
         key = " ".join(line.split())
         known = self._focus.get(key)
         controller = debug.controller()
+        group = self._chosen(line)  # the name may mean another mesh by now
         if known is not None and known.controller is controller:
-            known.leave, known.interactive = "", False
+            known.leave, known.interactive, known.candidates = "", False, lambda: group.sessions
             return known
-        group = self._chosen(line)
         desk = self._focus[key] = Desk(controller, lambda: group.sessions, self._name)
         if key:
             desk.everybody = True
