@@ -23,13 +23,18 @@ def overlaid(base: Mapping[str, str], overlay: Mapping[str, str | None]) -> dict
     return result
 
 
+def read_at_load(name: str) -> bool:
+    """Whether an environment variable counts only when libraries load, and cannot be put right in a fork."""
+    return name not in _FINE and name.startswith(_READ_AT_LOAD)
+
+
 def reason_for_cold_start(overlay: Mapping[str, str | None], base: Mapping[str, str]) -> str:
     """Why a proc with this environment cannot be a fork of a template that has `base`; empty if it can.
 
     Only names whose value differs from the template's count.
     """
     for name, value in sorted(overlay.items()):
-        if value != base.get(name) and name not in _FINE and name.startswith(_READ_AT_LOAD):
+        if value != base.get(name) and read_at_load(name):
             return f"{name} is read when libraries load"
     return ""
 

@@ -49,6 +49,11 @@ class AgentHandle:
             self._process.stdin.close()
         return status
 
+    def kill(self) -> None:
+        """End it, and all on it, at once; blocks until it is gone. The run folder stays."""
+        self._process.kill()
+        self._process.wait()
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop the procs (SIGTERM, then SIGKILL) and the agent; blocks until they are gone. Removes the run folder."""
         if self._process.stdin is not None:

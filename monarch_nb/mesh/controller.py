@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.host import protocol as p
+from monarch_nb.host.environment import read_at_load
 from monarch_nb.host.folders import clear_run_folder, make_run_folder, new_host_id, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, start_agent
+from monarch_nb.host.template import PRELOAD
 from monarch_nb.mesh import fault, ways
 from monarch_nb.mesh.console import run_in_actor
 from monarch_nb.mesh.controllers import Controllers
@@ -33,6 +35,7 @@ EXIT_SECONDS = 2.0  # for the clean-up of all that a program leaves behind
 
 _lock = threading.RLock()
 _agents: dict[str, AgentHandle] = {}
+_ahead: dict[str, tuple[str, dict[str, str]]] = {}  # hosts nobody has used yet: what their agents were started with
 _died: set[str] = set()  # hosts of this process whose agent is gone
 
 
@@ -65,11 +68,18 @@ def become_controller() -> Runtime:
 
 
 def ensure_host(engine: Runtime) -> None:
-    """Starts the agent of this host, if this process is its controller and it does not run yet; blocks about 0.2 s."""
-    if engine.keeper._mesh is not None or engine.host in _agents:
+    """Starts the agent of this host, if this process is its controller and it does not run yet; blocks about 0.2 s.
+
+    One that was started ahead is replaced if what it should have been started with has changed since.
+    """
+    if engine.keeper._mesh is not None or (engine.host in _agents and not _ahead):
         return
     with _lock:
-        if engine.host not in _agents and not engine.closed:
+        if _ahead.pop(engine.host, None) not in (None, _begun_with()):
+            handle = _agents.pop(engine.host)
+            handle.kill()
+            clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
+        if engine.host not in _agents:
             folder = run_folder_for(engine.host)
             _start(engine, engine.host, Path(folder))
 
@@ -78,13 +88,24 @@ def prestart(engine: Runtime) -> None:
     """Has the agent of this host started in the background, unless `host_prestart` is off: the first spawn finds it."""
 
     def start() -> None:
-        try:
-            ensure_host(engine)
-        except Exception as error:  # who needs it tries again, and is told
-            logger.info("the host agent could not be started ahead: %s", error)
+        with _lock:
+            if engine.host in _agents or engine.closed:
+                return
+            begun_with = _begun_with()
+            try:
+                _start(engine, engine.host, Path(run_folder_for(engine.host)))
+                _ahead[engine.host] = begun_with
+            except Exception as error:  # who needs it tries again, and is told
+                logger.info("the host agent could not be started ahead: %s", error)
 
     if settings.get("host_prestart"):
         threading.Thread(target=start, name="monarch-prestart", daemon=True).start()
+
+
+def _begun_with() -> tuple[str, dict[str, str]]:
+    """What a host agent takes from this process for good: the settings, and what libraries read when they load."""
+    environ = {name: value for name, value in os.environ.items() if name == PRELOAD or read_at_load(name)}
+    return settings.to_send(), environ
 
 
 def _start(engine: Runtime, host: str, folder: Path) -> None:
@@ -207,6 +228,7 @@ def shutdown(patience: float | None = None) -> None:
     with _lock:
         handles = list(_agents.values())
         _agents.clear()
+        _ahead.clear()
         _died.clear()
         remotes = list(ways.remotes.values())
         ways.remotes.clear()

@@ -45,6 +45,8 @@ class ConfigureArgs(TypedDict, total=False):
     heal_max_restarts: int
     heal_window: Duration
     interrupt_on_failure: bool
+    host_light_procs: int
+    host_prestart: bool
     host_spawn_ready_timeout: Duration
     link_credit_window: int
     link_down_timeout: Duration

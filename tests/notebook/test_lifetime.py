@@ -53,7 +53,28 @@ def test_nothing_is_left_behind(end: Callable[[Notebook], None]) -> None:
         notebook.close()
 
 
-def test_loading_the_extension_starts_no_process() -> None:
+AGENT = "from monarch_nb.mesh import controller\n[agent.pid for agent in controller._agents.values()]"
+SOON = "import time\nwhile not controller._agents: time.sleep(0.01)\n"
+
+
+def test_loading_the_extension_starts_the_host_agent_ahead_and_changed_settings_start_it_anew() -> None:
+    notebook = Notebook()
+    try:
+        notebook.run("from monarch_nb.mesh import controller\n" + SOON).ok()
+        ahead = notebook.run(AGENT).ok().text
+        notebook.run("import os, monarch\nos.environ['PYTORCH_X'] = '1'\nmonarch.configure(tail_log_lines=7)").ok()
+        notebook.run("%mesh w gpus=1").ok()
+        used = notebook.run(AGENT).ok().text
+        assert ahead != used
+        notebook.run("monarch.configure(tail_log_lines=8)\n%mesh v gpus=1").ok()
+        assert notebook.run(AGENT).ok().text == used
+        assert notebook.run("w.run(lambda: __import__('os').environ['PYTORCH_X']).get().values()").ok().text == "['1']"
+    finally:
+        notebook.close()
+
+
+def test_where_it_is_not_wanted_ahead_loading_the_extension_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONARCH_NB_HOST_PRESTART", "0")
     notebook = Notebook()
     try:
         assert psutil.Process(notebook.pid).children(recursive=True) == []
