@@ -1,14 +1,15 @@
 """The peers of a process: who they are, which way leads to them, and the sockets that are dialled."""
 
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.routing.membership import Hop, NoRoute, Routes
-from monarch_nb.transport import monitor, sockets
+from monarch_nb.transport import monitor, sockets, streams
 from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys, require_keys
@@ -17,6 +18,7 @@ from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.peer import Peer
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.sockets import Context, Limits, Socket
+from monarch_nb.transport.streams import Stream
 from monarch_nb.wire.header import Header
 
 _REMEMBERED = 4096  # dead processes, so that nothing is sent to them
@@ -58,7 +60,8 @@ class Links:
         on_connection: Connection | None,
     ) -> None:
         self.address = address
-        self.context: Context | None = None
+        self._context: Context | None = None
+        self._inside: set[Stream] = set()  # connections to processes of this host
         self.arrived, self.undeliverable, self.dropped = sink.arrived, sink.undeliverable, sink.dropped
         self._stranger = sink.stranger
         self._routes = Routes(address, agent)
@@ -129,11 +132,50 @@ class Links:
             self._peers[key] = peer
         return peer
 
-    def incoming(self, router: Socket, routing_id: bytes, tcp: bool) -> Peer | None:
-        """The peer that sent this; None if it may not speak."""
-        return self._by_id.get(routing_id) or self._met(router, routing_id, tcp)
+    def incoming(self, router: Socket, routing_id: bytes) -> Peer | None:
+        """The peer that sent this to our TCP socket; None if it may not speak."""
+        known = self._by_id.get(routing_id)
+        if known is not None:
+            return known
+        peer = self._met(routing_id, tcp=True)
+        if peer is not None:
+            peer.attach(Inbound(router, routing_id, self._reader, lost=peer.lost, gone=lambda: self._left(peer)))
+            if self._on_connection is not None:
+                self._on_connection(peer.address, True, "it dialled")
+        return peer
 
-    def _met(self, router: Socket, routing_id: bytes, tcp: bool) -> Peer | None:
+    def come_in(self, connection: socket.socket) -> None:
+        """A process of this host has dialled us; reading thread."""
+        caller: Peer | None = None
+        named = False
+
+        def received(frame0: bytes, frames: Sequence[Any]) -> None:
+            nonlocal caller, named
+            if not named:
+                named = True
+                caller = self._met(frame0, tcp=False)
+                if caller is not None:
+                    caller.attach(stream)
+            elif caller is not None:  # else: late words of the dead
+                self.receive(caller, frame0, frames)
+
+        def lost() -> None:
+            self._inside.discard(stream)
+            if caller is not None and caller.cut(stream):
+                self._left(caller)
+
+        stream = Stream(connection, self._reader, received, lost)
+        self._inside.add(stream)
+        stream.listen()
+
+    def receive(self, peer: Peer, frame0: bytes, frames: Sequence[Any]) -> None:
+        """Take one message from a peer, whatever it is; reading thread."""
+        try:
+            peer.receive(frame0, frames)
+        except Exception as error:
+            self.dropped(peer.address, f"{type(error).__name__}: {error}")
+
+    def _met(self, routing_id: bytes, *, tcp: bool) -> Peer | None:
         try:
             address, lane, life = routing_id.decode().split("|")
             host, name = address.split("/")
@@ -163,9 +205,6 @@ class Links:
             self._by_id[routing_id] = peer
             self._ways.clear()
         peer.over_tcp = tcp
-        peer.attach(Inbound(router, routing_id, self._reader, lost=peer.lost, gone=lambda: self._left(peer)))
-        if tcp and self._on_connection is not None:
-            self._on_connection(address, True, "it dialled")
         return peer
 
     def _left(self, peer: Peer) -> None:
@@ -212,20 +251,42 @@ class Links:
 
     # what a peer asks
 
-    def dial(self, peer: Peer) -> Dialled | None:
-        """A socket connected, or connecting, to the peer. Raises DescriptorLimitError, TrustError."""
-        context = self.context
-        if context is None or self._closed:
+    def dial(self, peer: Peer) -> Dialled | Stream | None:
+        """A connection to the peer; None if it cannot be had now. Raises DescriptorLimitError, TrustError."""
+        if self._closed:
             return None
+        name = f"{self.address}|{peer.lane}|{peer.epoch:x}"
+        if peer.endpoint.startswith("ipc:"):
+            return self._dial_inside(peer, name)
         trust = self._trusts.get(peer.address.partition("/")[0], self._trust)
         require_keys(peer.endpoint, *trust)
-        name = f"{self.address}|{peer.lane}|{peer.epoch:x}"
-        socket = sockets.dial(context, peer.endpoint, name, trust[0], self._limits)
-        watcher = None
-        if peer.endpoint.startswith("tcp:"):
-            watcher = Monitor(socket, self._reader, lambda event, _: self._told(peer, event))
-        sockets.connect(socket, peer.endpoint)
-        return Dialled(socket, self._reader, watcher)
+        dealer = sockets.dial(self.context(), peer.endpoint, name, trust[0], self._limits)
+        watcher = Monitor(dealer, self._reader, lambda event, _: self._told(peer, event))
+        sockets.connect(dealer, peer.endpoint)
+        return Dialled(dealer, self._reader, watcher)
+
+    def _dial_inside(self, peer: Peer, name: str) -> Stream | None:
+        connection = streams.dial(peer.endpoint.removeprefix("ipc://"), name.encode())
+        if connection is None:
+            return None
+
+        def received(frame0: bytes, frames: Sequence[Any]) -> None:
+            self.receive(peer, frame0, frames)
+
+        def lost() -> None:
+            self._inside.discard(stream)
+            peer.cut(stream)
+
+        stream = Stream(connection, self._reader, received, lost)
+        self._inside.add(stream)
+        return stream
+
+    def context(self) -> Context:
+        """That of our ZeroMQ sockets, whose threads only those need who speak to other hosts."""
+        with self._lock:
+            if self._context is None:
+                self._context = sockets.new_context()
+            return self._context
 
     def _told(self, peer: Peer, event: int) -> None:
         if event == monitor.UP:
@@ -258,6 +319,14 @@ class Links:
             self._by_id.clear()
         for peer in peers:
             peer.close("this process closed its connections", linger_ms)
+        for stream in list(self._inside):
+            stream.close(0)
+        self._inside.clear()
+
+    def destroy(self) -> None:
+        """End what is behind the sockets, once all are closed."""
+        if self._context is not None:
+            self._context.destroy()
 
     @property
     def settled(self) -> bool:

@@ -17,13 +17,14 @@ from monarch_nb.settings import settings
 from monarch_nb.transport import interrupts, shared, sockets
 from monarch_nb.transport.doors import Gatekeeper, Turnstile
 from monarch_nb.transport.errors import TransportError
-from monarch_nb.transport.folders import SocketFile
+from monarch_nb.transport.folders import SocketFile, private_folder
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.links import Connection, Links
 from monarch_nb.transport.parcel import Parcel, snapshot
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.shared import available
-from monarch_nb.transport.sockets import Context, Limits, Socket
+from monarch_nb.transport.sockets import Limits, Socket
+from monarch_nb.transport.streams import Door
 from monarch_nb.wire.header import Header, Kind
 
 log = logging.getLogger("monarch_nb.transport")
@@ -89,8 +90,8 @@ class Node:
         )
         for host, folder in run_folders.items():
             self._links.learn(host, None, folder, None, None)
-        self._context: Context | None = None
-        self._routers: list[Socket] = []
+        self._door: Door | None = None
+        self._router: Socket | None = None
         self._file: SocketFile | None = None
         self._gatekeeper: Gatekeeper | None = None
         self._turnstile: Turnstile | None = None
@@ -123,24 +124,22 @@ class Node:
 
     def _listen(self) -> None:
         sockets.spare_descriptors("the message layer")
-        context = self._context = self._links.context = sockets.new_context()
         if self._own_folder is not None:
-            folder = Path(self._own_folder)
-            self._read_from(sockets.listen_ipc(context, folder, self.name, self._limits), tcp=False)
-            self._file = SocketFile(folder / self.name)
+            path = sockets.ipc_endpoint(self._own_folder, self.name).removeprefix("ipc://")
+            private_folder(self._own_folder)
+            self._door = Door(path, self._limits.backlog, self._reader, self._links.come_in)
+            self._file = SocketFile(Path(path))
         if self._tcp_bind is not None:
+            context = self._links.context()
             if self._keys is not None:
                 self._gatekeeper = Gatekeeper(context, self._reader, self._keys)
             router = sockets.listen_tcp(context, self._tcp_bind, self._keys, self._limits)
             self.tcp_endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
             port = int(self.tcp_endpoint.rpartition(":")[2])
             self._turnstile = Turnstile(router, self._reader, port, self._limits)
-            self._read_from(router, tcp=True)
-
-    def _read_from(self, router: Socket, *, tcp: bool) -> None:
-        self._routers.append(router)
-        self._reader.watch(int(router.FD), lambda: self._read(router, tcp))
-        self._reader.look_again(int(router.FD))
+            self._router = router
+            self._reader.watch(int(router.FD), lambda: self._read(router))
+            self._reader.look_again(int(router.FD))
 
     def close(self, linger_s: float = 1.0) -> None:
         """Stop; blocks up to `linger_s` seconds until what was sent is acknowledged. No thread or file is left."""
@@ -161,10 +160,11 @@ class Node:
         self._reader.run_calls()
         if self._file is not None:
             self._file.remove()
-        for router in self._routers:
-            router.close(0 if linger_s == 0 else None)
-        if self._context is not None:
-            self._context.destroy()
+        if self._door is not None:
+            self._door.close()
+        if self._router is not None:
+            self._router.close(0 if linger_s == 0 else None)
+        self._links.destroy()
         self._reader.close()
 
     # sending
@@ -250,18 +250,15 @@ class Node:
 
     # receiving; the reader thread calls these
 
-    def _read(self, router: Socket, tcp: bool) -> bool:
+    def _read(self, router: Socket) -> bool:
         for _ in range(_AT_ONCE):
             message = sockets.read_router(router)
             if message is None:
                 return False
             routing_id, frame0, frames = message
-            peer = self._links.incoming(router, routing_id, tcp)
+            peer = self._links.incoming(router, routing_id)
             if peer is not None:
-                try:
-                    peer.receive(frame0, frames)
-                except Exception as error:
-                    self.dropped(peer.address, f"{type(error).__name__}: {error}")
+                self._links.receive(peer, frame0, frames)
         return True
 
     def arrived(self, header: Header, parcel: Parcel) -> None:

@@ -1,5 +1,6 @@
 """One peer on one lane: its link, its channel, and the lock that both live under."""
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -27,11 +28,13 @@ from monarch_nb.transport.envelope import Item, pack_local, pack_whole
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.parcel import Parcel
+from monarch_nb.transport.streams import Stream
 from monarch_nb.transport.unpacking import Unpacker
 from monarch_nb.wire.header import Header
 
 _CHUNK = int(PrefixKind.CHUNK)
 _AT_ONCE = 64
+_FIRST_PAUSE, _LAST_PAUSE = 0.01, 0.5  # seconds between two attempts to reach a process of this host
 _clock = time.monotonic
 _Items = Sequence[Item]
 
@@ -39,8 +42,8 @@ _Items = Sequence[Item]
 class Owner(Protocol):
     """What a peer asks of the process it belongs to."""
 
-    def dial(self, peer: "Peer") -> Dialled | None:
-        """Open our connection to the peer; None when this process is closing."""
+    def dial(self, peer: "Peer") -> Dialled | Stream | None:
+        """Open our connection to the peer; None when this process is closing, or nobody listens there just now."""
 
     def mark_busy(self, peer: "Peer") -> None:
         """Tick the peer from now on."""
@@ -77,6 +80,8 @@ class Peer:
             self._link.disconnected(_clock())  # messages are kept until the handshake went well
         self._lock = threading.Lock()
         self._channel: Channel | None = None
+        self._again_at = 0.0  # not before is it dialled again
+        self._pause = _FIRST_PAUSE
         self._busy = False
         self._unpacker = Unpacker(portable=portable)
         self._credits = threading.Condition()
@@ -181,13 +186,43 @@ class Peer:
     def _open(self) -> Channel | None:
         if not self.endpoint:
             return None
+        if self.endpoint.startswith("ipc:"):
+            return self._open_inside()
         channel = self._owner.dial(self)
-        if channel is not None:
+        if type(channel) is Dialled:
             self._channel = channel
             channel.listen(self._read)
-            if self.endpoint.startswith("ipc:"):
-                self._transmit(self._link.connected(_clock()))
         return channel
+
+    def _open_inside(self) -> Channel | None:
+        now = _clock()
+        if now < self._again_at:
+            return None
+        channel = self._owner.dial(self)
+        if type(channel) is not Stream:
+            self._link.disconnected(now)
+            self._again_at = now + self._pause
+            self._pause = min(2 * self._pause, _LAST_PAUSE)
+            return None
+        self._pause = _FIRST_PAUSE
+        self._channel = channel
+        channel.listen()
+        self._transmit(self._link.connected(now))
+        return channel
+
+    def cut(self, stream: Stream) -> bool:
+        """That connection is gone; whether it was ours to write to. Reader thread."""
+        return uninterrupted(self._cut, stream)
+
+    def _cut(self, stream: Stream) -> bool:
+        with self._lock:
+            if self._channel is not stream:
+                return False
+            self._channel = None
+            self._link.disconnected(_clock())
+            if not self._busy:
+                self._keep_time()
+            return True
 
     def _keep_time(self) -> None:
         if not self._busy:
@@ -197,8 +232,11 @@ class Peer:
     def _write(self, channel: Channel, frame0: bytes, frames: Sequence[Any]) -> None:
         try:
             channel.write(frame0, frames)
-        except zmq.Again:  # the connection has just gone; its monitor will say so too
+        except zmq.Again:  # the connection has just gone; whoever watches it will say so too
             self._link.disconnected(_clock())
+            if type(channel) is Stream and self._channel is channel:
+                self._channel = None
+                channel.close(0)
 
     def _transmit(self, actions: Sequence[Action[Item]]) -> list[Action[Item]]:
         """Write what is to be written, in order; what is left is for outside the lock."""
@@ -317,6 +355,9 @@ class Peer:
         with self._lock:
             if self.gone is not None:
                 return False, ()
+            if self._channel is None and self._link.unacked:
+                with contextlib.suppress(TransportError):  # whoever sends next is told
+                    self._open()
             rest = self._transmit(self._link.tick(now))
             busy = self._busy = not self._link.idle
             return busy, rest

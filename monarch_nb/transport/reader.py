@@ -1,7 +1,9 @@
 """The one thread of a process that reads its sockets and keeps its links' time."""
 
 import contextlib
+import functools
 import logging
+import mmap
 import os
 import select
 import selectors
@@ -14,6 +16,8 @@ from typing import Any, Protocol
 from monarch_nb.transport.errors import descriptor_limit, is_descriptor_limit
 
 log = logging.getLogger("monarch_nb.transport")
+_WRITABLE = 4  # EPOLLOUT
+_SPACE = 256 * 1024  # bytes
 _RECENT = 5.0  # seconds; a reader that had something to do within them looks up once a second
 
 
@@ -30,6 +34,7 @@ class Reader:
     def __init__(self, name: str, tick: float) -> None:
         self._tick = tick
         self._callbacks: dict[int, Callable[[], bool]] = {}
+        self._writers: dict[int, Callable[[], None]] = {}
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._newly_busy: deque[Ticking] = deque()
         self._busy: list[Ticking] = []
@@ -73,13 +78,29 @@ class Reader:
         for fd in {self._wake_read, self._wake_write}:
             os.close(fd)
 
-    def watch(self, fd: int, callback: Callable[[], bool]) -> None:
-        """Call `callback` when `fd` is readable; if it returns True it wants to be called again soon. Any thread."""
+    @functools.cached_property
+    def space(self) -> memoryview:
+        """Memory to read into, for the thread's own callbacks; its pages come when they are touched."""
+        return memoryview(mmap.mmap(-1, _SPACE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+    def watch(self, fd: int, callback: Callable[[], bool], writable: Callable[[], None] | None = None) -> None:
+        """Call `callback` when `fd` is readable; if it returns True it wants to be called again soon. Any thread.
+
+        `writable` is called when there is room to write, while `watch_writing` asks for that.
+        """
         self._callbacks[fd] = callback
+        if writable is not None:
+            self._writers[fd] = writable
         self._selector.add(fd)
+
+    def watch_writing(self, fd: int, on: bool) -> None:
+        """Whether room to write is waited for. Any thread."""
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            self._selector.writing(fd, on)
 
     def unwatch(self, fd: int) -> None:
         """Forget a descriptor, before it is closed."""
+        self._writers.pop(fd, None)
         if self._callbacks.pop(fd, None) is not None:
             with contextlib.suppress(OSError, KeyError, ValueError):
                 self._selector.remove(fd)
@@ -132,10 +153,16 @@ class Reader:
             ready = self._selector.poll(timeout)
             self.deep = False
             if self._again:
-                ready = list({*ready, *self._again})
-                self._again.clear()
-            for fd in ready:
-                self._call_back(fd)
+                again, self._again = self._again, set()
+                for fd in again.difference(fd for fd, _ in ready):
+                    self._call_back(fd)
+            for fd, events in ready:
+                if events != _WRITABLE:
+                    self._call_back(fd)
+                if events & _WRITABLE:
+                    writer = self._writers.get(fd)
+                    if writer is not None:
+                        _guarded(writer)
             self.run_calls()
             now = clock()
             if now >= next_tick and (self._busy or self._newly_busy):
@@ -189,18 +216,26 @@ class _Poll:
         elif self._other:
             self._other.register(fd, selectors.EVENT_READ)
 
+    def writing(self, fd: int, on: bool) -> None:
+        if self._epoll:
+            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if on else select.EPOLLIN)
+        elif self._other:
+            self._other.modify(fd, selectors.EVENT_READ | selectors.EVENT_WRITE if on else selectors.EVENT_READ)
+
     def remove(self, fd: int) -> None:
         if self._epoll:
             self._epoll.unregister(fd)
         elif self._other:
             self._other.unregister(fd)
 
-    def poll(self, timeout: float | None) -> list[int]:
+    def poll(self, timeout: float | None) -> list[tuple[int, int]]:
+        """Descriptors and what they are ready for."""
         try:
             if self._epoll:
-                return [fd for fd, _ in self._epoll.poll(timeout)]
+                return self._epoll.poll(timeout)
             assert self._other is not None
-            return [key.fd for key, _ in self._other.select(timeout)]
+            # Its words, 1 and 2, are not those of epoll, 1 and 4.
+            return [(key.fd, events & 1 | (events & 2) << 1) for key, events in self._other.select(timeout)]
         except InterruptedError:
             return []
 

@@ -10,7 +10,6 @@ from zmq.backend import Socket as _Raw
 
 from monarch_nb.transport.chunks import SIZE
 from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
-from monarch_nb.transport.folders import private_folder
 from monarch_nb.transport.keys import Keys
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -51,13 +50,6 @@ def new_context() -> Context:
     return context
 
 
-def listen_ipc(context: Context, folder: Path, name: str, limits: Limits) -> Socket:
-    """A ROUTER in a run folder, which is created if need be and must be private."""
-    private_folder(folder)
-    endpoint = ipc_endpoint(folder, name)
-    return _bind(_router(context, limits), endpoint)
-
-
 def listen_tcp(context: Context, endpoint: str, keys: Keys | None, limits: Limits) -> Socket:
     """A ROUTER on TCP that talks only to those who have the same keys, if any are given."""
     router = _router(context, limits)
@@ -78,14 +70,13 @@ def dial(context: Context, endpoint: str, routing_id: str, keys: Keys | None, li
         dealer.setsockopt(zmq.ROUTING_ID, routing_id.encode())
         dealer.setsockopt(zmq.RECONNECT_IVL, limits.reconnect_ms)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, limits.reconnect_max_ms)
-        if endpoint.startswith("tcp:"):
-            _tcp(dealer, endpoint, limits)
-            # What is written while there is no connection stays in our link, which knows what the peer lacks.
-            dealer.setsockopt(zmq.IMMEDIATE, 1)
-            if keys is not None:
-                dealer.setsockopt(zmq.CURVE_SERVERKEY, keys.public)
-                dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-                dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        _tcp(dealer, endpoint, limits)
+        # What is written while there is no connection stays in our link, which knows what the peer lacks.
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
+        if keys is not None:
+            dealer.setsockopt(zmq.CURVE_SERVERKEY, keys.public)
+            dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+            dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
     except BaseException:
         dealer.close(0)
         raise

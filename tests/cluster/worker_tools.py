@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, endpoint
+from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import ROOT, SOON, controlling
 
 TRUST_ALL = "trust_all_connections"
@@ -84,4 +85,5 @@ def light_host(nothing_left_by_module: None) -> Iterator[Any]:
         procs = cold(here, name="warm")
         where(procs).pid.call().get(60)
         procs.stop().get(SOON)
+        runtime().node._links.context()  # its threads come with the first word to another host, and stay: not of a test
         yield here

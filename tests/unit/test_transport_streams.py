@@ -1,0 +1,192 @@
+"""Connections inside a host: whole messages, in order, whatever pieces the kernel takes or gives."""
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import zmq
+
+from monarch_nb.transport import TransportError
+from monarch_nb.transport.reader import Reader
+from monarch_nb.transport.streams import Door, Stream, dial
+from tests.unit.transport_tools import End, ends, run_folder
+
+pytestmark = pytest.mark.timeout(60)
+
+
+opened: list[socket.socket] = []
+
+
+class Listener:
+    """The reading end of a pair, with what it has got."""
+
+    def __init__(self, reader: Reader) -> None:
+        near, far = socket.socketpair()
+        opened.extend((near, far))
+        self.got: list[tuple[bytes, list[bytes]]] = []
+        self.lost = threading.Event()
+        self.new = threading.Condition()
+        self.far = far
+        self.stream = Stream(near, reader, self._received, self.lost.set)
+        self.stream.listen()
+
+    def _received(self, frame0: bytes, frames: Sequence[Any]) -> None:
+        with self.new:
+            self.got.append((frame0, [bytes(frame) for frame in frames]))
+            self.new.notify_all()
+
+    def wait(self, count: int) -> list[tuple[bytes, list[bytes]]]:
+        with self.new:
+            assert self.new.wait_for(lambda: len(self.got) >= count, 30), f"{len(self.got)} of {count}"
+        return self.got
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    reader = Reader("test-reader", 0.02)
+    reader.start()
+    yield reader
+    reader.stop()
+    reader.run_calls()
+    reader.close()
+    while opened:
+        opened.pop().close()
+
+
+def messages(seed: int, count: int) -> list[tuple[bytes, list[bytes]]]:
+    chance = random.Random(seed)
+    sizes = (0, 1, 7, 100, 4000, 70_000, 300_000)
+    return [
+        (chance.randbytes(40), [chance.randbytes(chance.choice(sizes)) for _ in range(chance.randrange(12))])
+        for _ in range(count)
+    ]
+
+
+def test_messages_of_any_shape_arrive_whole_and_in_order_though_the_pipe_is_full(reader: Reader) -> None:
+    end = Listener(reader)
+    sender = Stream(end.far, reader, lambda *_: None, lambda: None)
+    sender.listen()
+    sent = messages(1, 200)
+    for frame0, frames in sent:
+        sender.write(frame0, frames)
+    assert end.wait(len(sent)) == sent
+
+
+def test_messages_that_come_byte_by_byte_are_put_together(reader: Reader) -> None:
+    copy = Listener(reader)
+    whole = bytearray()
+    sent = [(b"head", [b"", b"x" * 300]), (b"h2", []), (b"h3", [b"y"] * 20)]
+    left, right = socket.socketpair()
+    opened.extend((left, right))
+    taken = Stream(left, reader, lambda *_: None, lambda: None)
+    for frame0, frames in sent:
+        taken.write(frame0, frames)
+    right.settimeout(5)
+    while len(whole) < 4 + 24 + 304 + 4 + 8 + 2 + 4 + 21 * 8 + 22:
+        whole += right.recv(65536)
+    for place in range(len(whole)):
+        copy.far.send(whole[place : place + 1])
+    assert copy.wait(3) == sent
+
+
+def test_more_frames_than_the_kernel_takes_at_a_time(reader: Reader) -> None:
+    end = Listener(reader)
+    sender = Stream(end.far, reader, lambda *_: None, lambda: None)
+    sender.listen()
+    many = [str(number).encode() for number in range(5000)]
+    sender.write(b"head", many)
+    sender.write(b"after", [])
+    assert end.wait(2) == [(b"head", many), (b"after", [])]
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\0" * 64, b"\xff" * 64, b"\2\0\0\0" + b"\xff" * 32], ids=["none", "many", "huge"]
+)
+def test_garbage_ends_the_connection_and_nothing_else(reader: Reader, garbage: bytes) -> None:
+    end, other = Listener(reader), Listener(reader)
+    end.far.sendall(garbage)
+    assert end.lost.wait(10)
+    assert end.got == []
+    sender = Stream(other.far, reader, lambda *_: None, lambda: None)
+    sender.write(b"still", [])
+    assert other.wait(1) == [(b"still", [])]
+
+
+def test_a_write_to_who_is_gone_says_so(reader: Reader) -> None:
+    end = Listener(reader)
+    end.far.close()
+    assert end.lost.wait(10)
+    with pytest.raises(zmq.Again):
+        end.stream.write(b"x", [])
+
+
+def test_nobody_listens_no_connection() -> None:
+    with run_folder() as folder:
+        assert dial(str(folder / "nobody"), b"me") is None
+
+
+def test_a_name_left_by_the_dead_is_taken_over_and_one_in_use_is_not(reader: Reader) -> None:
+    with run_folder() as folder:
+        path = str(folder / "name")
+        dead = socket.socket(socket.AF_UNIX)
+        dead.bind(path)
+        dead.close()
+        come: list[socket.socket] = []
+        door = Door(path, 8, reader, come.append)
+        with pytest.raises(TransportError, match="another process listens there"):
+            Door(path, 8, reader, come.append)
+        caller = dial(path, b"me")
+        assert caller is not None
+        wait_until(lambda: bool(come))
+        for connection in (caller, *come):
+            connection.close()
+        door.close()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_what_is_sent_before_anybody_listens_is_kept_and_arrives_in_order() -> None:
+    with run_folder() as folder:
+        a = End("h/a", folder)
+        with ends(a):
+            for number in range(50):
+                a.send("h/late", str(number).encode())
+            late = End("h/late", folder)
+            with ends(late):
+                assert [late.get()[1] for _ in range(50)] == [[str(number).encode()] for number in range(50)]
+
+
+def test_a_cut_inside_a_host_loses_nothing_and_repeats_nothing() -> None:
+    """Nobody cuts a unix socket but a bug or a debugger; links stand it all the same."""
+    with run_folder() as folder:
+        a, b = End("h/a", folder), End("h/b", folder)
+        with ends(a, b):
+            for number in range(400):
+                a.send("h/b", str(number).encode() * 50)
+                if number % 50 == 25:
+                    for end in (a, b):
+                        for stream in list(end.node._links._inside):
+                            with contextlib.suppress(OSError):  # its other end was among those before
+                                stream._socket.shutdown(socket.SHUT_RDWR)
+            assert [b.get()[1] for _ in range(400)] == [[str(number).encode() * 50] for number in range(400)]
+            assert b.inbox.empty()
+
+
+def test_processes_of_one_host_need_no_threads_of_libzmq() -> None:
+    with run_folder() as folder:
+        a, b = End("h/a", folder), End("h/b", folder)
+        with ends(a, b):
+            a.send("h/b", b"x")
+            b.get()
+            assert a.node._links._context is None
+            assert b.node._links._context is None
