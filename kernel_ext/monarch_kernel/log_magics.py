@@ -11,6 +11,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from monarch_nb.mesh import Logs, follow_logs, logs_of
 
 from .arguments import Place, place
+from .faces.views import LogView
 from .pacing import BYTES, BYTES_BURST, Bucket
 from .session import Session
 
@@ -27,12 +28,12 @@ class LogMagics(Magics):
         self._session = session
 
     @line_magic
-    def logs(self, line: str) -> Logs | None:
+    def logs(self, line: str) -> Logs | LogView | None:
         """Show the last lines that the ranks of a mesh wrote, also those that no cell has shown.
 
         %logs NAME [dim=index] [dim=from:to] ... [--follow] [--grep RE] [--level L] [--since T] [--last N] [--stderr]
 
-            %logs workers                        # all ranks, in the order of time
+            %logs workers                        # all ranks, in the order of time; live where widgets are
             %logs workers gpus=3 --since 5m
             %logs workers --grep "loss|nan"      # a regular expression
             %logs workers --level WARNING        # only records of logging, from there on
@@ -57,7 +58,7 @@ class LogMagics(Magics):
             if "--follow" in options:
                 follow(part, wishes)
                 return None
-            return logs_of(part, last=last, **wishes)
+            return logs_of(part, last=last, **wishes) if options else LogView(part)
         except (TypeError, IndexError, ValueError, RuntimeError) as error:
             raise UsageError(f"%logs: {error}") from None
 

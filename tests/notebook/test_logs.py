@@ -1,0 +1,175 @@
+"""Output belongs to a cell: also late, in floods, on stderr, and what no cell has caused."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.notebook import Cell, Notebook
+from tests.notebook.test_output import ranks
+
+pytestmark = pytest.mark.timeout(60)
+
+TALKER = """
+import ctypes, logging, subprocess, sys, threading, time, warnings
+from monarch.actor import Actor, current_rank, endpoint
+
+class LogTalker(Actor):
+    def __init__(self):
+        print("being made")
+    @endpoint
+    def late(self, path, text):
+        while not __import__("os").path.exists(path):
+            time.sleep(0.01)
+        print(text)
+    @endpoint
+    def ready(self):
+        pass
+    @endpoint
+    def raw(self):
+        ctypes.CDLL(None).puts(b"from C")
+        subprocess.run(["sh", "-c", "echo from a child; echo from its stderr >&2"])
+    @endpoint
+    def long_raw(self):
+        subprocess.run(["sh", "-c", "echo live from a child"])
+        time.sleep(1.5)
+    @endpoint
+    def complain(self):
+        print("an error", file=sys.stderr)
+        logging.getLogger("lib").error("logged")
+        warnings.warn("warned")
+    @endpoint
+    def background(self):
+        threading.Timer(0.02, print, ["from behind"]).start()
+    @endpoint
+    def flood(self):
+        if current_rank().rank == 0:
+            for number in range(60_000):
+                print("flood", number)
+        for number in range(100):
+            print("calm", current_rank().rank, number)
+"""
+
+
+@pytest.fixture
+def talk(nb: Notebook) -> Notebook:
+    """The shared kernel, with actors `t` that write in all ways."""
+    if "LogTalker" not in nb.run("sorted(globals())").ok().text:
+        nb.run(TALKER).ok()
+    cell = nb.run("if 't' not in globals() or t._state.stopped or t._state.procs is not w._state:\n"
+                  "    t = w.spawn('t', LogTalker); t.initialized.get()").ok()  # fmt: skip
+    assert "being made" in cell.stdout or not cell.stdout
+    nb.run("t.ready.call().get()").ok()
+    return nb
+
+
+def test_what_a_broadcast_writes_later_goes_to_the_cell_that_sent_it(talk: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    first = talk.start(f"t.late.broadcast({str(gate)!r}, 'late words')")
+    assert talk.finish(first).ok().stdout == ""
+    second = talk.start(f"open({str(gate)!r}, 'w').close(); t.ready.call().get(); print('second')")
+    shown = {first: "", second: ""}
+    while ranks(shown[first], "late words") != [0, 1, 2, 3] or "second" not in shown[second]:
+        message = talk.client.get_iopub_msg(timeout=15)
+        if message["msg_type"] == "stream":
+            shown[message["parent_header"]["msg_id"]] += message["content"]["text"]
+    assert shown[second] == "second\n"
+    talk.run("None").ok()
+
+
+def test_c_code_and_children_are_heard_in_their_cell_and_stderr_stays_stderr(talk: Notebook) -> None:
+    cell = talk.run("t.raw.call().get();").ok()
+    assert ranks(cell.stdout, "from C") == ranks(cell.stdout, "from a child") == [0, 1, 2, 3]
+    assert ranks(cell.stderr, "from its stderr") == [0, 1, 2, 3]
+    assert talk.run("print('next')").ok().stdout == "next\n"
+
+
+def test_raw_output_of_a_call_that_goes_on_is_shown_meanwhile(talk: Notebook) -> None:
+    request = talk.start("t.slice(gpus=2).long_raw.call_one().get()")
+    talk.until(request, Cell(), "live from a child")
+    talk.finish(request).ok()
+
+
+def test_warnings_and_records_of_logging_come_on_stderr(talk: Notebook) -> None:
+    cell = talk.run("t.complain.call().get();").ok()
+    assert cell.stdout == ""
+    assert ranks(cell.stderr, "an error") == [0, 1, 2, 3]
+    assert "logged" in cell.stderr
+    assert "UserWarning: warned" in cell.stderr
+
+
+def test_what_no_call_wrote_is_in_the_logs_only(talk: Notebook) -> None:
+    cell = talk.run("t.slice(gpus=1).background.call_one().get()").ok()
+    shown = cell.stdout
+    deadline = time.monotonic() + 15
+    while "from behind" not in (found := talk.run("print('looking')\n%logs w gpus=1 --grep behind").ok()).text:
+        assert time.monotonic() < deadline
+        shown += found.stdout
+    assert "from behind" not in shown + found.stdout
+    assert re.search(r"\[gpus=1\] from behind", found.text)
+    assert "from behind" in found.html
+
+
+def test_a_flood_of_one_rank_is_held_back_and_takes_nothing_from_the_others(talk: Notebook) -> None:
+    cell = talk.run("t.flood.call().get();", timeout=50).ok()
+    for rank in range(1, 4):
+        assert [n for n in range(100) if ranks(cell.stdout, f"calm {rank} {n}") == [rank]] == list(range(100))
+    told = re.search(r"… ([\d,]+) lines are not shown; all are in (\S+) ", cell.stdout)
+    assert told is not None
+    assert int(told[1].replace(",", "")) > 50_000
+    assert ranks(cell.stdout, "calm 0 99") == [0]  # the last of what was held back
+    assert len(cell.stdout) < 3_000_000
+    assert sum(message["msg_type"] == "stream" for message in cell.messages) < 200
+    kept = "".join(path.read_text() for path in sorted(Path(told[2]).parent.glob(f"{Path(told[2]).name}*")))
+    assert all(f"flood {number}\n" in kept for number in range(0, 60_000, 500))
+
+
+def test_equal_lines_are_not_merged_where_that_is_not_wanted(nb: Notebook) -> None:
+    nb.run("%mesh apart gpus=2 --no-dedup").ok()
+    try:
+        cell = nb.run("%%on apart\nprint('same')").ok()
+        assert sorted(cell.stdout.splitlines()) == ["[apart gpus=0] same", "[apart gpus=1] same"]
+        nb.run("%mesh apart gpus=2").ok()
+        assert nb.run("%%on apart\nprint('same')").ok().stdout == "[apart gpus=0-1] same\n"
+    finally:
+        nb.run("%stop apart").ok()
+
+
+def test_progress_bars_of_ranks_are_kept_apart(nb: Notebook) -> None:
+    cell = nb.run(
+        "%%on w\nimport sys\nfor i in range(300):\n"
+        "    sys.stderr.write(f'\\rrank {rank} step {i}')\n    sys.stderr.flush()\nsys.stderr.write('\\n')"
+    ).ok()
+    assert [ranks(cell.stderr, f"rank {rank} step 299") for rank in range(4)] == [[0], [1], [2], [3]]
+    assert len(cell.stderr.splitlines()) < 12
+
+
+def test_a_traceback_that_a_rank_prints_has_the_lines_of_the_cell(nb: Notebook) -> None:
+    cell = nb.run(
+        "%%on w gpus=0\nimport traceback\ntry:\n    1 / 0  # the line\nexcept Exception:\n    traceback.print_exc()"
+    ).ok()
+    assert "1 / 0  # the line" in cell.stderr
+
+
+def test_logs_can_be_followed_until_they_are_interrupted(nb: Notebook) -> None:
+    nb.run("%%on w gpus=3\nprint('needle one')").ok()
+    request = nb.start("%logs w gpus=3 --follow --grep 'needle (one|two)'")
+    nb.until(request, Cell(), "needle one")
+    nb.interrupt()
+    assert nb.finish(request).ok().error is None
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("%logs nobody", "no mesh 'nobody'"),
+        ("%logs w --loud", "knows no option --loud"),
+        ("%logs w --grep (", "no regular expression"),
+        ("%logs w --since soon", "is no time"),
+        ("%logs w gpus=9", "gpus"),
+    ],
+)
+def test_what_cannot_be_understood_is_said(nb: Notebook, line: str, told: str) -> None:
+    cell = nb.run(line)
+    assert told in cell.traceback + cell.stderr
