@@ -18,6 +18,7 @@ class Book:
         self._over: dict[str, str] = {}  # sessions that cannot stop any more by a step, and why
         self.listeners: list[Listener] = []
         self.changed = 0
+        self.changed_at = 0.0  # monotonic
 
     # -- what is told -------------------------------------------------------------------------------------------------
 
@@ -61,6 +62,7 @@ class Book:
 
     def _touch(self) -> None:
         self.changed += 1
+        self.changed_at = time.monotonic()
         self._changed.notify_all()
 
     def _tell(self, kind: str, record: Stopped) -> None:
@@ -99,6 +101,17 @@ class Book:
                     return False
                 self._changed.wait(min(left, 0.5))
             return True
+
+    def settle(self, quiet: float, limit: float = 0.3) -> None:
+        """Blocks until nothing has happened for `quiet` seconds, and for at most `limit`."""
+        deadline = time.monotonic() + limit
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                left = min(self.changed_at + quiet, deadline) - now
+                if left <= 0:
+                    return
+                self._changed.wait(left)
 
     def wait_steps(self, before: Iterable[tuple[str, int]], timeout: float) -> None:
         """Blocks until each of these sessions (with the number of its stop) has stopped anew or is over."""

@@ -46,8 +46,6 @@ class Waiting:
         self._shown: set[tuple[str, int]] = set()  # stops that people have been told of: session and number
         self._left: set[tuple[str, int]] = set()  # those that are to be left alone by this wait
         self._desks: dict[str, Desk] = {}
-        self._seen = -1
-        self._moved = 0.0  # when something last happened
 
     @property
     def can_ask(self) -> bool:
@@ -57,20 +55,17 @@ class Waiting:
     def begin(self) -> None:
         """Somebody begins to wait: what was left stopped is asked about again, if it is what is waited for."""
         self._left.clear()
-        self._seen = -1
 
     def look(self, future: Future[Any]) -> None:
         """Asks, or raises StoppedAtBreakpoint, if there is reason to. On the waiting thread."""
         book = self.controller.book
-        if not book.any and self._seen == book.changed:
+        if not book.any or not self.relevant(future) or not self._asking.acquire(blocking=False):
             return
-        now = time.monotonic()
-        if book.changed != self._seen:
-            self._seen, self._moved = book.changed, now
+        book.settle(GATHER_S)
         records = self.relevant(future)
-        if not records or now - self._moved < GATHER_S or not self._asking.acquire(blocking=False):
-            return
         try:
+            if not records:
+                return
             if self.terminal.can_ask:
                 self._ask(future, records)
             else:
@@ -109,7 +104,7 @@ class Waiting:
             call = self.controller.engine.calls.get(future.wait_id)
             held = {one.rank for one in related if call is not None and one.mesh == call.mesh}
             covered = call is None or set(call.missing_ranks()) <= held
-            if covered or time.monotonic() - self._moved >= settings.get("debug_patience"):
+            if covered or time.monotonic() - self.controller.book.changed_at >= settings.get("debug_patience"):
                 raise self.error(future, related)
         fresh = [one for one in records if one not in related and (one.session, one.number) not in self._shown]
         if fresh:

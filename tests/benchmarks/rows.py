@@ -94,6 +94,11 @@ ROWS = (
     Row("64 procs × 10 actors: one killed, all told", "s", "scale: told"),
     Row("64 procs × 10 actors: healed, all reply", "s", "scale: healed"),
     Row("64 procs × 10 actors: stopped", "s", "scale: stopped"),
+    Row("8 ranks at a breakpoint: shown p95", "ms", "debug: 8 stops shown", "p95", 200),
+    Row("64 ranks at a breakpoint: shown p95", "ms", "debug: 64 stops shown", "p95", 1000),
+    Row("64 ranks at a breakpoint: a command p95", "ms", "debug: 64 stops answered", "p95", 300),
+    Row("call_one to an actor that had a breakpoint once", "% more", "debug: unattached", "above", 5),
+    Row("failing call whose frames are kept", "% more", "debug: frames kept", "above", 5),
 )
 
 LEFT = (0, 1, 4)  # the columns that are not numbers

@@ -1,0 +1,127 @@
+"""What the debugger costs: how soon a stop is shown, a command to many ranks, and nothing while nobody debugs."""
+
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+from measure import figure, leave, plan_of, repeat, times
+
+from monarch.actor import Actor, endpoint, this_host
+from monarch.config import configured
+from monarch_nb import debug
+from monarch_nb.debug.prompt import NoPrompt, Waiting
+from monarch_nb.runtime import waiters
+
+
+class Worker(Actor):
+    @endpoint
+    def noop(self) -> None:
+        return None
+
+    @endpoint
+    def pause(self) -> int:
+        x = os.getpid()
+        breakpoint()
+        return x
+
+    @endpoint
+    def fail(self) -> None:
+        self.deeper(list(range(100)), 3)
+
+    def deeper(self, numbers: list[int], levels: int) -> None:
+        if levels:
+            self.deeper([*numbers], levels - 1)
+        raise ValueError(len(numbers))
+
+
+class Shown:
+    """Stands for a front end: notes when the table comes, lets all go on when it is asked."""
+
+    can_ask = True
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.after: list[float] = []
+        self.answered: list[float] = []
+
+    def write(self, text: str) -> None:
+        if text.startswith("⏸"):
+            self.at = time.time()
+            self.after.append(self.at - max(one.since for one in debug.sessions()))
+
+    def ask(self, prompt: str) -> str:
+        if not debug.sessions():
+            raise NoPrompt
+        for _ in range(10):
+            began = time.perf_counter()
+            debug.eval("x")
+            self.answered.append(time.perf_counter() - began)
+        return "c all"
+
+
+def stops(workers: Any, shown: Shown, row: str, count: int) -> None:
+    shown.after.clear()
+    shown.answered.clear()
+    for _ in range(count):
+        workers.pause.call().get()
+    times(f"{row} shown", shown.after)
+    times(f"{row} answered", shown.answered)
+
+
+def failing(count: int) -> None:
+    """Calls that fail, with and without their frames being kept, in turns: a busy machine does the same to both."""
+    made = {}
+    for kept in (0, 3):
+        with configured(debug_keep_failures=kept):
+            procs = this_host().spawn_procs(per_host={"gpus": 1})
+            made[kept] = procs.spawn("workers", Worker)
+            made[kept].noop.call().get()
+    seconds: dict[int, list[float]] = {0: [], 3: []}
+    for _ in range(count):
+        for kept, workers in made.items():
+            seconds[kept] += repeat(20, lambda fails=workers.fail: fails.call_one().exception(), warm=2)
+    without, kept_s = (statistics.median(seconds[kept]) for kept in (0, 3))
+    figure("debug: frames kept", above=(kept_s / without - 1) * 100, p50=kept_s * 1000)
+
+
+def unattached(count: int) -> None:
+    """Calls to an actor that had a breakpoint once, and to one that never had, in turns."""
+    procs = this_host().spawn_procs(per_host={"gpus": 2})
+    workers: Any = procs.spawn("workers", Worker)
+    plain, once = workers.slice(gpus=0), workers.slice(gpus=1)
+    workers.noop.call().get()
+    debug.clear_breakpoint(debug.set_breakpoint("Worker.deeper", once))
+    seconds: dict[Any, list[float]] = {plain: [], once: []}
+    for _ in range(count):
+        for which, into in seconds.items():
+            into += repeat(50, lambda calls=which.noop: calls.call_one().get(), warm=2)
+    figure("debug: unattached", above=(statistics.median(seconds[once]) / statistics.median(seconds[plain]) - 1) * 100)
+
+
+def main() -> None:
+    plan = plan_of(sys.argv)
+    debug.on_change(lambda kind, record: None)
+    shown = Shown()
+    waiting = Waiting(debug.controller(), shown)
+
+    class Tick:
+        def waiting(self, future: Any, seconds: float) -> None:
+            waiting.look(future)
+
+    waiters.append(Tick())
+    for row, size in (("debug: 8 stops", 8), ("debug: 64 stops", plan.scale)):
+        procs = this_host().spawn_procs(per_host={"gpus": size})
+        workers = procs.spawn("workers", Worker)
+        workers.noop.call().get()
+        stops(workers, shown, row, max(2, plan.kills // 2))
+        procs.stop().get()
+    waiters.clear()
+    unattached(max(2, plan.calls // 100))
+    failing(max(2, plan.calls // 100))
+    leave()
+
+
+if __name__ == "__main__":
+    main()
