@@ -74,11 +74,11 @@ class Driver(Causes):
                     self._acting = False
                     break
                 action = self._actions.popleft()
+            self._tell(action)
             try:
                 self._carry_out(action)
             except Exception:
                 logger.exception("supervision: %s", action)
-            self._tell(action)
 
     def _tell(self, what: "Action | OwnerSaid | None") -> None:
         for listener in tuple(self.listeners):

@@ -49,6 +49,17 @@ STEADY = """async () => {
 }"""
 
 
+def write_notebook(path: Path, cells: list[str]) -> Path:
+    """Writes a notebook with these cells of code."""
+    import nbformat
+
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    made = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+    made.cells = [nbformat.v4.new_code_cell(cell.strip()) for cell in cells]
+    path.write_text(nbformat.writes(made))
+    return path
+
+
 def browser_path() -> str:
     """The browser to drive. Skips the test, saying so, where there is none."""
     for name in BROWSERS:

@@ -5,7 +5,17 @@ from functools import cache
 from pathlib import Path
 
 STATIC = Path(__file__).parent / "static"
-MODULES = ("cluster", "words", "grid", "mesh", "widget")  # each may import from those before it
+MODULES = (
+    "cluster",
+    "words",
+    "grid",
+    "mesh",
+    "failures",
+    "logs",
+    "chart",
+    "metrics",
+    "widget",
+)  # each may import from those before it
 LARGEST = 150_000  # bytes: it travels through the kernel with each widget
 
 _IMPORT = re.compile(r'^import\s[^;]*?\sfrom\s+"\./\w+\.js";\n', re.MULTILINE)

@@ -10,6 +10,7 @@ from monarch_nb.runtime import Runtime
 from monarch_nb.store import store_of
 
 from .channel import Message
+from .curves import Curves
 from .lines import Lines
 from .requests import Requests
 
@@ -99,6 +100,8 @@ class Face:
             self._ends.pop(key)()
         if topic == "logs":
             self._ends[key] = Lines(engine, self._send, message).close
+        elif topic == "metrics":
+            self._ends[key] = Curves(engine, self._send, message).close
 
     def _answer(self, message: Message) -> None:
         reply: Message = {"type": "reply", "id": message.get("id")}

@@ -1,4 +1,4 @@
-"""Live displays in cells, where anywidget is there; the static forms are shown, and saved, beside them."""
+"""Live displays in cells, where anywidget is there; the static forms are sent, and saved, beside them."""
 
 import logging
 import time
@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.mesh import ActorMesh, ProcMesh
 from monarch_nb.runtime import process
+from monarch_nb.runtime.features import feature
 from monarch_nb.store import store_of
+from monarch_nb.supervision import MeshFailure
+from monarch_nb.telemetry import Metrics
 
 from .bundle import script, style
+from .curves import rows
+from .views import Failures, LogView
 
 if TYPE_CHECKING:
     from . import Faces
@@ -17,6 +22,11 @@ if TYPE_CHECKING:
 VIEW = "application/vnd.jupyter.widget-view+json"
 KEPT = 64  # widgets that are used again when the same is shown again
 logger = logging.getLogger(__name__)
+
+
+def view_of(widget: Any) -> dict[str, Any]:
+    """The MIME bundle that shows a widget."""
+    return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
 
 def widget_class() -> Any:
@@ -49,31 +59,56 @@ class Widgets:
         self._made: dict[Any, Any] = {}
 
     def install(self) -> None:
-        """From now on meshes are shown live. Without a kernel, or without anywidget, nothing changes."""
+        """From now on meshes and the like are shown live. Without a kernel, or without anywidget, nothing changes."""
         if getattr(self._shell, "kernel", None) is None:
             return
         self._class = widget_class()
         if self._class is None:
             return
         formatter = self._shell.display_formatter.mimebundle_formatter
-        for kind in (ProcMesh, ActorMesh):
-            formatter.for_type(kind, self._bundle)
+        for kind, make in self._forms().items():
+            formatter.for_type(kind, self._live(make))
 
     def uninstall(self) -> None:
-        """Meshes are shown as they were before."""
+        """Everything is shown as it was before."""
         formatter = self._shell.display_formatter.mimebundle_formatter
-        for kind in (ProcMesh, ActorMesh) if self._class is not None else ():
+        for kind in self._forms() if self._class is not None else ():
             formatter.pop(kind, None)
+        self._class = None
         self._made.clear()
 
-    def _bundle(self, mesh: Any, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _forms(self) -> dict[type, Callable[[Any], Any]]:
+        return {
+            ProcMesh: self._mesh,
+            ActorMesh: self._mesh,
+            Failures: lambda failures: self.show("failures", {}, "failures"),
+            LogView: self._lines,
+            Metrics: self._metrics,
+        }
+
+    @staticmethod
+    def _live(make: Callable[[Any], Any]) -> Callable[..., dict[str, Any]]:
         """What is shown besides text and HTML; {} if it cannot be."""
+
+        def bundle(value: Any, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+            try:
+                return view_of(make(value))
+            except Exception:
+                logger.debug("no live display", exc_info=True)
+                return {}
+
+        return bundle
+
+    def failure(self, failure: MeshFailure) -> dict[str, Any]:
+        """The live form of one failure, to go beside its text; {} where there is none."""
+        if self._class is None or not failure.failure_id:
+            return {}
         try:
-            widget = self._mesh(mesh)
+            number = str(failure.failure_id)
+            return view_of(self.show("failures", {"failure": number}, ("failure", number)))
         except Exception:
             logger.debug("no live display", exc_info=True)
             return {}
-        return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
     def _mesh(self, mesh: Any) -> Any:
         state, region = mesh._state, mesh._region
@@ -84,19 +119,32 @@ class Widgets:
             options["labels"], options["sizes"] = list(region.labels), list(region.extent.sizes)
         return self.show("mesh", options, (state.uid, region))
 
+    def _lines(self, shown: LogView) -> Any:
+        state, region = shown.mesh._state, shown.mesh._region
+        options: dict[str, Any] = {"mesh": state.uid, "lines": shown.lines}
+        if region != state.region:
+            whole = {base: index for index, base in enumerate(state.region.ranks())}
+            options["ranks"] = [whole[base] for base in region.ranks()]
+        return self.show("logs", options, None)
+
+    def _metrics(self, metrics: Metrics) -> Any:
+        engine, state = process._runtime, metrics.mesh._state
+        points = rows(feature(engine, "metrics"), state) if engine is not None else {}
+        return self.show("metrics", {"mesh": state.uid, "points": points}, None)
+
     def show(self, view: str, options: dict[str, Any], key: Any) -> Any:
         """The widget of a view; what is shown twice is one widget."""
         engine = process._runtime
         document = store_of(engine).document() if engine is not None else {}
         saved = {"now": time.time(), "state": _part(document, options.get("mesh"))}
-        known = self._made.get(key)
+        known = self._made.get(key) if key is not None else None
         if known is not None and known.comm is not None:
             known.saved = saved
             return known
         widget = self._class(view=view, options=options, saved=saved)
         face = self._faces.connect(widget.comm, custom=True)
         widget.on_msg(lambda widget, content, buffers: self._faces.receive(face, content))
-        self._made[key] = widget
+        self._made[key if key is not None else widget.model_id] = widget
         while len(self._made) > KEPT:
             self._made.pop(next(iter(self._made)))
         return widget
@@ -105,7 +153,7 @@ class Widgets:
 def _part(document: dict[str, Any], uid: str | None) -> dict[str, Any]:
     """What one mesh needs of the state to be shown without a kernel."""
     if uid is None:
-        return document
+        return {**document, "ranks": {}}
     meshes = document.get("meshes", {})
     near = {uid, meshes.get(uid, {}).get("on"), *(other for other, mesh in meshes.items() if mesh.get("on") == uid)}
     pick: Callable[[str], dict[str, Any]] = lambda section: {  # noqa: E731

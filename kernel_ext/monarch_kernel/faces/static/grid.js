@@ -42,6 +42,17 @@ function fold(inner, count) {
   return wide;
 }
 
+/** Rows in blocks side by side, so that many short lines do not make one long column. */
+function blocksOf(plan, size) {
+  const pitch = { l: 37, m: 24, s: 14 }[size];
+  const room = Math.max(1, Math.floor(860 / (plan.columns * pitch + 90)));
+  if (room < 2 || plan.rows.length <= 24) return [plan.rows];
+  const each = Math.max(16, Math.ceil(plan.rows.length / room));
+  const blocks = [];
+  for (let from = 0; from < plan.rows.length; from += each) blocks.push(plan.rows.slice(from, from + each));
+  return blocks;
+}
+
 export class Grid {
   /** `look(index)` gives {state, fill, text, label}; `on` has hover(index, box), pick(index, event). */
   constructor(labels, sizes, across, look, on) {
@@ -63,27 +74,11 @@ export class Grid {
 
   _table() {
     const { plan } = this;
-    const table = h("div", { class: `mnb-grid mnb-${this.size}`, role: "grid", "aria-multiselectable": "true" });
     const labelled = plan.rows.some((row) => row.label);
-    table.style.gridTemplateColumns = `${labelled ? "max-content " : ""}repeat(${plan.columns}, max-content)`;
+    const blocks = blocksOf(plan, this.size);
     this.cells = new Array(this.count);
-    if (plan.heads.length && this.size !== "s" && plan.rows.length > 1) {
-      const row = h("div", { class: "mnb-row", role: "row" });
-      if (labelled) row.append(h("div", { class: "mnb-head mnb-corner", text: plan.corner, "aria-hidden": "true" }));
-      for (const head of plan.heads) row.append(h("div", { class: "mnb-head", role: "columnheader", text: head }));
-      table.append(row);
-    }
-    for (const line of plan.rows) {
-      const row = h("div", { class: "mnb-row", role: "row" });
-      if (labelled) row.append(h("div", { class: "mnb-head mnb-left", role: "rowheader", text: line.label }));
-      for (const index of line.cells) {
-        const cell = h("div", { class: "mnb-cell", role: "gridcell", tabindex: index === 0 ? "0" : "-1", "data-index": index });
-        this.cells[index] = cell;
-        row.append(cell);
-      }
-      for (let fill = line.cells.length; fill < plan.columns; fill++) row.append(h("div"));
-      table.append(row);
-    }
+    const table = h("div", { class: "mnb-blocks", role: "grid", "aria-multiselectable": "true" });
+    for (const rows of blocks) table.append(this._block(rows, labelled));
     const indexOf = (event) => {
       const cell = event.target.closest?.(".mnb-cell");
       return cell ? Number(cell.dataset.index) : -1;
@@ -103,6 +98,30 @@ export class Grid {
       if (index >= 0) this._pick(index, event);
     });
     return table;
+  }
+
+  _block(lines, labelled) {
+    const { plan } = this;
+    const block = h("div", { class: `mnb-grid mnb-${this.size}`, role: "rowgroup" });
+    block.style.gridTemplateColumns = `${labelled ? "max-content " : ""}repeat(${plan.columns}, max-content)`;
+    if (plan.heads.length && this.size !== "s" && plan.rows.length > 1) {
+      const row = h("div", { class: "mnb-row", role: "row" });
+      if (labelled) row.append(h("div", { class: "mnb-head mnb-corner", text: plan.corner, "aria-hidden": "true" }));
+      for (const head of plan.heads) row.append(h("div", { class: "mnb-head", role: "columnheader", text: head }));
+      block.append(row);
+    }
+    for (const line of lines) {
+      const row = h("div", { class: "mnb-row", role: "row" });
+      if (labelled) row.append(h("div", { class: "mnb-head mnb-left", role: "rowheader", text: line.label }));
+      for (const index of line.cells) {
+        const cell = h("div", { class: "mnb-cell", role: "gridcell", tabindex: index === 0 ? "0" : "-1", "data-index": index });
+        this.cells[index] = cell;
+        row.append(cell);
+      }
+      for (let fill = line.cells.length; fill < plan.columns; fill++) row.append(h("div"));
+      block.append(row);
+    }
+    return block;
   }
 
   _canvas() {

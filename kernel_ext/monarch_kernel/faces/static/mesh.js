@@ -167,6 +167,7 @@ export function meshView(cluster, root, options) {
         return null;
       },
       tell,
+      { "data-for": "living" },
     );
     details.replaceChildren(
       h("div", { class: "mnb-top" }, heading, h("button", { class: "mnb-b mnb-quiet", type: "button", text: "×", "aria-label": "close", onclick: () => grid.select([]) })),
@@ -175,7 +176,7 @@ export function meshView(cluster, root, options) {
         "div",
         { class: "mnb-buttons" },
         stack,
-        askButton("Interrupt", () => cluster.request("interrupt", wanted), tell),
+        askButton("Interrupt", () => cluster.request("interrupt", wanted), tell, { "data-for": "living" }),
         heal,
         stop,
       ),
@@ -200,8 +201,12 @@ export function meshView(cluster, root, options) {
   function drawDetails() {
     if (!facts1) return;
     const found = selection.map((index) => rankOf(cluster.state, uid, whole(index)));
+    const broken = found.filter((rank) => rank.state === "failed").length;
     for (const button of details.querySelectorAll("[data-for]"))
-      button.classList.toggle("mnb-main", found.some((rank) => rank.state === "failed"));
+      if (button.dataset.for === "failed") {
+        button.hidden = !broken;
+        button.classList.toggle("mnb-main", broken > 0);
+      } else button.hidden = broken === found.length || !cluster.live || Boolean(mesh.stopped);
     const rows = [];
     if (found.length === 1) {
       const [rank] = found;

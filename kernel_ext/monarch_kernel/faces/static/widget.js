@@ -1,9 +1,12 @@
 // What anywidget loads: one module for all views.
 
 import { clusterOf } from "./cluster.js";
+import { failureView } from "./failures.js";
+import { logView } from "./logs.js";
 import { meshView } from "./mesh.js";
+import { metricView } from "./metrics.js";
 
-const VIEWS = { mesh: meshView };
+const VIEWS = { mesh: meshView, failures: failureView, logs: logView, metrics: metricView };
 
 function render({ model, el }) {
   const root = document.createElement("div");
