@@ -1,0 +1,204 @@
+"""Takes the pictures of the live displays: a real JupyterLab, real ranks where few will do, told ones where many are.
+
+    .venv/bin/python scripts/screenshots.py [FOLDER] [SCENE ...]
+
+Writes FOLDER/SCENE-light.png and -dark.png (build/screenshots without FOLDER).
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.browser.lab import SCREENSHOTS, lab, page, theme, write_notebook
+
+BEGIN = """
+%load_ext monarch
+import time
+from monarch.actor import Actor, current_rank, endpoint, this_host
+
+class Trainer(Actor):
+    @endpoint
+    def step(self, steps=1, pause=0.0, noise=0.3):
+        import math, random
+        from monarch.telemetry import log
+        for step in range(steps):
+            loss = 2.3 * math.exp(-step / 40) + 0.1 + noise * random.random() * math.exp(-step / 60)
+            log(step=step, loss=loss, accuracy=1 - loss / 3)
+            if step % 40 == 0:
+                print(f"step {step}  loss {loss:.3f}")
+            time.sleep(pause)
+
+    @endpoint
+    def break_down(self):
+        print("loss is nan at step 211")
+        raise FloatingPointError("loss is nan at step 211")
+"""
+
+# Ranks of which only the store is told: what it shows does not depend on whether there are processes.
+TOLD = """
+import random, time
+from monarch_nb.runtime import runtime
+from monarch_nb.store import store_of, events as e
+
+def told(uid, name, **dims):
+    labels, sizes = tuple(dims), tuple(dims.values())
+    count, strides = 1, []
+    for size in reversed(sizes):
+        strides.insert(0, count)
+        count *= size
+    store, now = store_of(runtime()), time.time()
+    hosts = tuple(f"node{i:02d}" for i in range(sizes[0] if len(sizes) > 1 else 1))
+    put = store.put
+    put(e.Spawned(uid=uid, name=name, kind="procs", ranks=range(count), labels=labels, sizes=sizes,
+                  strides=tuple(strides), hosts=hosts, per_host=count // len(hosts), ready=True, at=now - 900))
+    put(e.Spawned(uid=uid + "a", name="trainers", kind="actors", ranks=range(count), labels=labels, sizes=sizes,
+                  strides=tuple(strides), actor_class="Trainer", on=uid, ready=True, at=now - 890))
+    for rank in range(count):
+        put(e.Started(uid, rank, 40_000 + rank, now))
+    return store, now, count
+
+def shown(uid):
+    from monarch_kernel import _loaded
+    widgets = next(iter(_loaded.values()))._widgets
+    return widgets.show("mesh", {"mesh": uid}, uid)
+"""
+
+
+class Scene(NamedTuple):
+    code: str
+    wait: str
+    after: Any = None  # of the page and the cell's output, before the picture is taken
+    width: int = 1000
+
+
+def pick(index: int, more: tuple[int, ...] = ()) -> Any:
+    def do(shown: Any, output: Any) -> None:
+        output.locator(f'[data-index="{index}"]').click()
+        for other in more:
+            output.locator(f'[data-index="{other}"]').click(modifiers=["Shift"])
+        shown.mouse.move(0, 0)
+        shown.wait_for_timeout(900)
+
+    return do
+
+
+SCENES = {
+    "idle": Scene("%mesh workers gpus=4", '[data-state="idle"]'),
+    "busy": Scene(
+        TOLD
+        + """
+store, now, count = told("busy", "workers", hosts=8, gpus=8)
+for rank in range(count):
+    store.put(e.Doings("busya", rank, 0, "busy", now - random.random() * 3, "step", 0, 900, 2.1, 0))
+    store.put(e.Usage("busy", rank, 0.9 + random.random() / 5, 2_000_000_000 + rank * 9_000_000))
+shown("busy")
+""",
+        '[data-state="busy"]',
+        pick(19),
+    ),
+    "failed": Scene(
+        """
+trainers = workers.spawn("trainers", Trainer)
+trainers.step.call(30).get()
+import os, signal
+from monarch_nb.runtime import runtime
+os.kill(runtime().keeper.pids[workers._state.address(2)], signal.SIGKILL)
+workers
+""",
+        '[data-state="failed"]',
+        pick(2),
+    ),
+    "failure": Scene("%failures", ".mnb-failure"),
+    "thousand": Scene(
+        TOLD
+        + """
+store, now, count = told("many", "cluster", hosts=125, gpus=8)
+for rank in range(count):
+    kind = random.random()
+    if kind < 0.75:
+        store.put(e.Doings("manya", rank, 0, "busy", now - 1, "step"))
+for rank in (133, 702):
+    store.put(e.Turned("many", rank, "failed", 0, now, "it ended by signal 9 (SIGKILL)"))
+store.put(e.Answers("many", 411, now - 8, now))
+store.put(e.Turned("many", 640, "healing", 1, now))
+shown("many")
+""",
+        '[data-state="busy"]',
+    ),
+    "slices": Scene(
+        TOLD
+        + """
+store, now, count = told("cube", "grid", hosts=4, nodes=2, gpus=8)
+for rank in range(0, count, 3):
+    store.put(e.Doings("cubea", rank, 0, "busy", now - 1, "step"))
+shown("cube")
+""",
+        '[data-state="busy"]',
+        pick(0, (51,)),
+    ),
+    "metrics": Scene(
+        """
+%heal workers
+trainers.step.call(300, 0.001).get()
+trainers.metrics
+""",
+        ".mnb-chart",
+    ),
+    "logs": Scene("%logs workers", ".mnb-line"),
+    "empty": Scene("%stop --all\n%meshes", ".jp-OutputArea-output"),
+}
+
+
+def run(shown: Any, code: str) -> Any:
+    """Runs code in a new last cell; gives its output area."""
+    shown.evaluate(
+        """code => {
+            const panel = window.jupyterapp.shell.currentWidget;
+            const notebook = panel.content;
+            const cell = {cell_type: "code", source: code, metadata: {}};
+            notebook.model.sharedModel.insertCell(notebook.model.cells.length, cell);
+            notebook.activeCellIndex = notebook.model.cells.length - 1;
+            return window.jupyterapp.commands.execute("notebook:run-cell");
+        }""",
+        code.strip(),
+    )
+    return shown.locator(".jp-Notebook .jp-Cell").last.locator(".jp-Cell-outputArea")
+
+
+def take(shown: Any, scene: Scene, folder: Path, name: str) -> None:
+    shown.set_viewport_size({"width": scene.width, "height": 1000})
+    output = run(shown, scene.code)
+    output.locator(scene.wait).first.wait_for(timeout=40_000)
+    shown.wait_for_timeout(1500)
+    if scene.after is not None:
+        scene.after(shown, output)
+    for kind in ("Light", "Dark"):
+        theme(shown, f"JupyterLab {kind}")
+        shown.wait_for_timeout(400)
+        output.scroll_into_view_if_needed()
+        output.screenshot(path=folder / f"{name}-{kind.lower()}.png")
+    print(f"{name}: {folder / name}-light.png, -dark.png")
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    folder = Path(arguments[0]) if arguments else SCREENSHOTS
+    wanted = arguments[1:] or list(SCENES)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as made:
+        notebook = write_notebook(Path(made) / "pictures.ipynb", [BEGIN])
+        with lab(Path(made) / "lab", notebook, {}) as address, page(address) as shown:
+            began = time.monotonic()
+            shown.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+            run(shown, BEGIN)
+            for name in wanted:
+                take(shown, SCENES[name], folder, name)
+            print(f"{time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
