@@ -5,9 +5,7 @@ import json
 import os
 import random
 import shutil
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -182,73 +180,6 @@ def user_hosts(
             mesh.shutdown()
         for host in made:
             host.close()
-
-
-class Proxy:
-    """Passes a TCP connection on, counts its bytes, and can be cut."""
-
-    def __init__(self, target: str) -> None:
-        self._target = int(target.rpartition(":")[2])
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.endpoint = f"tcp://127.0.0.1:{self.port}"
-        self.sent = 0  # bytes towards the target
-        self.is_cut = False
-        self._open: list[socket.socket] = []
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._accept, name="proxy")]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                try:
-                    if self.is_cut:
-                        raise OSError("cut")
-                    far = socket.create_connection(("127.0.0.1", self._target))
-                except OSError:
-                    near.close()
-                    continue
-                self._open += [near, far]
-                for source, sink, outward in ((near, far, True), (far, near, False)):
-                    thread = threading.Thread(target=self._pump, args=(source, sink, outward), name="proxy")
-                    thread.start()
-                    self._threads.append(thread)
-
-    def _pump(self, source: socket.socket, sink: socket.socket, outward: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 18):
-                if outward:
-                    self.sent += len(data)
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def cut(self) -> None:
-        """No connection lives, and none comes about, until `mend`."""
-        with self._lock:
-            self.is_cut = True
-            for end in self._open:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-
-    def mend(self) -> None:
-        self.is_cut = False
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut()
-        for thread in self._threads:
-            thread.join()
-        for end in self._open:
-            end.close()
 
 
 def wait_until(true: Callable[[], Any], seconds: float = SOON) -> None:

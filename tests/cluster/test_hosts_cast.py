@@ -13,7 +13,8 @@ from monarch_nb.mesh import attach_hosts, controller, heal_mesh, local_hosts, se
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys
 from monarch_nb.wire import Kind
-from tests.cluster.hosts_tools import SOON, Caller, Member, Proxy, faults, nothing_left, user_hosts
+from tests.cluster.hosts_tools import SOON, Caller, Member, faults, nothing_left, user_hosts
+from tests.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(60)
 __all__ = ["faults", "nothing_left"]

@@ -23,13 +23,13 @@ from tests.cluster.hosts_tools import (
     Caller,
     HostProcess,
     Member,
-    Proxy,
     alive,
     faults,
     nothing_left,
     user_hosts,
     wait_until,
 )
+from tests.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(60)
 __all__ = ["faults", "nothing_left"]

@@ -10,69 +10,11 @@ import zmq
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.transport import Keys, Limits, Node, TransportError, TrustError
 from monarch_nb.wire.header import Kind
+from tests.proxy import Proxy
 from tests.unit.transport_tools import End, ends, reader_threads
 
 pytestmark = pytest.mark.timeout(60)
 LOOPBACK = "tcp://127.0.0.1:*"
-
-
-class Proxy:
-    """Passes TCP on to a port, until told to cut."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._target = ("127.0.0.1", int(endpoint.rpartition(":")[2]))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                far = socket.create_connection(self._target)
-            except OSError:  # nobody listens there any more
-                near.close()
-                continue
-            self._open += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                thread = threading.Thread(target=self._pump, args=(source, sink))
-                thread.start()
-                self._threads.append(thread)
-
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                sink.sendall(data)
-        except OSError:
-            pass
-        for end in (source, sink):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-    def cut(self) -> None:
-        """Reset all connections; what was under way is lost."""
-        for end in self._open:
-            try:
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut()
-        for thread in self._threads:
-            thread.join()
-        for end in self._open:
-            end.close()
 
 
 def agent(host: str, keys: Keys | None, **options: object) -> End:
@@ -158,7 +100,7 @@ def test_a_cut_connection_is_resumed_without_loss_or_repetition() -> None:
                 while not controller.node._links._peers["h1/agent", 0].up:
                     done.wait(0.005)
                 done.wait(0.05)
-                proxy.cut()
+                proxy.reset()
                 controller.get_connection(up=False)
 
         thread = threading.Thread(target=cutter)
@@ -191,7 +133,7 @@ def test_large_bodies_survive_cut_connections() -> None:
             a.send("h2/agent", b"p", bytes([number]) * 8_000_000, index=number)
             if number % 2:
                 a.get_connection(up=True)
-                proxy.cut()
+                proxy.reset()
         for number in range(6):
             header, frames = b.get()
             assert header.index == number
@@ -295,24 +237,13 @@ def test_heartbeats_notice_a_peer_that_vanished_without_a_word() -> None:
     limits = Limits(heartbeat_ms=50, heartbeat_timeout_ms=200)
     a, b = agent("h1", keys, limits=limits), agent("h2", keys, limits=limits)
 
-    held = threading.Event()
-
-    class Silent(Proxy):
-        def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-            try:
-                while data := source.recv(65536):
-                    if not held.is_set():
-                        sink.sendall(data)
-            except OSError:
-                pass
-
-    proxy = Silent(b.node.tcp_endpoint or "")
+    proxy = Proxy(b.node.tcp_endpoint or "")
     a.node.learn("h2", proxy.endpoint)
     with ends(a, b):
         a.send("h2/agent")
         b.get()
         assert a.get_connection(up=True) == "h2/agent"
-        held.set()
+        proxy.swallow()
         assert a.get_connection(up=False) == "h2/agent"
     proxy.close()
 

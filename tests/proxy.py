@@ -1,0 +1,86 @@
+"""A TCP connection with somebody in the middle, who can cut it."""
+
+import contextlib
+import socket
+import threading
+
+
+class Proxy:
+    """Passes a TCP connection on, counts its bytes, and can be cut."""
+
+    def __init__(self, target: str) -> None:
+        self._target = int(target.rpartition(":")[2])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.endpoint = f"tcp://127.0.0.1:{self.port}"
+        self.sent = 0  # bytes towards the target
+        self.is_cut = False
+        self.swallows = False
+        self._open: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._accept, name="proxy")]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                try:
+                    if self.is_cut:
+                        raise OSError("cut")
+                    far = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:
+                    near.close()
+                    continue
+                self._open += [near, far]
+                for source, sink, outward in ((near, far, True), (far, near, False)):
+                    thread = threading.Thread(target=self._pump, args=(source, sink, outward), name="proxy")
+                    thread.start()
+                    self._threads.append(thread)
+
+    def _pump(self, source: socket.socket, sink: socket.socket, outward: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 18):
+                if outward:
+                    self.sent += len(data)
+                if not self.swallows:
+                    sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        """No connection lives, and none comes about, until `mend`."""
+        with self._lock:
+            self.is_cut = True
+            for end in self._open:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def reset(self) -> None:
+        """No connection lives, and what was under way is lost; new ones come about."""
+        with self._lock:
+            for end in self._open:
+                with contextlib.suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def swallow(self) -> None:
+        """Connections live, and nothing comes out of them any more."""
+        self.swallows = True
+
+    def mend(self) -> None:
+        self.is_cut = False
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+        for end in self._open:
+            end.close()
