@@ -1,0 +1,73 @@
+"""The metrics that one face watches."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from monarch_nb.mesh.state import ProcState
+from monarch_nb.runtime import Runtime
+from monarch_nb.runtime.features import feature
+from monarch_nb.telemetry.points import Point, Points
+
+from .channel import Message
+
+TELLING_S = 0.1
+Rows = dict[str, list[tuple[int, float, float, float]]]  # name -> (index of the rank, step, when, value)
+
+
+class Curves:
+    """Sends what is there, then what comes; `wish` is the face's `watch` message. Ends with `close`."""
+
+    def __init__(self, engine: Runtime, send: Callable[[Message], None], wish: Message) -> None:
+        self._engine = engine
+        self._send = send
+        self._id = wish.get("id")
+        state: Any = engine.meshes.get(str(wish.get("mesh")))
+        if state is None:
+            raise LookupError(f"there is no mesh {wish.get('mesh')!r}")
+        self._state = state
+        self._index = {base: index for index, base in enumerate(state.region.ranks())}
+        self._waiting: Rows = {}
+        self._lock = threading.Lock()
+        self._planned = self._closed = False
+        points: Points = feature(engine, "metrics")
+        self._stop = points.listen(self._came)
+        send({"type": "metrics", "id": self._id, "reset": True, "points": rows(points, state)})
+
+    def close(self) -> None:
+        """Sends nothing any more."""
+        self._closed = True
+        self._stop()
+
+    def _came(self, points: list[Point]) -> None:
+        state = self._state
+        with self._lock:
+            for point in points:
+                mine = point.mesh == state.uid or (isinstance(state, ProcState) and point.mesh in state.actors)
+                index = self._index.get(point.rank) if mine else None
+                if index is not None:
+                    row = (index, point.step or 0.0, point.at, point.value)
+                    self._waiting.setdefault(point.name, []).append(row)
+            if self._planned or not self._waiting:
+                return
+            self._planned = True
+        self._engine.later(TELLING_S, self._tell)
+
+    def _tell(self) -> None:
+        with self._lock:
+            points, self._waiting = self._waiting, {}
+            self._planned = False
+        if not self._closed:
+            self._send({"type": "metrics", "id": self._id, "points": points})
+
+
+def rows(points: Points, state: Any) -> Rows:
+    """All that is kept of a mesh, and of the actors on it if it is of procs."""
+    index = {base: at for at, base in enumerate(state.region.ranks())}
+    found: Rows = {}
+    for uid in (state.uid, *(state.actors if isinstance(state, ProcState) else ())):
+        for name, ranks in points.of(uid).items():
+            for base, line in ranks.items():
+                if base in index:
+                    found.setdefault(name, []).extend((index[base], step, at, value) for step, at, value in line)
+    return found

@@ -1,0 +1,101 @@
+"""What can be displayed besides meshes: failures, lines and metrics, each as text, as HTML, and live."""
+
+import time
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class
+
+from monarch_nb.mesh.logs import logs_of
+from monarch_nb.runtime import runtime
+from monarch_nb.store import store_of
+from monarch_nb.telemetry import Metrics
+
+from ..display.html import facts, folded, framed, heading, table
+from ..session import Session
+
+LINES = 200  # of the static form
+Line = tuple[int, float, str, str]  # index of the rank, when, level, text
+
+
+class Failures:
+    """All failures of this kernel's cluster so far, the latest first."""
+
+    def __init__(self) -> None:
+        found = store_of(runtime()).document()["failures"].values()
+        self.records: list[dict[str, Any]] = sorted(found, key=lambda one: -one["at"])
+
+    def __repr__(self) -> str:
+        if not self.records:
+            return "no failures so far"
+        return "\n".join(f"{_clock(one['at'])}  {one['state']:<8} {one['title']}" for one in self.records)
+
+    def html(self) -> str:
+        """The static form."""
+        if not self.records:
+            return framed('<div class="mnb-s">no failures so far</div>')
+        parts = [heading("Failures", f"{len(self.records)} so far")]
+        for one in self.records[:20]:
+            parts.append(folded(f"{_clock(one['at'])} {one['title']} · {one['state']}", one["report"]))
+        return framed(*parts, kind="mnb-f")
+
+
+class LogView:
+    """The last lines of a mesh, as they are when this is shown; live where widgets are."""
+
+    def __init__(self, mesh: Any) -> None:
+        self.mesh = mesh
+        self.logs = logs_of(mesh)
+
+    @property
+    def lines(self) -> list[Line]:
+        """They, as faces have them."""
+        return [(one.rank.rank, round(one.time, 3), "", one.text) for one in self.logs[-LINES:]]
+
+    def __repr__(self) -> str:
+        return repr(self.logs)
+
+
+def metrics_html(metrics: Metrics) -> str:
+    """The static form of what actors have told."""
+    lines = repr(metrics).split("\n")
+    if len(lines) < 2:
+        return framed(f'<div class="mnb-s">{lines[0].strip("<>")}</div>')
+    rows = [[cell for cell in line.split("  ") if cell] for line in lines]
+    return framed(heading(metrics.name), table([cell.strip() for cell in rows[0]], rows[1:]), facts([]))
+
+
+@magics_class
+class FaceMagics(Magics):
+    """%failures, %metrics; %logs, which shows a LogView too, is in log_magics."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        super().__init__(shell)
+        self._session = session
+
+    @line_magic
+    def failures(self, line: str) -> Failures:
+        """Show what has failed so far: when, why, who was told, what it wrote last, and what to do.
+
+        %failures
+        """
+        if line.strip():
+            raise UsageError("%failures takes no arguments")
+        return Failures()
+
+    @line_magic
+    def metrics(self, line: str) -> Metrics:
+        """Show what the actors of a mesh tell with monarch.telemetry.log, as curves.
+
+        %metrics NAME
+
+        From Python: trainers.metrics, and trainers.metrics["loss"] for the numbers.
+        """
+        if not line.strip():
+            raise UsageError("%metrics takes a name: %metrics trainers")
+        found: Metrics = self._session.find(line.strip()).metrics
+        return found
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
