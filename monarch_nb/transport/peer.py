@@ -72,6 +72,7 @@ class Peer:
         self.endpoint = endpoint  # where we dial it; "": it dials us
         self.local = endpoint.startswith("ipc:") and not portable  # buffers may travel in memory files
         self.over_tcp = endpoint.startswith("tcp:")
+        self._inside = endpoint.startswith("ipc:")  # we dial it by a unix socket
         self.epoch = time.time_ns()
         self.gone: str | None = None  # why nothing can be sent any more
         self._owner = owner
@@ -172,6 +173,7 @@ class Peer:
             if self.gone is None and not self.endpoint:
                 self._link.dial(_clock())
                 self.endpoint, self._channel = endpoint, None
+                self._inside = endpoint.startswith("ipc:")
                 self._open()
 
     def begin(self) -> None:
@@ -186,7 +188,7 @@ class Peer:
     def _open(self) -> Channel | None:
         if not self.endpoint:
             return None
-        if self.endpoint.startswith("ipc:"):
+        if self._inside:
             return self._open_inside()
         channel = self._owner.dial(self)
         if type(channel) is Dialled:
@@ -209,6 +211,10 @@ class Peer:
         channel.listen()
         self._transmit(self._link.connected(now))
         return channel
+
+    def _reopen(self) -> None:
+        with contextlib.suppress(TransportError):  # whoever sends next is told
+            self._open()
 
     def cut(self, stream: Stream) -> bool:
         """That connection is gone; whether it was ours to write to. Reader thread."""
@@ -297,6 +303,8 @@ class Peer:
         with self._lock:
             if self.gone is not None:
                 return rest
+            if self._channel is None and self._inside:
+                self._reopen()  # else the link would not answer
             outcome = self._link.received(frame0, item, size, _clock())
             if type(outcome) is int:
                 if outcome >= 0:
@@ -356,8 +364,7 @@ class Peer:
             if self.gone is not None:
                 return False, ()
             if self._channel is None and self._link.unacked:
-                with contextlib.suppress(TransportError):  # whoever sends next is told
-                    self._open()
+                self._reopen()
             rest = self._transmit(self._link.tick(now))
             busy = self._busy = not self._link.idle
             return busy, rest

@@ -171,6 +171,9 @@ def test_a_cut_inside_a_host_loses_nothing_and_repeats_nothing() -> None:
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)
         with ends(a, b):
+            a.send("h/b", b"first")
+            b.get()
+            wait_until(lambda: a.node._links.settled)  # it knows whom it speaks to: nothing is in doubt
             for number in range(400):
                 a.send("h/b", str(number).encode() * 50)
                 if number % 50 == 25:
