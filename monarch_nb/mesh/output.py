@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 LONGEST = 100_000  # characters without a line's end: more than that is broken into lines
 ACKNOWLEDGED = 128 * 1024  # bytes of a process after which its agent is told that they came
 FORMER = 16  # stopped meshes whose lines are kept
+LIVES = 3  # of one rank, whose output is kept
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +177,13 @@ class Output:
             self._engine.control(f"{host}/agent", "agent.tail", Tail(tuple(group), on=on))
 
     def _log(self, address: str) -> _Log:
-        return self._logs.get(address) or self._logs.setdefault(address, _Log(address, settings.get("log_kept_lines")))
+        log = self._logs.get(address)
+        if log is None:
+            log = self._logs.setdefault(address, _Log(address, settings.get("log_kept_lines")))
+            place, _, life = address.rpartition(".")
+            if life.isdigit():  # of a rank that is healed again and again the latest lives are kept
+                self._logs.pop(f"{place}.{int(life) - LIVES}", None)
+        return log
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener(address, lines)` on the reading thread; the result ends that."""
