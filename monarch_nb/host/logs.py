@@ -71,6 +71,7 @@ class _Tail:
     total: int = 0  # bytes of output so far
     told: int = 0  # the position that subscribers know
     recent: deque[tuple[int, int, tuple[LogBlock, ...]]] = field(default_factory=deque)  # offset, size, blocks
+    dropped: int = 0  # lines that are not recent any more
     subscribers: dict[str, _Subscriber] = field(default_factory=dict)
     last: bool = False  # the proc has ended: take the rest
     done: bool = False  # and that is taken
@@ -229,7 +230,7 @@ class LogTailer(threading.Thread):
         if blocks:
             tail.recent.append((offset, size, blocks))
             while len(tail.recent) > 1 and tail.total - tail.recent[0][0] - tail.recent[0][1] >= RECENT:
-                tail.recent.popleft()
+                tail.dropped += _lines(tail.recent.popleft()[2])
         if finished:
             tail.done = True
             tail.spool.remove()
@@ -252,7 +253,7 @@ class LogTailer(threading.Thread):
     def _send(self, tail: _Tail, to: _Subscriber, chunk: LogChunk) -> None:
         if to.full and not chunk.ended:
             to.passed_over = True
-            to.skipped += sum(block.data.count(b"\n") for block in chunk.blocks)
+            to.skipped += _lines(chunk.blocks)
             return
         if to.passed_over:
             chunk = LogChunk(chunk.address, chunk.offset, chunk.position, chunk.blocks, to.skipped, chunk.ended)
@@ -270,6 +271,8 @@ class LogTailer(threading.Thread):
         start = tail.total if offset < 0 else max(offset, known)
         to = tail.subscribers[name] = _Subscriber(name, start, start)
         if offset >= 0:
+            if offset < start:
+                to.passed_over, to.skipped = True, tail.dropped
             blocks = _from(start, tail.recent)
             self._send(tail, to, LogChunk(address, start, tail.told, blocks, ended=tail.done))
         self._dirty.add(address)
@@ -287,6 +290,10 @@ class LogTailer(threading.Thread):
         self._ended.append(address)
         while len(self._ended) > _ENDED:
             self._tails.pop(self._ended.popleft(), None)
+
+
+def _lines(blocks: tuple[LogBlock, ...]) -> int:
+    return sum(block.data.count(b"\n") for block in blocks)
 
 
 def _from(start: int, recent: deque[tuple[int, int, tuple[LogBlock, ...]]]) -> tuple[LogBlock, ...]:

@@ -56,11 +56,15 @@ class _File:
 
 
 class Spool:
-    """The reader of one proc's spool. With `tail`, only about the last so many bytes of each file."""
+    """The reader of one proc's spool, which gives back what it has taken.
+
+    With `tail` it looks only at about the last so many bytes of each file, and leaves them as they are.
+    """
 
     def __init__(self, base: str, tail: int = 0) -> None:
         self._text, self._out, self._err = (_File(base + kind) for kind in (TEXT, OUT, ERR))
         self._files = (self._text, self._out, self._err)
+        self._consumes = not tail
         if tail:
             for file in self._files:
                 file.at = max(0, file.size() - tail)
@@ -95,8 +99,9 @@ class Spool:
             limit -= len(data)
             if limit <= 0:
                 break
-        for file in self._files:
-            file.give_back()
+        if self._consumes:
+            for file in self._files:
+                file.give_back()
         return found
 
     def _pieces(self, now: float, all_of_it: bool) -> Iterator[tuple[int, int, float, str, bytes]]:

@@ -9,6 +9,7 @@ import pytest
 
 from monarch_nb.host import protocol
 from monarch_nb.host.journal import ERR, OUT, TEXT
+from monarch_nb.host.logs import WINDOW
 from monarch_nb.host.output import ForgivingText
 from tests.cluster.host_client import hosted
 
@@ -76,3 +77,18 @@ def test_a_chunk_is_never_larger_than_a_chunk() -> None:
             assert len(chunk.data) <= 2 * 64 * 1024
             data += chunk.data
         assert data == (b"x" * 1000 + b"\n") * 2000
+
+
+def test_who_does_not_take_output_gets_a_window_of_it_and_then_the_number_of_lines_that_were_missed() -> None:
+    with hosted() as (_, client):
+        client.takes_output = False
+        [address] = client.spawn(1, "floods")
+        client.ask("agent.tail", protocol.Tail((address,)), protocol.Done)
+        chunks = [client.event("proc.log")]
+        while not chunks[-1].ended:  # the agent goes on without its subscriber
+            chunks.append(client.event("proc.log", timeout=30))
+        got = sum(chunk.data.count(b"\n") for chunk in chunks)
+        assert got * 1001 < WINDOW + 4 * 64 * 1024
+        assert got + sum(chunk.skipped for chunk in chunks) == 2000
+        [started] = client.started(address)
+        assert Path(started.log).read_text() == ("x" * 1000 + "\n") * 2000

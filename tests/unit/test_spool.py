@@ -1,0 +1,154 @@
+"""What a proc writes, from its spool to its log file: order, marks, rotation, full disks."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.host import journal
+from monarch_nb.host.journal import ERR, OUT, TEXT, UNCLAIMED, Mark
+from monarch_nb.host.log_files import LogFile
+from monarch_nb.host.output import Journal
+from monarch_nb.host.spool import PATIENCE_S, Spool, last_lines
+from monarch_nb.settings import settings
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> str:
+    for kind in (TEXT, OUT, ERR):
+        (tmp_path / f"p{kind}").touch()
+    return str(tmp_path / "p")
+
+
+def raw(base: str, kind: str, data: bytes) -> None:
+    with open(base + kind, "ab") as file:
+        file.write(data)
+
+
+def taken(spool: Spool, **options: object) -> list[tuple[int, str, bytes]]:
+    return [(block.stream, block.call, block.data) for block in spool.take(1 << 20, 0.0, **options)]  # type: ignore[arg-type]
+
+
+def test_marks_survive_being_written_and_garbage_is_none() -> None:
+    mark = Mark(1.5, 2, 30, "h/c:1", 10, 20, "h/c:2")
+    assert journal.decode(mark.encode()[:-1]) == mark
+    empty = mark._replace(call="", raw="")
+    assert journal.decode(empty.encode()[:-1]) == empty
+    for garbage in (b"", b"\x1e", b"\x1e1.5 2 30", b"\x1ex 2 3 4 5 - -", b"\x1e1 7 0 0 0 - -", b"\x1e1 1 0 -1 0 - -"):
+        assert journal.decode(garbage) is None
+    assert journal.decode(b"\x1e" + bytes(range(256))) is None
+
+
+def test_text_and_raw_output_come_in_the_order_of_writing_with_their_calls(base: str) -> None:
+    writer, spool = Journal(base), Spool(base)
+    out, err = writer.texts
+    call = "h/c:1"
+    writer.tag, writer.sole = lambda: (call, 0), lambda: call
+    out.write("one\n")
+    raw(base, OUT, b"from C\n")
+    raw(base, ERR, b"C's stderr\n")
+    out.write("two \x1e\n")
+    call = "h/c:2"
+    err.write("three\n")
+    raw(base, OUT, b"more from C\n")
+    position = writer.position()
+    assert taken(spool) == [
+        (1, "h/c:1", b"one\nfrom C\n"),
+        (2, "h/c:1", b"C's stderr\n"),
+        (1, "h/c:1", "two \u241e\n".encode()),
+        (2, "h/c:2", b"three\n"),
+        (1, "h/c:2", b"more from C\n"),
+    ]
+    assert spool.position == position
+
+
+def test_raw_output_that_nobody_claims_is_taken_after_a_moment(base: str) -> None:
+    spool = Spool(base)
+    raw(base, OUT, b"from C\n")
+    assert spool.take(1 << 20, 100.0) == []
+    assert spool.undecided
+    [block] = spool.take(1 << 20, 100.0 + PATIENCE_S)
+    assert (block.call, block.data) == (UNCLAIMED, b"from C\n")
+    assert not spool.undecided
+
+
+def test_a_mark_that_a_full_disk_has_cut_off_and_bytes_of_any_kind_lose_no_text(base: str) -> None:
+    raw(base, TEXT, b"before\n" + Mark(1.0, 1, 0, "c", 0, 0, "").encode()[:9] + b"after\n\x1e\x1e\xff\n")
+    text = b"".join(data for _, _, data in taken(Spool(base), all_of_it=True))
+    assert text.startswith(b"before\n")
+    assert b"after\n" in text
+    assert text.endswith(b"\xff\n")
+
+
+def test_a_mark_that_is_being_written_is_waited_for(base: str) -> None:
+    spool, mark = Spool(base), Mark(1.0, 2, 0, "c", 0, 0, "").encode()
+    raw(base, TEXT, mark[:5])
+    assert taken(spool) == []
+    raw(base, TEXT, mark[5:] + b"text\n")
+    assert taken(spool) == [(2, "c", b"text\n")]
+
+
+def test_what_was_taken_gives_its_disk_space_back(base: str) -> None:
+    spool = Spool(base)
+    for _ in range(8):
+        raw(base, TEXT, b"x" * (1 << 20))
+        assert len(b"".join(data for _, _, data in taken(spool))) == 1 << 20
+    facts = os.stat(base + TEXT)
+    assert facts.st_size == 8 << 20
+    if spool._text.punched < 1 << 62:  # where the file system can
+        assert facts.st_blocks * 512 < 4 << 20
+
+
+def test_who_looks_at_the_last_lines_takes_nothing_away(base: str) -> None:
+    text = b"".join(b"line %06d\n" % number for number in range(300_000))
+    raw(base, TEXT, text)
+    assert last_lines(base, 2, 16 * 1024) == ("line 299998", "line 299999")
+    spool = Spool(base)
+    assert b"".join(data for _ in range(100) for _, _, data in taken(spool)) == text
+
+
+def test_a_log_file_is_set_aside_when_it_is_large_and_the_oldest_goes(tmp_path: Path) -> None:
+    before = settings.runtime()
+    settings.configure({"log_file_size": 4096, "log_file_count": 3})
+    try:
+        file = LogFile(tmp_path / "w.log")
+    finally:
+        settings.replace(before)
+    lines = [b"%04d%s\n" % (number, b"." * 95) for number in range(200)]
+    for line in lines:
+        assert file.write(line)
+    file.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w.log", "w.log.1", "w.log.2"]
+    kept = b"".join((tmp_path / name).read_bytes() for name in ("w.log.2", "w.log.1", "w.log"))
+    assert all((tmp_path / name).stat().st_size <= 4096 for name in ("w.log.2", "w.log.1", "w.log"))
+    assert kept == b"".join(lines[-len(kept) // 100 :])
+    assert len(kept) > 2 * 4000
+
+
+def test_a_full_disk_is_noticed_and_said_in_the_file_once_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "w.log"
+    path.symlink_to("/dev/full")
+    file = LogFile(path)
+    assert not file.write(b"lost\n")
+    assert "No space left" in file.why
+    path.unlink()
+    file.close()
+    assert file.write(b"kept\n")
+    assert path.read_text() == "[output is missing here: No space left on device]\nkept\n"
+
+
+def test_a_journal_on_a_full_disk_neither_raises_nor_loses_what_comes_later(base: str, tmp_path: Path) -> None:
+    os.unlink(base + TEXT)
+    os.symlink("/dev/full", base + TEXT)
+    writer = Journal(base)
+    writer.texts[0].write("lost\n")
+    writer.texts[1].write("lost too\n")
+    assert writer.position() == 0
+    with open(tmp_path / "later", "wb", buffering=0) as later:
+        os.dup2(later.fileno(), writer.texts[0].buffer.fileno())
+        writer.texts[0].write("kept\n")
+        writer.texts[0].flush()
+    assert b"No space left" in (tmp_path / "later").read_bytes()
+    assert (tmp_path / "later").read_bytes().endswith(b"kept\n")
+    assert isinstance(writer.texts[0], io.TextIOWrapper)
