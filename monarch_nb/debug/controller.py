@@ -33,6 +33,7 @@ class Controller:
         self.breakpoints: dict[int, Breakpoint] = {}
         self._numbers = itertools.count(1)
         self._leasing = False
+        self.attended = False  # somebody shows in waits what is stopped
         engine.controls.update(
             {"debug.stopped": self._stopped, "debug.resumed": self._resumed, "debug.over": self._is_over}
         )
@@ -54,6 +55,10 @@ class Controller:
         if record.in_the_way:
             frame = record.frame
             self.engine.keeper.paused[record.place] = f"{frame.function}, line {frame.line}"
+        if not self.attended and not self.engine.is_worker:
+            from monarch_nb.debug.attending import attend  # it needs this module
+
+            attend(self)
         self.book.stopped(record)
         self.engine.keeper.event("paused", record)
         self._keep_leases()

@@ -1,5 +1,6 @@
 """What goes wrong around stopped ranks: each ends in a clear message, and nothing stays stopped or behind."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import monarch_nb.actor
 from monarch_nb import debug
 from monarch_nb.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint
 from monarch_nb.config import configured
+from monarch_nb.debug import StoppedAtBreakpoint
 from monarch_nb.debug.records import Answer, Command
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import runtime
@@ -24,6 +26,18 @@ from tests.cluster.actor_tools import spawned
 from tests.cluster.debug_tools import SECONDS, Trainer, resume_all, stopped
 
 pytestmark = pytest.mark.timeout(60)
+
+
+def program(folder: Path, source: str) -> list[str]:
+    """The command line of a controller of its own."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(source), encoding="utf-8")
+    return [sys.executable, str(path)]
+
+
+def environment() -> dict[str, str]:
+    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in path if each)}
 
 
 class Meddler(Actor):
@@ -93,27 +107,41 @@ def test_the_engines_own_threads_never_stop(procs: ProcMesh) -> None:
     threads.stop().get(SECONDS)
 
 
-def test_commands_reach_a_stopped_rank_whose_queue_holds_all_that_may_be_sent_to_it() -> None:
-    with configured(link_credit_window=2_000_000):
-        procs = spawned(1, "narrow")
-        trainers: Any = next(procs).spawn("trainers", Trainer)
-        future = trainers.step.call_one(1)
-        stopped(1)
+def test_commands_reach_a_stopped_rank_whose_queue_holds_all_that_may_be_sent_to_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        program(
+            tmp_path,
+            """
+            import threading
+            from monarch.actor import this_host
+            from monarch import debug
+            from tests.cluster.debug_tools import Trainer
 
-        def send() -> None:
-            for _ in range(8):
-                trainers.take.broadcast(bytes(200_000) * 4)  # blocks: nothing of it is taken
+            trainers = this_host().spawn_procs(per_host={"gpus": 1}, name="w").spawn("trainers", Trainer)
+            future = trainers.step.call_one(1)
+            debug.wait(1)
 
-        sender = threading.Thread(target=send, daemon=True)
-        sender.start()
-        sender.join(0.3)
-        assert sender.is_alive()
-        assert debug.eval("loss").values == {0: 1}
-        debug.resume()
-        assert future.get(SECONDS) == 2
-        sender.join(SECONDS)
-        assert not sender.is_alive()
-        next(procs, None)
+            def send():
+                for _ in range(8):
+                    trainers.take.broadcast(bytes(800_000))  # blocks: nothing of it is taken
+
+            sender = threading.Thread(target=send, daemon=True)
+            sender.start()
+            sender.join(0.5)
+            assert sender.is_alive()
+            assert debug.eval("loss").values == {0: 1}
+            debug.resume()
+            assert future.get(20) == 2
+            sender.join(20)
+            assert not sender.is_alive()
+            """,
+        ),
+        env={**environment(), "MONARCH_NB_LINK_CREDIT_WINDOW": "2000000"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # -- who goes away ----------------------------------------------------------------------------------------------------
@@ -159,8 +187,9 @@ def test_an_interrupt_ends_a_stopped_endpoint(trainers: Any) -> None:
     future = trainers.slice(gpus=0).step.call_one(1)
     stopped(1)
     interrupt(trainers.slice(gpus=0))
+    assert debug.controller().book.wait(SECONDS, future.done)
     with pytest.raises(ActorError):
-        future.get(SECONDS)
+        future.get()
     assert debug.controller().book.wait(SECONDS, lambda: not debug.sessions())
 
 
@@ -173,11 +202,12 @@ def test_without_a_word_of_the_controller_a_stopped_rank_resumes_or_ends(orphan:
         controller._leasing = True  # as if the controller were gone: no word comes
         try:
             future = trainers.step.call_one(1)
+            assert controller.book.wait(SECONDS, future.done)
             if ends:
                 with pytest.raises(ActorError, match="nothing was heard of the controller"):
-                    future.get(SECONDS)
+                    future.get()
             else:
-                assert future.get(SECONDS) == 2
+                assert future.get() == 2
         finally:
             controller._leasing = False
             next(procs, None)
@@ -189,8 +219,7 @@ def test_a_rank_stays_stopped_for_as_long_as_the_controller_lives() -> None:
         trainers: Any = next(procs).spawn("trainers", Trainer)
         future = trainers.step.call_one(1)
         stopped(1)
-        with pytest.raises(TimeoutError):
-            future.get(2.5)
+        assert not debug.controller().book.wait(2.5, future.done)
         assert debug.eval("loss").values == {0: 1}
         debug.resume()
         assert future.get(SECONDS) == 2
@@ -198,9 +227,9 @@ def test_a_rank_stays_stopped_for_as_long_as_the_controller_lives() -> None:
 
 
 def test_the_end_of_a_controller_whose_ranks_are_stopped_leaves_no_process(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        textwrap.dedent(
+    process = subprocess.Popen(
+        program(
+            tmp_path,
             """
             import sys
             from monarch.actor import this_host
@@ -211,16 +240,11 @@ def test_the_end_of_a_controller_whose_ranks_are_stopped_leaves_no_process(tmp_p
             trainers.step.call(1)
             print(*[one.pid for one in debug.wait(2)], flush=True)
             sys.stdin.read()
-            """
-        )
-    )
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(each for each in (root, os.environ.get("PYTHONPATH", "")) if each)
-    process = subprocess.Popen(
-        [sys.executable, str(program)],
+            """,
+        ),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment(),
         text=True,
     )
     try:
@@ -232,6 +256,27 @@ def test_the_end_of_a_controller_whose_ranks_are_stopped_leaves_no_process(tmp_p
         process.communicate()
     _, alive = psutil.wait_procs(workers, timeout=SECONDS)
     assert alive == []
+
+
+def test_a_script_whose_ranks_are_stopped_is_not_left_hanging(trainers: Any) -> None:
+    future = trainers.step.call(1)
+    with pytest.raises(StoppedAtBreakpoint, match="trainers gpus=0-1") as caught:
+        future.get()
+    assert [one.rank for one in caught.value.sessions] == [0, 1]
+    assert "→" in caught.value.table
+    debug.resume()
+    assert list(future.get(SECONDS).values()) == [2, 4]
+
+
+def test_under_await_a_script_is_told_the_same(trainers: Any) -> None:
+    async def waits() -> Any:
+        future = trainers.step.call(1)
+        with pytest.raises(StoppedAtBreakpoint):
+            await future
+        debug.resume()
+        return await future
+
+    assert list(asyncio.run(waits()).values()) == [2, 4]
 
 
 # -- two who want the same --------------------------------------------------------------------------------------------
