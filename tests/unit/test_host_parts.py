@@ -91,6 +91,33 @@ def test_a_kill_for_memory_is_noticed_once(tmp_path: Path, line: str, file: str)
     assert not oom.struck()
 
 
+def test_without_a_control_group_the_machine_tells_of_kills_for_memory(tmp_path: Path) -> None:
+    (tmp_path / "cgroup").write_text("0::/\n")
+    machine = tmp_path / "vmstat"
+    machine.write_text("oom_kill 3\n")
+    oom = exits.OomCounter(tmp_path, tmp_path / "cgroup", machine)
+    machine.write_text("oom_kill 4\n")
+    assert oom.struck()
+    assert not oom.struck()
+
+
+def test_of_a_crash_the_thread_that_crashed_is_told_apart_from_the_last_lines(tmp_path: Path) -> None:
+    stack = [
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Thread 0x1:",
+        "  File a",
+        "",
+        "Current thread 0x2:",
+        "  File b",
+    ]
+    (tmp_path / f"p{TEXT}").write_text("before\n")
+    (tmp_path / f"p{ERR}").write_text("\n".join([*stack, "", "Extension modules: x"]) + "\n")
+    lines, dump = exits.last_words(str(tmp_path / "p"))
+    assert lines == ("before",)
+    assert dump == ("Fatal Python error: Segmentation fault", "Current thread 0x2:", "  File b")
+
+
 def test_sweeping_removes_only_old_folders_that_nobody_holds(tmp_path: Path) -> None:
     names = ["old", "young", "held"]
     for name in names:
