@@ -52,6 +52,7 @@ export function meshView(cluster, root, options) {
     across = now;
     grid = new Grid(labels, sizes, across, look, { hover, select, pick: () => {} });
     field.replaceChildren(grid.element);
+    root.classList.toggle("mnb-many", grid.size === "s");
     select([]);
     all = true;
     draw();

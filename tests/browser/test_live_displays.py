@@ -1,0 +1,181 @@
+"""Live displays in a real JupyterLab: ranks at work while a cell blocks, dying, healed by a click, after a reload."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.lab import KERNEL_IS_IDLE, browser_path, lab, page, write_notebook
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    # The browser's driver leaves its own odds and ends to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+BEGIN = """
+%load_ext monarch
+import os, time
+from monarch.actor import Actor, endpoint
+
+class Trainer(Actor):
+    @endpoint
+    def step(self, seconds):
+        print("one step")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(0.02)
+
+    @endpoint
+    def pid(self):
+        return os.getpid()
+
+    @endpoint
+    def curve(self):
+        from monarch.telemetry import log
+        for step in range(20):
+            log(step=step, loss=1 / (step + 1))
+"""
+MESHES = """
+%mesh workers gpus=4
+trainers = workers.spawn("trainers", Trainer)
+print(list(trainers.pid.call().get().values()))
+workers
+"""
+
+
+class Lab:
+    """The page, and what a person does with it."""
+
+    def __init__(self, shown: Any) -> None:
+        self.shown = shown
+        self.errors: list[str] = []
+        shown.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def start(self, code: str) -> Any:
+        """Runs code in a new last cell; gives its output area, at once."""
+        index = self.shown.evaluate(
+            """code => {
+                const notebook = window.jupyterapp.shell.currentWidget.content;
+                const cells = notebook.model.sharedModel;
+                cells.insertCell(cells.cells.length, {cell_type: "code", source: code, metadata: {}});
+                notebook.activeCellIndex = cells.cells.length - 1;
+                void window.jupyterapp.commands.execute("notebook:run-cell");
+                return notebook.activeCellIndex;
+            }""",
+            code.strip(),
+        )
+        return self.shown.locator(".jp-Notebook .jp-Cell").nth(index).locator(".jp-Cell-outputArea")
+
+    def run(self, code: str) -> Any:
+        output = self.start(code)
+        self.idle()
+        return output
+
+    def idle(self) -> None:
+        prompt = self.shown.locator(".jp-Notebook .jp-Cell").last.locator(".jp-InputPrompt")
+        prompt.filter(has_text="]:").filter(has_not_text="*").wait_for(timeout=40_000)
+        self.shown.wait_for_function(KERNEL_IS_IDLE, timeout=40_000)
+
+    def cell(self, output: Any, index: int, state: str) -> Any:
+        """A rank of the grid, once it is in a state."""
+        found = output.locator(f'.mnb-cell[data-index="{index}"][data-state="{state}"]')
+        found.wait_for(timeout=20_000)
+        return found
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    browser_path()
+    folder: Path = tmp_path_factory.mktemp("live")
+    made = write_notebook(folder / "live.ipynb", [BEGIN])
+    with lab(folder / "lab", made, {}) as address, page(address) as shown:
+        opened = Lab(shown)
+        opened.run(BEGIN)
+        yield opened
+        opened.run("%stop --all")
+
+
+@pytest.fixture
+def grid(notebook: Lab) -> Any:
+    """A mesh of four, shown live and whole."""
+    notebook.run(MESHES + "\nfrom monarch.actor import heal_mesh; heal_mesh(workers)")
+    output = notebook.run("workers")
+    notebook.cell(output, 3, "idle")
+    return output
+
+
+def pids(notebook: Lab) -> list[int]:
+    text = notebook.run("print('pids', *trainers.pid.call().get().values())").inner_text()
+    return [int(word) for word in text.split("pids")[-1].split()]
+
+
+def test_a_rank_is_seen_busy_while_a_cell_blocks_and_a_click_interrupts_it(notebook: Lab, grid: Any) -> None:
+    notebook.start("trainers.slice(gpus=1).step.call_one(3600).get()")
+    notebook.cell(grid, 1, "busy").click()
+    facts = grid.locator(".mnb-facts")
+    facts.get_by_text("busy with trainers.step").wait_for(timeout=10_000)
+    grid.locator(".mnb-lines", has_text="one step").wait_for(timeout=10_000)
+    grid.get_by_role("button", name="Stack").click()
+    grid.locator(".mnb-lines", has_text="in Trainer.step").wait_for(timeout=10_000)
+    assert not notebook.shown.evaluate(KERNEL_IS_IDLE)  # all of that while the cell waits
+    assert grid.locator(".mnb-slice code").inner_text() == "workers.slice(gpus=1)"
+    grid.get_by_role("button", name="Interrupt").click()
+    notebook.idle()
+    notebook.cell(grid, 1, "idle")
+    assert "KeyboardInterrupt" in notebook.shown.locator(".jp-Notebook .jp-Cell").last.inner_text()
+    assert notebook.errors == []
+
+
+def test_a_killed_rank_turns_red_and_the_button_heals_it(notebook: Lab, grid: Any) -> None:
+    os.kill(pids(notebook)[2], signal.SIGKILL)
+    notebook.cell(grid, 2, "failed")
+    assert "1 failed" in grid.locator(".mnb-legend").inner_text()
+    failures = notebook.run("%failures")
+    newest = failures.locator(".mnb-failure").first
+    newest.get_by_text("trainers, gpus=2 died: killed by signal 9 (SIGKILL)").wait_for()
+    assert newest.get_attribute("data-end") == "open"
+    grid.get_by_role("button", name="Heal").first.click()
+    notebook.cell(grid, 2, "idle")
+    failures.locator('.mnb-failure[data-end="healed"]').first.wait_for(timeout=10_000)
+    assert notebook.errors == []
+
+
+def test_several_ranks_are_selected_by_keys_and_give_a_slice(notebook: Lab, grid: Any) -> None:
+    grid.locator('.mnb-cell[data-index="0"]').focus()
+    for key in ("ArrowRight", "Enter", "Shift+ArrowRight"):
+        notebook.shown.keyboard.press(key)
+    grid.locator(".mnb-slice code", has_text="workers.slice(gpus=slice(1, 3))").wait_for(timeout=5_000)
+    notebook.shown.keyboard.press("Escape")
+    grid.locator(".mnb-details").wait_for(state="hidden")
+
+
+def test_curves_and_lines_are_shown_as_they_come(notebook: Lab, grid: Any) -> None:
+    curves = notebook.run("trainers.metrics")
+    curves.get_by_text("nothing told yet").wait_for(timeout=10_000)
+    lines = notebook.run("%logs trainers")
+    notebook.run("trainers.curve.call().get(); trainers.step.call(0.1).get()")
+    curves.locator('.mnb-chart[aria-label*="loss: step 19"]').wait_for(timeout=10_000)
+    lines.locator(".mnb-line", has_text="gpus=3").filter(has_text="one step").first.wait_for(timeout=10_000)
+    lines.get_by_label("filter text").fill("nothing like it")
+    lines.locator(".mnb-line").first.wait_for(state="detached", timeout=10_000)
+    assert notebook.errors == []
+
+
+def test_after_the_page_is_loaded_again_everything_is_there_and_lives(notebook: Lab, grid: Any) -> None:
+    shown = notebook.shown
+    shown.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+    shown.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=15_000)
+    shown.reload()
+    shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    shown.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+    cells = shown.locator(".jp-Notebook .jp-Cell")
+    again = cells.nth(cells.count() - 1).locator(".jp-Cell-outputArea")
+    notebook.cell(again, 3, "idle")
+    notebook.start("trainers.slice(gpus=3).step.call_one(2).get()")
+    notebook.cell(again, 3, "busy")
+    notebook.idle()
+    notebook.cell(again, 3, "idle")
