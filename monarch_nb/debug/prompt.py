@@ -149,37 +149,45 @@ class Waiting:
 
 def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: False, *, ending: str = "quit") -> None:
     """Asks for commands and carries them out until nothing is stopped any more, or the desk is left."""
-    shown = desk.controller.book.changed
     last = ""
-    while not over():
-        if not _settled(desk) or not desk.candidates():
-            return
-        if desk.controller.book.changed != shown:
-            shown = desk.controller.book.changed
+    while not over() and _settled(desk):
         try:
-            line = terminal.ask(desk.prompt)
+            line = _command(desk, terminal, last, ending)
         except KeyboardInterrupt:
             if _interrupted(desk, terminal):
                 return
             continue
         except EOFError:
             line = "detach"
-        if line.rstrip().endswith(":"):
-            line = _block(line, terminal)
-        line = line if line.strip() or desk.interactive else last  # an empty line is the last one again, as in pdb
-        last = line if line.split(" ")[0] in ("n", "s", "next", "step", "r", "return", "l", "list") else ""
-        if line.strip() in ("q", "quit", "exit") and not desk.interactive:
-            if ending == "close":  # frames of a failure: nothing runs that could be ended
-                return
-            sure = terminal.ask(f"end the endpoints of {named(desk.focused())}, so that their calls fail? [y/N] ")
-            if sure.strip().lower() not in ("y", "yes"):
-                continue
+        if line is None:
+            return
+        if not line.strip() and not desk.interactive:
+            continue
+        last = line if line.split(" ")[0] in _AGAIN else ""
         terminal.write(f"» {line}\n")
         text = desk.do(line).text
         if text:
             terminal.write(f"{text}\n")
         if desk.leave:
             return
+
+
+_AGAIN = frozenset(("n", "s", "next", "step", "r", "return", "l", "list"))  # an empty line means it again, as in pdb
+
+
+def _command(desk: Desk, terminal: Terminal, last: str, ending: str) -> str | None:
+    """What was typed, whole; "" for nothing to do, None for the end."""
+    line = terminal.ask(desk.prompt)
+    if line.rstrip().endswith(":"):
+        line = _block(line, terminal)
+    if desk.interactive:
+        return line
+    if line.strip() in ("q", "quit", "exit"):
+        if ending == "close":  # frames of a failure: nothing runs that could be ended
+            return None
+        sure = terminal.ask(f"end the endpoints of {named(desk.focused())}, so that their calls fail? [y/N] ")
+        return line if sure.strip().lower() in ("y", "yes") else ""
+    return line if line.strip() else last
 
 
 def _settled(desk: Desk) -> bool:

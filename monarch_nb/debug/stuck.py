@@ -1,9 +1,13 @@
 """Processes that cannot tell where they are, since something in C holds them: looked at from outside."""
 
+import contextlib
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +15,13 @@ from typing import Any
 from monarch_nb.debug.controller import Controller
 from monarch_nb.debug.groups import FileName, short, tree, tree_text
 from monarch_nb.debug.records import Frame
+from monarch_nb.host.folders import run_folder_for
+from monarch_nb.runtime import dumps
 
 PATIENCE_S = 10.0
+WRITES_S = 1.0  # for a process to write its stacks
 _OURS = f"{Path(__file__).resolve().parent.parent}/"
-HINT = "`pip install py-spy` shows where such ranks are (this machine's only)"
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 
 def py_spy() -> str | None:
@@ -30,42 +37,94 @@ def look(
     label: Callable[[Sequence[str]], str],
     name: FileName = short,
 ) -> list[str]:
-    """The stacks of ranks that do not answer, as lines; or what is needed to have them."""
-    program = py_spy()
+    """The stacks of ranks that do not answer, as lines; those of other machines cannot be looked at."""
     stacks: list[tuple[str, Sequence[Frame]]] = []
-    lines = []
-    without: list[str] = []
+    silent: list[str] = []
     for rank in ranks:
         address = procs.address(rank)
         pid = controller.engine.keeper.pids.get(address, 0)
-        if program is None or not pid or address.partition("/")[0] not in controller.engine.local_hosts:
-            without.append(str(rank))
-            continue
-        try:
-            stacks.append((str(rank), dump(program, pid)))
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            lines.append(f"1  does not answer  [{label([str(rank)])}]  and py-spy says: {error}")
-    if without:
-        told = f"; {HINT}" if program is None else ""
-        lines.append(f"{len(without)}  do not answer: held by one long call in C, or stopped  [{label(without)}]{told}")
-    return [*tree_text(tree(stacks), label, name), *lines]
+        found: list[Sequence[Frame]] = []
+        if pid and address.partition("/")[0] in controller.engine.local_hosts:
+            with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+                found = seen_from_outside(address, pid)
+        stacks += [(str(rank), stack) for stack in found]
+        if not found:
+            silent.append(str(rank))
+    lines = tree_text(tree(stacks), label, name)
+    if silent:
+        told = "held by one long call in C, stopped, or on another machine: its own Python cannot tell where"
+        lines.append(f"{len(silent)}  {'does' if len(silent) == 1 else 'do'} not answer  [{label(silent)}]: {told}")
+    return lines
 
 
-def dump(program: str, pid: int) -> list[Frame]:
-    """The stack of the busiest of a process's threads, outermost first. Raises OSError, ValueError, SubprocessError."""
+def seen_from_outside(address: str, pid: int) -> list[Sequence[Frame]]:
+    """The stacks of a process's actors, outermost frame first: by py-spy, else by the handler that each process has.
+
+    Raises OSError, ValueError, SubprocessError.
+    """
+    program = py_spy()
+    if program is not None:
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            found = spied(program, pid)
+            if found:
+                return found
+    return signalled(dumps.file_of(run_folder_for(address.partition("/")[0]), address), pid)
+
+
+def spied(program: str, pid: int) -> list[Sequence[Frame]]:
+    """By py-spy, which needs no help of the process."""
     done = subprocess.run(
         [program, "dump", "--json", "--pid", str(pid)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     if done.returncode:
-        raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"status {done.returncode}")
-    threads = json.loads(done.stdout)
-    best: list[Frame] = []
-    for thread in threads:
-        stack = [
-            Frame(frame["filename"], int(frame["line"] or 0), frame["name"]) for frame in reversed(thread["frames"])
-        ]
-        own = next((n + 1 for n in reversed(range(len(stack))) if stack[n].file.startswith(_OURS)), 0)
-        rest = stack[own:]
-        if rest and (thread.get("owns_gil") or not best):
-            best = rest
-    return best
+        raise OSError(done.stderr.strip() or f"py-spy ended with status {done.returncode}")
+    return _own(
+        [Frame(frame["filename"], int(frame["line"] or 0), frame["name"]) for frame in reversed(thread["frames"])]
+        for thread in json.loads(done.stdout)
+    )
+
+
+def signalled(file: Path, pid: int) -> list[Sequence[Frame]]:
+    """By a signal whose handler, in C, writes them into a file. Raises OSError."""
+    before = file.stat().st_size  # the file says that the process handles the signal
+    os.kill(pid, dumps.SIGNAL)
+    deadline = time.monotonic() + WRITES_S
+    size, text = before, ""
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        now = file.stat().st_size
+        if now > before and now == size:
+            with file.open(encoding="utf-8", errors="replace") as opened:
+                opened.seek(before)
+                text = opened.read()
+            break
+        size = now
+    return parsed(text)
+
+
+def parsed(text: str) -> list[Sequence[Frame]]:
+    """The actors' stacks in what faulthandler writes: threads one below the other, innermost frame first."""
+    threads: list[list[Frame]] = []
+    for line in text.splitlines():
+        found = _FRAME.fullmatch(line)
+        if found is not None and threads:
+            number = int(found[2]) if found[2].isdecimal() else 0
+            threads[-1].insert(0, Frame(found[1], number, found[3]))
+        elif line.startswith(("Thread ", "Current thread ")):
+            threads.append([])
+    return _own(threads)
+
+
+def _own(threads: Any) -> list[Sequence[Frame]]:
+    """Of stacks (outermost first) the part below the engine's frames, of those threads that run an actor."""
+    found = []
+    for stack in threads:
+        runs = [n for n, frame in enumerate(stack) if frame.file == f"{_OURS}runtime/cell.py"]
+        inner = stack[runs[-1] + 1 :] if runs else []
+        while inner and inner[0].file.startswith(_OURS):
+            del inner[0]
+        while inner and inner[-1].file.startswith(_OURS):
+            inner.pop()
+        if inner:
+            found.append(inner)
+    return found

@@ -14,7 +14,7 @@ from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.forwarding import Forwarding
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.spawning import PYTHON, python_version
-from monarch_nb.runtime import Runtime, SpawnActor, install
+from monarch_nb.runtime import Runtime, SpawnActor, dumps, install
 from monarch_nb.runtime.features import install_breakpoints
 from monarch_nb.runtime.log_prefix import levels_are_known
 from monarch_nb.settings import TRAVELS_IN, settings
@@ -44,6 +44,7 @@ def run_proc(spec: ProcSpec) -> int:
     keeper.controllers = Controllers(engine)
     engine.is_worker = True
     install_breakpoints()
+    dumps.register(spec.run_folder, spec.address)
     install(engine)
     journal = journal_of_this_process()
     if journal is not None:
@@ -90,6 +91,7 @@ def run_proc(spec: ProcSpec) -> int:
     engine.start(node)
     console.executor.run()  # type: ignore[union-attr]
     keeper.forwarding.settle()
+    dumps.file_of(spec.run_folder, spec.address).unlink(missing_ok=True)
     engine.close()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

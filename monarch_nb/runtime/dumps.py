@@ -1,0 +1,25 @@
+"""The stacks of a process that cannot be asked, as something in C holds it: written by a signal handler in C."""
+
+import faulthandler
+import os
+import signal
+from pathlib import Path
+
+# A signal that nothing else uses; its default action is to end a process, hence never sent without the file.
+SIGNAL: int = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else 0
+
+
+def file_of(run_folder: str | Path, address: str) -> Path:
+    """Where a process writes them."""
+    return Path(run_folder) / f"stacks-{address.partition('/')[2]}"
+
+
+def register(run_folder: str | Path, address: str) -> None:
+    """From now on SIGNAL has this process write its stacks into that file. On the main thread."""
+    if not SIGNAL or not hasattr(faulthandler, "register"):
+        return
+    try:
+        descriptor = os.open(file_of(run_folder, address), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError:  # a full disk is no reason not to start
+        return
+    faulthandler.register(SIGNAL, file=descriptor, all_threads=True)

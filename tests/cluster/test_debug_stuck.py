@@ -1,0 +1,82 @@
+"""Where a rank is that one long call in C holds, so that no Python of its process can run."""
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb import debug
+from monarch_nb.actor import Actor, ProcMesh, endpoint
+from monarch_nb.debug import stuck
+from tests.cluster.actor_tools import SECONDS, spawned
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Holder(Actor):
+    @endpoint
+    def hold(self, seconds: int) -> int:
+        return ctypes.PyDLL(None).sleep(seconds)  # PyDLL: nobody else in the process gets the GIL meanwhile
+
+    @endpoint
+    def ping(self) -> str:
+        return "pong"
+
+
+@pytest.fixture(scope="module")
+def holders() -> Iterator[Any]:
+    procs: Iterator[ProcMesh] = spawned(2, "held")
+    mesh: Any = next(procs).spawn("holders", Holder)
+    mesh.ping.call().get(SECONDS)
+    yield mesh
+    next(procs, None)
+
+
+@pytest.mark.parametrize("with_py_spy", [False, True])
+def test_the_stack_of_a_rank_that_sits_in_c_is_shown(
+    holders: Any, with_py_spy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if with_py_spy and stuck.py_spy() is None:
+        pytest.skip("py-spy is not installed")
+    if not with_py_spy:
+        monkeypatch.setattr(stuck, "py_spy", lambda: None)
+    future = holders.slice(gpus=1).hold.call_one(4)
+    debug.controller().book.wait(0.5, lambda: False)  # it has begun
+    text = debug.stacks(holders)
+    assert "Holder.hold" in text or "hold" in text
+    assert "test_debug_stuck.py" in text
+    assert "1  idle  [gpus=0]" in text
+    assert future.get(SECONDS) == 0
+    assert list(holders.ping.call().get(SECONDS).values()) == ["pong"] * 2
+
+
+def test_what_cannot_be_looked_at_is_told(holders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(address: str, pid: int) -> Any:
+        raise OSError("no")
+
+    monkeypatch.setattr(stuck, "seen_from_outside", fails)
+    procs = holders._state.procs
+    lines = stuck.look(debug.controller(), procs, [0, 1], lambda ranks: "gpus=0-1")
+    assert lines[0].startswith("2  do not answer  [gpus=0-1]: held by one long call in C")
+
+
+def test_a_process_without_the_handler_is_never_signalled(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        stuck.signalled(tmp_path / "nothing", 1)
+
+
+def test_the_words_of_faulthandler_are_understood() -> None:
+    ours = Path(stuck.__file__).parents[1]
+    text = f"""Thread 0x00007f (most recent call first):
+  File "/usr/lib/python3/threading.py", line 320 in wait
+
+Current thread 0x00008a (most recent call first):
+  File "/home/me/train.py", line 7 in deeper
+  File "/home/me/train.py", line 3 in step
+  File "{ours}/runtime/cell.py", line 200 in run_sync
+  File "{ours}/runtime/executors.py", line 66 in run
+"""
+    (stack,) = stuck.parsed(text)
+    assert [(frame.function, frame.line) for frame in stack] == [("step", 3), ("deeper", 7)]
