@@ -47,7 +47,8 @@ class MonarchMagics(Magics):
             torch.manual_seed(rank)
 
         Running the same line again gives the same mesh; another shape or set-up replaces it, and says so. --fresh
-        replaces it in any case; --no-dedup shows equal lines of several ranks one by one. From Python: this_host().spawn_procs(per_host={"gpus": 4}, name="workers").
+        replaces it in any case; --no-dedup shows equal lines of several ranks one by one. From Python:
+        this_host().spawn_procs(per_host={"gpus": 4}, name="workers").
         """
         wish = mesh_wish(line)
         check_name(wish.name)

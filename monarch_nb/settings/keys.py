@@ -56,7 +56,7 @@ def _effective() -> list[Key]:
         Key("log_kept_lines", "count", 10_000, "last lines of each process that mesh.logs() has", least=1),
         Key("log_file_size", "count", 64 * _MIB, "bytes of a process's log file, before it is set aside", least=4096),
         Key("log_file_count", "count", 4, "log files that are kept for a process", least=1),
-        Key("log_folder", "text", "", "where log files go and stay; by default beside the host's sockets, till it ends"),
+        Key("log_folder", "text", "", "where log files go and stay; else beside the host's sockets, till it ends"),
         # Of our own
         Key("link_credit_window", "count", 256 * _MIB, "bytes on their way to one process, not yet taken", least=1024),
         Key("shared_memory_threshold", "count", 256 * 1024, "bytes from which a buffer travels as memory", least=4096),

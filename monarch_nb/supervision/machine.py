@@ -102,7 +102,7 @@ class Machine:
         return self._book.status(mesh_uid)
 
     def odd(self) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
-        """All meshes known here: why each has ended, if it has, and its ranks that are not, or were not always, alive."""
+        """All meshes known here: why each has ended, if so, and its ranks that are not, or were not always, alive."""
         return [(uid, mesh.ended, dict(mesh.odd)) for uid, mesh in self._book.meshes.items()]
 
     def owner_name(self, actor: str) -> str:

@@ -120,3 +120,20 @@ def test_what_is_written_wrong_is_told(nb: Notebook, line: str, told: str) -> No
     cell = nb.run(line)
     assert told in cell.stderr + cell.traceback
     assert nb.run("1 + 1").ok().text == "2"
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("%%mdb ", {"trainers"}),
+        ("%%mdb trainers ", {"gpus="}),
+        ("%break ", {"clear", "Trainer.loss", "Trainer.step"}),
+        ("%break Trainer.loss ", {"on", "if"}),
+        ("%break Trainer.loss on ", {"trainers"}),
+        ("%break Trainer.loss on trainers ", {"gpus="}),
+        ("%stacks ", {"trainers", "w"}),
+        ("%mpm trainers ", {"gpus="}),
+    ],
+)
+def test_what_can_follow_is_completed(nb: Notebook, line: str, offered: set[str]) -> None:
+    assert offered <= set(nb.complete(line))

@@ -1,7 +1,6 @@
 """How much of what ranks print a front end is given."""
 
 from monarch_kernel.pacing import BYTES_BURST, RANK_BURST, Held, Pacing
-
 from monarch_nb.mesh.output import Written
 
 

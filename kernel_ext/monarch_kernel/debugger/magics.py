@@ -16,6 +16,7 @@ from monarch_nb.wire import ActorError
 
 from ..arguments import names, place
 from ..session import Session
+from .completion import DebugCompletion
 from .results import Listing, Results
 
 _BREAK = re.compile(r"(?P<where>\S+)(?:\s+if\s+(?P<condition>.+?))?\s+on\s+(?P<mesh>[^\d\W].*)", re.DOTALL)
@@ -30,6 +31,7 @@ class DebugMagics(Magics):
         self._session = session
         self.waiting: Waiting | None = None  # of the engine of now
         self._focus: dict[str, Desk] = {}
+        DebugCompletion(shell, session).install()
 
     @no_var_expand
     @line_cell_magic

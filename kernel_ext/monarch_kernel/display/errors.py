@@ -157,7 +157,8 @@ def _actor_error(error: ActorError, shell: Any) -> str:
     remote = _FILE.sub(named, remote).replace(
         "Traceback (most recent call last):", "On the rank (most recent call last):", 1
     )
-    return f"{error.message.rstrip('.')}: {kind}{': ' if text else ''}{text}\n\n{remote}"
+    frames = "\n\n%mpm looks into its frames" if error.origin is not None else ""
+    return f"{error.message.rstrip('.')}: {kind}{': ' if text else ''}{text}\n\n{remote}{frames}"
 
 
 def cell_name(shell: Any, filename: str) -> str:

@@ -1,0 +1,74 @@
+"""Completion on the lines of the debugger's magics: names of meshes, dimensions, places."""
+
+from collections.abc import Callable
+from typing import Any
+
+from monarch_nb import debug
+from monarch_nb.mesh import ActorMesh
+
+from ..session import Session
+
+_MAGICS = ("%%mdb", "%break", "%mpm", "%stacks", "%freeze")
+
+
+class DebugCompletion:
+    """Completers for IPython's `complete_command` hook, which all versions have."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        self._shell = shell
+        self._session = session
+
+    def install(self) -> None:
+        """Registers them."""
+        for magic in _MAGICS:
+            self._shell.set_hook("complete_command", self._completer(magic), str_key=magic)
+
+    def _completer(self, magic: str) -> Callable[[Any, Any], list[str]]:
+        def complete(_shell: Any, event: Any) -> list[str]:
+            words = event.text_until_cursor.split()
+            current = event.symbol
+            before = words[1:-1] if current and words and words[-1].endswith(current) else words[1:]
+            return [word for word in self.candidates(magic, before) if word.startswith(current)]
+
+        return complete
+
+    def candidates(self, magic: str, before: list[str]) -> list[str]:
+        """What can follow the words `before` on the line of a magic."""
+        if magic == "%break":
+            return self._break(before)
+        if magic == "%stacks":
+            return [] if before else self._session.names()
+        if magic == "%freeze":
+            return ["--off"] if before else self._session.names("actors")
+        if not before:
+            stopped = [one.name for one in debug.sessions()] if magic == "%%mdb" else []
+            first = ["release"] if magic == "%mpm" else []
+            return list(dict.fromkeys([*stopped, *self._session.names("actors"), *first]))
+        given = {word.partition("=")[0] for word in before[1:]}
+        return [f"{label}=" for label in self._labels(before[0]) if label not in given]
+
+    def _break(self, before: list[str]) -> list[str]:
+        if not before:
+            return ["clear", *self._functions()]
+        if before[0] == "clear":
+            return [str(one.number) for one in debug.breakpoints()]
+        if "on" not in before:
+            return ["on", "if"] if "if" not in before else ["on"]
+        after = before[before.index("on") + 1 :]
+        return [f"{label}=" for label in self._labels(after[0])] if after else self._session.names("actors")
+
+    def _functions(self) -> list[str]:
+        """The methods of the actors there are."""
+        found: list[str] = []
+        for name in self._session.names("actors"):
+            mesh = self._session.find(name)
+            if isinstance(mesh, ActorMesh):
+                cls = mesh._state.cls
+                found += [f"{cls.__name__}.{each}" for each in vars(cls) if not each.startswith("_")]
+        return list(dict.fromkeys(found))
+
+    def _labels(self, name: str) -> tuple[str, ...]:
+        try:
+            return tuple(self._session.find(name).extent.labels)
+        except Exception:
+            return ()
