@@ -2,7 +2,6 @@
 
 import contextlib
 import enum
-import gc
 import math
 import os
 import runpy
@@ -12,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint
-from monarch_nb.runtime import runtime
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 
@@ -131,7 +129,6 @@ def _abandon_groups() -> None:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
-    runtime().failures.release()  # kept frames would keep the groups, and with them the others' connections, alive
     groups = list(distributed.distributed_c10d._world.pg_map)
     for group in groups:
         for device in list(getattr(group, "_device_types", ())):
@@ -139,7 +136,6 @@ def _abandon_groups() -> None:
                 backend = group._get_backend(device)
                 backend.abort()  # NCCL's hang in what they wait for; gloo has none in some versions
     distributed.destroy_process_group()
-    gc.collect()
 
 
 def _checked(mesh: ProcMesh, master_addr: str | None, master_port: int | None) -> Any:

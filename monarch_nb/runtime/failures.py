@@ -1,5 +1,6 @@
 """The last failures of each actor of a process: their exceptions, and with them the frames they were raised in."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -50,6 +51,7 @@ class Failures:
             return
         count = settings.get("debug_keep_failures")
         if count and not _out_of_memory(error):
+            _let_groups_go(error)
             instance = cell.instance
             kept = Kept(error, header.call, header.method, time.time(), instance, instance.rank, header.chain)
             with self._lock:
@@ -109,14 +111,29 @@ def frames_of(error: BaseException) -> list[types.TracebackType]:
     return every[first:]
 
 
-def _out_of_memory(error: BaseException | None) -> bool:
+def _out_of_memory(error: BaseException) -> bool:
+    names = {cls.__name__ for one in _chain(error) for cls in type(one).__mro__}
+    return not names.isdisjoint({"MemoryError", "OutOfMemoryError"})
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and those that led to it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if any(cls.__name__ in ("MemoryError", "OutOfMemoryError") for cls in type(error).__mro__):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
+
+
+def _let_groups_go(error: BaseException) -> None:
+    """Empties the frames of torch.distributed: they hold process groups, whose connections tell others by closing."""
+    for one in _chain(error):
+        tb = one.__traceback__
+        while tb is not None:
+            if tb.tb_frame.f_globals.get("__name__", "").startswith("torch.distributed."):
+                with contextlib.suppress(RuntimeError):  # one that still runs
+                    tb.tb_frame.clear()
+            tb = tb.tb_next
 
 
 def _held(error: BaseException) -> Iterator[Any]:

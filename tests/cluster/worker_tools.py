@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.runtime import runtime
@@ -85,5 +86,6 @@ def light_host(nothing_left_by_module: None) -> Iterator[Any]:
         procs = cold(here, name="warm")
         where(procs).pid.call().get(60)
         procs.stop().get(SOON)
-        runtime().node._links.context()  # its threads come with the first word to another host, and stay: not of a test
+        # Its threads come with the first socket, which is for the first word to another host, and stay: not of a test
+        runtime().node._links.context().socket(zmq.PAIR).close(0)
         yield here
