@@ -1,7 +1,7 @@
 """The actor API: `from monarch.actor import Actor, endpoint, this_host`."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb._compat import missing
 from monarch_nb.debug.hooks import breakpoint_if
@@ -58,6 +58,9 @@ from monarch_nb.supervision import UndeliverableMessage as UndeliverableMessageE
 from monarch_nb.telemetry import get_meter, span, traced
 from monarch_nb.wire import ActorError
 
+if TYPE_CHECKING:
+    from monarch_nb.debug.actor import DebugController
+
 unhandled_fault_hook = exit_on_fault
 """Called with a MeshFailure that nobody has handled; assign another function to replace it."""
 
@@ -87,11 +90,15 @@ def current_actor_name() -> str:
     return str(context().actor_instance.actor_id)
 
 
-def debug_controller() -> Any:
-    """The debugger of this program: the module `monarch.debug`. Torchmonarch gives an actor with a TCP server here."""
-    import monarch_nb.debug
+def debug_controller() -> "DebugController":
+    """The actor, one for a program, that tells what is stopped in the debugger and takes commands for it.
 
-    return monarch_nb.debug
+    `debug_controller().list.call_one().get()`. Works in any process of the program; `monarch.debug` is the same without
+    messages, for the client alone. Blocks for an answer of the client's process.
+    """
+    from monarch_nb.debug.actor import debug_controller as find
+
+    return find()
 
 
 def __getattr__(name: str) -> Any:

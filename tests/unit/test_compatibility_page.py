@@ -42,13 +42,6 @@ def find(name: str) -> Any:
     return found
 
 
-def use(name: str) -> None:
-    """Imports it, and calls what is there by name only. Raises ImportError or AttributeError."""
-    found = find(name)
-    if name == "monarch.actor.debug_controller":
-        found()
-
-
 ROWS = rows()
 
 
@@ -65,7 +58,7 @@ def test_a_row_is_true(name: str) -> None:
     assert verdict in VERDICTS
     if verdict == "not yet":
         with pytest.raises((ImportError, AttributeError)):
-            use(name)
+            find(name)
     else:
         assert find(name) is not None
     assert why or verdict in ("same", "not yet"), "say how, or why"

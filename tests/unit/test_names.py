@@ -128,10 +128,6 @@ def test_the_table_of_what_is_not_there_names_nothing_that_is() -> None:
         assert set(names) & set(vars(importlib.import_module(module))) == set()
 
 
-def test_the_debugger_is_found_under_torchmonarchs_name_for_it() -> None:
-    assert monarch.actor.debug_controller() is monarch.debug
-
-
 def test_looking_at_all_that_the_package_lists_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,0 +1,71 @@
+"""The debugger as an actor: one for a program, in its client's process, that any actor of it can ask."""
+
+import asyncio
+import sys
+from dataclasses import dataclass
+
+from monarch_nb.debug.api import Group
+from monarch_nb.debug.controller import controller
+from monarch_nb.debug.picks import pick
+from monarch_nb.debug.records import Stopped
+from monarch_nb.mesh import get_or_spawn_controller
+from monarch_nb.mesh.declare import Actor, concurrent_endpoint
+
+_LOOK_S = 0.5  # between looks whether the caller has gone away
+
+
+@dataclass(order=True)
+class DebugSessionInfo:
+    """One stopped rank. Sorted by actor and rank."""
+
+    actor_name: str
+    rank: int
+    coords: dict[str, int]
+    hostname: str
+    function: str | None
+    lineno: int | None
+
+
+class DebugController(Actor):
+    """What is stopped in the debugger, and commands to it; `monarch.debug` is the same without messages."""
+
+    @concurrent_endpoint
+    async def list(self, print_output: bool = True) -> "list[DebugSessionInfo]":
+        """All stopped ranks, by actor and rank; printed in the client's output too, unless that is not wanted."""
+        found = sorted(map(_info, controller().book.sessions()))
+        if print_output:
+            sys.stdout.write(f"{Group(controller().book.sessions)!r}\n")
+        return found
+
+    @concurrent_endpoint
+    async def wait_pending_session(self) -> None:
+        """Returns once anything is stopped."""
+        book = controller().book
+        while not await asyncio.to_thread(book.wait, _LOOK_S, lambda: book.any):
+            pass
+
+    @concurrent_endpoint
+    async def run(self, command: str, actor_name: str | None = None, ranks: str = "all") -> str:
+        """A command of the prompt (`p loss`, `n`, `c`) to stopped ranks of an actor, as in "3", "0:4" or "gpus=0:2";
+        to all that is stopped without a name. Gives the text of the answers, with equal ones together.
+
+        Raises DebugError where nothing of it is stopped.
+        """
+
+        def chosen() -> "list[Stopped]":
+            every = controller().book.sessions()
+            return every if actor_name is None else [one for one in every if one.name == actor_name]
+
+        picked = {(one.mesh, one.rank, one.thread) for one in pick(chosen(), ranks)}
+        found = Group(lambda: [one for one in chosen() if (one.mesh, one.rank, one.thread) in picked])
+        return (await asyncio.to_thread(found.run, command)).text
+
+
+def _info(one: Stopped) -> DebugSessionInfo:
+    coords = dict(zip(one.labels, one.point, strict=True))
+    return DebugSessionInfo(one.name, one.rank, coords, one.host, one.frame.function, one.frame.line)
+
+
+def debug_controller() -> DebugController:
+    """The one of this program, wherever in it this is called. Blocks for an answer of the client's process."""
+    return get_or_spawn_controller("debug_controller", DebugController).get()

@@ -1,0 +1,89 @@
+"""The debugger as an actor, as programs written for torchmonarch and actors of one's own ask it."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb import debug
+from monarch_nb.actor import Actor, ActorError, ProcMesh, debug_controller, endpoint, get_or_spawn_controller
+from monarch_nb.debug.actor import DebugController, DebugSessionInfo
+from tests.cluster.actor_tools import spawned
+from tests.cluster.debug_tools import SECONDS, Trainer, resume_all, stopped
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Asker(Actor):
+    """Asks the debugger from a worker."""
+
+    @endpoint
+    async def wait_and_list(self) -> Any:
+        found = debug_controller()
+        await found.wait_pending_session.call_one()
+        return await found.list.call_one(print_output=False)
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    yield from spawned(3, "asked")
+
+
+@pytest.fixture(scope="module")
+def trainers(procs: ProcMesh) -> Any:
+    return procs.spawn("trainers", Trainer)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_stopped(trainers: Any) -> Iterator[None]:
+    yield
+    resume_all()
+
+
+def test_the_controller_lists_what_is_stopped(trainers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert debug_controller().list.call_one(print_output=False).get(SECONDS) == []
+    future = trainers.step.call(1)
+    stopped(3)
+    found = debug_controller().list.call_one().get(SECONDS)
+    assert [(one.actor_name, one.rank, one.coords) for one in found] == [
+        ("trainers", rank, {"gpus": rank}) for rank in range(3)
+    ]
+    assert {type(one) for one in found} == {DebugSessionInfo}
+    assert {(one.function, one.lineno > 0, bool(one.hostname)) for one in found} == {("Trainer.step", True, True)}
+    assert "trainers" in capsys.readouterr().out
+    debug.resume(trainers)
+    future.get(SECONDS)
+
+
+def test_commands_go_to_the_ranks_that_are_meant(trainers: Any) -> None:
+    future = trainers.step.call(1)
+    stopped(3)
+    asked = debug_controller()
+    assert "2" in asked.run.call_one("p loss", "trainers", "1").get(SECONDS)
+    assert "go on" in asked.run.call_one("c", "trainers", "gpus=0:2").get(SECONDS)
+    assert [one.rank for one in asked.list.call_one(print_output=False).get(SECONDS)] == [2]
+    assert "goes on" in asked.run.call_one("c").get(SECONDS)
+    assert list(future.get(SECONDS).values()) == [2, 4, 6]
+    with pytest.raises(ActorError, match="stopped: nothing"):
+        asked.run.call_one("p loss").get(SECONDS)
+
+
+def test_an_actor_of_the_program_asks_from_its_own_process(procs: ProcMesh, trainers: Any) -> None:
+    asker = procs.slice(gpus=0).spawn("asker", Asker)
+    answer = asker.wait_and_list.call_one()
+    future = trainers.slice(gpus=1).step.call_one(1)
+    assert [(one.actor_name, one.rank) for one in answer.get(SECONDS)] == [("trainers", 1)]
+    debug.resume()
+    future.get(SECONDS)
+
+
+def test_it_is_the_controller_of_that_name(trainers: Any) -> None:
+    async def pending() -> Any:
+        by_name = await get_or_spawn_controller("debug_controller", DebugController)
+        future = trainers.slice(gpus=0).step.call_one(1)
+        await by_name.wait_pending_session.call_one()
+        await by_name.run.call_one("c")
+        return await future
+
+    assert asyncio.run(pending()) == 2
