@@ -60,7 +60,7 @@ class Progress:
         self._logs.settle()
 
     def _text(self, future: Future[Any], seconds: float) -> str:
-        story = future.story() if future.story is not None else "waiting"
+        story = future.told() or "waiting"
         lines = [f"⏳ {_duration(seconds)} · {story}"]
         call = self._engine.calls.get(future.wait_id)
         state = self._engine.meshes.get(call.mesh) if call is not None else None

@@ -116,7 +116,7 @@ class Waiting:
         """What a call raises where nobody can be asked."""
         self._shown |= {(one.session, one.number) for one in records}
         table = Desk(self.controller, lambda: records, self._name).table()
-        story = future.story() if future.story is not None else "the call waits"
+        story = future.told() or "the call waits"
         told = f"{story}: {named(records)} stopped in the debugger, and no prompt can be shown here.\n{table}\n"
         how = HOW.replace("NAME", records[0].name)
         return StoppedAtBreakpoint(f"{told}They stay stopped and the call stays under way. {how}", records, table)

@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from monarch_nb.host.leash import Leash
 from monarch_nb.host.protocol import Exited, ProcSpec, ProcState
 
@@ -37,6 +39,12 @@ class Child:
     def alive(self) -> bool:
         """Whether it has not ended; one that is still being started counts."""
         return self.exit is None
+
+    def let_go(self) -> None:
+        """It has ended, and all know: only what is told to those who ask late is kept."""
+        self.leash = None
+        self.watchers.clear()
+        self.spec = replace(self.spec, env={}, sys_path=(), cwd=None)
 
     def describe(self) -> ProcState:
         """What agent.status says of it."""

@@ -23,7 +23,7 @@ from monarch_nb.host.reaper import Reaper, kill_group
 from monarch_nb.host.template import Early
 from monarch_nb.settings import settings
 
-_REMEMBERED = 4096  # ended procs, for those who ask late
+_REMEMBERED = 1024  # ended procs, for those who ask late
 _LOOK_S = 1.0  # between looks whether the light template may go
 
 
@@ -245,6 +245,7 @@ class Children:
         if child.leash is not None:
             child.leash.close()
         self._listener.exited(child)
+        child.let_go()
 
     def _forget_old(self) -> None:
         for address in [child.address for child in self._children.values() if not child.alive][:-_REMEMBERED]:

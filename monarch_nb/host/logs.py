@@ -28,7 +28,8 @@ WINDOW = 512 * 1024  # bytes of a proc on their way to one subscriber
 BEHIND_S = 1.0  # a subscriber whose window was full for that long is not waited for
 BACKLOG = 32 << 20  # nor is any when so much waits in a spool
 RECENT = 128 * 1024  # bytes of a proc that who subscribes late still gets
-_ENDED = 64  # procs that have ended, whose recent output is kept
+_ENDED = 64  # procs that have ended and are known here,
+_ENDED_RECENT = 8 * RECENT  # and bytes of their recent output that are kept
 _POLL_S = 0.02  # where files cannot be watched
 _CALM = 40  # looks within a tenth of a second; with more of them output is gathered
 _GATHER_S = 0.005
@@ -75,6 +76,15 @@ class _Tail:
     subscribers: dict[str, _Subscriber] = field(default_factory=dict)
     last: bool = False  # the proc has ended: take the rest
     done: bool = False  # and that is taken
+
+    @property
+    def recent_size(self) -> int:
+        """Bytes of output that are kept."""
+        return self.total - self.recent[0][0] if self.recent else 0
+
+    def drop_oldest(self) -> None:
+        """The oldest of it is kept no longer."""
+        self.dropped += _lines(self.recent.popleft()[2])
 
 
 class LogTailer(threading.Thread):
@@ -229,8 +239,8 @@ class LogTailer(threading.Thread):
         finished = tail.last and not size
         if blocks:
             tail.recent.append((offset, size, blocks))
-            while len(tail.recent) > 1 and tail.total - tail.recent[0][0] - tail.recent[0][1] >= RECENT:
-                tail.dropped += _lines(tail.recent.popleft()[2])
+            while len(tail.recent) > 1 and tail.recent_size - tail.recent[0][1] >= RECENT:
+                tail.drop_oldest()
         if finished:
             tail.done = True
             tail.spool.remove()
@@ -290,6 +300,12 @@ class LogTailer(threading.Thread):
         self._ended.append(address)
         while len(self._ended) > _ENDED:
             self._tails.pop(self._ended.popleft(), None)
+        room = _ENDED_RECENT
+        for one in reversed(self._ended):
+            tail = self._tails[one]
+            while tail.recent and room < tail.recent_size:
+                tail.drop_oldest()
+            room -= tail.recent_size
 
 
 def _lines(blocks: tuple[LogBlock, ...]) -> int:

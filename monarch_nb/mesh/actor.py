@@ -121,6 +121,12 @@ class Born:
         self.instance = instance
         self.initialized: Future[None] = Future._resolved(None)
 
+    def let_go(self) -> None:
+        """The mesh has stopped: nothing of it is created again."""
+        self.arguments = Held(())
+        if self.initialized.done() and self.initialized.exception() is None:
+            self.initialized = Future._resolved(None)
+
     def renew(self) -> None:
         """Takes the newest definition of the class. Raises ValueError if that cannot be spawned."""
         from msgspec.structs import replace

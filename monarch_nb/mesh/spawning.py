@@ -2,6 +2,7 @@
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,11 @@ class ProcBorn:
     launch: tuple[Launch, ...]  # by rank, if not the default command
     python: str | None
     initialized: Future[Any] = field(default_factory=lambda: Future._resolved(True))
+
+    def let_go(self) -> None:
+        """The mesh has stopped: nothing of it is started again."""
+        self.setup, self.env, self.proc_bind, self.launch = Held(()), (), (), ()
+        self.initialized = Future._resolved(True)
 
     def inherits(self, rank: int) -> bool:
         """Whether a rank gets this process's environment."""
@@ -123,9 +129,11 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
 
 def _silent(engine: Runtime, host: str, asked: Future[Any], call: PendingCall) -> Callable[[], None]:
     limit = settings.get("mesh_proc_spawn_max_idle")
+    answer, waiting = weakref.ref(asked), weakref.ref(call)  # neither is kept for that long
 
     def look() -> None:
-        if not asked.done() and not engine.closed:
+        asked, call = answer(), waiting()
+        if asked is not None and call is not None and not asked.done() and not engine.closed:
             call.fail(RequestError(f"{call.title}: host {host} has not answered within {limit:g} s"))
 
     return look

@@ -121,12 +121,21 @@ class Stops:
 
         def done(_: Future[Any]) -> None:
             self.mark(state, ranks, reason, over=True)
+            if ranks is None:
+                self._let_go(state)
             self._keeper.news.stopped(state, ranks, reason, over=True)
             self._keeper.event("stopped", state)
             future._set(None)
 
         under_way._on_done(done)
         return future
+
+    def _let_go(self, state: MeshState) -> None:
+        """What a stopped mesh, and the actors that stopped with it, were spawned with is not needed any more."""
+        for one in (state, *(state.actors.values() if isinstance(state, ProcState) else ())):
+            if one.born is not None:
+                one.born.let_go()
+            self._engine.root.outbox.forget(one.uid)
 
     def _under_way(self, state: MeshState, ranks: Sequence[int], reason: str) -> Future[None]:
         if isinstance(state, ProcState):

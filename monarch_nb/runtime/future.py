@@ -114,6 +114,7 @@ class Future(Generic[R]):
             self._value, self._error, self._resolve = value, error, resolve
             self._done = True
             callbacks, self._callbacks = self._callbacks, None
+            self.story = self._cancel = None  # nobody asks any more; they hold the call, and all that has come of it
         self._lock.release()
         for callback in callbacks or ():
             try:
@@ -164,9 +165,13 @@ class Future(Generic[R]):
         `stream` cancels what is left of the stream. False, and nothing happens, once there is a result, and for futures
         of what is shared: a spawn, a stop, a heal.
         """
-        if self._done or self._cancel is None:
-            return False
-        return self._cancel(self)
+        cancel = self._cancel
+        return False if self._done or cancel is None else cancel(self)
+
+    def told(self) -> str:
+        """What is still waited for, in a few words; "" once there is a result, or where nothing is known."""
+        story = self.story
+        return story() if story is not None else ""
 
     def cancelled(self) -> bool:
         """True if it ended by `cancel`. Does not block."""
@@ -215,8 +220,9 @@ class Future(Generic[R]):
                 for waiter in tuple(waiters):
                     waiter.waiting(self, now - begun)
         except KeyboardInterrupt as stop:
-            if self.story is not None:
-                stop.add_note(f"stopped waiting; {self.story()}. The future stays valid: .get() waits again")
+            told = self.told()
+            if told:
+                stop.add_note(f"stopped waiting; {told}. The future stays valid: .get() waits again")
             raise
         finally:
             self.watched -= 1
@@ -231,7 +237,7 @@ class Future(Generic[R]):
         """
         limit = _checked(timeout)
         if not self._wait(limit):
-            told = f"; {self.story()}" if self.story is not None else ""
+            told = f"; {told}" if (told := self.told()) else ""
             raise TimeoutError(f"no result within {timeout:g} s{told}. It goes on: .get() again to wait longer")
         return self._outcome()
 
@@ -286,6 +292,6 @@ class Future(Generic[R]):
 
     def __repr__(self) -> str:
         if not self._done:
-            told = f": {self.story()}" if self.story is not None else ""
+            told = f": {told}" if (told := self.told()) else ""
             return f"<Future pending{told}>"
         return f"<Future failed: {self._error!r}>" if self._error is not None else "<Future done>"

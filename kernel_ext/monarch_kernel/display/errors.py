@@ -111,7 +111,7 @@ def fate(error: BaseException, tb: types.TracebackType | None) -> str:
     for frame, _ in traceback.walk_tb(tb):
         if frame.f_code is Future.__await__.__code__:
             future: Future[Any] = frame.f_locals["self"]
-            return f"stopped waiting; {future.story() if future.story is not None else 'it goes on'}"
+            return f"stopped waiting; {future.told() or 'it goes on'}"
     return ""
 
 
