@@ -34,12 +34,17 @@ class Front:
         self._shell.events.unregister("post_execute", self._end)
 
     def _begin(self) -> None:
-        self.parent = self._current_parent()
+        parent = self._current_parent()
+        if not _is_cell(parent):
+            return
+        self.parent = parent
         self.running = True
         for call in tuple(self.beginning):
             call()
 
     def _end(self) -> None:
+        if not _is_cell(self._current_parent()):
+            return
         try:
             for call in tuple(self.ending):
                 call()
@@ -98,6 +103,12 @@ class Front:
         assert kernel is not None
         # Not through display_pub: there the cell is a matter of the thread, and is kept in ways that change by version.
         kernel.session.send(kernel.iopub_socket, kind, dict(content), parent=cell or self.parent, ident=topic.encode())
+
+
+def _is_cell(parent: Any) -> bool:
+    """Whether what begins or ends is a cell: messages of widgets fire the same events, also while a cell runs."""
+    kind = parent.get("header", {}).get("msg_type", "execute_request") if isinstance(parent, dict) else ""
+    return bool(kind == "execute_request")
 
 
 class Line:

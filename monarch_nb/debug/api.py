@@ -191,9 +191,9 @@ def wait(count: int = 1, mesh: Any = None, timeout: float | None = 30.0) -> list
 
 
 def on_change(listener: Callable[[str, Stopped], None]) -> Callable[[], None]:
-    """Calls `listener(kind, record)` on each "stopped", "resumed" and "lost", on an engine thread: it must not block.
+    """Calls `listener(kind, record)` on each "stopped", "resumed", "lost" and "looked" (at another frame of it).
 
-    Gives a function that takes it away again.
+    On whatever thread hears of it, so that it must not block. Gives a function that takes it away again.
     """
     book = controller().book
     book.listeners.append(listener)

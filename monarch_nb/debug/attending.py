@@ -78,8 +78,8 @@ class Console:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    def ask(self, prompt: str) -> str:
-        """One line. Raises NoPrompt, EOFError, KeyboardInterrupt."""
+    def ask(self, prompt: str, vain: Callable[[], bool] = lambda: False) -> str:
+        """One line; waits for it whatever becomes `vain`. Raises NoPrompt, EOFError, KeyboardInterrupt."""
         if not self.can_ask:
             raise NoPrompt
         return input(prompt)

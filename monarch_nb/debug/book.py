@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from monarch_nb.debug.records import Stopped
 
 Listener = Callable[[str, Stopped], None]
@@ -29,6 +31,16 @@ class Book:
             self._over.pop(record.session, None)
             self._touch()
         self._tell("stopped", record)
+
+    def looked(self, session: str, current: int, source: tuple[str, ...], first: int) -> None:
+        """Another frame of it is looked at."""
+        with self._changed:
+            record = self._sessions.get(session)
+            if record is None:
+                return
+            record = msgspec.structs.replace(record, current=current, source=source, first=first)
+            self._sessions[session] = record
+        self._tell("looked", record)
 
     def resumed(self, session: str) -> None:
         """It goes on."""

@@ -141,6 +141,8 @@ class Controller:
                 if now is not None and now.number == one.number:
                     self.book.resumed(one.session)
                     self._unpause(one)
+            elif answer.source:
+                self.book.looked(one.session, answer.current, answer.source, answer.first)
         return answers
 
     def step(self, sessions: Sequence[r.Stopped], text: str, timeout: float = STEP_S) -> list[r.Answer]:

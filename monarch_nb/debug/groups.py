@@ -74,6 +74,11 @@ class Node:
     who: list[str] = field(default_factory=list)
     below: "dict[tuple[str, int, str], Node]" = field(default_factory=dict)
 
+    @property
+    def children(self) -> "list[Node]":
+        """What is called from there, by most ranks first."""
+        return _sorted(self.below)
+
 
 def tree(stacks: Iterable[tuple[str, Sequence[Frame]]]) -> list[Node]:
     """The tree of some stacks (outermost first), each with the name of who it is of."""
@@ -97,7 +102,7 @@ def tree_text(
     """A tree as lines: how many, in which function, where; who, as `label` writes it, where it branches or ends."""
     lines = []
     for node in nodes:
-        below = _sorted(node.below)
+        below = node.children
         ends = len(node.who) - sum(len(one.who) for one in below)
         told = f"  [{label(node.who)}]" if ends or len(nodes) > 1 else ""
         lines.append(f"{indent}{len(node.who)}  {node.frame.function}  {name(node.frame.file)}:{node.frame.line}{told}")

@@ -13,12 +13,17 @@ from monarch_nb.debug.records import Stopped
 from monarch_nb.runtime import Future
 from monarch_nb.settings import settings
 
+Ask = Callable[[str], str]
 GATHER_S = 0.05  # ranks that stop within that time of each other are shown together
 HOW = "Debug them in the next cell: %%mdb NAME, or monarch.debug; then .get() again"
 
 
 class NoPrompt(Exception):
     """Nobody can be asked here."""
+
+
+class Vain(BaseException):
+    """What is asked for is of no use any more: nothing is stopped."""
 
 
 class Terminal(Protocol):
@@ -31,8 +36,8 @@ class Terminal(Protocol):
     def write(self, text: str) -> None:
         """Shows text."""
 
-    def ask(self, prompt: str) -> str:
-        """One line that was typed. Raises NoPrompt, EOFError, KeyboardInterrupt."""
+    def ask(self, prompt: str, vain: Callable[[], bool] = ...) -> str:
+        """One line that was typed. Raises NoPrompt, EOFError, KeyboardInterrupt; Vain if it can tell that `vain()`."""
 
 
 class Waiting:
@@ -149,14 +154,22 @@ class Waiting:
 
 def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: False, *, ending: str = "quit") -> None:
     """Asks for commands and carries them out until nothing is stopped any more, or the desk is left."""
+
+    def ask(question: str) -> str:
+        return terminal.ask(question, lambda: over() or not desk.candidates())
+
     last = ""
     while not over() and _settled(desk):
         try:
-            line = _command(desk, terminal, last, ending)
-        except KeyboardInterrupt:
-            if _interrupted(desk, terminal):
-                return
-            continue
+            try:
+                line = _command(desk, ask, last, ending)
+            except KeyboardInterrupt:
+                if _interrupted(desk, ask, terminal):
+                    return
+                continue
+        except Vain:
+            terminal.write("» nothing is stopped any more: they were let go on elsewhere, or have ended\n")
+            return
         except EOFError:
             line = "detach"
         if line is None:
@@ -175,17 +188,17 @@ def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: 
 _AGAIN = frozenset(("n", "s", "next", "step", "r", "return", "l", "list"))  # an empty line means it again, as in pdb
 
 
-def _command(desk: Desk, terminal: Terminal, last: str, ending: str) -> str | None:
+def _command(desk: Desk, ask: Ask, last: str, ending: str) -> str | None:
     """What was typed, whole; "" for nothing to do, None for the end."""
-    line = terminal.ask(desk.prompt)
+    line = ask(desk.prompt)
     if line.rstrip().endswith(":"):
-        line = _block(line, terminal)
+        line = _block(line, ask)
     if desk.interactive:
         return line
     if line.strip() in ("q", "quit", "exit"):
         if ending == "close":  # frames of a failure: nothing runs that could be ended
             return None
-        sure = terminal.ask(f"end the endpoints of {named(desk.focused())}, so that their calls fail? [y/N] ")
+        sure = ask(f"end the endpoints of {named(desk.focused())}, so that their calls fail? [y/N] ")
         return line if sure.strip().lower() in ("y", "yes") else ""
     return line if line.strip() else last
 
@@ -195,20 +208,20 @@ def _settled(desk: Desk) -> bool:
     return bool(desk.candidates()) or desk.controller.book.wait(0.1, lambda: bool(desk.candidates()))
 
 
-def _block(line: str, terminal: Terminal) -> str:
+def _block(line: str, ask: Ask) -> str:
     """The rest of a statement that goes on, up to an empty line."""
     lines = [line]
     while True:
-        more = terminal.ask("... ")
+        more = ask("... ")
         if not more.strip():
             return "\n".join(lines) + "\n"
         lines.append(more)
 
 
-def _interrupted(desk: Desk, terminal: Terminal) -> bool:
+def _interrupted(desk: Desk, ask: Ask, terminal: Terminal) -> bool:
     """Ctrl-C at the prompt: leave them stopped, or let them go on? True if the prompt is to end."""
     try:
-        said = terminal.ask("leave them stopped (l), let them go on (c), or back to the prompt (Enter)? ")
+        said = ask("leave them stopped (l), let them go on (c), or back to the prompt (Enter)? ")
         said = said.strip().lower()
     except (KeyboardInterrupt, EOFError):
         said = "l"

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["pdb", "eval", "locals", "release", "resume", "quit"]
+Kind = Literal["pdb", "eval", "locals", "look", "release", "resume", "quit"]
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
@@ -39,14 +39,19 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
     post_mortem: bool = False
     stack: tuple[Frame, ...] = ()  # outermost first, without the engine's
     current: int = 0  # the frame that is looked at
-    source: tuple[str, ...] = ()  # lines around
+    source: tuple[str, ...] = ()  # lines around, in that frame
     first: int = 1  # the number of the first of them
     since: float = 0.0  # wall clock
 
     @property
     def frame(self) -> Frame:
         """Where it is."""
-        return self.stack[self.current] if self.stack else Frame("?", 0, "?")
+        return self.stack[-1] if self.stack else Frame("?", 0, "?")
+
+    @property
+    def looked(self) -> Frame:
+        """The frame that is looked at: `frame`, or one of those that have called it."""
+        return self.stack[self.current] if self.current < len(self.stack) else self.frame
 
     @property
     def in_the_way(self) -> bool:
@@ -110,6 +115,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     resumed: bool = False
     current: int = 0  # the frame it looks at now
     frame: Frame | None = None
+    source: tuple[str, ...] = ()  # lines around, where it looks at another frame than before
+    first: int = 1
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True):

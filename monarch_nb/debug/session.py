@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from monarch_nb.debug import stack as stacks
 from monarch_nb.debug.errors import CommandTimeout, QuitDebugger
 from monarch_nb.debug.records import Answer, Command, Frame, Stopped, Value
@@ -327,8 +329,13 @@ class Debugger(pdb.Pdb):
         if len(text) > MOST:
             text = f"{text[:MOST]}\n… {len(text) - MOST} more characters are not shown\n"
         here: Frame | None = None
+        source: tuple[str, ...] = ()
+        first = 1
         if not resumed and self.stack:
             here = stacks.frames(self.stack[self.curindex : self.curindex + 1])[0]
+            if self.curindex != self.who.current:
+                source, first = stacks.around(*self.stack[self.curindex])
+                self.who = msgspec.structs.replace(self.who, current=self.curindex, source=source, first=first)
         locals_, self._locals = self._locals, {}
         return Answer(
             session=self.who.session,
@@ -339,6 +346,8 @@ class Debugger(pdb.Pdb):
             resumed=resumed,
             current=self.curindex,
             frame=here,
+            source=source,
+            first=first,
         )
 
     def _carry_out(self, command: Command) -> bool:

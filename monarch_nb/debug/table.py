@@ -15,14 +15,18 @@ class Missing:
         self.labels = tuple(labels)
         self.what = dict(what)  # point -> what it does
 
+    def by_what(self) -> dict[str, list[tuple[int, ...]]]:
+        """Those that do the same, together."""
+        found: dict[str, list[tuple[int, ...]]] = {}
+        for point, what in self.what.items():
+            found.setdefault(what, []).append(point)
+        return found
+
     def lines(self) -> list[str]:
         """`not stopped: trainers gpus=5 (runs step for 3 s, at model.py:88 in forward)`."""
-        by_what: dict[str, list[tuple[int, ...]]] = {}
-        for point, what in self.what.items():
-            by_what.setdefault(what, []).append(point)
         return [
             f"not stopped: {self.name} {places(self.labels, points)}".rstrip() + (f": {what}" if what else "")
-            for what, points in by_what.items()
+            for what, points in self.by_what().items()
         ]
 
 
@@ -72,7 +76,7 @@ def _row(group: Group, size: int | None, name: FileName) -> tuple[str, str, str,
 
 def source_lines(record: Stopped) -> list[str]:
     """The source around its line, which is marked."""
-    line = record.frame.line
+    line = record.looked.line
     last = record.first + len(record.source) - 1
     wide = len(str(last))
     return [

@@ -51,7 +51,7 @@ class Shown:
             self.at = time.time()
             self.after.append(self.at - max(one.since for one in debug.sessions()))
 
-    def ask(self, prompt: str) -> str:
+    def ask(self, prompt: str, vain: Any = None) -> str:
         if not debug.sessions():
             raise NoPrompt
         for _ in range(10):

@@ -74,7 +74,7 @@ class Debugged(Notebook):
         left = list(answers)
         deadline = time.monotonic() + timeout
         while True:
-            question = self._question()
+            question = self.question()
             if question is not None:
                 self._drain(request, talk.cell)
                 talk.prompts.append(question)
@@ -93,7 +93,15 @@ class Debugged(Notebook):
         assert not left, f"not asked for {left}\n{talk.cell.stdout}\n{talk.cell.traceback}"
         return talk
 
-    def _question(self) -> str | None:
+    def asked(self, timeout: float = 20) -> str:
+        """The next question."""
+        deadline = time.monotonic() + timeout
+        while (found := self.question()) is None:
+            assert time.monotonic() < deadline, "nothing was asked"
+        return found
+
+    def question(self) -> str | None:
+        """What is asked and was not read yet."""
         try:
             message: dict[str, Any] = self.client.get_stdin_msg(timeout=0.02)
         except queue.Empty:

@@ -1,5 +1,6 @@
 """What the debugger shows: groups, merged answers, outliers, sparklines, trees; all of it without a process."""
 
+import json
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.groups import grouped, named, tree, tree_text
 from monarch_nb.debug.merge import diff_text, merged_text, outliers, sparkline, watch_text
 from monarch_nb.debug.picks import pick
+from monarch_nb.debug.picture import picture, values, variables
 from monarch_nb.debug.records import Answer, Frame, Stopped, Value
 from monarch_nb.debug.table import Missing, table_text
 from monarch_nb.debug.values import shorten, value_of
@@ -185,3 +187,33 @@ def test_arrays_are_told_by_shape_type_extremes_and_what_is_not_a_number() -> No
     assert value.text == "float32[10×10]  min 1  max 99  mean 50  1 NaN"
     assert value_of(np.float32(2.5)).number == 2.5
     assert value_of(np.array(["a"])).tensor is not None
+
+
+def test_what_is_stopped_as_json_for_faces() -> None:
+    records = [stop(0), stop(1), stop(2, TRAIN, LOSS)]
+    missing = [Missing("trainers", ("gpus",), {(3,): "idle", (4,): "idle"})]
+    found = json.loads(json.dumps(picture(records, sizes={"uid-trainers": 5}, missing=missing), allow_nan=False))
+    assert [(group["where"], group["line"], group["of"]) for group in found["groups"]] == [
+        ("gpus=0-1", 42, 5),
+        ("gpus=2", 9, 5),
+    ]
+    assert found["tree"][0]["count"] == 3
+    assert found["tree"][0]["below"][0]["where"] == "trainers gpus=2"
+    assert found["missing"] == [{"name": "trainers", "where": "gpus=3-4", "what": "idle"}]
+
+
+def test_values_by_rank_as_json_the_odd_one_first_and_nan_as_a_word() -> None:
+    pairs = answers(1.0, 1.0, math.nan, math.inf)
+    found = json.loads(json.dumps(values("loss", pairs), allow_nan=False))
+    assert [(one["text"], one["odd"], one["number"]) for one in found["values"]] == [
+        ("nan", "NaN", None),
+        ("inf", "infinite", None),
+        ("1.0", "", 1.0),
+    ]
+    assert found["spark"] == "▅▅××"
+    with_locals = [
+        (one, Answer(session="s", locals={"same": Value("3", "int", 3.0), "loss": value}))
+        for one, answer in pairs
+        if (value := answer.value) is not None
+    ]
+    assert [row["name"] for row in variables(with_locals)] == ["loss", "same"]

@@ -3,8 +3,10 @@
 import logging
 from typing import Any
 
+from monarch_nb.debug.groups import short
 from monarch_nb.runtime import Runtime
 
+from ..display.errors import cell_name
 from ..session import Session
 from .channel import TARGET, Channel, Inbox
 from .face import Face
@@ -18,7 +20,7 @@ class Faces:
 
     def __init__(self, shell: Any, session: Session) -> None:
         self._kernel = getattr(shell, "kernel", None)
-        self._requests = Requests(session)
+        self._requests = Requests(session, lambda file: cell_name(shell, file) or short(file))
         self._inbox = Inbox()
         self._faces: list[Face] = []
         self._engine: Runtime | None = None

@@ -11,6 +11,7 @@ from monarch_nb.store import store_of
 
 from .channel import Message
 from .curves import Curves
+from .debugger import Stops
 from .lines import Lines
 from .requests import Requests
 
@@ -102,6 +103,8 @@ class Face:
             self._ends[key] = Lines(engine, self._send, message).close
         elif topic == "metrics":
             self._ends[key] = Curves(engine, self._send, message).close
+        elif topic == "debug":
+            self._ends[key] = Stops(engine, self._send, message, self._requests.name).close
 
     def _answer(self, message: Message) -> None:
         reply: Message = {"type": "reply", "id": message.get("id")}

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch_nb.debug.groups import FileName, short
 from monarch_nb.mesh import ActorMesh, ProcMesh, heal_mesh, interrupt
 from monarch_nb.mesh.output import output_of
 from monarch_nb.mesh.requests import request
@@ -16,6 +17,7 @@ from monarch_nb.store import store_of
 
 from ..session import Session
 from .channel import Message
+from .debugger import Commands
 
 STACKS = 16  # of one request
 STACK_S = 1.5  # a process that has not told within that time is looked at from outside
@@ -25,8 +27,10 @@ MOST_LINES = 2000
 class Requests:
     """Answers, or raises what a person should read. Blocks; called on threads of their own."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, name: FileName = short) -> None:
         self._session = session
+        self.name = name  # what people call a file
+        self._debugger = Commands(name)
 
     def answer(self, engine: Runtime, message: Message) -> Message:
         """The `result` of a request."""
@@ -150,9 +154,11 @@ class Requests:
         return {"variables": self._session.variables()}
 
     def _do_post_mortem(self, engine: Runtime, message: Message) -> Message:
-        raise NotImplementedError("looking at a failed rank from here is not there yet")
+        state = self._state(engine, message)
+        return self._debugger.open(engine, state, self._bases(state, message))
 
-    _do_debug = _do_post_mortem
+    def _do_debug(self, engine: Runtime, message: Message) -> Message:
+        return self._debugger.answer(engine, message)
 
 
 def _actors(state: ProcState | MeshState) -> list[str]:

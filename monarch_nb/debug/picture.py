@@ -1,0 +1,138 @@
+"""What is stopped as plain JSON, for whoever draws it: groups, one tree of the stacks, values by rank. Pure."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from monarch_nb.debug.groups import FileName, Group, Node, grouped, named, ranks_of, short, tree
+from monarch_nb.debug.merge import Merged, Pair, number_of, outliers, shown, sparkline
+from monarch_nb.debug.records import Answer, Frame, Stopped, Value
+from monarch_nb.debug.table import Missing
+from monarch_nb.mesh.places import places
+
+Picture = dict[str, Any]
+LONGEST = 400  # characters of one value
+MOST = 100  # variables
+
+
+def picture(
+    records: Sequence[Stopped],
+    *,
+    sizes: Mapping[str, int] | None = None,
+    missing: Sequence[Missing] = (),
+    name: FileName = short,
+    index: Callable[[Stopped], int] = lambda one: one.rank,
+) -> Picture:
+    """All that is stopped: `groups`, `tree`, `missing`. `index` gives a rank's place in its mesh."""
+    by_id = {one.session: one for one in records}
+    nodes = tree((one.session, one.stack) for one in records)
+    return {
+        "stopped": len(records),
+        "groups": [_group(group, (sizes or {}).get(group.first.mesh), name, index) for group in grouped(records)],
+        "tree": [_node(node, by_id, name) for node in nodes],
+        "missing": [
+            {"name": each.name, "where": places(each.labels, points), "what": what}
+            for each in missing
+            for what, points in each.by_what().items()
+        ],
+    }
+
+
+def _group(group: Group, size: int | None, name: FileName, index: Callable[[Stopped], int]) -> Picture:
+    first = group.first
+    looked = first.looked
+    reasons = list(dict.fromkeys(one.reason for one in group.records))
+    return {
+        "mesh": first.mesh,
+        "name": first.name,
+        "where": ranks_of(group.records),
+        "sessions": [one.session for one in group.records],
+        "ranks": [index(one) for one in group.records],
+        "of": size,
+        "endpoint": first.endpoint,
+        "thread": first.thread,
+        "reason": reasons[0] if len(reasons) == 1 else f"{reasons[0]} and {len(reasons) - 1} other reasons",
+        "note": first.note,
+        "post_mortem": first.post_mortem,
+        "since": min(one.since for one in group.records),
+        **_frame(first.frame, name),
+        "stack": [_frame(frame, name) for frame in first.stack],
+        "current": first.current,
+        "source": {**_frame(looked, name), "first": first.first, "lines": list(first.source)},
+    }
+
+
+def _frame(frame: Frame, name: FileName) -> Picture:
+    return {
+        "file": name(frame.file),
+        "path": frame.file,
+        "line": frame.line,
+        "function": frame.function,
+        "text": frame.text,
+    }
+
+
+def _node(node: Node, by_id: Mapping[str, Stopped], name: FileName) -> Picture:
+    return {
+        **_frame(node.frame, name),
+        "count": len(node.who),
+        "where": named([by_id[each] for each in node.who]),
+        "sessions": list(node.who),
+        "below": [_node(one, by_id, name) for one in node.children],
+    }
+
+
+# -- values by rank ----------------------------------------------------------------------------------------------------
+
+
+def values(expression: str, pairs: Sequence[Pair]) -> Picture:
+    """What came of an expression by rank: the most unusual value first, and a sparkline over the ranks in order."""
+    ordered = sorted(pairs, key=lambda pair: (pair[0].name, pair[0].rank))
+    by_text = {shown(answer): answer for _, answer in pairs}
+    return {
+        "expression": expression,
+        "spark": sparkline([number_of(answer.value) for _, answer in ordered]),
+        "values": [_value(one, far, by_text[one.text]) for one, far in outliers(pairs)],
+    }
+
+
+def variables(pairs: Sequence[Pair]) -> list[Picture]:
+    """The local variables of ranks, each with its values by rank; those that differ first."""
+    found: dict[str, list[Pair]] = {}
+    for record, answer in pairs:
+        for variable, value in answer.locals.items():
+            found.setdefault(variable, []).append((record, Answer(session=record.session, value=value)))
+    rows = [{"name": each, **values(each, some)} for each, some in list(found.items())[:MOST]]
+    for row in rows:
+        del row["expression"]
+    return sorted(rows, key=lambda row: len(row["values"]) == 1)
+
+
+def _value(one: Merged, far: float, answer: Answer) -> Picture:
+    value = answer.value
+    number = number_of(value)
+    odd = "" if number is None or math.isfinite(number) else "NaN" if math.isnan(number) else "infinite"
+    return {
+        "text": one.text if len(one.text) <= LONGEST else f"{one.text[:LONGEST]}…",
+        "where": named(one.records),
+        "sessions": [record.session for record in one.records],
+        "type": value.type if value is not None else "",
+        "number": number if number is not None and not odd else None,  # JSON knows no others
+        "odd": odd,
+        "error": bool(answer.error),
+        "unusual": far > 8,
+        "tensor": _tensor(value),
+    }
+
+
+def _tensor(value: Value | None) -> Picture | None:
+    if value is None or value.tensor is None:
+        return None
+    tensor = value.tensor
+    return {
+        "shape": list(tensor.shape),
+        "dtype": tensor.dtype,
+        "device": tensor.device,
+        "nan": tensor.nan,
+        "inf": tensor.inf,
+    }
