@@ -151,11 +151,7 @@ NAMES: dict[str, str] = {
 }
 
 # Names of public modules that their module does not have yet.
-OTHERS: dict[str, dict[str, str]] = {
-    "monarch_nb.actor": {
-        "attach": "attaching to a gateway",
-    },
-}
+OTHERS: dict[str, dict[str, str]] = {}
 
 
 def missing(module: str, name: str) -> Exception:

@@ -17,6 +17,7 @@ from monarch_nb.host import folders
 from monarch_nb.host.casting import Caster
 from monarch_nb.host.child import Child
 from monarch_nb.host.children import Children
+from monarch_nb.host.gateway import Gateway
 from monarch_nb.host.leases import Leases, is_proc
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.logs import LogTailer
@@ -51,6 +52,7 @@ class Agent:
         self._loop = Loop()
         # Whoever should end with this process has the other end; its closing is the kernel's job, whatever kills us.
         self._cord, self._cord_end = cord
+        self._keys = None if options.key is None else Keys.load_or_create(options.key)
         self._node = self._make_node()
         self._node.on_stranger = self._stranger
         self._post = Post(self._node, self.address)
@@ -59,10 +61,12 @@ class Agent:
         self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self, early)
         self._stopper = Stopper(self._loop, self._children, self._post)
         self._pulse = Pulse(self._loop, self._children, self._post)
+        self._gateway = Gateway(self._node, self._post, self._keys, options.insecure_loopback, self._loop.post)
         self._service = Service(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
             leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
+            gateway=self._gateway,
         )  # fmt: skip
         self._caster = Caster(self._node, self.address, self._later)
         self._watching_leases = False
@@ -229,6 +233,13 @@ class Agent:
             self._service.ask_after(owner)
         self._watch_leases()
 
+    def _connection(self, address: str, up: bool, word: str) -> None:
+        """On the node's reader thread."""
+        if word == "refused":
+            log.warning("%s does not accept our key, or is no monarch-nb process", address)
+        elif not up:
+            self._loop.post(lambda: self._gateway.cut(address.partition("/")[0], word))
+
     def _learn(self, host: str, endpoint: str, via: str) -> None:
         if endpoint.startswith("ipc://"):
             self._node.learn(host, run_folder=Path(endpoint.removeprefix("ipc://")), via=via)
@@ -240,7 +251,7 @@ class Agent:
         return Node(
             self.address, run_folders={options.host: self._folder}, handler=self._handle, tcp_bind=options.tcp,
             on_link_failed=self._link_failed, insecure_loopback=options.insecure_loopback,
-            keys=None if options.key is None else Keys.load_or_create(options.key),
+            keys=self._keys, on_connection=self._connection,
         )  # fmt: skip
 
 

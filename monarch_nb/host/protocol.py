@@ -258,6 +258,24 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 0.0  # how long procs of a silent owner live
 
 
+class Introduce(msgspec.Struct, frozen=True):
+    """agent.introduce: lead the sender, who cannot dial it, to the host at a TCP endpoint, and that host back."""
+
+    endpoint: str
+    timeout_s: float = 10.0
+
+
+class Introduced(msgspec.Struct, frozen=True):
+    """Reply to agent.introduce: who answers there, or what is wrong.
+
+    Later host.cut (a Lost) tells the sender when the connection to such a host breaks.
+    """
+
+    state: HostState | None = None
+    error: str = ""
+    nobody: bool = False  # the machine is there, but nobody listens at the port
+
+
 class Done(msgspec.Struct, frozen=True):
     """Reply to what has nothing else to say."""
 

@@ -16,6 +16,7 @@ from monarch_nb._version import __version__
 from monarch_nb.host import protocol as p
 from monarch_nb.host.children import Children, Start
 from monarch_nb.host.environment import POOLS
+from monarch_nb.host.gateway import Gateway
 from monarch_nb.host.leases import Leases, host_of, is_proc
 from monarch_nb.host.logs import LogTailer
 from monarch_nb.host.post import Post
@@ -35,7 +36,7 @@ class Service:
     def __init__(self, *, host: str, folder: Path, children: Children, stopper: Stopper, leases: Leases,
                  logs: LogTailer, post: Post, kept: bool,
                  learn: Callable[[str, str, str], None], forget: Callable[[str, str], None],
-                 follow: Callable[[str, int], None],
+                 follow: Callable[[str, int], None], gateway: Gateway,
                  end: Callable[[str, float, Callable[[list[p.Exited]], None]], None]) -> None:  # fmt: skip
         self._host = host
         self._folder = folder
@@ -48,6 +49,7 @@ class Service:
         self._learn = learn
         self._forget = forget
         self._follow = follow
+        self._gateway = gateway
         self._life = secrets.token_hex(4)
         self._end = end
         self._verbs: dict[str, tuple[type[msgspec.Struct], Callable[[Header, Any], msgspec.Struct | None]]] = {
@@ -62,6 +64,7 @@ class Service:
             "agent.hosts": (p.Hosts, self._hosts),
             "agent.lost": (p.Lost, self._lost),
             "agent.leave": (p.Done, self._leave),
+            "agent.introduce": (p.Introduce, gateway.introduce),
             "agent.tail": (p.Tail, self._tail),
             "agent.took": (p.Took, self._took),
             "agent.lease": (p.Lease, self._lease),
@@ -137,6 +140,7 @@ class Service:
     def owner_gone(self, owner: str, why: str) -> None:
         """Stop what a dead owner had."""
         self._leases.end(owner)
+        self._gateway.gone(owner, why)
         mine = [child for child in self._children.alive() if child.spec.owner == owner]
         if mine:
             self._stopper.stop(mine, timeout_s=0, grace_s=0.5, reason=f"its owner {owner} is gone: {why}")

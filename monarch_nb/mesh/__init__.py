@@ -3,7 +3,7 @@
 from monarch_nb.mesh.accumulator import Accumulator
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.attach import AttachError, attach_hosts
-from monarch_nb.mesh.attach_workers import attach_to_workers
+from monarch_nb.mesh.attach_workers import attach, attach_to_workers
 from monarch_nb.mesh.console import run_on
 from monarch_nb.mesh.controller import (
     become_controller,
@@ -46,6 +46,7 @@ __all__ = [
     "ValueMesh",
     "Written",
     "as_endpoint",
+    "attach",
     "attach_hosts",
     "attach_to_workers",
     "enable_transport",

@@ -6,10 +6,11 @@ from os import PathLike, fspath
 
 from monarch_nb._version import __version__
 from monarch_nb.host import protocol as p
+from monarch_nb.host.scout import Found, introduce
 from monarch_nb.mesh import ways
+from monarch_nb.mesh.gateway import Behind
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.remote import Remote
-from monarch_nb.mesh.scout import introduce
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, split
 
@@ -51,7 +52,7 @@ def attach_hosts(
         split(endpoint)
     keys = _keys(key)
     engine = runtime()
-    found = introduce(endpoints, keys, insecure_loopback=insecure_loopback, timeout=timeout)
+    found = _introduce(endpoints, keys, insecure_loopback, timeout)
     states: list[p.HostState] = []
     errors: dict[str, Exception] = {}
     for endpoint, state in zip(endpoints, found, strict=True):
@@ -71,7 +72,12 @@ def attach_hosts(
             old.retire(state.life)
         elif old is not None:
             old.end()
-        remote = ways.remotes[state.host] = Remote(engine, endpoint, state, keys, insecure_loopback, lease)
+        if _leads_to(endpoint):
+            assert ways.gateway is not None
+            remote: Remote = Behind(engine, endpoint, state, ways.gateway, lease)
+        else:
+            remote = Remote(engine, endpoint, state, keys, insecure_loopback, lease)
+        ways.remotes[state.host] = remote
         joined.append(remote.join())
     hosts = [state.host for state in states]
     for answer in joined:
@@ -90,6 +96,24 @@ def _keys(key: "Keys | str | PathLike[str] | None") -> Keys | None:
             f"there is no key file {fspath(key)}: an agent that is started with --key makes one; copy that file here, "
             "mode 0600"
         ) from None
+
+
+def _leads_to(endpoint: str) -> bool:
+    """Whether a gateway is to dial it."""
+    return ways.gateway is not None and ways.gateway.remote.endpoint != endpoint
+
+
+def _introduce(endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, timeout: float) -> list[Found]:
+    """Who answers at each endpoint, as this process finds out, or its gateway."""
+    if ways.gateway is None:
+        return introduce(endpoints, keys, insecure_loopback=insecure_loopback, timeout=timeout)
+    own = [endpoint for endpoint in endpoints if not _leads_to(endpoint)]
+    far = [endpoint for endpoint in endpoints if _leads_to(endpoint)]
+    found = dict(zip(far, ways.gateway.introduce(far, timeout), strict=True))
+    if own:
+        answers = introduce(own, keys, insecure_loopback=insecure_loopback, timeout=timeout)
+        found.update(zip(own, answers, strict=True))
+    return [found[endpoint] for endpoint in endpoints]
 
 
 def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) -> Exception | None:

@@ -7,9 +7,10 @@ from functools import partial
 
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.attach import AttachError, attach_hosts, objection
+from monarch_nb.mesh.gateway import Gateway
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.neighbour import meet
-from monarch_nb.mesh.trust import CA, PrivateKey, check_trust, local_name, read_keys
+from monarch_nb.mesh.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
 from monarch_nb.routing.addresses import Endpoint, parse_worker_address
 from monarch_nb.runtime import Future, Runtime, runtime
 from monarch_nb.settings import settings
@@ -50,10 +51,33 @@ def attach_to_workers(
     return HostMesh(mesh, found, host_labels([str(each) for each in wanted]), owned=True, ended=ended)
 
 
+def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> None:
+    """Reaches the workers that are attached from now on through the one at `addr`, the gateway, which dials them.
+
+    For a client outside of a cluster: it needs to reach that worker alone, and nobody needs to reach it. Processes of
+    this machine are as before. `private_key` is the job's key, as in `attach_to_workers`. Blocks until the gateway has
+    answered. The same again does nothing.
+    Raises AttachError where it does not answer, RuntimeError for another one than before.
+    """
+    endpoint = local_name(parse_worker_address(addr).dial)
+    if ways.gateway is not None:
+        if ways.gateway.address == endpoint.url:
+            return
+        raise RuntimeError(
+            f"this process reaches its workers through {ways.gateway.address} already, and cannot through {addr} too; "
+            "monarch.actor.shutdown_context() ends all that is attached"
+        )
+    hosts = attach_to_workers(private_key=private_key, ca=ca, workers=[endpoint.url], name="gateway")
+    hosts.initialized.get()
+    ways.gateway = Gateway(runtime(), ways.remotes[hosts._hosts[0]], endpoint.url)
+
+
 def _endpoint(text: str, keys: Keys | None) -> Endpoint:
-    endpoint = local_name(parse_worker_address(text).dial)
-    check_trust(endpoint, keys)
-    return endpoint
+    endpoint = parse_worker_address(text).dial
+    if ways.gateway is None or endpoint.scheme == "ipc":
+        endpoint = local_name(endpoint)
+        check_trust(endpoint, keys)
+    return endpoint  # else the gateway, which dials it with its own key, will say
 
 
 def _attach(

@@ -190,9 +190,12 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
             remotes = [remote for host in hosts if (remote := ways.remotes.pop(host, None)) is not None]
             if remotes:
                 stopped.exception(settings.get("mesh_terminate_timeout"))
-            asked = [remote.shutdown() for remote in remotes]
-            for answer in asked:
-                answer.exception(settings.get("mesh_terminate_timeout"))
+            behind = [remote for remote in remotes if ways.is_behind(remote)]
+            others = [remote for remote in remotes if not ways.is_behind(remote)]
+            for part in (behind, others):  # those behind a gateway before it
+                asked = [remote.shutdown() for remote in part]
+                for answer in asked:
+                    answer.exception(settings.get("mesh_terminate_timeout"))
             for remote in remotes:
                 runtime().node.forget(f"{remote.host}/agent", "its host was shut down")
             done._set(None)
@@ -232,6 +235,7 @@ def shutdown(patience: float | None = None) -> None:
         _died.clear()
         remotes = list(ways.remotes.values())
         ways.remotes.clear()
+        ways.gateway = None
         ways.local.clear()
     engine.keeper.stops.leave("the program that spawned it ends", EXIT_SECONDS if patience is None else patience)
     for cell in tuple(engine.cells.values()):

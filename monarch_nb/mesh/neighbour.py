@@ -25,6 +25,7 @@ class Neighbour:
     """One such host; what is told of it and what can be asked of it is as of a remote one."""
 
     near = True  # all processes of this machine reach its processes directly
+    keys = None  # it has its own, which are not known here
 
     def __init__(self, engine: Runtime, folder: Path, state: p.HostState) -> None:
         self.engine = engine

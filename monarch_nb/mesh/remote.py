@@ -6,10 +6,10 @@ import time
 from collections import deque
 
 from monarch_nb.host import protocol as p
+from monarch_nb.host.scout import introduce
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.neighbour import Neighbour
 from monarch_nb.mesh.requests import request
-from monarch_nb.mesh.scout import introduce
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, knock
 from monarch_nb.wire import Header
@@ -56,7 +56,7 @@ class Remote:
 
     def dials(self, other: "Remote | Neighbour") -> bool:
         """Whether this host's agent can dial that one's where we do, with its own key."""
-        if not isinstance(other, Remote):
+        if not isinstance(other, Remote) or ways.is_behind(other) > ways.is_behind(self):
             return False
         far = ways.is_loopback(other.endpoint) and not ways.is_loopback(self.endpoint)
         return other is not self and not far and self.keys == other.keys
@@ -135,18 +135,20 @@ class Remote:
         refused_at = None
         while not (self.lost or self._ended.wait(_LOOK_S)) and not self.engine.closed:
             now = time.monotonic()
-            if self.engine.node.connected(self._agent):
-                state = self._ask()
-                if state is not None:
-                    if (state.host, state.life) == (self.host, self.life):
-                        self._calm(now)
-                        return
-                    self._lose(f"its agent at {self.endpoint} was started anew, and all that ran there is gone")
+            state = self._ask() if self._connected() else None
+            if state is not None:
+                if (state.host, state.life) == (self.host, self.life):
+                    self._calm(now)
                     return
-            elif now - self._cut_at >= self.lease:
+                self._lose(f"its agent at {self.endpoint} was started anew, and all that ran there is gone")
+                return
+            if way_lost := self._way_lost():
+                self._lose(way_lost)
+                return
+            if not self._vouched and now - self._cut_at >= self.lease:
                 self._lose(f"no connection to its agent at {self.endpoint} for {self.lease:g} s")
                 return
-            if knock(self.endpoint, 1.0) is not False:
+            if self._knock() is not False:
                 refused_at = None
             elif refused_at is None:
                 refused_at = now
@@ -157,7 +159,7 @@ class Remote:
     def _calm(self, since: float) -> None:
         """All is well again, unless there was another cut meanwhile."""
         with self._lock:
-            self._cut_at = 0.0 if self.engine.node.connected(self._agent) else since
+            self._cut_at = 0.0 if self._connected() else since
 
     def _lose(self, reason: str) -> None:
         if self._ended.is_set():
@@ -172,7 +174,7 @@ class Remote:
         pause = 0.0
         while not self._ended.wait(pause) and not self.engine.closed:
             pause = min(_AWAY_MAX_S, 1.5 * pause or _AWAY_S)
-            if not knock(self.endpoint, 1.0):
+            if not self._knock():
                 continue
             state = self._ask()
             if state is None or state.host != self.host:
@@ -188,6 +190,23 @@ class Remote:
             ways.tell_ways(self.engine)
             self.engine.keeper.event("host back", self.host)
             return
+
+    # -- ways of asking, which depend on how it is reached -----------------------------------------------------------
+
+    def _connected(self) -> bool:
+        return self.engine.node.connected(self._agent)
+
+    @property
+    def _vouched(self) -> bool:
+        """Whether its machine answers, as libzmq's heartbeats tell, though its agent may not."""
+        return self._connected()
+
+    def _way_lost(self) -> str:
+        """Why nobody can reach it any more, if so."""
+        return ""
+
+    def _knock(self) -> bool | None:
+        return knock(self.endpoint, 1.0)
 
     def _ask(self) -> p.HostState | None:
         [found] = introduce([self.endpoint], self.keys, insecure_loopback=self.insecure, timeout=_HELLO_S)

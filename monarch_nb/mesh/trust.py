@@ -10,7 +10,7 @@ from monarch_nb.transport import Keys, TrustError, require_keys
 
 PrivateKey = bytes | Path | None
 CA = bytes | Path | Literal["trust_all_connections"]
-TRUST_ALL = "trust_all_connections"
+TRUST_ALL: Literal["trust_all_connections"] = "trust_all_connections"
 
 _HOW = (
     "A job has one key for all, which this makes: "

@@ -12,11 +12,13 @@ from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import split
 
 if TYPE_CHECKING:
+    from monarch_nb.mesh.gateway import Gateway
     from monarch_nb.mesh.neighbour import Neighbour
     from monarch_nb.mesh.remote import Remote
 
 remotes: "dict[str, Remote | Neighbour]" = {}  # attached hosts, by id
 local: set[str] = set()  # hosts whose agents this process has started
+gateway: "Gateway | None" = None  # dials in place of this process those hosts that are attached from then on
 
 
 def tell_ways(engine: Runtime) -> "dict[str, Future[p.Done]]":
@@ -27,16 +29,32 @@ def tell_ways(engine: Runtime) -> "dict[str, Future[p.Done]]":
     through = {remote.host: engine.address for remote in living if not remote.near}
     asked = {}
     if len(here) > 1 or through:
-        asked = {host: _tell(engine, host, p.Hosts(here, through)) for host in here}
+        own = {remote.host for remote in living if is_behind(remote)}  # the gateway has found these itself
+        for host in here:
+            leads = gateway is not None and gateway.remote.host == host
+            vias = {other: via for other, via in through.items() if not (leads and other in own)}
+            asked[host] = _tell(engine, host, p.Hosts(here, vias))
     for remote in living:
         if remote.near:
             continue
         host = remote.host
-        endpoints = {other.host: other.endpoint for other in living if not other.near and remote.dials(other)}
+        leads = gateway is not None and gateway.remote is remote
+        endpoints = {
+            other.host: other.endpoint
+            for other in living
+            if not other.near and (remote.dials(other) or (leads and is_behind(other)))
+        }
         vias = {other: engine.address for other in (*here, *through) if other not in endpoints and other != host}
         endpoints.pop(host, None)
+        if gateway is not None and is_behind(remote):
+            vias[gateway.remote.host] = gateway.agent  # which has dialled it
         asked[host] = _tell(engine, host, p.Hosts(endpoints, vias))
     return asked
+
+
+def is_behind(remote: "Remote | Neighbour") -> bool:
+    """Whether a gateway leads to it."""
+    return getattr(remote, "gateway", None) is not None
 
 
 def settle(engine: Runtime, hosts: Iterable[str], timeout: float) -> None:
@@ -55,6 +73,10 @@ def tell_lost(engine: Runtime, host: str, reason: str) -> None:
     for other in (*local, *(remote.host for remote in remotes.values() if not remote.lost)):
         if other != host:
             engine.control(f"{other}/agent", "agent.lost", p.Lost({host: reason}))
+    if gateway is not None and gateway.remote.host == host:
+        for remote in tuple(remotes.values()):
+            if is_behind(remote):
+                remote.cut()  # type: ignore[union-attr]
 
 
 def is_loopback(endpoint: str) -> bool:

@@ -16,14 +16,16 @@ _TEXT = (
     "concurrent_endpoint endpoint Future returns_future Point ProcMesh ProcId Channel send "
     "shutdown_context ValueMesh debug_controller get_or_spawn_controller this_host this_proc "
     "default_bootstrap_cmd HostMesh context Port PortReceiver Endpoint Extent run_worker_loop_forever "
-    "run_worker_loop_until_shutdown start_worker_loop_forever attach_to_workers enable_transport "
+    "run_worker_loop_until_shutdown start_worker_loop_forever attach_to_workers "
+    "attach enable_transport "
     "Context ChannelTransport unhandled_fault_hook MeshFailure config get_meter span traced Uid "
-)  # and `attach`, which is not there yet
+)
 NAMES = _TEXT.split()
 
 # What can be given by name, in the order in which it can be given by place.
 PARAMETERS = {
     "as_endpoint": "not_an_endpoint propagate explicit_response_port",
+    "attach": "addr",
     "attach_to_workers": "private_key ca workers name",
     "concurrent_endpoint": "method propagate explicit_response_port instrument",
     "endpoint": "method propagate explicit_response_port instrument",
@@ -98,14 +100,13 @@ def test_what_is_hidden_upstream_is_the_same_object_in_public(module: str, name:
     assert getattr(importlib.import_module(module), name) is getattr(monarch.actor, name)
 
 
+def test_there_are_the_45_names_of_torchmonarch() -> None:
+    assert len(NAMES) == len(set(NAMES)) == 45
+
+
 def test_modules_are_reached_as_attributes_of_the_package() -> None:
     assert monarch.actor.Actor is importlib.import_module("monarch.actor").Actor
     assert monarch.Extent is monarch.actor.Extent
-
-
-def test_attach_says_that_it_is_not_there_yet() -> None:
-    with pytest.raises(ImportError, match="not there yet"):
-        exec("from monarch.actor import attach")
 
 
 @pytest.mark.parametrize("module", ["monarch._src.actor.mock", "monarch._src.actor.proc_launcher"])

@@ -12,12 +12,12 @@ import pytest
 import monarch
 import monarch.actor
 from monarch_nb import _compat
-from tests.unit.upstream_names import ACTOR, CONFIG, HIDDEN, NOT_YET, TOP
+from tests.unit.upstream_names import ACTOR, CONFIG, HIDDEN, TOP
 
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.mark.parametrize("name", sorted({*ACTOR, *HIDDEN} - NOT_YET))
+@pytest.mark.parametrize("name", sorted({*ACTOR, *HIDDEN}))
 def test_a_name_of_the_actor_api_has_a_public_home(name: str) -> None:
     assert hasattr(monarch.actor, name)
     assert name in monarch.actor.__all__
@@ -26,12 +26,6 @@ def test_a_name_of_the_actor_api_has_a_public_home(name: str) -> None:
 @pytest.mark.parametrize("name", CONFIG)
 def test_a_name_of_the_configuration_is_there(name: str) -> None:
     assert name in importlib.import_module("monarch.config").__all__
-
-
-@pytest.mark.parametrize("name", sorted(NOT_YET))
-def test_a_name_that_is_not_there_yet_says_so_where_it_is_imported(name: str) -> None:
-    with pytest.raises(ImportError, match=rf"monarch\.actor\.{name} is not there yet: .*docs/compatibility\.md"):
-        exec(f"from monarch.actor import {name}")
 
 
 @pytest.mark.parametrize("name", TOP)

@@ -18,7 +18,6 @@ HIDDEN = _words("""
 ActorMesh SupervisionError BootstrapCommand Shape Slice Region NDSlice UndeliverableMessageEnvelope WouldBlockRuntime
 """)
 # Those of monarch.actor that we do not have yet.
-NOT_YET = frozenset({"attach"})
 # monarch.__all__
 TOP = _words("""
 coalescing clear_runtime_config configure configured get_global_config get_runtime_config remote get_active_mesh no_mesh

@@ -29,11 +29,17 @@ Found = p.HostState | TransportError
 
 
 def introduce(
-    endpoints: Sequence[str], keys: Keys | None, *, insecure_loopback: bool = False, timeout: float = 10.0
+    endpoints: Sequence[str],
+    keys: Keys | None,
+    *,
+    insecure_loopback: bool = False,
+    timeout: float = 10.0,
+    ways: p.Hosts | None = None,
 ) -> list[Found]:
     """Who answers at each endpoint, or what is wrong there. Blocks up to `timeout` seconds, and a little.
 
-    A refused connection is tried again until then. Raises TrustError for an endpoint that may not be used without keys.
+    A refused connection is tried again until then. Each is told `ways`, if any, before it answers.
+    Raises TrustError for an endpoint that may not be used without keys.
     """
     for endpoint in endpoints:
         require_keys(endpoint, keys, insecure_loopback)
@@ -43,7 +49,7 @@ def introduce(
         wrong = _look(endpoint, keys, deadline)
         if wrong is not None:
             return wrong
-        return _Question(endpoint, keys, insecure_loopback).ask(max(1.0, deadline - time.monotonic()))
+        return _Question(endpoint, keys, insecure_loopback).ask(max(1.0, deadline - time.monotonic()), ways)
 
     with ThreadPoolExecutor(min(32, len(endpoints) or 1), "monarch-scout") as pool:
         return list(pool.map(ask, endpoints))
@@ -87,11 +93,14 @@ class _Question:
             insecure_loopback=insecure_loopback,
         )
 
-    def ask(self, timeout: float) -> Found:
+    def ask(self, timeout: float, ways: p.Hosts | None) -> Found:
         """The answer, or what is wrong."""
         self._node.start()
         try:
             self._node.learn("there", self._endpoint)
+            if ways is not None:
+                told = Header(Kind.CONTROL, "", self._node.address, method="agent.hosts")
+                self._node.send_to_whoever("there", told, Parcel([p.encode(ways)]))
             header = Header(Kind.CONTROL, "", self._node.address, method="agent.status", port=1)
             self._node.send_to_whoever("there", header, Parcel([p.encode(p.Done())]))
             deadline = time.monotonic() + timeout

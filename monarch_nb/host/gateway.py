@@ -1,0 +1,62 @@
+"""An agent as a gateway: it leads controllers to hosts that only it can dial, and those back to them."""
+
+import threading
+from collections.abc import Callable
+
+from monarch_nb.host import protocol as p
+from monarch_nb.host.post import Post
+from monarch_nb.host.scout import introduce
+from monarch_nb.transport import Keys, Node, TransportError, knock
+from monarch_nb.wire.header import Header
+
+_KNOCK_S = 1.0
+
+
+class Gateway:
+    """Which hosts each controller reaches through this agent. On the loop's thread, unless said otherwise."""
+
+    def __init__(self, node: Node, post: Post, keys: Keys | None, insecure_loopback: bool,
+                 soon: Callable[[Callable[[], None]], None]) -> None:  # fmt: skip
+        self._node = node
+        self._post = post
+        self._keys = keys
+        self._insecure = insecure_loopback
+        self._soon = soon
+        self._behind: dict[str, set[str]] = {}
+
+    def introduce(self, header: Header, wish: p.Introduce) -> None:
+        """Finds out who answers at an endpoint, on a thread of its own; who asked is answered then."""
+
+        def look() -> None:
+            told = self._look(header.src, wish)
+            self._soon(lambda: self._found(header, wish.endpoint, told))
+
+        threading.Thread(target=look, name="monarch-introduce", daemon=True).start()
+
+    def _look(self, asker: str, wish: p.Introduce) -> p.Introduced:
+        back = p.Hosts({}, {asker: self._post.address})
+        try:
+            [found] = introduce([wish.endpoint], self._keys, insecure_loopback=self._insecure,
+                                timeout=wish.timeout_s, ways=back)  # fmt: skip
+        except (TransportError, ValueError) as error:
+            return p.Introduced(error=str(error))
+        if isinstance(found, p.HostState):
+            return p.Introduced(found)
+        return p.Introduced(error=str(found), nobody=knock(wish.endpoint, _KNOCK_S) is False)
+
+    def _found(self, header: Header, endpoint: str, told: p.Introduced) -> None:
+        if told.state is not None:
+            self._node.learn(told.state.host, endpoint)
+            self._behind.setdefault(header.src, set()).add(told.state.host)
+        self._post.answer(header, told)
+
+    def cut(self, host: str, word: str) -> None:
+        """The connection to a host is gone: who reaches it through here may want to know."""
+        for asker, hosts in self._behind.items():
+            if host in hosts:
+                self._post.tell(asker, "host.cut", p.Lost({host: word}))
+
+    def gone(self, asker: str, why: str) -> None:
+        """A controller has left or is gone: to the hosts behind, this agent still is there, so they must be told."""
+        for host in self._behind.pop(asker, ()):
+            self._post.tell(f"{host}/agent", "agent.lost", p.Lost({asker.partition("/")[0]: why}))

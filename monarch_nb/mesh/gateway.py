@@ -1,0 +1,113 @@
+"""Hosts that this process cannot dial: reached through one that it can, which dials them in its place."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from monarch_nb.host import protocol as p
+from monarch_nb.host.scout import Found
+from monarch_nb.mesh import ways
+from monarch_nb.mesh.neighbour import Neighbour
+from monarch_nb.mesh.remote import Remote
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import Future, Runtime
+from monarch_nb.transport import Keys, UnreachableError
+from monarch_nb.wire import Header
+
+if TYPE_CHECKING:
+    from monarch_nb.transport import Parcel
+
+_MARGIN_S = 5.0  # for the gateway's own answer, beyond what it may take to find out
+_ASK_S = 0.5  # for a connection; an answer on it may take longer
+CUT = "host.cut"
+
+
+class Gateway:
+    """The host whose agent leads there."""
+
+    def __init__(self, engine: Runtime, remote: "Remote | Neighbour", address: str) -> None:
+        self.remote = remote
+        self.agent = f"{remote.host}/agent"
+        self.address = address  # as it was given
+        self._engine = engine
+        engine.controls[CUT] = _cut
+
+    @property
+    def up(self) -> bool:
+        """Whether it can be spoken to."""
+        return not self.remote.lost and (self.remote.near or self._engine.node.connected(self.agent))
+
+    def ask(self, endpoint: str, timeout: float) -> p.Introduced:
+        """What it finds at an endpoint; from then on it leads there. Blocks."""
+        wish = p.Introduce(endpoint, timeout)
+        asked: Future[p.Introduced] = request(self._engine, self.agent, "agent.introduce", wish, p.Introduced)
+        try:
+            return asked.get(timeout + _MARGIN_S)
+        except (TimeoutError, RuntimeError) as error:
+            return p.Introduced(error=f"the gateway {self.address} cannot tell who is at {endpoint}: {error}")
+
+    def introduce(self, endpoints: Sequence[str], timeout: float) -> list[Found]:
+        """Who answers at each endpoint, or what is wrong there; blocks."""
+        if not endpoints:
+            return []
+
+        def ask(endpoint: str) -> Found:
+            told = self.ask(endpoint, timeout)
+            return told.state or UnreachableError(f"{told.error} (asked by the gateway {self.address})")
+
+        with ThreadPoolExecutor(min(32, len(endpoints)), "monarch-gateway") as pool:
+            return list(pool.map(ask, endpoints))
+
+
+class Behind(Remote):
+    """A host behind a gateway; `endpoint` is where the gateway dials it."""
+
+    def __init__(self, engine: Runtime, endpoint: str, state: p.HostState, gateway: Gateway, lease: float | None,
+                 ) -> None:  # fmt: skip
+        super().__init__(engine, endpoint, state, gateway.remote.keys, False, lease)
+        self.gateway = gateway
+        self._told: p.Introduced | None = None  # what the gateway has just said
+
+    def is_still(self, endpoint: str, life: str, keys: Keys | None) -> bool:
+        """Whether it is the host we know, in good order; the key is the gateway's own."""
+        return super().is_still(endpoint, life, self.keys) and ways.gateway is self.gateway
+
+    def dials(self, other: "Remote | Neighbour") -> bool:
+        """Whether this host's agent can dial that one's: perhaps those that the same gateway can."""
+        return isinstance(other, Behind) and super().dials(other)
+
+    def join(self) -> Future[p.Done]:
+        """Makes it reachable from here. Resolves when the agent has taken our lease."""
+        self.engine.node.learn(self.host, via=self.gateway.agent)
+        return request(self.engine, self._agent, "agent.lease", p.Lease(seconds=self.lease), p.Done)
+
+    def _connected(self) -> bool:
+        return self.gateway.up
+
+    @property
+    def _vouched(self) -> bool:
+        return False  # that the gateway is there says nothing of the host
+
+    def _knock(self) -> bool | None:
+        if not self.gateway.up:
+            return None
+        told = self._told or self.gateway.ask(self.endpoint, _ASK_S)
+        self._told = None
+        return True if told.state is not None else False if told.nobody else None
+
+    def _ask(self) -> p.HostState | None:
+        told = self._told = self.gateway.ask(self.endpoint, _ASK_S)
+        return told.state
+
+    def _way_lost(self) -> str:
+        return f"the gateway {self.gateway.address} to it is lost" if self.gateway.remote.lost else ""
+
+
+def _cut(header: Header, parcel: "Parcel") -> None:
+    """The gateway has lost its connection to hosts; reading thread."""
+    for host in msgspec.msgpack.decode(parcel.frames[0], type=p.Lost).hosts:
+        remote = ways.remotes.get(host)
+        if isinstance(remote, Behind):
+            remote.cut()

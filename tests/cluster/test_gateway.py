@@ -1,0 +1,220 @@
+"""A client outside of a cluster: it reaches one worker, and the others through that one."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb import mesh
+from monarch_nb.actor import (
+    MeshFailure,
+    ProcMesh,
+    SupervisionError,
+    attach,
+    attach_hosts,
+    attach_to_workers,
+    shutdown_context,
+    start_worker_loop_forever,
+    this_host,
+)
+from monarch_nb.config import configured
+from monarch_nb.exceptions import TrustError
+from monarch_nb.host import folders
+from monarch_nb.mesh import AttachError, heal_mesh, remote
+from monarch_nb.transport import Keys
+from tests.cluster.hosts_tools import (
+    SOON,
+    Caller,
+    HostProcess,
+    Member,
+    alive,
+    faults,
+    nothing_left,
+    user_hosts,
+    wait_until,
+)
+from tests.cluster.worker_tools import short_folder
+from tests.proxy import Proxy
+
+pytestmark = pytest.mark.timeout(60)
+__all__ = ["faults", "nothing_left"]
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "job.key"
+    Keys.load_or_create(path)
+    return path
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, key: Path) -> Iterator[list[HostProcess]]:
+    """Three hosts, of which this process dials the first alone."""
+    with user_hosts(tmp_path, 3, "--lease-s", "2", key=key) as agents:
+        attach(agents[0].endpoint, private_key=key)
+        yield agents
+
+
+def dialled(ports: set[int]) -> set[int]:
+    """Those ports of this machine to which this process has a TCP connection."""
+    own = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            own.add(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue
+    lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return {int(words[2].rpartition(":")[2], 16) for words in lines if f"socket:[{words[9]}]" in own} & ports
+
+
+def workers_of(agents: list[HostProcess], key: Path) -> Any:
+    hosts = attach_to_workers(ca=key, workers=[agent.endpoint for agent in agents])
+    assert hosts.initialized.get(SOON) is True
+    return hosts
+
+
+def test_hosts_that_only_the_gateway_can_dial_are_a_mesh_like_any_other(cluster: list[HostProcess], key: Path) -> None:
+    procs = workers_of(cluster, key).spawn_procs(per_host={"slots": 2}, name="far")
+    near = this_host().spawn_procs(name="near")
+    members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
+    everybody = members.where.call().get(SOON).values()
+    assert [rank for rank, _ in everybody] == list(range(6))
+    assert list(callers.call.call(members).get(SOON).values()) == [everybody] * 6
+    data = bytes(5_000_000)
+    assert list(members.length.call(data).get(SOON).values()) == [len(data)] * 6
+    here = near.spawn("here", Member)
+    answers = callers.slice(hosts=2, slots=1).call.call_one(here).get(SOON)
+    assert answers == here.where.call().get(SOON).values()
+    assert near.spawn("out", Caller).call.call_one(members).get(SOON) == everybody
+    assert dialled({agent.port for agent in cluster}) == {cluster[0].port}
+    near.stop().get(SOON)
+
+
+def test_a_rank_that_dies_behind_the_gateway_is_told_and_healed(
+    cluster: list[HostProcess], key: Path, faults: list[MeshFailure]
+) -> None:
+    members = workers_of(cluster, key).spawn_procs(name="far").spawn("members", Member)
+    pids = [pid for _, pid in members.where.call().get(SOON).values()]
+    waiting = members.nap.call(300, 2)
+    os.kill(pids[2], signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        waiting.get(SOON)
+    heal_mesh(members)
+    again = [pid for _, pid in members.where.call().get(SOON).values()]
+    assert again[:2] == pids[:2]
+    assert again[2] != pids[2]
+
+
+def test_hosts_behind_the_gateway_are_lost_one_by_one_or_all_with_it(
+    cluster: list[HostProcess], key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "REFUSED_S", 0.5)
+    members = workers_of(cluster, key).spawn_procs(name="far").spawn("members", Member)
+    members.where.call().get(SOON)
+    waiting = members.slice(hosts=2).nap.call_one(300, 2)
+    cluster[2].kill()
+    with pytest.raises(SupervisionError, match="nobody listens"):
+        waiting.get(SOON)
+    assert len(members.slice(hosts=slice(0, 2)).where.call().get(SOON)) == 2
+    waiting = members.slice(hosts=1).nap.call_one(300, 1)
+    cluster[0].kill()
+    with pytest.raises(SupervisionError, match=r"the gateway .* is lost"):
+        waiting.get(SOON)
+
+
+def test_connections_to_the_gateway_and_behind_it_that_break_lose_nothing(tmp_path: Path, key: Path) -> None:
+    with user_hosts(tmp_path, 2, key=key) as agents:
+        proxies = [Proxy(agent.endpoint) for agent in agents]
+        try:
+            attach(proxies[0].endpoint, private_key=key)
+            hosts = attach_hosts([proxies[1].endpoint], key=key)
+            members = hosts.spawn_procs(name="far").spawn("members", Member)
+            members.where.call().get(SOON)
+            for number in range(300):
+                if number in (100, 200):
+                    proxies[number // 200].reset()
+                members.note.broadcast(number)
+            assert list(members.in_order.call("root", list(range(300))).get(SOON).values()) == [True]
+        finally:
+            mesh.shutdown()
+            for proxy in proxies:
+                proxy.close()
+
+
+CLIENT = """
+import sys, time
+from monarch_nb.actor import attach, attach_to_workers
+from tests.cluster.hosts_tools import Member
+gateway, far, key = sys.argv[1:]
+from pathlib import Path
+attach(gateway, private_key=Path(key))
+members = attach_to_workers(ca=Path(key), workers=[far]).spawn_procs(name="left").spawn("members", Member)
+print(members.where.call_one().get(30)[1], flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_client_had_behind_the_gateway_ends_with_it(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with user_hosts(tmp_path, 2, "--lease-s", "1", key=key) as agents:
+        client = subprocess.Popen(
+            [sys.executable, "-c", CLIENT, agents[0].endpoint, agents[1].endpoint, str(key)],
+            stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+        )  # fmt: skip
+        assert client.stdout is not None
+        with client.stdout as out:
+            pid = int(out.readline())
+        client.kill()
+        client.wait()
+        wait_until(lambda: not alive(pid))
+        assert all(agent.process.poll() is None for agent in agents)
+    monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
+    assert len(folders.sweep()) == 1  # the client's
+
+
+def test_shutting_hosts_down_ends_those_behind_the_gateway_and_then_it(cluster: list[HostProcess], key: Path) -> None:
+    workers_of(cluster, key).shutdown().get(SOON)
+    assert [agent.process.wait(SOON) for agent in cluster] == [0, 0, 0]
+
+
+def test_what_is_wrong_behind_the_gateway_is_told_by_it(cluster: list[HostProcess], tmp_path: Path, key: Path) -> None:
+    other = tmp_path / "other.key"
+    Keys.load_or_create(other)
+    refused = pytest.raises(AttachError, match=r"does not accept this key.*asked by the gateway")
+    with user_hosts(tmp_path, 1, key=other, shutdown=False) as [stranger], refused:
+        attach_hosts([stranger.endpoint], key=key, timeout=3)
+    with pytest.raises(AttachError, match="nobody listens"):
+        attach_hosts([stranger.endpoint], key=key, timeout=1)
+
+
+def test_a_gateway_is_named_once(cluster: list[HostProcess], key: Path) -> None:
+    attach(cluster[0].endpoint, private_key=key)
+    with pytest.raises(RuntimeError, match="already"):
+        attach(cluster[1].endpoint, private_key=key)
+    shutdown_context().get(SOON)
+    attach(cluster[1].endpoint, private_key=key)
+
+
+def test_a_gateway_that_is_not_there_is_told(key: Path) -> None:
+    with configured(mesh_attach_config_timeout="1s"), pytest.raises(AttachError, match="nobody listens"):
+        attach("tcp://127.0.0.1:1", private_key=key)
+    with pytest.raises(TrustError, match="needs a key"):
+        attach("tcp://192.0.2.1:22222")
+
+
+def test_a_worker_of_this_machine_can_be_the_gateway() -> None:
+    with short_folder() as folder:
+        address = f"ipc://{folder}/worker"
+        start_worker_loop_forever(ca="trust_all_connections", address=address)
+        attach(address)
+        hosts = attach_to_workers(ca="trust_all_connections", workers=[address])
+        procs: ProcMesh = hosts.spawn_procs(per_host={"slots": 2})
+        assert len(procs.spawn("members", Member).where.call().get(SOON)) == 2
+        hosts.shutdown().get(SOON)
