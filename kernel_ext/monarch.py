@@ -11,9 +11,14 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:  # to import that costs a tenth of a first import of ours, and what counts is what a loader does
+    Loader = object
 
 _ALIAS = "monarch"
 _REAL = "monarch_nb"
@@ -22,6 +27,10 @@ _REAL = "monarch_nb"
 class _AliasLoader(Loader):
     def __init__(self, real: str) -> None:
         self._real = real
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """As usual."""
+        return
 
     def exec_module(self, module: ModuleType) -> None:
         # The import system takes what stands in sys.modules afterwards and leaves its attributes alone; handing the
@@ -41,7 +50,7 @@ class _PrivateLoader(Loader):
         """Nothing to run."""
 
 
-class _AliasFinder(MetaPathFinder):
+class _AliasFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

@@ -5,6 +5,7 @@ same modules. Everything here is imported when it is first used, so `import mona
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._version import __version__
@@ -82,6 +83,8 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(ip: "InteractiveShell") -> None:
     """Load the notebook side: `%load_ext monarch`, or `%load_ext monarch_nb` anywhere."""
+    if f"{__name__}.mesh" not in sys.modules:  # the host agent starts while the rest is imported
+        importlib.import_module(f"{__name__}.host.ahead").start_ahead()
     _kernel_side().load_ipython_extension(ip)
 
 

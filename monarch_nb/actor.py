@@ -4,7 +4,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._compat import missing
-from monarch_nb.debug.hooks import breakpoint_if
 from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
 from monarch_nb.mesh import (
     Accumulator,
@@ -50,6 +49,7 @@ from monarch_nb.runtime import (
     returns_future,
     runtime,
 )
+from monarch_nb.runtime.features import breakpoint_if
 from monarch_nb.runtime.ids import ProcId, Uid
 from monarch_nb.runtime.log_prefix import config
 from monarch_nb.settings import ChannelTransport

@@ -29,8 +29,8 @@ from monarch_nb.debug.api import (
 )
 from monarch_nb.debug.controller import Breakpoint, controller
 from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
-from monarch_nb.debug.hooks import breakpoint_if
 from monarch_nb.debug.records import Frame, Stopped, Tensor, Value
+from monarch_nb.runtime.features import breakpoint_if
 
 __all__ = [
     "Answers",

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+PRELOAD = "MONARCH_NB_PRELOAD"  # which modules procs are born with, separated by commas
+
 # Read once, when a library or the interpreter is loaded: a fork of a process that has loaded it would not see them.
 _READ_AT_LOAD = ("LD_", "DYLD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "PYTORCH_", "TORCH_", "PYTHON", "CUDA_",
                  "CUBLAS_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "MALLOC_", "GLIBC_", "LC_", "LANG", "ATEN_", "NUMPY_",

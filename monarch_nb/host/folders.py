@@ -4,13 +4,11 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import platform
 import secrets
 import shutil
 import socket
 import tempfile
 import time
-import uuid
 from pathlib import Path
 
 _MARK = "mnb"
@@ -28,6 +26,9 @@ def lasting_host_id(tcp: str | None) -> str | None:
     port = (tcp or "").rpartition(":")[2]
     if not port.isdigit() or int(port) == 0:
         return None
+    import platform
+    import uuid
+
     place = f"{platform.node()} {uuid.getnode()} {os.getuid()} {port}"
     return "h" + hashlib.sha256(place.encode()).hexdigest()[:10]
 

@@ -90,6 +90,27 @@ def start_agent(
 
     Raises AgentStartError, with the agent's own words, if it ends or is not ready within `timeout_s` seconds.
     """
+    coming = begin_agent(
+        host, run_folder, python=python, env=env, tcp=tcp, key=key, insecure_loopback=insecure_loopback,
+        lease_s=lease_s, prewarm=prewarm, keep_folder=keep_folder,
+    )  # fmt: skip
+    return coming.wait(timeout_s)
+
+
+def begin_agent(
+    host: str | None = None,
+    run_folder: Path | str | None = None,
+    *,
+    python: str | None = None,
+    env: Mapping[str, str] | None = None,
+    tcp: str | None = None,
+    key: Path | None = None,
+    insecure_loopback: bool = False,
+    lease_s: float = 60.0,
+    prewarm: bool = True,
+    keep_folder: bool = False,
+) -> "ComingAgent":
+    """The first half of `start_agent`: does not wait for the agent. Raises AgentStartError."""
     host = host or folders.new_host_id()
     folder = Path(run_folder) if run_folder is not None else folders.run_folder_for(host)
     folders.sweep()
@@ -111,20 +132,40 @@ def start_agent(
             folders.remove_run_folder(folder)
             raise AgentStartError(f"the agent of host {host} could not be started: {error}") from error
     assert process.stdin is not None
-    assert process.stdout is not None
     _only_ours(process.stdin)
-    try:
-        with process.stdout as out:
-            ready = msgspec.json.decode(_first_line(out.fileno(), timeout_s), type=Ready)
-    except (TimeoutError, EOFError) as error:
-        process.kill()
-        process.stdin.close()
-        status = process.wait()
-        said = _end_of(log) or "(nothing)"
-        folders.remove_run_folder(folder)
-        said = f"the agent of host {host} did not start: {error} (status {status}). It said:\n{said}"
-        raise AgentStartError(said) from None
-    return AgentHandle(process, ready, folder)
+    return ComingAgent(process, host, folder)
+
+
+class ComingAgent:
+    """A host agent that has been started and may not listen yet."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", host: str, run_folder: Path) -> None:
+        self.host = host
+        self.run_folder = run_folder
+        self._process = process
+
+    def wait(self, timeout_s: float) -> AgentHandle:
+        """Block until it listens. Raises AgentStartError as `start_agent` does."""
+        process, folder = self._process, self.run_folder
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with process.stdout as out:
+                ready = msgspec.json.decode(_first_line(out.fileno(), timeout_s), type=Ready)
+        except (TimeoutError, EOFError) as error:
+            process.kill()
+            process.stdin.close()
+            status = process.wait()
+            said = _end_of(folder / "logs" / "agent.log") or "(nothing)"
+            folders.remove_run_folder(folder)
+            said = f"the agent of host {self.host} did not start: {error} (status {status}). It said:\n{said}"
+            raise AgentStartError(said) from None
+        return AgentHandle(process, ready, folder)
+
+    def kill(self) -> None:
+        """Nobody wants it any more; blocks until it is gone. The run folder stays."""
+        self._process.kill()
+        self._process.communicate()
 
 
 def _end_of(log: Path) -> str:

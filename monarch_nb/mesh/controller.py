@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.host import protocol as p
-from monarch_nb.host.environment import read_at_load
+from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with, take_ahead
 from monarch_nb.host.folders import clear_run_folder, make_run_folder, new_host_id, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, start_agent
-from monarch_nb.host.template import PRELOAD
 from monarch_nb.mesh import fault, ways
 from monarch_nb.mesh.console import run_in_actor
 from monarch_nb.mesh.controllers import Controllers
@@ -26,7 +25,7 @@ from monarch_nb.mesh.state import ProcState
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Future, Runtime, install, runtime
 from monarch_nb.runtime.features import install_breakpoints
-from monarch_nb.settings import TRAVELS_IN, settings
+from monarch_nb.settings import settings
 from monarch_nb.transport import Node
 
 logger = logging.getLogger(__name__)
@@ -35,13 +34,17 @@ EXIT_SECONDS = 2.0  # for the clean-up of all that a program leaves behind
 
 _lock = threading.RLock()
 _agents: dict[str, AgentHandle] = {}
-_ahead: dict[str, tuple[str, dict[str, str]]] = {}  # hosts nobody has used yet: what their agents were started with
+_coming: dict[str, Ahead] = {}  # agents that were started before there was a runtime, and may not listen yet
+_ahead: dict[str, BegunWith] = {}  # hosts nobody has used yet: what their agents were started with
 _died: set[str] = set()  # hosts of this process whose agent is gone
 
 
 def become_controller() -> Runtime:
     """Makes this process a controller. No process is started yet."""
-    host = new_host_id()
+    ahead = take_ahead()
+    host = new_host_id() if ahead is None else ahead.agent.host
+    if ahead is not None:
+        _coming[host] = ahead
     folder = run_folder_for(host)
     make_run_folder(folder)
     engine = Runtime(f"{host}/c{secrets.token_hex(4)}.0.0", f"{host}/agent")
@@ -75,7 +78,7 @@ def ensure_host(engine: Runtime) -> None:
     if engine.keeper._mesh is not None or (engine.host in _agents and not _ahead):
         return
     with _lock:
-        if _ahead.pop(engine.host, None) not in (None, _begun_with()):
+        if _ahead.pop(engine.host, None) not in (None, begun_with()):
             handle = _agents.pop(engine.host)
             handle.kill()
             clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
@@ -91,10 +94,10 @@ def prestart(engine: Runtime) -> None:
         with _lock:
             if engine.host in _agents or engine.closed:
                 return
-            begun_with = _begun_with()
+            begun = begun_with()
             try:
                 _start(engine, engine.host, Path(run_folder_for(engine.host)))
-                _ahead[engine.host] = begun_with
+                _ahead[engine.host] = begun
             except Exception as error:  # who needs it tries again, and is told
                 logger.info("the host agent could not be started ahead: %s", error)
 
@@ -102,21 +105,18 @@ def prestart(engine: Runtime) -> None:
         threading.Thread(target=start, name="monarch-prestart", daemon=True).start()
 
 
-def _begun_with() -> tuple[str, dict[str, str]]:
-    """What a host agent takes from this process for good: the settings, and what libraries read when they load."""
-    environ = {name: value for name, value in os.environ.items() if name == PRELOAD or read_at_load(name)}
-    return settings.to_send(), environ
-
-
 def _start(engine: Runtime, host: str, folder: Path) -> None:
-    engine.keeper.agent_environment[host] = dict(os.environ)
-    handle = start_agent(
-        host,
-        folder,
-        env={**os.environ, TRAVELS_IN: settings.to_send()},
-        lease_s=settings.get("mesh_orphan_timeout"),
-        timeout_s=settings.get("host_spawn_ready_timeout"),
-    )
+    ahead = _coming.pop(host, None)
+    if ahead is not None and ahead.begun_with != begun_with():  # the environment has changed meanwhile
+        ahead.agent.kill()
+        ahead = None
+    engine.keeper.agent_environment[host] = dict(os.environ) if ahead is None else ahead.environ
+    timeout_s = settings.get("host_spawn_ready_timeout")
+    if ahead is not None:
+        handle = ahead.agent.wait(timeout_s)
+    else:
+        lease_s = settings.get("mesh_orphan_timeout")
+        handle = start_agent(host, folder, env=agent_environment(), lease_s=lease_s, timeout_s=timeout_s)
     _agents[host] = handle
     _died.discard(host)
     engine.node.learn(host, run_folder=folder)

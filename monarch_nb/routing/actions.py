@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Generic, TypeVar
 
+import msgspec
+
 from monarch_nb.settings import settings
 
 __all__ = [
@@ -53,54 +55,47 @@ class LinkState(IntEnum):
     DOWN = 2  # no connection: sends are kept
 
 
-@dataclass(frozen=True, slots=True)
-class Transmit(Generic[T]):
+class Transmit(msgspec.Struct, Generic[T], frozen=True):
     """Write these frames; `item` is None for frames without a body."""
 
     prefix: bytes
     item: T | None
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver(Generic[T]):
+class Deliver(msgspec.Struct, Generic[T], frozen=True):
     """Hand the item up; give `charge` back by `Link.consumed` once the application took it."""
 
     item: T
     charge: int
 
 
-@dataclass(frozen=True, slots=True)
-class Acked(Generic[T]):
+class Acked(msgspec.Struct, Generic[T], frozen=True):
     """The peer has these items, which were sent with hold=True: their resources may go."""
 
     items: Sequence[T]
 
 
-@dataclass(frozen=True, slots=True)
-class Failed(Generic[T]):
+class Failed(msgspec.Struct, Generic[T], frozen=True):
     """These items will never be sent again; whether the peer's old life saw them is unknown."""
 
     reason: str
     items: Sequence[T]
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(msgspec.Struct, frozen=True):
     """The peer gave up on `count` of its frames from `first` on: drop half-assembled chunks."""
 
     first: int
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class NewLife:
+class NewLife(msgspec.Struct, frozen=True):
     """The peer is another one now (`epoch`): drop half-assembled chunks of the old one."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unblocked:
+class Unblocked(msgspec.Struct, frozen=True):
     """Credits came back after `blocked` said yes: let waiting senders look again."""
 
 

@@ -145,3 +145,12 @@ def _elsewhere(frame: FrameType, before: Callable[..., Any], args: Any, kwargs: 
 def stop_here(frame: FrameType, reason: str) -> None:
     """Stops the calling thread at `frame` as `breakpoint()` would."""
     _stop(frame, reason, lambda: sys.breakpointhook(), (), {})
+
+
+def breakpoint_if(condition: Any, reason: str = "") -> None:
+    """Stops the actor that calls it if `condition` is true; in a process without actors it is `breakpoint()`.
+
+    Costs no more than the test where it is false.
+    """
+    if condition:
+        stop_here(sys._getframe(1), reason or "breakpoint_if()")

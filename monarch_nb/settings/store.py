@@ -2,7 +2,6 @@
 process has set, and what the program sets here. The last word counts.
 """
 
-import difflib
 import json
 import logging
 import os
@@ -136,6 +135,8 @@ class Settings:
 def _key(name: str) -> Key:
     key = KEYS.get(name)
     if key is None:
+        import difflib
+
         near = difflib.get_close_matches(name, KEYS, 1, 0.6)
         hint = f"; did you mean {near[0]}?" if near else "; get_global_config() has all"
         raise ValueError(f"invalid configuration key: `{name}`{hint}")

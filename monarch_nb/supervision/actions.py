@@ -1,38 +1,35 @@
 """What the machine asks of its driver. Actions are to be carried out in the order they come."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from .cause import Cause
 from .failure import MeshFailure
 from .ranks import Life
 
 
-@dataclass(frozen=True, slots=True)
-class Supervise:
+class Supervise(msgspec.Struct, frozen=True):
     """Run `__supervise__` of an owner, then report with `owner_result`. One at a time per owner."""
 
     owner: str
     failure: MeshFailure
 
 
-@dataclass(frozen=True, slots=True)
-class FailActor:
+class FailActor(msgspec.Struct, frozen=True):
     """Fail an owner: the driver lets the process of its own owner know by `actor_failed` with this cause."""
 
     actor: str
     cause: Cause
 
 
-@dataclass(frozen=True, slots=True)
-class StopMesh:
+class StopMesh(msgspec.Struct, frozen=True):
     """Stop a mesh, then report with `stopped`."""
 
     mesh_uid: str
 
 
-@dataclass(frozen=True, slots=True)
-class FailCalls:
+class FailCalls(msgspec.Struct, frozen=True):
     """Raise `failure` in this process's pending calls that wait for these lives; None is every rank."""
 
     mesh_uid: str
@@ -40,8 +37,7 @@ class FailCalls:
     failure: MeshFailure
 
 
-@dataclass(frozen=True, slots=True)
-class RootFault:
+class RootFault(msgspec.Struct, frozen=True):
     """A failure that nobody handled, once.
 
     'fatal': a script's fault hook runs. 'show': show it now. 'call': a call somebody waits for raises it;
@@ -52,31 +48,27 @@ class RootFault:
     telling: Literal["fatal", "show", "call"]
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(msgspec.Struct, frozen=True):
     """Show a failure that was to be told by a call, but nobody waits for the call any more."""
 
     failure: MeshFailure
 
 
-@dataclass(frozen=True, slots=True)
-class Respawn:
+class Respawn(msgspec.Struct, frozen=True):
     """Start these lives of a proc mesh, set-up cells and bootstrap included; report `respawned` or `heal_failed`."""
 
     mesh_uid: str
     lives: tuple[Life, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Recreate:
+class Recreate(msgspec.Struct, frozen=True):
     """Create these lives of an actor mesh with its original arguments; report `recreated` or `heal_failed`."""
 
     mesh_uid: str
     lives: tuple[Life, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Healed:
+class Healed(msgspec.Struct, frozen=True):
     """A heal is over: answer `requests`, then run the hooks for `lives` of each mesh.
 
     `again` is what did not come back. No lives and nothing again: there was nothing to heal.
@@ -87,8 +79,7 @@ class Healed:
     again: tuple[MeshFailure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HealRefused:
+class HealRefused(msgspec.Struct, frozen=True):
     """Answer `request` with an error. `retry_after` is in seconds, None if waiting does not help."""
 
     request: int
@@ -97,8 +88,7 @@ class HealRefused:
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerSaid:
+class OwnerSaid(msgspec.Struct, frozen=True):
     """No action, but news of one for displays: `__supervise__` of an owner has ended."""
 
     failure_id: int

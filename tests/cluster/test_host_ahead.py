@@ -1,0 +1,50 @@
+"""The agent of a kernel's host is started before the library is imported, and is the one that is used."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+BEGIN = """
+import os
+from monarch_nb.host import ahead
+ahead.start_ahead()
+pid = ahead._coming[0].agent._process.pid
+"""
+USE = """
+from monarch.actor import Actor, endpoint, this_host
+from monarch_nb.mesh.controller import _agents
+
+class Asked(Actor):
+    @endpoint
+    def environ(self, name):
+        return os.environ.get(name)
+
+asked = this_host().spawn_procs(per_host={"gpus": 1}).spawn("asked", Asked)
+print(asked.environ.call_one("LANG").get(30), [agent.pid for agent in _agents.values()] == [pid])
+"""
+
+
+def said(program: str, **environ: str) -> list[str]:
+    """What a fresh program writes."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_it_is_the_agent_of_the_controller() -> None:
+    assert said(BEGIN + USE, LANG="C") == ["C", "True"]
+
+
+def test_it_is_replaced_if_the_environment_that_libraries_read_has_changed() -> None:
+    assert said(BEGIN + "os.environ['LANG'] = 'C.UTF-8'\n" + USE, LANG="C") == ["C.UTF-8", "False"]
+
+
+def test_none_is_started_where_that_is_not_wanted() -> None:
+    program = "from monarch_nb.host import ahead\nahead.start_ahead()\nprint(len(ahead._coming))"
+    assert said(program, MONARCH_NB_HOST_PRESTART="false") == ["0"]
