@@ -17,6 +17,7 @@ from monarch_nb.host import folders
 from monarch_nb.host.casting import Caster
 from monarch_nb.host.child import Child
 from monarch_nb.host.children import Children
+from monarch_nb.host.dialler import Dialler
 from monarch_nb.host.gateway import Gateway
 from monarch_nb.host.leases import Leases, is_proc
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
@@ -31,7 +32,7 @@ from monarch_nb.host.service import Service
 from monarch_nb.host.stopping import Stopper
 from monarch_nb.host.template import Early, can_fork_early, fork_early
 from monarch_nb.settings import TRAVELS_IN, settings
-from monarch_nb.transport import Keys, Node, Parcel
+from monarch_nb.transport import Keys, Node, Parcel, split
 from monarch_nb.wire.header import Header, Kind
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,10 @@ class Agent:
             gateway=self._gateway,
         )  # fmt: skip
         self._caster = Caster(self._node, self.address, self._later)
+        self._dialler: Dialler | None = None
+        if options.dial is not None:
+            self._dialler = Dialler(self._node, self._post, options.dial, self._keys, options.insecure_loopback,
+                                    self._service.introduction, self._loop.post)  # fmt: skip
         self._watching_leases = False
         self._followed: dict[str, int] = {}  # owners on this machine that are no procs of ours: their pidfds
         self._ending = False
@@ -85,6 +90,8 @@ class Agent:
         say_ready(Ready(host=self._options.host, pid=os.getpid(), address=self.address, run_folder=str(self._folder),
                         endpoint=self._node.tcp_endpoint, python=sys.version.split()[0],
                         version=__version__))  # fmt: skip
+        if self._dialler is not None:
+            self._dialler.start()
         try:
             self._loop.run()
         finally:
@@ -239,6 +246,8 @@ class Agent:
             log.warning("%s does not accept our key, or is no monarch-nb process", address)
         elif not up:
             self._loop.post(lambda: self._gateway.cut(address.partition("/")[0], word))
+            if self._dialler is not None:
+                self._dialler.cut(address)
 
     def _learn(self, host: str, endpoint: str, via: str) -> None:
         if endpoint.startswith("ipc://"):
@@ -258,6 +267,8 @@ class Agent:
 def main(argv: Sequence[str]) -> int:
     """Be a host agent until its end. Raises nothing; what goes wrong at the start is on stderr."""
     options = parse(argv)
+    if options.dial is not None:
+        split(options.dial)
     if options.owner_fd is None:
         folders.sweep()  # nobody else does, on a machine where users start the agents
     folders.make_run_folder(options.run_folder)

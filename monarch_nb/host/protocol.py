@@ -258,6 +258,13 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 0.0  # how long procs of a silent owner live
 
 
+class Who(msgspec.Struct, frozen=True):
+    """Reply to controller.who, which a dialling agent asks with its HostState: where to join, or why it cannot."""
+
+    address: str = ""
+    error: str = ""
+
+
 class Introduce(msgspec.Struct, frozen=True):
     """agent.introduce: lead the sender, who cannot dial it, to the host at a TCP endpoint, and that host back."""
 

@@ -49,10 +49,31 @@ def introduce(
         wrong = _look(endpoint, keys, deadline)
         if wrong is not None:
             return wrong
-        return _Question(endpoint, keys, insecure_loopback).ask(max(1.0, deadline - time.monotonic()), ways)
+        left = max(1.0, deadline - time.monotonic())
+        told = _Question(endpoint, keys, insecure_loopback, p.HostState).ask(left, "agent.status", p.Done(), ways)
+        return told if isinstance(told, p.HostState | TransportError) else UnreachableError(endpoint)
 
     with ThreadPoolExecutor(min(32, len(endpoints) or 1), "monarch-scout") as pool:
         return list(pool.map(ask, endpoints))
+
+
+def ask_controller(
+    endpoint: str, keys: Keys | None, me: p.HostState, *, insecure_loopback: bool, timeout: float
+) -> p.Who:
+    """Which controller takes in hosts at an endpoint, where `me` wants to join; blocks.
+
+    Raises TransportError where none does.
+    """
+    require_keys(endpoint, keys, insecure_loopback)
+    deadline = time.monotonic() + timeout
+    wrong = _look(endpoint, keys, deadline)
+    if wrong is not None:
+        raise wrong
+    left = max(1.0, deadline - time.monotonic())
+    told = _Question(endpoint, keys, insecure_loopback, p.Who).ask(left, "controller.who", me)
+    if isinstance(told, p.Who):
+        return told
+    raise told if isinstance(told, TransportError) else UnreachableError(endpoint)
 
 
 def _look(endpoint: str, keys: Keys | None, deadline: float) -> TransportError | None:
@@ -79,10 +100,11 @@ _HOW_TO_START = "Start a host agent there: python -m monarch_nb.host --tcp tcp:/
 class _Question:
     """Put from an address of its own, so that it disturbs no link there is."""
 
-    def __init__(self, endpoint: str, keys: Keys | None, insecure_loopback: bool) -> None:
+    def __init__(self, endpoint: str, keys: Keys | None, insecure_loopback: bool, form: type[msgspec.Struct]) -> None:
         self._endpoint = endpoint
+        self._form = form
         self._refusals = 0
-        self._found: queue.SimpleQueue[Found | float] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[msgspec.Struct | TransportError | float] = queue.SimpleQueue()
         self._node = Node(
             f"h0/q{secrets.token_hex(6)}",
             run_folders={},
@@ -93,7 +115,9 @@ class _Question:
             insecure_loopback=insecure_loopback,
         )
 
-    def ask(self, timeout: float, ways: p.Hosts | None) -> Found:
+    def ask(
+        self, timeout: float, method: str, body: msgspec.Struct, ways: p.Hosts | None = None
+    ) -> msgspec.Struct | TransportError:
         """The answer, or what is wrong."""
         self._node.start()
         try:
@@ -101,8 +125,8 @@ class _Question:
             if ways is not None:
                 told = Header(Kind.CONTROL, "", self._node.address, method="agent.hosts")
                 self._node.send_to_whoever("there", told, Parcel([p.encode(ways)]))
-            header = Header(Kind.CONTROL, "", self._node.address, method="agent.status", port=1)
-            self._node.send_to_whoever("there", header, Parcel([p.encode(p.Done())]))
+            header = Header(Kind.CONTROL, "", self._node.address, method=method, port=1)
+            self._node.send_to_whoever("there", header, Parcel([p.encode(body)]))
             deadline = time.monotonic() + timeout
             calm_at = float("inf")
             while isinstance(found := self._found.get(timeout=max(0.0, deadline - time.monotonic())), float):
@@ -129,7 +153,7 @@ class _Question:
     def _answered(self, header: Header, parcel: Parcel) -> None:
         if header.kind == Kind.CONTROL:
             try:
-                self._found.put(p.decode(bytes(parcel.frames[0]), p.HostState))
+                self._found.put(p.decode(bytes(parcel.frames[0]), self._form))
             except (msgspec.MsgspecError, IndexError) as error:
                 self._found.put(UnreachableError(f"{self._endpoint} speaks another dialect: {error}"))
 

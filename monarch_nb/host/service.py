@@ -180,11 +180,15 @@ class Service:
 
     def _status(self, _header: Header, _wish: p.Done) -> p.HostState:
         forker = self._children.forker
-        return p.HostState(host=self._host, pid=os.getpid(), template_pid=forker.pid, template_error=forker.error,
-                           template_threads=forker.threads, template_seconds=forker.seconds,
-                           python=sys.version.split()[0], version=__version__, life=self._life,
-                           lease_s=self._leases.seconds,
-                           procs=tuple(child.describe() for child in self._children.all()))  # fmt: skip
+        return msgspec.structs.replace(
+            self.introduction(), template_pid=forker.pid, template_error=forker.error, template_threads=forker.threads,
+            template_seconds=forker.seconds, procs=tuple(child.describe() for child in self._children.all()),
+        )  # fmt: skip
+
+    def introduction(self) -> p.HostState:
+        """Who this host is, without what runs there. Any thread."""
+        return p.HostState(host=self._host, pid=os.getpid(), procs=(), python=sys.version.split()[0],
+                           version=__version__, life=self._life, lease_s=self._leases.seconds)  # fmt: skip
 
     def _shutdown(self, header: Header, wish: p.Shutdown) -> None:
         self._end(wish.reason, wish.timeout_s, lambda exits: self._post.answer(header, p.Ended(tuple(exits))))

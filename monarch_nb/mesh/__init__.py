@@ -17,6 +17,7 @@ from monarch_nb.mesh.endpoint import Endpoint, send
 from monarch_nb.mesh.fault import exit_on_fault, notebook_mode, set_hook_lookup
 from monarch_nb.mesh.heal import heal_mesh, interrupt
 from monarch_nb.mesh.host import HostMesh, this_host, this_proc
+from monarch_nb.mesh.joining import accept_hosts
 from monarch_nb.mesh.logs import LogRecord, Logs, follow_logs, logs_of
 from monarch_nb.mesh.output import Written, listen_to_logs
 from monarch_nb.mesh.proc import ProcMesh
@@ -45,6 +46,7 @@ __all__ = [
     "ProcMesh",
     "ValueMesh",
     "Written",
+    "accept_hosts",
     "as_endpoint",
     "attach",
     "attach_hosts",

@@ -50,7 +50,7 @@ def attach_hosts(
         raise ValueError(f"lease={lease!r} must be a positive number of seconds")
     for endpoint in endpoints:
         split(endpoint)
-    keys = _keys(key)
+    keys = read_key(key)
     engine = runtime()
     found = _introduce(endpoints, keys, insecure_loopback, timeout)
     states: list[p.HostState] = []
@@ -86,7 +86,8 @@ def attach_hosts(
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
 
 
-def _keys(key: "Keys | str | PathLike[str] | None") -> Keys | None:
+def read_key(key: "Keys | str | PathLike[str] | None") -> Keys | None:
+    """The key of a job, from its file. Raises TrustError."""
     if key is None or isinstance(key, Keys):
         return key
     try:

@@ -48,7 +48,7 @@ class Remote:
         self._held: deque[tuple[Header, str]] = deque()
 
     def __repr__(self) -> str:
-        return f"<host {self.host} at {self.endpoint}{', lost: ' + self.lost if self.lost else ''}>"
+        return f"<host {self.host} at {self.endpoint or 'its own call'}{', lost: ' + self.lost if self.lost else ''}>"
 
     def is_still(self, endpoint: str, life: str, keys: Keys | None) -> bool:
         """Whether it is the host we know, in good order."""
@@ -56,7 +56,7 @@ class Remote:
 
     def dials(self, other: "Remote | Neighbour") -> bool:
         """Whether this host's agent can dial that one's where we do, with its own key."""
-        if not isinstance(other, Remote) or ways.is_behind(other) > ways.is_behind(self):
+        if not isinstance(other, Remote) or not other.endpoint or ways.is_behind(other) > ways.is_behind(self):
             return False
         far = ways.is_loopback(other.endpoint) and not ways.is_loopback(self.endpoint)
         return other is not self and not far and self.keys == other.keys
@@ -81,7 +81,7 @@ class Remote:
     def retire(self, life: str) -> None:
         """Somebody else watches it from now on; `life` is which one of the agent that is."""
         if life != self.life and not self.lost:
-            self._lose(f"its agent at {self.endpoint} was started anew, and all that ran there is gone")
+            self._lose(f"its agent{self._at} was started anew, and all that ran there is gone")
         self.end()
 
     def end(self) -> None:
@@ -100,6 +100,10 @@ class Remote:
         """A message to it is lost: whoever minds is told once it is known what became of the host; reading thread."""
         self._held.append((header, reason))
         self.cut()
+
+    @property
+    def _at(self) -> str:
+        return f" at {self.endpoint}" if self.endpoint else ""
 
     # -- the patrol -------------------------------------------------------------------------------------------------
 
@@ -140,13 +144,13 @@ class Remote:
                 if (state.host, state.life) == (self.host, self.life):
                     self._calm(now)
                     return
-                self._lose(f"its agent at {self.endpoint} was started anew, and all that ran there is gone")
+                self._lose(f"its agent{self._at} was started anew, and all that ran there is gone")
                 return
             if way_lost := self._way_lost():
                 self._lose(way_lost)
                 return
             if not self._vouched and now - self._cut_at >= self.lease:
-                self._lose(f"no connection to its agent at {self.endpoint} for {self.lease:g} s")
+                self._lose(self._unheard())
                 return
             if self._knock() is not False:
                 refused_at = None
@@ -200,6 +204,9 @@ class Remote:
     def _vouched(self) -> bool:
         """Whether its machine answers, as libzmq's heartbeats tell, though its agent may not."""
         return self._connected()
+
+    def _unheard(self) -> str:
+        return f"no connection to its agent at {self.endpoint} for {self.lease:g} s"
 
     def _way_lost(self) -> str:
         """Why nobody can reach it any more, if so."""

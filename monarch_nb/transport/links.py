@@ -209,6 +209,8 @@ class Links:
 
     def _left(self, peer: Peer) -> None:
         """The connection it had dialled is gone: it may dial again, or we do, if we know where."""
+        if peer.over_tcp and self._on_connection is not None:
+            self._on_connection(peer.address, False, "it hung up")
         with self._lock:
             endpoint = self._routes.dial_instead(peer.address)
             self._ways.clear()

@@ -130,16 +130,36 @@ class Node:
             self._door = Door(path, self._limits.backlog, self._reader, self._links.come_in)
             self._file = SocketFile(Path(path))
         if self._tcp_bind is not None:
-            context = self._links.context()
-            if self._keys is not None:
-                self._gatekeeper = Gatekeeper(context, self._reader, self._keys)
-            router = sockets.listen_tcp(context, self._tcp_bind, self._keys, self._limits)
-            self.tcp_endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
-            port = int(self.tcp_endpoint.rpartition(":")[2])
-            self._turnstile = Turnstile(router, self._reader, port, self._limits)
-            self._router = router
-            self._reader.watch(int(router.FD), lambda: self._read(router))
-            self._reader.look_again(int(router.FD))
+            self._listen_tcp(self._tcp_bind, self._keys)
+
+    def _listen_tcp(self, bind: str, keys: Keys | None) -> str:
+        context = self._links.context()
+        if keys is not None:
+            self._gatekeeper = Gatekeeper(context, self._reader, keys)
+        router = sockets.listen_tcp(context, bind, keys, self._limits)
+        found = self.tcp_endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._turnstile = Turnstile(router, self._reader, int(found.rpartition(":")[2]), self._limits)
+        self._router = router
+        self._reader.watch(int(router.FD), lambda: self._read(router))
+        self._reader.look_again(int(router.FD))
+        return found
+
+    def listen(self, bind: str, keys: Keys | None, insecure_loopback: bool = False) -> str:
+        """Listen on TCP from now on too; the endpoint, with its port. Once only.
+
+        Raises TrustError without keys, TransportError for an endpoint that cannot be had.
+        """
+        require_keys(bind, keys, insecure_loopback)
+        with self._life:
+            if self._state != "started" or self._router is not None:
+                raise TransportError(self._why_not() if self._router is None else "this node listens already")
+            try:
+                return self._listen_tcp(bind, keys)
+            except BaseException:
+                if self._gatekeeper is not None:
+                    self._gatekeeper.close()
+                    self._gatekeeper = None
+                raise
 
     def close(self, linger_s: float = 1.0) -> None:
         """Stop; blocks up to `linger_s` seconds until what was sent is acknowledged. No thread or file is left."""

@@ -1,0 +1,154 @@
+"""Hosts that dial this process, where nobody can dial them: taken in at one TCP endpoint."""
+
+import threading
+import time
+from os import PathLike
+
+from monarch_nb.host import protocol as p
+from monarch_nb.mesh import ways
+from monarch_nb.mesh.attach import AttachError, objection, read_key
+from monarch_nb.mesh.host import HostMesh, host_labels
+from monarch_nb.mesh.neighbour import Neighbour
+from monarch_nb.mesh.remote import Remote
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import Future, Runtime, runtime
+from monarch_nb.transport import Keys, Parcel
+from monarch_nb.wire import Header, Status
+
+_BEAT_S = 1.0  # between words to a host: that its connection is gone is only seen when something is written to it
+_ASK_S = 3.0
+_JOIN_S = 10.0
+
+
+class Joined(Remote):
+    """A host that has dialled; it dials again when its connection breaks."""
+
+    def __init__(self, engine: Runtime, state: p.HostState, keys: Keys | None, lease: float | None) -> None:
+        super().__init__(engine, "", state, keys, False, lease)
+        engine.clock.every(_BEAT_S, self._beat)
+
+    def dials(self, other: "Remote | Neighbour") -> bool:
+        """Whether this host's agent can dial that one's: perhaps, but only this process is known to be in reach."""
+        return False
+
+    def join(self) -> Future[p.Done]:
+        """Resolves when the agent has taken our lease."""
+        return request(self.engine, self._agent, "agent.lease", p.Lease(seconds=self.lease), p.Done)
+
+    def _beat(self) -> bool:
+        if self._ended.is_set() or self.engine.closed:
+            return False
+        if not self.lost:
+            try:
+                self.engine.control(self._agent, "reply", p.Done())
+            except Exception:
+                self.cut()
+        return True
+
+    def _lose(self, reason: str) -> None:
+        super()._lose(reason)
+        self.engine.node.learn(self.host)  # it is heard again, if it calls
+
+    def _unheard(self) -> str:
+        return f"it has hung up, and not dialled again for {self.lease:g} s"
+
+    def _knock(self) -> bool | None:
+        return True if self._connected() else None
+
+    def _ask(self) -> p.HostState | None:
+        try:
+            asked: Future[p.HostState] = request(self.engine, self._agent, "agent.status", p.Done(), p.HostState)
+            return asked.get(_ASK_S)
+        except (TimeoutError, RuntimeError):
+            return None
+
+
+class Reception:
+    """Where hosts join."""
+
+    def __init__(self, engine: Runtime, at: str, keys: Keys | None, insecure_loopback: bool) -> None:
+        self.at = at
+        self.keys = keys
+        self.refused: dict[str, Exception] = {}
+        self._engine = engine
+        self._new: dict[str, p.HostState] = {}
+        self._changed = threading.Condition()
+        engine.controls.update({"controller.who": self._who, "host.joins": self._joins})
+        self.endpoint = engine.node.listen(at, keys, insecure_loopback)
+
+    def _who(self, header: Header, parcel: Parcel) -> None:
+        """Somebody wants to join; reading thread."""
+        state = p.decode(parcel.frames[0], p.HostState)
+        known = isinstance(ways.remotes.get(state.host), Joined)
+        wrong = None if known else objection(f"host {state.host}", state, ())
+        with self._changed:
+            if wrong is None:
+                self.refused.pop(state.host, None)
+            else:
+                self.refused[state.host] = wrong
+        self._engine.answer(header, Status.VALUE, p.Who(self._engine.address, "" if wrong is None else str(wrong)))
+
+    def _joins(self, header: Header, parcel: Parcel) -> None:
+        state = p.decode(parcel.frames[0], p.HostState)
+        with self._changed:
+            if not isinstance(ways.remotes.get(state.host), Joined):
+                self._new[state.host] = state
+            self._changed.notify_all()
+
+    def take(self, count: int, timeout: float) -> list[p.HostState]:
+        """So many that have joined, in that order; blocks. Raises AttachError, with what is known of the others."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while len(self._new) < count and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            if len(self._new) < count:
+                late = TimeoutError(
+                    f"{len(self._new)} of {count} hosts have joined at {self.endpoint} within {timeout:g} s. On the "
+                    f"others run: python -m monarch_nb.host --dial tcp://HERE:{self.endpoint.rpartition(':')[2]} "
+                    "--key FILE --keep"
+                )
+                raise AttachError({**self.refused, "": late}, 1)
+            return [self._new.pop(host) for host in tuple(self._new)[:count]]
+
+
+_reception: Reception | None = None
+
+
+def accept_hosts(
+    count: int,
+    *,
+    at: str = "tcp://0.0.0.0:22222",
+    key: "Keys | str | PathLike[str] | None" = None,
+    name: str = "hosts",
+    lease: float | None = None,
+    insecure_loopback: bool = False,
+    timeout: float = 60.0,
+) -> HostMesh:
+    """A mesh, with dimension `hosts`, of the first `count` hosts that dial this process at the TCP endpoint `at`.
+
+    For hosts that nobody can dial: `python -m monarch_nb.host --dial tcp://HERE:22222 --key FILE --keep` runs there.
+    Others that dial are kept for the next call. `key` and `lease` are as for `attach_hosts`. Processes on such hosts
+    reach those of other hosts by way of this process. Blocks up to `timeout` seconds. The first call makes this process
+    listen, at the same endpoint until `shutdown_context()`.
+    Raises AttachError when fewer have come, TrustError without a key, TransportError if nothing can listen there.
+    """
+    global _reception
+    if count < 1:
+        raise ValueError(f"count={count!r} must be at least 1")
+    keys = read_key(key)
+    engine = runtime()
+    found = _reception
+    if found is None or found._engine is not engine:
+        found = _reception = Reception(engine, at, keys, insecure_loopback)
+    elif (found.at, found.keys) != (at, keys):
+        raise ValueError(f"this process takes in hosts at {found.at} already, with one key: it cannot at {at} too")
+    states = found.take(count, timeout)
+    joined = []
+    for state in states:
+        remote = ways.remotes[state.host] = Joined(engine, state, keys, lease)
+        joined.append(remote.join())
+    hosts = [state.host for state in states]
+    for answer in joined:
+        answer.get(_JOIN_S)
+    ways.settle(engine, hosts, _JOIN_S)
+    return HostMesh(name, hosts, host_labels(hosts), owned=True)

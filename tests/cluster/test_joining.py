@@ -1,0 +1,210 @@
+"""Hosts that nobody can dial: they dial the controller."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb import mesh
+from monarch_nb.actor import (
+    MeshFailure,
+    SupervisionError,
+    accept_hosts,
+    attach_hosts,
+    shutdown_context,
+    this_host,
+)
+from monarch_nb.host.bootstrap import command
+from monarch_nb.mesh import AttachError, heal_mesh
+from monarch_nb.transport import Keys, TrustError
+from tests.cluster.hosts_tools import (
+    SOON,
+    Caller,
+    HostProcess,
+    Member,
+    alive,
+    faults,
+    nothing_left,
+    user_hosts,
+    wait_until,
+)
+from tests.proxy import Proxy
+
+pytestmark = pytest.mark.timeout(60)
+__all__ = ["faults", "nothing_left"]
+
+
+class DiallingHost(HostProcess):
+    """`python -m monarch_nb.host --dial`, as a user starts it."""
+
+    def __init__(self, folder: Path, at: str, key: Path, *options: str) -> None:
+        self.errors = folder / f"agent-{os.urandom(4).hex()}.log"
+        with open(self.errors, "ab") as errors:
+            self.process = subprocess.Popen(
+                command("monarch_nb.host.agent", "--dial", at, "--key", str(key), "--keep", *options),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        with self.process.stdout as out:
+            ready = json.loads(out.readline())
+        self.host = ready["host"]
+        self.run_folder = Path(ready["run_folder"])
+        assert ready["endpoint"] is None, "it listens on no port"
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "job.key"
+    Keys.load_or_create(path)
+    return path
+
+
+def free_endpoint() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def at() -> str:
+    return free_endpoint()
+
+
+@pytest.fixture
+def elsewhere() -> str:
+    """An endpoint that those of `diallers` do not call."""
+    return free_endpoint()
+
+
+@pytest.fixture(scope="module")
+def diallers(tmp_path_factory: pytest.TempPathFactory, key: Path, at: str) -> Iterator[list[DiallingHost]]:
+    """Two hosts that call for as long as nobody answers."""
+    folder = tmp_path_factory.mktemp("agents")
+    made = [DiallingHost(folder, at, key) for _ in range(2)]
+    yield made
+    mesh.shutdown()
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def pair(diallers: list[DiallingHost], at: str, key: Path) -> Iterator[Any]:
+    yield accept_hosts(2, at=at, key=key, timeout=SOON)
+    mesh.shutdown()
+
+
+def test_hosts_that_dial_are_a_mesh_like_any_other(
+    pair: Any, diallers: list[DiallingHost], tmp_path: Path, key: Path
+) -> None:
+    assert set(pair._hosts) == {one.host for one in diallers}
+    assert pair.initialized.get(SOON) is True
+    procs = pair.spawn_procs(per_host={"slots": 2}, name="far")
+    members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
+    everybody = members.where.call().get(SOON).values()
+    assert [rank for rank, _ in everybody] == [0, 1, 2, 3]
+    assert list(callers.call.call(members).get(SOON).values()) == [everybody] * 4
+    data = bytes(3_000_000)
+    assert list(members.length.call(data).get(SOON).values()) == [len(data)] * 4
+    near = this_host().spawn_procs(name="near")
+    assert near.spawn("in", Caller).call.call_one(members).get(SOON) == everybody
+    here = near.spawn("here", Member)
+    assert callers.slice(hosts=1, slots=0).call.call_one(here).get(SOON) == here.where.call().get(SOON).values()
+    with user_hosts(tmp_path, 1, key=key, shutdown=False) as [agent]:
+        other = attach_hosts([agent.endpoint], key=key)
+        there = other.spawn_procs(name="there").spawn("there", Caller)
+        assert list(there.call.call(members).get(SOON).values()) == [everybody]
+        other.shutdown().get(SOON)
+    near.stop().get(SOON)
+
+
+def test_procs_end_with_the_controller_and_the_hosts_join_the_next_one(pair: Any, at: str, key: Path) -> None:
+    first = pair.spawn_procs(name="first").spawn("members", Member).where.call().get(SOON).values()
+    shutdown_context().get(SOON)
+    wait_until(lambda: not any(alive(pid) for _, pid in first))
+    again = accept_hosts(2, at=at, key=key, timeout=SOON)
+    assert set(again._hosts) == set(pair._hosts)
+    assert len(again.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON)) == 2
+
+
+def test_a_rank_that_dies_on_such_a_host_is_told_and_healed(pair: Any, faults: list[MeshFailure]) -> None:
+    members = pair.spawn_procs(name="far").spawn("members", Member)
+    pids = [pid for _, pid in members.where.call().get(SOON).values()]
+    waiting = members.nap.call(300, 1)
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        waiting.get(SOON)
+    heal_mesh(members)
+    assert members.where.call().get(SOON).values()[0][1] == pids[0]
+
+
+def test_a_connection_that_breaks_is_dialled_again_and_loses_nothing(tmp_path: Path, key: Path, elsewhere: str) -> None:
+    proxy = Proxy(elsewhere)
+    dialler = DiallingHost(tmp_path, proxy.endpoint, key)
+    try:
+        members = accept_hosts(1, at=elsewhere, key=key, timeout=SOON).spawn_procs(name="far").spawn("members", Member)
+        members.where.call().get(SOON)
+        for number in range(200):
+            if number == 100:
+                proxy.reset()
+            members.note.broadcast(number)
+        assert list(members.in_order.call("root", list(range(200))).get(SOON).values()) == [True]
+    finally:
+        mesh.shutdown()
+        proxy.close()
+        dialler.close()
+
+
+def test_a_host_that_does_not_dial_again_is_lost_after_its_lease_and_may_come_back(
+    tmp_path: Path, key: Path, elsewhere: str, faults: list[MeshFailure]
+) -> None:
+    proxy = Proxy(elsewhere)
+    dialler = DiallingHost(tmp_path, proxy.endpoint, key)
+    try:
+        hosts = accept_hosts(1, at=elsewhere, key=key, lease=1.0, timeout=SOON)
+        members = hosts.spawn_procs(name="far").spawn("members", Member)
+        [(_, pid)] = members.where.call().get(SOON).values()
+        waiting = members.nap.call(300, 0)
+        proxy.cut()
+        with pytest.raises(SupervisionError, match=r"hung up, and not dialled again for 1 s"):
+            waiting.get(SOON)
+        wait_until(lambda: not alive(pid))
+        proxy.mend()
+        wait_until(lambda: not mesh.ways.remotes[dialler.host].lost)
+        heal_mesh(members)
+        assert len(members.where.call().get(SOON)) == 1
+        hosts.shutdown().get(SOON)
+        assert dialler.process.wait(SOON) == 0
+    finally:
+        mesh.shutdown()
+        proxy.close()
+        dialler.close()
+
+
+def test_who_has_not_come_is_told_with_what_to_do(key: Path, elsewhere: str) -> None:
+    with pytest.raises(TrustError, match="needs a key"):
+        accept_hosts(1, at=elsewhere)
+    with pytest.raises(AttachError, match=r"0 of 1 hosts have joined .*--dial tcp://HERE:\d+"):
+        accept_hosts(1, at=elsewhere, key=key, timeout=0.2)
+    with pytest.raises(ValueError, match="already"):
+        accept_hosts(1, at="tcp://127.0.0.1:1", key=key)
+    with pytest.raises(ValueError, match="at least 1"):
+        accept_hosts(0, at=elsewhere, key=key)
+    mesh.shutdown()
+
+
+def test_a_host_with_another_key_does_not_get_in(key: Path, elsewhere: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.key"
+    Keys.load_or_create(other)
+    dialler = DiallingHost(tmp_path, elsewhere, other)
+    try:
+        with pytest.raises(AttachError, match="0 of 1"):
+            accept_hosts(1, at=elsewhere, key=key, timeout=1.5)
+        wait_until(lambda: "does not accept this key" in dialler.errors.read_text())
+    finally:
+        mesh.shutdown()
+        dialler.close()
