@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Thunk = Callable[[], Any]
 
 
+def _opened() -> None:
+    """In the place of an answer that was handed on."""
+
+
 class DeadlockError(RuntimeError):
     """A wait that can never end, since what it waits for waits for the waiting actor."""
 
@@ -114,7 +118,9 @@ class PendingCall:
     def _result(self) -> Any:
         if self._errors:
             self._errors[min(self._errors)]()  # raises: the first error in rank order
-        return self._build([reply for reply in self._replies if reply is not None])
+        replies = [reply for reply in self._replies if reply is not None]
+        self._replies = [_opened] * self.size  # they know this call: neither is to wait for a garbage collection
+        return self._build(replies)
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
@@ -218,7 +224,7 @@ class StreamCall(PendingCall):
         with self._taking:
             if self._replies[index] is not None:
                 return False
-            return super()._take(index, thunk)
+            return super()._take(index, _opened)
 
     def lose(self, places: Iterable[int], error: BaseException) -> None:
         """One future each gets the error; the others' answers are still awaited."""

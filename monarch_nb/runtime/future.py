@@ -186,7 +186,8 @@ class Future(Generic[R]):
                         self._value = resolve()
                     except BaseException as error:
                         self._error = error
-                    self._resolve = None
+                    # What is behind it knows this future: let go of, so that neither waits for a garbage collection.
+                    self._resolve = self._cancel = self.story = None
         if self._error is not None:
             raise self._error
         return cast(R, self._value)

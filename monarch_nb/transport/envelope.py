@@ -43,13 +43,19 @@ def pack_whole(header: Header, parcel: Parcel) -> Item:
     return Item(WHOLE[parcel.hops] + encode_header(header), frames, header, parcel.bodies, parcel.hops)
 
 
-def pack_local(header: Header, parcel: Parcel) -> Item:
-    """For a peer on this host: large bodies by descriptor, the rest as frames."""
+def pack_local(header: Header, parcel: Parcel, loan: int = 0) -> Item:
+    """For a peer on this host: large bodies by descriptor, perhaps on loan, the rest as frames."""
     bodies = parcel.bodies
     if parcel.in_files:
         pid = os.getpid()
         table = tuple((pid, b.fd, b.length) if type(b) is MemoryFile else (0, IN_BAND, length_of(b)) for b in bodies)
-        encoded = encode_header(msgspec.structs.replace(header, buffers=table))
+        for body in bodies:
+            if type(body) is MemoryFile:
+                if body.loan is not None:
+                    body.loan.void()
+                if body.entry is not None and not loan:
+                    body.entry.given = True
+        encoded = encode_header(msgspec.structs.replace(header, buffers=table, loan=loan))
         frames: Sequence[Any] = [b for b in bodies if type(b) is not MemoryFile]
     else:
         encoded = encode_header(header)

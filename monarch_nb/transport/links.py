@@ -41,6 +41,12 @@ class Sink(Protocol):
     def dropped(self, sender: str, why: object) -> None:
         """Something arrived that makes no sense."""
 
+    def lend(self, parcel: Parcel, to: str) -> int:
+        """A number for the loan of a message's memory files."""
+
+    def give_back(self, to: str, number: int) -> None:
+        """A loan is not needed any more."""
+
 
 class Links:
     """All peers of one process. Any thread."""
@@ -63,6 +69,7 @@ class Links:
         self._context: Context | None = None
         self._inside: set[Stream] = set()  # connections to processes of this host
         self.arrived, self.undeliverable, self.dropped = sink.arrived, sink.undeliverable, sink.dropped
+        self.lend, self.give_back = sink.lend, sink.give_back
         self._stranger = sink.stranger
         self._routes = Routes(address, agent)
         self._reader = reader

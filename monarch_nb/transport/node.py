@@ -1,10 +1,12 @@
 """Node: the one place through which a process sends and receives messages."""
 
+import contextlib
 import logging
 import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from monarch_nb.transport.folders import SocketFile, private_folder
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.links import Connection, Links
 from monarch_nb.transport.parcel import Parcel, snapshot
+from monarch_nb.transport.pool import Pool
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.shared import available
 from monarch_nb.transport.sockets import Limits, Socket
@@ -28,7 +31,9 @@ from monarch_nb.transport.streams import Door
 from monarch_nb.wire.header import Header, Kind
 
 log = logging.getLogger("monarch_nb.transport")
-_EXEMPT = frozenset({Kind.REPLY, Kind.FOLDED, Kind.CONTROL, Kind.RETURNED})  # waiting for credits here could deadlock
+_EXEMPT = frozenset(
+    {Kind.REPLY, Kind.FOLDED, Kind.CONTROL, Kind.RETURNED, Kind.GIVEN_BACK}
+)  # waiting for credits here could deadlock
 _AT_ONCE = 256  # messages read before timers and calls are looked at
 _MAX_HOPS = 8  # relays a message passes at most
 _ANYBODY = "*"  # as a destination: whoever gets it
@@ -76,6 +81,8 @@ class Node:
         if settings.explicit("shared_memory_threshold"):
             shared.threshold = settings.get("shared_memory_threshold")
         self._reader = Reader(f"monarch-nb-{self.name}", config.tick)
+        self._pool = Pool(self._reader.busy)
+        self._back: deque[tuple[str, int]] = deque()
         self._links = Links(
             address,
             agent,
@@ -185,13 +192,14 @@ class Node:
         if self._router is not None:
             self._router.close(0 if linger_s == 0 else None)
         self._links.destroy()
+        self._pool.close()
         self._reader.close()
 
     # sending
 
     def snapshot(self, frames: Sequence[Any]) -> Parcel:
         """Copy buffers (frame 0 is the pickle stream) into a parcel that may be sent many times."""
-        return snapshot(frames, portable=self._portable)
+        return snapshot(frames, portable=self._portable, hold=self._pool.holding)
 
     def send(self, header: Header, parcel: Parcel, *, lane: int = 0) -> None:
         """Hand a message to the network. Blocks while the receiver is behind by more than its window; Ctrl-C ends that.
@@ -283,7 +291,10 @@ class Node:
 
     def arrived(self, header: Header, parcel: Parcel) -> None:
         """A whole message: for us, or to be passed on."""
-        if header.dst == self.address or header.dst == _ANYBODY:
+        if header.kind == Kind.GIVEN_BACK:
+            with contextlib.suppress(msgspec.MsgspecError, IndexError):
+                self._pool.returned(msgspec.msgpack.decode(parcel.frames[0], type=list[int]), header.src)
+        elif header.dst == self.address or header.dst == _ANYBODY:
             try:
                 self._handler(header, parcel)
             except Exception:
@@ -308,6 +319,8 @@ class Node:
 
     def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
         """Tell the sender: a call of ours directly, one of another process by a RETURNED message."""
+        if header.kind == Kind.GIVEN_BACK:
+            return  # who had lent it forgets that in time
         if header.src == self.address:
             self._on_link_failed(header, parcel, reason)
         elif header.kind != Kind.RETURNED and self._state == "started":
@@ -319,6 +332,26 @@ class Node:
             self.send(header, parcel, lane=1)
         except TransportError as error:
             log.info("monarch_nb: could not return a message to %s: %s", header.dst, error)
+
+    def lend(self, parcel: Parcel, to: str) -> int:
+        """A number for the loan of a message's memory files to `to`; 0 if they are for good."""
+        return self._pool.lend(parcel.bodies, to)
+
+    def give_back(self, to: str, number: int) -> None:
+        """A loan of `to` is not needed any more; it hears of it soon. Any thread, also in a finalizer."""
+        self._back.append((to, number))
+        self._reader.sometime(self._send_back)
+
+    def _send_back(self) -> None:
+        loans: dict[str, list[int]] = {}
+        while self._back:
+            to, number = self._back.popleft()
+            loans.setdefault(to, []).append(number)
+        for to, numbers in loans.items():
+            if self._state == "started":
+                with contextlib.suppress(TransportError):  # nobody is there to use them again
+                    body = Parcel([msgspec.msgpack.encode(numbers)])
+                    self.send(Header(Kind.GIVEN_BACK, to, self.address), body, lane=0)
 
     def stranger(self, address: str) -> None:
         """A process on this machine is dialled for the first time; whether it exists is for others to find out."""

@@ -1,6 +1,6 @@
 """Parcel: the body of one message, apart from its header."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from monarch_nb.transport import shared
@@ -73,11 +73,13 @@ def _private(body: Body) -> memoryview:
     return memoryview(body if isinstance(body, bytearray) else bytearray(body))
 
 
-def snapshot(frames: Sequence[Any], *, portable: bool = False) -> Parcel:
+def snapshot(
+    frames: Sequence[Any], *, portable: bool = False, hold: Callable[[memoryview], MemoryFile] = MemoryFile.holding
+) -> Parcel:
     """Copy the buffers: what the caller does to them afterwards is not seen by anybody.
 
-    Buffers of `shared.threshold` bytes and more go into one memory file each, unless `portable`. Needs contiguous
-    buffers. Raises SharedMemoryError when memory runs out.
+    Buffers of `shared.threshold` bytes and more go into one memory file each, made by `hold`, unless `portable`. Needs
+    contiguous buffers. Raises SharedMemoryError when memory runs out.
     """
     bodies: list[Body] = []
     for frame in frames:
@@ -88,5 +90,5 @@ def snapshot(frames: Sequence[Any], *, portable: bool = False) -> Parcel:
         if portable or data.nbytes < shared.threshold:
             bodies.append(bytes(data))
         else:
-            bodies.append(MemoryFile.holding(data))
+            bodies.append(hold(data))
     return Parcel(bodies)

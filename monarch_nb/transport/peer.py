@@ -1,6 +1,7 @@
 """One peer on one lane: its link, its channel, and the lock that both live under."""
 
 import contextlib
+import functools
 import threading
 import time
 from collections import deque
@@ -30,7 +31,7 @@ from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.streams import Stream
 from monarch_nb.transport.unpacking import Unpacker
-from monarch_nb.wire.header import Header
+from monarch_nb.wire.header import Header, Kind
 
 _CHUNK = int(PrefixKind.CHUNK)
 _AT_ONCE = 64
@@ -53,6 +54,12 @@ class Owner(Protocol):
 
     def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
         """A message will never arrive, or arrived incomplete. Called without the peer's lock."""
+
+    def lend(self, parcel: Parcel, to: str) -> int:
+        """A number for the loan of the memory files in a message; 0 if they are for good."""
+
+    def give_back(self, to: str, number: int) -> None:
+        """A loan of the peer `to` is not needed any more. Any thread, also in a finalizer."""
 
     def dropped(self, sender: str, why: object) -> None:
         """Something arrived that makes no sense."""
@@ -84,7 +91,7 @@ class Peer:
         self._again_at = 0.0  # not before is it dialled again
         self._pause = _FIRST_PAUSE
         self._busy = False
-        self._unpacker = Unpacker(portable=portable)
+        self._unpacker = Unpacker(portable=portable, back=functools.partial(owner.give_back, address))
         self._credits = threading.Condition()
         self._parked: deque[tuple[Header, Parcel, Callable[[], None]]] = deque()
 
@@ -133,7 +140,8 @@ class Peer:
 
     def _pack(self, header: Header, parcel: Parcel) -> Item | list[Item]:
         if self.local:
-            return pack_local(header, parcel)
+            lent = parcel.in_files and header.dst == self.address and header.kind != Kind.CAST
+            return pack_local(header, parcel, self._owner.lend(parcel, header.dst) if lent else 0)
         if parcel.nbytes <= SIZE:
             return pack_whole(header, parcel)
         return pack_chunked(header, parcel)

@@ -110,6 +110,12 @@ class Reader:
         self._calls.append((function, args))
         self.wake()
 
+    def sometime(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function(*args)` on the thread when it is awake anyhow, a second later at most, as a rule."""
+        self._calls.append((function, args))
+        if self.deep:
+            self.wake()
+
     def look_again(self, fd: int) -> None:
         """Call the callback of `fd` soon though the descriptor may stay silent (ZeroMQ's are edge-triggered)."""
         if threading.get_ident() == self.ident:

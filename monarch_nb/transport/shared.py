@@ -11,6 +11,7 @@ import fcntl
 import os
 import select
 from collections.abc import Iterable
+from typing import Any
 
 from monarch_nb.transport.errors import SharedMemoryError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.interrupts import uninterrupted
@@ -31,13 +32,19 @@ def available() -> bool:
 class MemoryFile:
     """One buffer in a memory file; its descriptor is closed when the last reference to this object goes."""
 
-    __slots__ = ("_closer", "fd", "length", "shared")
+    __slots__ = ("__weakref__", "_closer", "entry", "fd", "length", "loan", "shared")
 
-    def __init__(self, fd: int, length: int) -> None:
-        self._closer = _closer(fd)
+    def __init__(self, fd: int, length: int, closer: object = None) -> None:
+        self._closer = closer or _closer(fd)
         self.fd = fd
         self.length = length
+        self.entry: Any = None  # made here: its place in the pool
+        self.loan: Any = None  # received: of the sender's pool
         self.shared: memoryview | None = None
+
+    def part(self, length: int) -> "MemoryFile":
+        """Another name for the first `length` bytes of the same file."""
+        return MemoryFile(self.fd, length, self._closer)
 
     @classmethod
     def holding(cls, data: memoryview) -> "MemoryFile":
@@ -104,7 +111,7 @@ class MemoryFile:
             ) from error
         file = cls(own, length)
         name = os.readlink(f"/proc/self/fd/{own}")
-        if not name.startswith(f"/memfd:{_NAME}") or os.fstat(own).st_size != length:
+        if not name.startswith(f"/memfd:{_NAME}") or os.fstat(own).st_size < length:
             raise SharedMemoryError(f"{path} is not the memory file that was announced; its process may be gone")
         return file
 
@@ -113,13 +120,15 @@ class MemoryFile:
         if self.length == 0:
             return memoryview(bytearray())
         try:
-            return map_file(self.fd, self.length, private=True)
+            return map_file(self.fd, self.length, private=True, loan=self.loan)
         except OSError as error:
             raise _no_room(error, self.length) from error
 
     def view(self) -> memoryview:
         """A read-only mapping, shared by all who ask, for sending over a socket."""
         if self.shared is None:
+            if self.loan is not None:
+                self.loan.void()
             try:
                 self.shared = map_file(self.fd, self.length, private=False)
             except OSError as error:

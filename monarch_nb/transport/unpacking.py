@@ -2,6 +2,7 @@
 
 import struct
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -10,6 +11,8 @@ from monarch_nb.transport.chunks import Assembly
 from monarch_nb.transport.envelope import Item, attach, unpack
 from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.parcel import Parcel
+from monarch_nb.transport.pool import Loan
+from monarch_nb.transport.shared import MemoryFile
 from monarch_nb.wire.header import Header
 
 _CHUNK = int(PrefixKind.CHUNK)
@@ -19,10 +22,12 @@ _Nonsense = (msgspec.MsgspecError, struct.error, TypeError, ValueError, IndexErr
 class Unpacker:
     """Turns one peer's items into messages: opens memory files, puts pieces together."""
 
-    def __init__(self, *, portable: bool) -> None:
+    def __init__(self, *, portable: bool, back: Callable[[int], None]) -> None:
+        """`back` gives a loan of the peer's back; any thread."""
         self.ready: deque[tuple[Header, Parcel, int, int]] = deque()  # with charge and life to give back to
         self.refused: deque[tuple[Header | None, str, int, int]] = deque()  # None: not even a header
         self._portable = portable
+        self._back = back
         self._assembly: Assembly | None = None
 
     def take(self, item: Item, charge: int, life: int) -> None:
@@ -39,13 +44,23 @@ class Unpacker:
                 self._assembly.charge, self._assembly.life = charge, life
                 self._finish()
             elif header.buffers:
-                self.ready.append((header, Parcel(attach(header, item.frames), hops=hops), charge, life))
+                self.ready.append((header, self._attached(header, item, hops), charge, life))
             else:
                 self.ready.append((header, Parcel(item.frames, hops=hops), charge, life))
         except _Nonsense as error:
             self.refused.append((None, f"{type(error).__name__}: {error}", charge, life))
         except (TransportError, MemoryError) as error:
             self.refused.append((header, str(error) or "out of memory", charge, life))
+
+    def _attached(self, header: Header, item: Item, hops: int) -> Parcel:
+        number, header.loan = header.loan, 0
+        bodies = attach(header, item.frames)
+        if number:
+            loan = Loan(number, self._back)
+            for body in bodies:
+                if type(body) is MemoryFile:
+                    body.loan = loan
+        return Parcel(bodies, hops=hops)
 
     def _piece(self, item: Item) -> None:
         assembly = self._assembly

@@ -15,6 +15,7 @@ from typing import Any
 from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, install
 from monarch_nb.wire.codec import enter_codec, leave_codec
+from monarch_nb.wire.pages import ask_for_large_pages
 from monarch_nb.wire.pickler import Pickler
 from monarch_nb.wire.tensors import without_modes
 
@@ -126,6 +127,7 @@ class _Reader:
 
     def readinto(self, target: Any) -> int:
         view, done = memoryview(target).cast("B"), 0
+        ask_for_large_pages(view)
         while done < len(view) and (piece := self._take(len(view) - done)):
             view[done : done + len(piece)] = piece
             done += len(piece)

@@ -15,6 +15,7 @@ class Kind(IntEnum):
     PORT = 5  # a value for a port that somebody opened by hand
     CONTROL = 6  # engine to engine; the body is msgspec, never a pickle
     RETURNED = 7  # a message that could not be delivered, back at its sender's process
+    GIVEN_BACK = 8  # between neighbours: loans of memory files; the body is their numbers
 
 
 class Status(IntEnum):
@@ -100,6 +101,7 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     flags: int = 0
     actor: str = ""  # human name of who sent it, for errors
     trace: str = ""  # W3C traceparent of the span it was sent in, where spans are recorded
+    loan: int = 0  # of the memory files in `buffers`, to be given back; 0: they are for good
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.transport import DescriptorLimitError, SharedMemoryError
+from monarch_nb.transport import DescriptorLimitError, SharedMemoryError, pool
 from monarch_nb.transport.parcel import snapshot
 from monarch_nb.transport.shared import MemoryFile, available
 from monarch_nb.wire.header import Header, Kind
@@ -63,6 +63,7 @@ def test_a_body_for_many_receivers_is_written_once_and_released_when_all_have_it
         plain(self, piece)
 
     monkeypatch.setattr(MemoryFile, "append", counting)
+    monkeypatch.setattr(pool, "LENT", 0.1)
     with run_folder() as folder:
         a = End("h/a", folder)
         receivers = [End(f"h/r{n}", folder, consume=False) for n in range(4)]

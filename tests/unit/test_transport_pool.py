@@ -1,0 +1,139 @@
+"""Memory files are filled again once all who had them have let go, and never before."""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from monarch_nb.transport.pool import IDLE, KEPT, LENT, Pool
+from monarch_nb.transport.shared import MemoryFile, available
+from tests.unit.transport_tools import End, ends, run_folder
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(not available(), reason="this system has no memory files"),
+]
+BIG = 1 << 20
+
+
+def a_pool() -> Pool:
+    return Pool(lambda pool: None)
+
+
+def filled(pool: Pool, letter: bytes, size: int = BIG) -> MemoryFile:
+    return pool.holding(memoryview(letter * size))
+
+
+def inode(file: MemoryFile) -> int:
+    return os.fstat(file.fd).st_ino
+
+
+def test_a_file_that_was_given_back_is_filled_again() -> None:
+    pool = a_pool()
+    first = filled(pool, b"1")
+    number, same = pool.lend([first], "h/b"), inode(first)
+    del first
+    pool.returned([number], "h/b")
+    second = filled(pool, b"2", BIG - 5)
+    assert inode(second) == same
+    assert bytes(second.private()) == b"2" * (BIG - 5)
+
+
+def test_a_file_that_its_sender_still_holds_is_not_filled_again() -> None:
+    pool = a_pool()
+    first = filled(pool, b"1")
+    pool.returned([pool.lend([first], "h/b")], "h/b")
+    second = filled(pool, b"2")
+    assert inode(second) != inode(first)
+    assert bytes(first.private()) == b"1" * BIG
+
+
+def test_all_who_were_sent_it_must_give_it_back_and_nobody_can_for_another() -> None:
+    pool = a_pool()
+    file = filled(pool, b"1")
+    same = inode(file)
+    numbers = [pool.lend([file], to) for to in ("h/b", "h/c")]
+    del file
+    pool.returned(numbers, "h/b")
+    assert inode(filled(pool, b"2")) != same
+    pool.returned(numbers, "h/c")
+    pool.returned([99], "h/c")
+    assert inode(filled(pool, b"3")) == same
+
+
+def test_a_much_larger_file_is_left_for_larger_buffers() -> None:
+    pool = a_pool()
+    large = inode(filled(pool, b"1", 4 * BIG))
+    assert inode(filled(pool, b"2")) != large
+    assert inode(filled(pool, b"3", 3 * BIG)) == large
+
+
+def test_what_lies_idle_goes_and_a_loan_that_never_comes_back_is_forgotten() -> None:
+    pool = a_pool()
+    lent = filled(pool, b"1")
+    number = pool.lend([lent], "h/b")
+    filled(pool, b"2")
+    del lent
+    now = time.monotonic()
+    assert pool.tick(now + IDLE + 1)
+    assert pool.lend([], "h/c") == 0
+    assert not pool.tick(now + LENT + 1)
+    pool.returned([number], "h/b")  # too late, and no matter
+    assert not pool.tick(now)
+
+
+def test_no_more_than_so_many_bytes_lie_idle() -> None:
+    pool = a_pool()
+    half = KEPT // 2 + BIG
+    files = []
+    for _ in range(2):
+        file = MemoryFile.empty(half)
+        os.ftruncate(file.fd, half)  # without pages
+        files.append(pool._kept(file))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    del file
+    files.clear()
+    assert pool.tick(time.monotonic())
+    assert len(os.listdir("/proc/self/fd")) == descriptors - 1
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_over_the_network_loans_come_back_when_the_receiver_drops_the_value_and_not_before() -> None:
+    with run_folder() as folder:
+        a, b = End("h/a", folder), End("h/b", folder)
+        with ends(a, b):
+            pool = a.node._pool
+            a.send("h/b", b"p", b"\1" * BIG)
+            _, frames = b.get()
+            kept = frames[1]
+            del frames
+            a.send("h/b", b"p", b"\2" * BIG)
+            gc.collect()
+            assert len(pool._loans) == 2
+            assert bytes(b.get()[1][1]) == b"\2" * BIG
+            until(lambda: len(pool._loans) == 1)
+            for letter in (b"\3", b"\4", b"\5"):
+                a.send("h/b", b"p", letter * BIG)
+                assert bytes(b.get()[1][1]) == letter * BIG
+            assert bytes(kept) == b"\1" * BIG
+
+
+def test_what_is_passed_on_is_not_given_back_by_who_passed_it_on() -> None:
+    with run_folder() as first, run_folder() as second:
+        agent = End("h/agent", {"h": first, "g": second})
+        a, b = End("h/a", first, agent="h/agent"), End("g/b", second)
+        with ends(agent, a, b):
+            a.send("g/b", b"p", b"\1" * BIG)
+            _, frames = b.get()
+            for letter in (b"\2", b"\3"):
+                a.send("h/agent", b"p", letter * BIG)
+                assert bytes(agent.get()[1][1]) == letter * BIG
+            assert bytes(frames[1]) == b"\1" * BIG
