@@ -119,9 +119,12 @@ class Reader:
     def look_again(self, fd: int) -> None:
         """Call the callback of `fd` soon though the descriptor may stay silent (ZeroMQ's are edge-triggered)."""
         if threading.get_ident() == self.ident:
-            self._again.add(fd)
+            self._note(fd)
         else:
-            self.soon(self._again.add, fd)
+            self.soon(self._note, fd)
+
+    def _note(self, fd: int) -> None:
+        self._again.add(fd)  # of the set that is there then: the thread replaces it
 
     def busy(self, peer: Ticking) -> None:
         """Tick `peer` from now on until it says that it is idle. Any thread."""

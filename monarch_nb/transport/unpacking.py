@@ -53,13 +53,12 @@ class Unpacker:
             self.refused.append((header, str(error) or "out of memory", charge, life))
 
     def _attached(self, header: Header, item: Item, hops: int) -> Parcel:
-        number, header.loan = header.loan, 0
+        loan = Loan(header.loan, self._back)  # given back at once if the files cannot be opened
+        header.loan = 0
         bodies = attach(header, item.frames)
-        if number:
-            loan = Loan(number, self._back)
-            for body in bodies:
-                if type(body) is MemoryFile:
-                    body.loan = loan
+        for body in bodies:
+            if type(body) is MemoryFile:
+                body.loan = loan
         return Parcel(bodies, hops=hops)
 
     def _piece(self, item: Item) -> None:
