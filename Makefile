@@ -15,17 +15,20 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup browser demo lab test test-slow check bench soak clean
+.PHONY: help setup panel browser demo lab test test-slow check bench soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
 
-setup: $(STAMP) ## make .venv with everything in it; does nothing when it is up to date
+setup: $(STAMP) panel ## make .venv with everything in it; does nothing when it is up to date
 
 $(STAMP): pyproject.toml constraints.txt
 	scripts/make-venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
+
+panel: $(STAMP) # the JupyterLab extension, built and linked into .venv where npm is there
+	@scripts/panel build $(VENV)
 
 browser: # Chromium for the tests in tests/browser; they are skipped without it
 	@scripts/ensure-browser
@@ -37,6 +40,7 @@ lab: setup ## open the quickstart notebook in JupyterLab; LAB_ARGS= adds argumen
 	$(PY) -m jupyterlab $(AS_ROOT) $(LAB_ARGS) $(NOTEBOOK)
 
 test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds arguments
+	@scripts/panel test
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
 
 test-slow: setup browser ## run the slow tests, and those of random histories with ten times as many
@@ -49,6 +53,7 @@ check: setup ## lint, format, types, layers, stubs
 	$(PY) -m mypy
 	$(PY) -m mypy kernel_ext/monarch-stubs/*.pyi
 	$(PY) -m pytest -q tests/unit/test_layers.py tests/unit/test_stubs.py
+	@scripts/panel check
 
 bench: setup ## measure; PEERS=torchmonarch,ray measures those too, in environments of their own
 	PEERS='$(PEERS)' $(PY) -m tests.benchmarks
@@ -58,5 +63,5 @@ soak: setup ## ten minutes of everything at once, in which nothing may grow; SEC
 	$(PY) -m tests.soak --seconds $(or $(SECONDS),600) > build/soak.log
 
 clean: ## remove what the other targets made, but .venv
-	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist labextension/lib labextension/built .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

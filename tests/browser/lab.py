@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
+ROOT = Path(__file__).resolve().parents[2]
+SCREENSHOTS = ROOT / "build" / "screenshots"
+PANEL = ROOT / "labextension" / "built"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = [
     "--no-sandbox",
@@ -60,6 +62,12 @@ def write_notebook(path: Path, cells: list[str]) -> Path:
     return path
 
 
+def panel_built() -> None:
+    """Skips the test, saying so, where the JupyterLab extension is not built."""
+    if not (PANEL / "package.json").exists():
+        pytest.skip("SKIPPED panel test: labextension/built is not there; `make setup` builds it where npm is")
+
+
 def browser_path() -> str:
     """The browser to drive. Skips the test, saying so, where there is none."""
     for name in BROWSERS:
@@ -77,6 +85,9 @@ def lab(folder: Path, notebook: Path, env: dict[str, str]) -> Iterator[str]:
     shutil.copy(notebook, root)
     overrides = folder / "app-settings"
     _share(overrides)
+    (folder / "share" / "labextensions").mkdir(parents=True)
+    if PANEL.exists():  # the one of this checkout, whatever is installed
+        (folder / "share" / "labextensions" / "monarch-nb-lab").symlink_to(PANEL)
     token = secrets.token_hex(16)
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
@@ -92,6 +103,7 @@ def lab(folder: Path, notebook: Path, env: dict[str, str]) -> Iterator[str]:
                 "JUPYTER_RUNTIME_DIR": str(runtime),
                 "JUPYTER_CONFIG_DIR": str(folder / "config"),
                 "JUPYTER_DATA_DIR": str(folder / "data"),
+                "JUPYTER_PATH": str(folder / "share"),
                 "IPYTHONDIR": str(folder / "ipython"),
             },
             stdin=subprocess.DEVNULL,

@@ -74,6 +74,27 @@ export class Cluster {
     for (const view of this._views) view(null);
   }
 
+  /** The way to the kernel is gone; `forget` where the kernel is, too, and what is known with it. */
+  lost(why, forget) {
+    this.savedAt = this.now();
+    this.live = false;
+    this._seq = -1;
+    if (forget) this.state = structuredClone(EMPTY);
+    const waiting = [...this._replies.values()];
+    this._replies.clear();
+    for (const { reject, late } of waiting) {
+      clearTimeout(late);
+      reject(new Error(why));
+    }
+    this._turn();
+  }
+
+  /** There is a way again, perhaps to another kernel: what is watched is watched there. */
+  found() {
+    if (this._views.size) this._send({ type: "watch", topic: "cluster" });
+    for (const { message } of this._topics.values()) this._send(message);
+  }
+
   now() {
     return this.live ? Date.now() / 1000 + this.skew : this.savedAt || Date.now() / 1000;
   }

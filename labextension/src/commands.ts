@@ -1,0 +1,130 @@
+// What the command palette, menus, and buttons in outputs can run.
+
+import type { JupyterFrontEnd } from "@jupyterlab/application";
+import type { ICommandPalette } from "@jupyterlab/apputils";
+import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
+import { Menu } from "@lumino/widgets";
+
+import type { Actions, Verb } from "./actions";
+import type { Dims } from "./code";
+import type { Front } from "./front";
+import { icon } from "./icon";
+import { phaseOf } from "./link";
+import { Row, meantBy } from "./tree";
+
+export const IDS = {
+  open: "monarch-nb:open",
+  load: "monarch-nb:load",
+  spawn: "monarch-nb:spawn",
+  heal: "monarch-nb:heal",
+  interrupt: "monarch-nb:interrupt",
+  stop: "monarch-nb:stop",
+  failures: "monarch-nb:failures",
+  logs: "monarch-nb:logs",
+  insert: "monarch-nb:insert-code",
+} as const;
+
+export interface Views {
+  open(): void;
+  failures(): void;
+  logs(uid: string, ranks: number[] | null): void;
+  selected(): Row | null;
+}
+
+interface Meant {
+  uid: string;
+  ranks: number[] | null;
+}
+
+export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions, views: Views, palette: ICommandPalette | null): void {
+  const { commands } = app;
+  const live = (): boolean => Boolean(front.connection && phaseOf(front.connection.facts) === "live");
+
+  /** The mesh that arguments name, by uid or by name; else what is selected in the panel. */
+  function meant(args: ReadonlyPartialJSONObject): Meant | null {
+    const wish = typeof args.mesh === "string" ? args.mesh : "";
+    const ranks = Array.isArray(args.ranks) ? (args.ranks as number[]) : null;
+    if (!wish) {
+      const row = views.selected();
+      return row && meantBy(row);
+    }
+    const meshes = front.connection?.cluster.state.meshes ?? {};
+    if (wish in meshes) return { uid: wish, ranks };
+    const named = Object.keys(meshes).find((uid) => meshes[uid]?.name === wish && !meshes[uid]?.stopped);
+    return { uid: named ?? wish, ranks };
+  }
+
+  function what(args: ReadonlyPartialJSONObject): string {
+    const found = meant(args);
+    const mesh = found && front.connection?.cluster.state.meshes[found.uid];
+    return mesh ? ` ${mesh.name}` : "";
+  }
+
+  commands.addCommand(IDS.open, { label: "Show the Cluster of This Notebook", icon, execute: () => views.open() });
+  commands.addCommand(IDS.load, {
+    label: "Load Monarch into the Kernel",
+    isEnabled: () => Boolean(front.connection && phaseOf(front.connection.facts) === "unloaded"),
+    execute: () => front.connection?.load(),
+  });
+  commands.addCommand(IDS.spawn, {
+    label: "Spawn a Mesh…",
+    isEnabled: live,
+    execute: (args) => {
+      views.open();
+      return actions.spawn(args.name as string | undefined, args.dims as Dims | undefined);
+    },
+  });
+  const verbs: [Verb, string][] = [
+    ["heal", "Heal"],
+    ["interrupt", "Interrupt"],
+    ["stop", "Stop"],
+  ];
+  for (const [verb, label] of verbs)
+    commands.addCommand(IDS[verb], {
+      label: (args) => (args.palette ? `${label} What Is Selected` : `${label}${what(args)}`),
+      isEnabled: live,
+      execute: (args) => {
+        if (args.palette || args.mesh) views.open();
+        if (verb === "heal" && args.all) return actions.healAll();
+        const found = meant(args);
+        return found ? actions.act(verb, found.uid, found.ranks) : undefined;
+      },
+    });
+  commands.addCommand(IDS.failures, {
+    label: "Show Failures",
+    execute: () => {
+      views.open();
+      views.failures();
+    },
+  });
+  commands.addCommand(IDS.logs, {
+    label: (args) => (args.palette ? "Show Logs of What Is Selected" : "Show Logs"),
+    isEnabled: live,
+    execute: (args) => {
+      views.open();
+      const found = meant(args);
+      if (found) views.logs(found.uid, found.ranks);
+    },
+  });
+  commands.addCommand(IDS.insert, {
+    label: "Insert the Code of the Last Click",
+    isEnabled: () => Boolean(actions.told.code),
+    execute: () => front.insert(actions.told.code),
+  });
+  if (!palette) return;
+  for (const command of [IDS.open, IDS.load, IDS.spawn, IDS.heal, IDS.interrupt, IDS.stop, IDS.failures, IDS.logs, IDS.insert])
+    palette.addItem({ command, category: "Monarch", args: { palette: true } });
+  palette.addItem({ command: IDS.heal, category: "Monarch", args: { all: true } });
+}
+
+/** The menu of a row of the tree. */
+export function openMenu(app: JupyterFrontEnd, row: Row, event: MouseEvent): void {
+  const menu = new Menu({ commands: app.commands });
+  const { uid, ranks } = meantBy(row);
+  const args = ranks === null ? { mesh: uid } : { mesh: uid, ranks };
+  for (const command of [IDS.heal, IDS.interrupt, IDS.logs]) menu.addItem({ command, args });
+  menu.addItem({ type: "separator" });
+  menu.addItem({ command: IDS.stop, args });
+  menu.aboutToClose.connect(() => setTimeout(() => menu.dispose(), 0));
+  menu.open(event.clientX, event.clientY);
+}

@@ -1,0 +1,190 @@
+// The way from one notebook to the cluster of its kernel: a comm that is opened again whenever it can be.
+
+import type { ISessionContext } from "@jupyterlab/apputils";
+import type { Kernel, KernelMessage } from "@jupyterlab/services";
+import { JSONObject } from "@lumino/coreutils";
+import { IDisposable } from "@lumino/disposable";
+import { ISignal, Signal } from "@lumino/signaling";
+
+import { Cluster } from "./faces";
+import { Facts, NOTHING, mayLoad, phaseOf, wantsComm } from "./link";
+
+const TARGET = "monarch_nb.cluster";
+const PROTOCOL = 1;
+const SUBSHELL_MS = 2000;
+const EXTENSIONS = ["monarch", "monarch_nb"]; // the second where another package owns the first
+
+export class Connection implements IDisposable {
+  readonly cluster: Cluster;
+  facts: Facts = { ...NOTHING, notebook: true };
+
+  constructor(
+    private _context: ISessionContext,
+    private _loadsAgain: () => boolean,
+  ) {
+    this.cluster = new Cluster({
+      send: (message) => {
+        if (!this._comm || this.facts.comm !== "live") throw new Error("there is no way to the kernel");
+        this._comm.send(message as JSONObject);
+      },
+      onMessage: (callback) => {
+        this._receive = callback;
+        return () => undefined;
+      },
+    });
+    _context.kernelChanged.connect(this._kernelChanged, this);
+    _context.statusChanged.connect(this._statusChanged, this);
+    _context.connectionStatusChanged.connect(this._statusChanged, this);
+    _context.iopubMessage.connect(this._heard, this);
+    this._kernelChanged();
+  }
+
+  /** The facts have changed. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  get isDisposed(): boolean {
+    return this._disposed;
+  }
+
+  dispose(): void {
+    if (this._disposed) return;
+    this._disposed = true;
+    Signal.clearData(this);
+    this._forget();
+  }
+
+  /** Loads the extension into the kernel, outside of any cell. */
+  async load(): Promise<void> {
+    const kernel = this._kernel;
+    if (!kernel || this.facts.loading) return;
+    this._set({ loading: true, error: "" });
+    let error = "";
+    for (const name of EXTENSIONS) {
+      try {
+        const reply = await kernel.requestExecute({ code: `%load_ext ${name}`, store_history: false, allow_stdin: false }).done;
+        error = reply.content.status === "error" ? `${reply.content.ename}: ${reply.content.evalue}` : "";
+        if (/No module named '?monarch/.test(error)) error = "monarch-nb is not installed where this kernel runs: %pip install monarch-nb";
+      } catch (problem) {
+        error = String(problem);
+      }
+      if (kernel !== this._kernel) return;
+      if (!error && (await this._open(kernel))) break;
+    }
+    this._loaded ||= this.facts.comm === "live";
+    this._set({ loading: false, error: this.facts.comm === "live" ? "" : error || "the kernel did not take it" });
+  }
+
+  private get _kernel(): Kernel.IKernelConnection | null {
+    return this._context.session?.kernel ?? null;
+  }
+
+  private _set(facts: Partial<Facts>): void {
+    const before = JSON.stringify(this.facts);
+    this.facts = { ...this.facts, ...facts };
+    if (JSON.stringify(this.facts) === before || this._disposed) return;
+    this._changed.emit();
+    if (wantsComm(this.facts) && this._kernel) void this._open(this._kernel);
+  }
+
+  private _forget(): void {
+    const comm = this._comm;
+    this._comm = null;
+    if (comm && !comm.isDisposed) {
+      comm.onClose = () => undefined;
+      comm.close();
+    }
+  }
+
+  private _kernelChanged(): void {
+    this._lost("the kernel was changed");
+    const kernel = this._kernel;
+    this._set({ kernel: Boolean(kernel), language: "", comm: "none", error: "", loading: false });
+    if (kernel) {
+      // It may be busy with a cell and tell later; what it is by its specification is known at once.
+      void kernel.spec.then((spec) => kernel === this._kernel && !this.facts.language && this._set({ language: spec?.language ?? "" }));
+      void kernel.info.then((info) => kernel === this._kernel && this._set({ language: info.language_info.name }));
+    }
+    this._statusChanged();
+  }
+
+  private _statusChanged(): void {
+    const kernel = this._kernel;
+    const status = kernel?.status ?? "unknown";
+    const connected = kernel?.connectionStatus === "connected";
+    if (status.endsWith("restarting") || status === "dead") {
+      if (this.facts.comm !== "none") this._lost("the kernel was restarted");
+      this._set({ comm: "none", error: "", kernel: Boolean(kernel), status, connected });
+      return;
+    }
+    const back = connected && !this.facts.connected && this.facts.comm === "live";
+    if (this._retry && status === "idle" && this.facts.comm === "refused") {
+      this._retry = false;
+      this._set({ comm: "none", error: "" });
+    }
+    this._set({ kernel: Boolean(kernel), status, connected });
+    if (back) this.cluster.found(); // what was said in between was not heard
+  }
+
+  private _lost(why: string): void {
+    this._forget();
+    this.cluster.lost(why, true);
+  }
+
+  private _heard(_: ISessionContext, message: KernelMessage.IMessage): void {
+    if (this.facts.comm === "refused" && message.header.msg_type === "execute_input")
+      this._retry ||= mayLoad((message.content as KernelMessage.IExecuteInputMsg["content"]).code);
+  }
+
+  /** Opens a comm; resolves with whether the kernel took it. */
+  private async _open(kernel: Kernel.IKernelConnection): Promise<boolean> {
+    this._forget();
+    this._set({ comm: "opening" });
+    const comm = kernel.createComm(TARGET);
+    this._comm = comm;
+    await subshell(kernel, comm);
+    if (this._comm !== comm || comm.isDisposed) return false;
+    return new Promise((resolve) => {
+      comm.onMsg = (message) => {
+        if (this._comm !== comm) return;
+        const data = message.content.data as { type?: string };
+        const fresh = this.facts.comm !== "live";
+        if (fresh) this.facts = { ...this.facts, comm: "live", error: "" };
+        this._receive(data);
+        if (!fresh) return;
+        this._loaded = true;
+        this._changed.emit();
+        this.cluster.found();
+        resolve(true);
+      };
+      comm.onClose = () => {
+        if (this._comm !== comm) return;
+        this._comm = null;
+        this.cluster.lost("the kernel has closed the connection", true);
+        this._set({ comm: "refused" });
+        resolve(false);
+        if (this._loaded && this._loadsAgain() && phaseOf(this.facts) === "unloaded") {
+          this._loaded = false;
+          void this.load();
+        }
+      };
+      comm.open({ protocol: PROTOCOL });
+    });
+  }
+
+  private _changed = new Signal<this, void>(this);
+  private _comm: Kernel.IComm | null = null;
+  private _disposed = false;
+  private _loaded = false;
+  private _receive: (message: object) => void = () => undefined;
+  private _retry = false;
+}
+
+/** Waits until a comm can go past a cell that runs, where that can be. */
+async function subshell(kernel: Kernel.IKernelConnection, comm: Kernel.IComm): Promise<void> {
+  const more = comm as unknown as { subshellStarted?: Promise<void>; commsOverSubshells?: string };
+  const may = (kernel as unknown as { supportsSubshells?: boolean }).supportsSubshells;
+  if (!may || !more.subshellStarted || more.commsOverSubshells === "disabled") return;
+  await Promise.race([more.subshellStarted.catch(() => undefined), new Promise((done) => setTimeout(done, SUBSHELL_MS))]);
+}

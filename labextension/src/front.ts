@@ -1,0 +1,65 @@
+// The notebook in front, and the way to its cluster.
+
+import { INotebookTracker, NotebookActions, NotebookPanel } from "@jupyterlab/notebook";
+import { ISignal, Signal } from "@lumino/signaling";
+
+import { Connection } from "./connection";
+
+export class Front {
+  notebook: NotebookPanel | null = null;
+  connection: Connection | null = null;
+
+  constructor(
+    private _tracker: INotebookTracker,
+    private _loadsAgain: () => boolean,
+  ) {
+    _tracker.currentChanged.connect(this._update, this);
+    this._update();
+  }
+
+  /** Another notebook is in front, or how it stands with its kernel has changed. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  /** Puts code into a cell of its own below the active one; an active empty cell takes it. */
+  insert(code: string): void {
+    const notebook = this.notebook?.content;
+    if (!notebook?.model) return;
+    const { activeCell } = notebook;
+    const empty = activeCell?.model.type === "code" && !activeCell.model.sharedModel.getSource().trim();
+    if (!empty) NotebookActions.insertBelow(notebook);
+    notebook.activeCell?.model.sharedModel.setSource(code);
+    if (notebook.activeCell) void notebook.scrollToCell(notebook.activeCell);
+  }
+
+  private _update(): void {
+    const notebook = this._tracker.currentWidget;
+    if (notebook === this.notebook) return;
+    this.notebook = notebook;
+    this.connection?.changed.disconnect(this._tell, this);
+    this.connection = notebook ? this._of(notebook) : null;
+    this.connection?.changed.connect(this._tell, this);
+    this._tell();
+  }
+
+  private _of(notebook: NotebookPanel): Connection {
+    let connection = this._connections.get(notebook);
+    if (!connection) {
+      connection = new Connection(notebook.sessionContext, this._loadsAgain);
+      this._connections.set(notebook, connection);
+      notebook.disposed.connect(() => {
+        this._connections.get(notebook)?.dispose();
+        this._connections.delete(notebook);
+      });
+    }
+    return connection;
+  }
+
+  private _tell(): void {
+    this._changed.emit();
+  }
+
+  private _changed = new Signal<this, void>(this);
+  private _connections = new Map<NotebookPanel, Connection>();
+}
