@@ -23,6 +23,8 @@ class Child:
     requested_at: float = field(default_factory=time.monotonic)
     started_at: float = 0.0  # wall clock
     asked_at: float | None = None  # monotonic: a ping is out since
+    ran: float | None = None  # processor seconds, when it answered last
+    ask_by: float = 0.0  # monotonic: then it is asked in any case
     unresponsive_since: float | None = None  # wall clock
     stop_wanted: bool = False
     stop_reason: str = ""

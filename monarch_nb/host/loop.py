@@ -43,6 +43,7 @@ class Loop:
         self._wake_write.setblocking(False)
         self._running = False
         self._signalled: Callable[[], None] | None = None
+        self._child = False
         self.register(self._wake_read.fileno(), READ, self._woken)
 
     def register(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
@@ -77,8 +78,11 @@ class Loop:
     def on_child_signal(self, callback: Callable[[], None]) -> None:
         """Call soon after any SIGCHLD. Only on the main thread."""
         self._signalled = callback
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, self._on_child)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+
+    def _on_child(self, *_: object) -> None:
+        self._child = True  # the wake-up byte may have found no room
 
     def run(self) -> None:
         """Work until `stop()`."""
@@ -107,14 +111,16 @@ class Loop:
                 self._call(callback)
 
     def _woken(self, _events: int) -> None:
+        child = False
         try:
-            while self._wake_read.recv(4096):
-                pass
+            while data := self._wake_read.recv(4096):
+                child = child or signal.SIGCHLD in data
         except BlockingIOError:
             pass
         while self._posted:
             self._call(self._posted.popleft())
-        if self._signalled is not None:
+        if self._signalled is not None and (child or self._child):
+            self._child = False
             self._call(self._signalled)
 
     def _call(self, callback: Callable[..., None], *args: object) -> None:

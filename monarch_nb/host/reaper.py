@@ -18,9 +18,10 @@ class Reaper:
         self._before_orphans = before_orphans
         self._watched: dict[int, Died] = {}
         self._pidfds: dict[int, int] = {}
+        self.on_signal: Callable[[], None] = lambda: None  # a child has ended, was stopped or goes on
         self._use_pidfd = has_pidfd()
         self._adopts = not portable()
-        loop.on_child_signal(self._sweep)
+        loop.on_child_signal(self._signalled)
 
     def watch(self, pid: int, died: Died) -> None:
         """Call `died(status)` when child `pid` is gone. Until then the pid means that child and no other."""
@@ -51,6 +52,10 @@ class Reaper:
             return
         if died is not None:
             died(status)
+
+    def _signalled(self) -> None:
+        self._sweep()
+        self.on_signal()
 
     def _sweep(self) -> None:
         if not self._adopts:
