@@ -18,6 +18,7 @@ from tests.browser.lab import SCREENSHOTS, lab, page, theme, write_notebook
 BEGIN = """
 %load_ext monarch
 import time
+from IPython.display import clear_output
 from monarch.actor import Actor, current_rank, endpoint, this_host
 
 class Trainer(Actor):
@@ -86,6 +87,11 @@ def pick(index: int, more: tuple[int, ...] = ()) -> Any:
     return do
 
 
+def open_frames(shown: Any, output: Any) -> None:
+    output.get_by_role("button", name="Post-mortem").first.click()
+    output.locator(".mnb-frames", has_text="raise FloatingPointError").wait_for(timeout=10_000)
+
+
 SCENES = {
     "idle": Scene("%mesh workers gpus=4", '[data-state="idle"]'),
     "busy": Scene(
@@ -104,6 +110,7 @@ shown("busy")
         """
 trainers = workers.spawn("trainers", Trainer)
 trainers.step.call(30).get()
+clear_output()
 import os, signal
 from monarch_nb.runtime import runtime
 os.kill(runtime().keeper.pids[workers._state.address(2)], signal.SIGKILL)
@@ -112,7 +119,32 @@ workers
         '[data-state="failed"]',
         pick(2),
     ),
-    "failure": Scene("%failures", ".mnb-failure"),
+    "failure": Scene(
+        """
+def kill():
+    import threading
+    threading.Timer(1.0, os.kill, (runtime().keeper.pids[trainers._state.procs.address(1)], signal.SIGKILL)).start()
+
+from monarch.actor import heal_mesh
+heal_mesh(workers)
+kill()
+trainers.step.call(39, 0.1).get()
+""",
+        ".mnb-failure",
+    ),
+    "broadcast": Scene(
+        """
+heal_mesh(workers)
+trainers.slice(gpus=3).break_down.broadcast()
+time.sleep(1)
+""",
+        ".mnb-failure",
+        lambda shown, output: (
+            output.get_by_role("button", name="Post-mortem").first.click(),
+            shown.wait_for_timeout(2500),
+        ),
+    ),
+    "failures": Scene("%failures", ".mnb-failure"),
     "thousand": Scene(
         TOLD
         + """
@@ -140,10 +172,25 @@ shown("cube")
         '[data-state="busy"]',
         pick(0, (51,)),
     ),
+    "hosts": Scene(
+        TOLD
+        + """
+store, now, count = told("huge", "fleet", hosts=1250, gpus=8)
+for rank in range(count):
+    if random.random() < 0.9:
+        store.put(e.Doings("hugea", rank, 0, "busy", now - 1, "step"))
+for rank in (4242, 4243, 8001):
+    store.put(e.Turned("huge", rank, "failed", 0, now, "it ended by signal 9 (SIGKILL)"))
+shown("huge")
+""",
+        ".mnb-grid, .mnb-canvas",
+        pick(530),
+    ),
     "metrics": Scene(
         """
 %heal workers
 trainers.step.call(300, 0.001).get()
+clear_output()
 trainers.metrics
 """,
         ".mnb-chart",
@@ -176,6 +223,7 @@ def take(shown: Any, scene: Scene, folder: Path, name: str) -> None:
     shown.wait_for_timeout(1500)
     if scene.after is not None:
         scene.after(shown, output)
+    shown.mouse.move(0, 0)
     for kind in ("Light", "Dark"):
         theme(shown, f"JupyterLab {kind}")
         shown.wait_for_timeout(400)

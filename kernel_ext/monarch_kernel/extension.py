@@ -15,7 +15,7 @@ from . import display
 from .completion import Completion
 from .debugger import DebugMagics, Prompting, with_remote
 from .display.errors import Errors
-from .display.failures import failure_bundle
+from .display.failures import failure_bar, failure_bundle
 from .faces import Faces
 from .faces.views import FaceMagics
 from .faces.widgets import Widgets
@@ -34,7 +34,7 @@ class Extension:
         self._shell = shell
         self._front = Front(shell)
         self._session = Session(shell)
-        self._errors = Errors(shell)
+        self._errors = Errors(shell, self._failed)
         self._faces = Faces(shell, self._session)
         self._widgets = Widgets(shell, self._faces)
         self._debugging = DebugMagics(shell, self._session)
@@ -69,6 +69,12 @@ class Extension:
         if self._attached is not None:
             self._attached.leave()
             self._attached = None
+
+    def _failed(self, failure: MeshFailure) -> None:
+        """What can be done about a failure stands above the error that it made."""
+        bundle = self._widgets.failure(failure, bar=True)
+        if bundle and self._front.in_cell:
+            self._front.display({**failure_bar(failure), **bundle})
 
     def _attach(self) -> None:
         """To the current engine: there is a new one after shutdown_context()."""

@@ -31,6 +31,7 @@ class Collector:
     def __init__(self, engine: Runtime, put: Callable[[e.Event], None]) -> None:
         self._engine = engine
         self._put = put
+        self.readable: Callable[[str], str] = str  # file names in tracebacks as people know them
         self._keeper = engine.keeper
         self._known: dict[str, dict[int, Any]] = {}  # of each mesh, the odd ranks as they were told
         self._ended: set[str] = set()
@@ -192,7 +193,7 @@ class Collector:
         state = self._engine.meshes.get(failure.mesh_uid)
         ranks: list[int] = [] if state is None else list(self._keeper.ranks(state.region))
         hit = tuple(ranks[place] for place in failure.places if place < len(ranks))
-        self._put(e.Failed(str(failure.failure_id), failure.mesh_uid, hit, record(failure, _now())))
+        self._put(e.Failed(str(failure.failure_id), failure.mesh_uid, hit, record(failure, _now(), self.readable)))
 
     def look(self) -> None:
         """Tells what has changed in supervision's book since it was last looked at."""

@@ -1,5 +1,6 @@
 """A failure as faces are told it."""
 
+from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.supervision import MeshFailure
@@ -44,8 +45,11 @@ def details(failure: MeshFailure) -> str:
     return text if "\n" in text else ""
 
 
-def record(failure: MeshFailure, now: float) -> dict[str, Any]:
-    """What docs/protocol.md says of a failure, but for its mesh and ranks; None is what is not known."""
+def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = str) -> dict[str, Any]:
+    """What docs/protocol.md says of a failure, but for its mesh and ranks; None is what is not known.
+
+    `readable` writes file names in tracebacks as people know them.
+    """
     origin = failure.cause.origin
     return {
         "name": str(failure.mesh_name),
@@ -60,9 +64,9 @@ def record(failure: MeshFailure, now: float) -> dict[str, Any]:
         "oom": origin.oom or None,
         "at": failure.at or now,
         "detected": now,
-        "traceback": details(failure) or None,
+        "traceback": readable(details(failure)) or None,
         "last_lines": list(failure.last_lines[-40:]) or None,
         "also": [str(name) for name in failure.also] or None,
         "next": failure.next_step,
-        "report": failure.report(),
+        "report": readable(failure.report()),
     }

@@ -3,13 +3,19 @@
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.notebook.conftest import ACTORS
 from tests.notebook.face_client import FaceClient
 from tests.notebook.notebook import Notebook
 
 pytestmark = pytest.mark.timeout(60)
+
+
+def open_failures(face: FaceClient) -> list[dict[str, Any]]:
+    return [one for one in face.state["failures"].values() if one["state"] == "open"]
 
 
 @pytest.fixture
@@ -49,7 +55,48 @@ def test_a_rank_is_seen_busy_while_the_cell_that_waits_for_it_blocks_and_idle_af
     else:
         nb.interrupt()
     assert nb.finish(request).error is not None
+    if face.subshell is None:
+        nb.run("%interrupt a").ok()  # Ctrl-C has ended the wait only
     face.until(lambda face: face.rank("a", 1)["state"] == "idle")
+
+
+def test_a_front_end_without_subshells_sees_the_same_and_its_clicks_wait_for_the_cell(nb: Notebook) -> None:
+    face = FaceClient(nb, subshell=False)
+    face.watch()
+    face.until(lambda face: bool(face.mesh("a")))
+    request = nb.start("a.work.call(3600).get()")
+    face.until(lambda face: all(face.rank("a", rank)["state"] == "busy" for rank in range(4)))
+    os.kill(face.rank("w", 3)["pid"], signal.SIGKILL)
+    face.until(lambda face: face.rank("a", 3)["state"] == "failed")
+    assert nb.finish(request).error is not None
+    assert face.ask("interrupt", mesh=face.mesh("a"), ranks=[0, 1, 2])["ok"]
+    assert face.ask("heal", mesh=face.mesh("w"))["ok"]
+    face.until(lambda face: all(face.rank("a", rank)["state"] == "idle" for rank in range(4)))
+    face.close()
+
+
+def test_the_frames_of_a_failure_can_be_looked_into_from_a_face(nb: Notebook, face: FaceClient) -> None:
+    nb.run("a.slice(gpus=1).divide.broadcast(0)").ok()
+    face.until(lambda face: any(one["kind"] == "actors" and one["ranks"] == [1] for one in open_failures(face)))
+    [failure] = [one for one in open_failures(face) if one["ranks"] == [1]]
+    assert "Cell In[" in failure["traceback"] or "ipykernel" in failure["traceback"]  # old IPython names no cells
+    assert "return 1 / x" in failure["traceback"]  # the cell's own line
+    asked = {"mesh": failure["mesh"], "ranks": failure["ranks"]}
+    sessions = face.ask("post_mortem", **asked)["result"]["sessions"]
+    assert face.ask("debug", sessions=sessions, do="command", text="p x")["result"]["text"] == "0"
+    assert face.ask("debug", sessions=sessions, do="continue")["ok"]
+    assert nb.run("a.slice(gpus=0).work.call_one().get()").text == "0"  # the rest goes on serving
+
+
+def test_a_failure_nobody_has_looked_at_is_there_for_the_first_face_that_comes() -> None:
+    notebook = Notebook()
+    try:
+        notebook.run(ACTORS).ok()
+        notebook.run("%mesh w gpus=2\na = w.spawn('a', Worker)").ok()
+        assert notebook.run("a.slice(gpus=1).die.call_one().get()").error is not None
+        assert "a, gpus=1 died: killed by signal 9" in notebook.run("%failures").text
+    finally:
+        notebook.close()
 
 
 def test_a_killed_process_is_seen_failed_with_its_failure_and_healed_on_request(nb: Notebook, face: FaceClient) -> None:

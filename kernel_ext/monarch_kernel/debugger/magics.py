@@ -175,7 +175,7 @@ class DebugMagics(Magics):
             sys.stdout.write(f"{name}: {'goes on' if options else 'stops'} at errors\n")
 
     def _name(self, file: str) -> str:
-        from ..display.errors import cell_name
+        from ..files import cell_name
 
         return cell_name(self.shell, file) or file.rpartition("/")[2]
 

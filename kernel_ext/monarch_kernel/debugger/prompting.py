@@ -9,7 +9,7 @@ from monarch_nb.debug.prompt import Waiting
 from monarch_nb.runtime import Runtime
 from monarch_nb.runtime.features import feature
 
-from ..display.errors import cell_name
+from ..files import cell_name
 from ..front import Front
 from .broker import Broker
 

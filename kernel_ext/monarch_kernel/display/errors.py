@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-import re
 import sys
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ import monarch_nb
 from monarch_nb.debug.errors import DebugError, StoppedAtBreakpoint
 from monarch_nb.runtime import Future
 from monarch_nb.store.failures import title
-from monarch_nb.supervision import DeviceMeshError, SupervisionError
+from monarch_nb.supervision import DeviceMeshError, MeshFailure, SupervisionError
 from monarch_nb.wire import ActorError
 
+from ..files import with_cells
 from .failures import ansi, failure_text
 
 # What a cell does not see: ours, and the way through IPython to a magic, which old versions show.
@@ -31,8 +31,9 @@ _CELL = "_monarch_cell"  # attribute of a SyntaxError in a cell that was to run 
 class Errors:
     """Takes IPython's one place for custom exceptions, and leaves to who was there before what is theirs."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, failed: Callable[[MeshFailure], None]) -> None:
         self._shell = shell
+        self._failed = failed  # called before the text of an error that a failure is behind
         self._before: tuple[Any, Any] = (shell.custom_exceptions, getattr(shell, "CustomTB", None))
 
     def install(self) -> None:
@@ -72,6 +73,8 @@ class Errors:
             else:
                 shell.showtraceback((kind, error, tb), tb_offset=tb_offset, running_compiled_code=True)
                 return list(getattr(shell, "_last_traceback", None) or [])
+            if isinstance(error, SupervisionError) and error.failure is not None:
+                self._failed(error.failure)
         except Exception:  # nobody is helped by an error about showing an error
             lines = traceback.format_exception(kind, error, tb)
         shell._showtraceback(kind, error, lines)
@@ -130,9 +133,6 @@ def without_own(tb: types.TracebackType | None) -> types.TracebackType | None:
     return new or tb
 
 
-_FILE = re.compile(r'File "([^"]+)", line (\d+)')
-
-
 def story(error: BaseException, shell: Any) -> str:
     """What happened, to be read last and alone."""
     name = ansi(type(error).__name__, "title")
@@ -150,19 +150,8 @@ def _actor_error(error: ActorError, shell: Any) -> str:
     text = next(iter(str(raised).strip().splitlines()), "")
     remote = "".join(error.exception_formatted).rstrip()
 
-    def named(found: re.Match[str]) -> str:
-        cell = cell_name(shell, found[1])
-        return f"{cell}, line {found[2]}" if cell else found[0]
-
-    remote = _FILE.sub(named, remote).replace(
+    remote = with_cells(shell, remote).replace(
         "Traceback (most recent call last):", "On the rank (most recent call last):", 1
     )
     frames = "\n\n%mpm looks into its frames" if error.origin is not None else ""
     return f"{error.message.rstrip('.')}: {kind}{': ' if text else ''}{text}\n\n{remote}{frames}"
-
-
-def cell_name(shell: Any, filename: str) -> str:
-    """What people call the cell with this file name, such as "Cell In[3]"; "" if it is none or IPython is too old."""
-    form = getattr(shell.compile, "format_code_name", None)
-    found = form(filename) if form is not None else None
-    return " ".join(found) if found else ""

@@ -61,3 +61,9 @@ def failure_bundle(failure: MeshFailure) -> dict[str, Any]:
         parts.append(folded("its last lines", "\n".join(failure.last_lines[-20:]), opened=True))
     parts.append(facts_html([("next", failure.next_step)]))
     return {"text/plain": f"{head}\n{failure_text(failure)}", "text/html": framed(*parts, kind="mnb-f")}
+
+
+def failure_bar(failure: MeshFailure) -> dict[str, Any]:
+    """One line about a failure, above an error that tells all of it."""
+    head = title(failure)
+    return {"text/plain": head, "text/html": framed(heading(head), kind="mnb-f")}

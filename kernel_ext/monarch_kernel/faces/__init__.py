@@ -5,8 +5,9 @@ from typing import Any
 
 from monarch_nb.debug.groups import short
 from monarch_nb.runtime import Runtime
+from monarch_nb.store import store_of
 
-from ..display.errors import cell_name
+from ..files import cell_name, with_cells
 from ..session import Session
 from .channel import TARGET, Channel, Inbox
 from .face import Face
@@ -20,6 +21,7 @@ class Faces:
 
     def __init__(self, shell: Any, session: Session) -> None:
         self._kernel = getattr(shell, "kernel", None)
+        self._shell = shell
         self._requests = Requests(session, lambda file: cell_name(shell, file) or short(file))
         self._inbox = Inbox()
         self._faces: list[Face] = []
@@ -42,8 +44,12 @@ class Faces:
         self._inbox.close()
 
     def attach(self, engine: Runtime | None) -> None:
-        """Shows this engine from now on."""
+        """Shows this engine from now on; its store listens, so that what fails before anybody looks is known too."""
         self._engine = engine
+        if engine is not None:
+            collector = store_of(engine).collector
+            if collector is not None:
+                collector.readable = lambda text: with_cells(self._shell, text)
         for face in tuple(self._faces):
             self._inbox.put(lambda face=face: face.attach(engine))  # type: ignore[misc]
 

@@ -8,11 +8,16 @@ STATIC = Path(__file__).parent / "static"
 MODULES = (
     "cluster",
     "words",
+    "front",
+    "chart",
+    "colours",
     "grid",
+    "hosts",
+    "details",
     "mesh",
+    "autopsy",
     "failures",
     "logs",
-    "chart",
     "metrics",
     "widget",
 )  # each may import from those before it

@@ -1,17 +1,17 @@
 """What faces can ask for: each verb is a thin skin over a Python call."""
 
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.debug.groups import FileName, short
+from monarch_nb.debug.stuck import look
 from monarch_nb.mesh import ActorMesh, ProcMesh, heal_mesh, interrupt
 from monarch_nb.mesh.output import output_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import Runtime
+from monarch_nb.runtime.features import feature
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.store import store_of
 
@@ -117,7 +117,9 @@ class Requests:
             try:
                 stacks[str(index)] = future.get(STACK_S)
             except TimeoutError:
-                stacks[str(index)] = _from_outside(engine, procs, base)
+                stacks[str(index)] = "\n".join(
+                    look(feature(engine, "debug").controller, procs, [base], lambda _: "", self.name)
+                )
             except Exception as error:
                 stacks[str(index)] = f"not to be had: {error}"
         return {"stacks": stacks}
@@ -168,19 +170,3 @@ def _actors(state: ProcState | MeshState) -> list[str]:
 
 def _what(state: MeshState, count: int) -> str:
     return f"{count} {'actor' if isinstance(state, ActorState) else 'proc'}{'' if count == 1 else 's'}"
-
-
-def _from_outside(engine: Runtime, procs: ProcState, base: int) -> str:
-    """The stack of a process that does not answer, by py-spy where that is installed and the process is ours."""
-    pid = engine.keeper.pids.get(procs.address(base), 0)
-    spy = shutil.which("py-spy")
-    here = procs.layout.host_of(base) in engine.local_hosts
-    if not spy or not here or not pid:
-        return (
-            "it does not answer: it sits in C code that holds the interpreter, or is frozen (py-spy would show where)"
-        )
-    try:
-        seen = subprocess.run([spy, "dump", "--nonblocking", "--pid", str(pid)], capture_output=True, timeout=10)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"it does not answer, and py-spy could not look at it: {error}"
-    return (seen.stdout or seen.stderr).decode(errors="replace")

@@ -99,13 +99,13 @@ class Widgets:
 
         return bundle
 
-    def failure(self, failure: MeshFailure) -> dict[str, Any]:
-        """The live form of one failure, to go beside its text; {} where there is none."""
+    def failure(self, failure: MeshFailure, *, bar: bool = False) -> dict[str, Any]:
+        """The live form of one failure, to go beside its text, or as a `bar` above it; {} where there is none."""
         if self._class is None or not failure.failure_id:
             return {}
         try:
             number = str(failure.failure_id)
-            return view_of(self.show("failures", {"failure": number}, ("failure", number)))
+            return view_of(self.show("failures", {"failure": number, "bar": bar}, ("failure", number, bar)))
         except Exception:
             logger.debug("no live display", exc_info=True)
             return {}

@@ -3,6 +3,7 @@
 import { h } from "./words.js";
 
 const PALETTE = ["#0072b2", "#d55e00", "#009e73", "#a463c4", "#c99700", "#3aa6d8", "#b3446c", "#7f7f7f"];
+const SAID = 8; // lines with their values in words
 const [LEFT, RIGHT, TOP, BOTTOM] = [56, 12, 8, 22];
 
 function ticks(low, high, count) {
@@ -45,7 +46,7 @@ export class Chart {
     this.mean = false;
     this.canvas = h("canvas", { class: "mnb-chart", role: "img" });
     this.note = h("div", { class: "mnb-note mnb-dim" });
-    this.element = h("figure", { class: "mnb-figure" }, h("figcaption", {}, h("b", { text: name }), this.note), this.canvas);
+    this.element = h("figure", { class: "mnb-figure" }, h("figcaption", { text: name }), this.canvas, this.note);
     this.canvas.addEventListener("pointermove", (event) => {
       this.at = event.offsetX;
       this.draw();
@@ -148,22 +149,26 @@ export class Chart {
     const width = this.canvas.clientWidth || 420;
     const wanted = this.at === undefined ? x1 : x0 + ((this.at - LEFT) / (width - LEFT - RIGHT)) * (x1 - x0);
     const nearest = (points) => points.reduce((best, point) => (Math.abs(point[0] - wanted) < Math.abs(best[0] - wanted) ? point : best), points[0]);
-    const parts = [];
+    const parts = []; // [text, colour]
     let x = x1;
     if (middle) {
       const point = nearest(middle);
       x = point[0];
-      parts.push(`mean ${number(point[1])} (${number(point[2])} to ${number(point[3])})`);
+      parts.push([`mean ${number(point[1])} (${number(point[2])} to ${number(point[3])})`, PALETTE[0]]);
     } else
-      for (const line of this.lines.slice(0, 6)) {
-        if (!line.points.length) continue;
+      this.lines.slice(0, SAID).forEach((line, at) => {
+        if (!line.points.length) return;
         const point = nearest(line.points);
         x = point[0];
-        parts.push(`${line.label ? `${line.label} ` : ""}${number(point[1])}`);
-      }
-    if (this.lines.length > 6 && !middle) parts.push(`… ${this.lines.length} ranks`);
-    const text = `${this.xName} ${number(x)}: ${parts.join(" · ")}`;
-    if (this.note.textContent !== text) this.note.textContent = text;
+        parts.push([`${line.label ? `${line.label} ` : ""}${number(point[1])}`, PALETTE[at % PALETTE.length]]);
+      });
+    if (this.lines.length > SAID && !middle) parts.push([`… ${this.lines.length} ranks`, ""]);
+    const where = `${this.xName} ${number(x)}`;
+    const text = `${where}: ${parts.map(([said]) => said).join(" · ")}`;
+    if (this.said !== text) {
+      this.said = text;
+      this.note.replaceChildren(h("span", { text: where }), ...parts.map(([said, colour]) => h("span", {}, colour ? h("i", { class: "mnb-dot", style: `background:${colour}` }) : null, said)));
+    }
     this.canvas.setAttribute("aria-label", `${this.name}: ${text}`);
     if (this.at !== undefined) {
       context.globalAlpha = 0.4;

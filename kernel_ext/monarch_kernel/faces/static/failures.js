@@ -1,30 +1,28 @@
 // The failure view: a time line, a list, and for each failure its whole story and what can be done about it.
 
-import { askButton, clock, copyButton, duration, h, plural, say } from "./words.js";
+import { actionBar, clock, copyButton, duration, h, plural, say, tellingOf } from "./words.js";
+import { autopsy } from "./autopsy.js";
+import { cellOf, runAgain } from "./front.js";
 
-const ENDS = { open: "open", healing: "healing", healed: "healed", stopped: "stopped" };
+const OPENED = ["exception", "init", "unhandled", "raised"]; // causes that leave frames to look into
 
-/** Who was told, in words. */
-function tellingOf(who, how) {
-  if (who === "<root>") return how === "shown" ? "shown in the notebook" : `the notebook, ${how}`;
-  return who === "a call" ? "raised by the call that waited" : `${who}, ${how}`;
-}
-
-/** Shows failures: all, or those of a mesh with `options.mesh`, or one with `options.failure`. */
+/** Shows failures: all, those of `options.mesh`, or one, `options.failure`; with `options.bar` folded, above an error. */
 export function failureView(cluster, root, options) {
-  const title = h("b", { text: options.failure ? "" : "Failures" });
+  const title = h("b", { text: "Failures" });
   const facts = h("span", { class: "mnb-dim" });
   const status = h("span", { class: "mnb-status mnb-dim", role: "status" });
-  const line = h("div", { class: "mnb-timeline", role: "img" });
+  const top = h("div", { class: "mnb-top" }, h("span", {}, title, " ", facts), status);
+  const line = h("div", { class: "mnb-timeline", role: "group", hidden: true });
   const list = h("div", { class: "mnb-failures", role: "list" });
   const items = new Map();
   let pending = null;
-  root.append(h("div", { class: "mnb-top" }, h("span", {}, title, " ", facts), status), line, list);
-  if (options.failure) root.firstChild.hidden = line.hidden = true;
+  root.append(top, line, list);
+  top.hidden = Boolean(options.failure);
 
   function mine() {
+    const near = (one) => !options.mesh || one.mesh === options.mesh || cluster.state.meshes[one.mesh]?.on === options.mesh;
     return Object.entries(cluster.state.failures)
-      .filter(([id, one]) => (options.failure ? id === options.failure : !options.mesh || one.mesh === options.mesh || cluster.state.meshes[one.mesh]?.on === options.mesh))
+      .filter(([id, one]) => (options.failure ? id === options.failure : near(one)))
       .sort((a, b) => b[1].at - a[1].at);
   }
 
@@ -32,7 +30,7 @@ export function failureView(cluster, root, options) {
     pending = null;
     const found = mine();
     const open = found.filter(([, one]) => one.state === "open").length;
-    say(facts, found.length ? `· ${plural(found.length, "failure")}${open ? `, ${open} open` : ", all dealt with"}` : "· none, so far");
+    say(facts, found.length ? `· ${plural(found.length, "failure")}, ${open ? `${open} open` : "all dealt with"}` : "· none so far");
     say(status, cluster.live ? "" : `as it was at ${clock(cluster.now())}`);
     drawLine(found);
     for (const [id, item] of items)
@@ -43,8 +41,8 @@ export function failureView(cluster, root, options) {
     found.forEach(([id, one], at) => {
       let item = items.get(id);
       if (!item) {
-        item = entry(id, one, found.length === 1 || Boolean(options.failure));
-        items.set(id, item);
+        const first = options.failure ? !options.bar : at === 0 && !items.size;
+        items.set(id, (item = entry(cluster, id, one, first, options)));
       }
       item.update(one);
       if (list.children[at] !== item.element) list.insertBefore(item.element, list.children[at] ?? null);
@@ -54,65 +52,19 @@ export function failureView(cluster, root, options) {
   function drawLine(found) {
     line.hidden = Boolean(options.failure) || found.length < 2;
     if (line.hidden) return;
-    const first = Math.min(...found.map(([, one]) => one.at));
     const now = cluster.now();
-    const span = Math.max(60, now - first) * 1.03;
+    const span = Math.max(60, now - Math.min(...found.map(([, one]) => one.at))) * 1.03;
     line.setAttribute("aria-label", `time line, the last ${duration(span)}`);
     line.replaceChildren(
       h("span", { class: "mnb-dim", style: "left:0", text: clock(now - span) }),
-      h("span", { class: "mnb-dim", style: "right:0", text: "now" }),
+      h("span", { class: "mnb-dim", style: "right:0", text: cluster.live ? "now" : clock(now) }),
       ...found.map(([id, one]) => {
         const [from, to] = [one.at, one.ended ?? now].map((at) => (100 * (at - (now - span))) / span);
-        return h("button", { type: "button", class: "mnb-span", "data-end": one.state, title: `${clock(one.at)} ${one.title}`, "aria-label": one.title, style: `left:${from}%;width:max(7px,${to - from}%)`, onclick: () => items.get(id)?.open() });
+        const style = `left:${from}%;width:max(7px,${to - from}%)`;
+        const label = `${clock(one.at)} ${one.title}, ${one.state}`;
+        return h("button", { type: "button", class: "mnb-span", "data-end": one.state, title: label, "aria-label": label, style, onclick: () => items.get(id)?.open() });
       }),
     );
-  }
-
-  function entry(id, one, opened) {
-    const mark = h("span", { class: "mnb-end" });
-    const when = h("span", { class: "mnb-dim mnb-when" });
-    const message = h("div", { class: "mnb-message", role: "status" });
-    const tell = (text, wrong) => {
-      message.textContent = text;
-      message.classList.toggle("mnb-wrong", Boolean(wrong));
-    };
-    const heal = askButton("Heal", () => cluster.request("heal", { mesh: one.mesh }), tell, { class: "mnb-b mnb-main" });
-    const autopsy = askButton("Post-mortem", () => cluster.request("post_mortem", { mesh: one.mesh, ranks: one.ranks, failure: id }), tell);
-    const rows = h("div", { class: "mnb-facts" });
-    const body = h("div", { class: "mnb-story" }, rows);
-    const element = h("details", { class: "mnb-failure", role: "listitem", open: opened }, h("summary", {}, mark, h("b", { text: one.title }), when), body);
-    if (one.traceback) body.append(h("pre", { class: "mnb-trace", tabindex: "0", text: one.traceback }));
-    if (one.last_lines) body.append(h("div", { class: "mnb-dim", text: "its last lines" }), h("pre", { class: "mnb-lines mnb-short", tabindex: "0", text: one.last_lines.join("\n") }));
-    body.append(h("div", { class: "mnb-buttons" }, heal, autopsy, copyButton("Copy report", () => `${one.title}\n\n${one.report}`)), message);
-    return {
-      element,
-      open() {
-        element.open = true;
-        element.scrollIntoView({ block: "nearest" });
-        element.querySelector("summary").focus();
-      },
-      update(now) {
-        one = now;
-        if (element.dataset.end !== one.state) element.dataset.end = one.state;
-        say(mark, ENDS[one.state] ?? one.state);
-        const lasted = one.ended ? `, ${ENDS[one.state]} after ${duration(one.ended - one.at)}` : "";
-        say(when, `${clock(one.at)}${lasted}`);
-        heal.hidden = one.state !== "open" || !cluster.live;
-        autopsy.hidden = !["exception", "init", "unhandled", "raised"].includes(one.cause) || !cluster.live;
-        const place = [one.host && `host ${cluster.state.hosts[one.host]?.name ?? one.host}`, one.pid && `pid ${one.pid}`].filter(Boolean).join(", ");
-        const told = (one.told ?? []).map(([who, how]) => tellingOf(who, how)).join(" → ");
-        const late = one.detected - one.at;
-        const facts = [
-          ["what", one.oom ? "the host killed it because it ran out of memory" : ""],
-          ["where", place],
-          ["detected", late > 0.001 ? `${late < 1 ? `${Math.round(late * 1000)} ms` : duration(late)} later` : "at once"],
-          ["told", told],
-          ["also hit", (one.also ?? []).join(", ")],
-          ["next", one.state === "open" ? one.next : ""],
-        ].filter(([, value]) => value);
-        rows.replaceChildren(...facts.map(([what, value]) => h("div", {}, h("span", { class: "mnb-dim", text: what }), h("span", { text: value }))));
-      },
-    };
   }
 
   function changed(patch) {
@@ -128,4 +80,75 @@ export function failureView(cluster, root, options) {
     clearInterval(ticking);
     if (pending !== null) cancelAnimationFrame(pending);
   };
+}
+
+/** One failure: a line with what can be done, and its story below. */
+function entry(cluster, id, one, opened, options) {
+  const mark = h("span", { class: "mnb-end" });
+  const when = h("span", { class: "mnb-dim mnb-when" });
+  const { message, tell, ask } = actionBar();
+  const wanted = () => ({ mesh: one.mesh });
+  const heal = ask("Heal", () => cluster.request("heal", wanted()), { class: "mnb-b mnb-main", title: "brings back what it has hit" });
+  const retry = ask(
+    "Retry",
+    async () => {
+      if (one.state === "open") await cluster.request("heal", wanted());
+      await runAgain(retry);
+      return { text: "" };
+    },
+    { title: "heals, and runs this cell again" },
+  );
+  const look = h("button", { class: "mnb-b", type: "button", text: "Post-mortem", title: "looks into the frames where it was raised" });
+  const report = copyButton("Copy report", () => `${one.title}\n\n${one.report}`);
+  const rows = h("div", { class: "mnb-facts" });
+  const story = h("div", { class: "mnb-story", hidden: !opened }, rows);
+  const toggle = h("button", { class: "mnb-toggle", type: "button", "aria-expanded": String(opened) }, mark, h("b", { text: one.title }));
+  const show = (open) => {
+    story.hidden = !open;
+    toggle.setAttribute("aria-expanded", String(open));
+  };
+  toggle.addEventListener("click", () => show(story.hidden));
+  let autopsied = null;
+  look.addEventListener("click", () => {
+    show(true);
+    if (!autopsied) story.append((autopsied = autopsy(cluster, { mesh: one.mesh, ranks: one.ranks.slice(0, 1) }, () => (autopsied = null))));
+    autopsied.querySelector("input")?.focus();
+  });
+  if (one.traceback) story.append(h("pre", { class: "mnb-trace", tabindex: "0", text: one.traceback }));
+  if (one.last_lines) story.append(h("div", { class: "mnb-dim", text: "its last lines" }), h("pre", { class: "mnb-lines mnb-short", tabindex: "0", text: one.last_lines.join("\n") }));
+  const buttons = h("span", { class: "mnb-buttons" }, heal, retry, look, report);
+  const element = h("div", { class: "mnb-failure", role: "listitem" }, h("div", { class: "mnb-fail-top" }, toggle, when, buttons), message, story);
+  return {
+    element,
+    open() {
+      show(true);
+      element.scrollIntoView({ block: "nearest" });
+      toggle.focus();
+    },
+    update(now) {
+      one = now;
+      if (element.dataset.end !== one.state) element.dataset.end = one.state;
+      say(mark, one.state);
+      say(when, `${clock(one.at)}${one.ended ? `, ${one.state} after ${duration(one.ended - one.at)}` : ""}`);
+      heal.hidden = one.state !== "open" || !cluster.live;
+      retry.hidden = !options.bar || !cluster.live || one.state === "healing" || !cellOf(element);
+      look.hidden = !OPENED.includes(one.cause) || one.kind !== "actors" || !one.ranks.length || !cluster.live;
+      rows.replaceChildren(...storyOf(cluster, one).map(([what, value]) => h("div", {}, h("span", { class: "mnb-dim", text: what }), h("span", { text: value }))));
+    },
+  };
+}
+
+/** What is known of a failure, in words: [what, value] each. */
+export function storyOf(cluster, one) {
+  const place = [one.host && `host ${cluster.state.hosts[one.host]?.name ?? one.host}`, one.pid && `pid ${one.pid}`].filter(Boolean).join(", ");
+  const late = one.detected - one.at;
+  const detected = late > 0.001 ? `${late < 1 ? `${Math.round(late * 1000)} ms` : duration(late)} later` : "at once";
+  return [
+    ["what", one.oom ? "the host killed it because it ran out of memory" : ""],
+    ["where", place],
+    ["since", `${clock(one.at)}, detected ${detected}`],
+    ["told", (one.told ?? []).map(([who, how]) => tellingOf(who, how)).join(" → ")],
+    ["also hit", (one.also ?? []).join(", ")],
+    ["next", one.state === "open" ? one.next : ""],
+  ].filter(([, value]) => value);
 }

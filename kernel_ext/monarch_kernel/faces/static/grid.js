@@ -3,37 +3,46 @@
 import { pointOf } from "./cluster.js";
 import { h, SIGNS } from "./words.js";
 
-const CANVAS_FROM = 2000; // cells
+export const CANVAS_FROM = 2000; // cells
 const GAP = 3;
 
-/** Where each index goes: {columns, rows: [{label, cells: [index | -1]}], heads: [label]}. */
+const productOf = (sizes) => sizes.reduce((product, size) => product * size, 1);
+
+/**
+ * Where each index goes: {columns, rows: [{label, cells: [index]}], heads: [label], corner}. `across` is the dimension
+ * that runs across, or several; the others run down. Lines that are too long are folded.
+ */
 export function layout(labels, sizes, across) {
-  const count = sizes.reduce((product, size) => product * size, 1);
-  if (!sizes.length) return { columns: 1, heads: [], rows: [{ label: "", cells: [0] }] };
-  const inner = sizes[across];
-  const outer = labels.map((_, d) => d).filter((d) => d !== across);
-  const wide = inner > 32 ? fold(inner, count) : inner;
+  const count = productOf(sizes);
+  if (!sizes.length) return { columns: 1, heads: [], rows: [{ label: "", cells: [0] }], corner: "" };
+  const columns = [across].flat().sort((a, b) => a - b);
+  const lines = labels.map((_, d) => d).filter((d) => !columns.includes(d));
   const strides = new Array(sizes.length);
   for (let d = sizes.length - 1, step = 1; d >= 0; d--) {
     strides[d] = step;
     step *= sizes[d];
   }
-  const outerSizes = outer.map((d) => sizes[d]);
-  const lines = outerSizes.reduce((product, size) => product * size, 1);
+  const places = (dims) => {
+    const own = dims.map((d) => sizes[d]);
+    return Array.from({ length: productOf(own) }, (_, at) => {
+      const point = pointOf(own, at);
+      return { point, offset: dims.reduce((sum, d, i) => sum + point[i] * strides[d], 0) };
+    });
+  };
+  const inner = places(columns);
+  const wide = inner.length > 32 ? fold(inner.length, count) : inner.length;
+  const folded = inner.length > wide;
   const rows = [];
-  for (let line = 0; line < lines; line++) {
-    const point = pointOf(outerSizes, line);
-    const start = outer.reduce((sum, d, at) => sum + point[at] * strides[d], 0);
-    const label = outer.map((d, at) => `${labels[d]}=${point[at]}`).join(" ");
-    for (let from = 0; from < inner; from += wide) {
-      const cells = [];
-      for (let at = from; at < Math.min(inner, from + wide); at++) cells.push(start + at * strides[across]);
-      const part = inner > wide ? `${outer.length ? "" : labels[across] + " "}${from}–${Math.min(inner, from + wide) - 1}` : "";
-      rows.push({ label: [from ? "" : label, part].filter(Boolean).join(" "), cells });
+  for (const line of places(lines)) {
+    const label = lines.map((d, at) => `${labels[d]}=${line.point[at]}`).join(" ");
+    for (let from = 0; from < inner.length; from += wide) {
+      const part = inner.slice(from, from + wide);
+      const range = folded ? `${lines.length || columns.length > 1 ? "" : `${labels[columns[0]]} `}${from}–${from + part.length - 1}` : "";
+      rows.push({ label: [from ? "" : label, range].filter(Boolean).join(" "), cells: part.map((one) => line.offset + one.offset) });
     }
   }
-  const heads = inner > wide ? [] : Array.from({ length: inner }, (_, at) => String(at));
-  return { columns: wide, rows, heads, corner: inner > wide ? "" : labels[across] };
+  const heads = folded ? [] : inner.map((one) => one.point.join("·"));
+  return { columns: wide, rows, heads, corner: folded ? "" : columns.map((d) => labels[d]).join("·") };
 }
 
 function fold(inner, count) {
@@ -53,14 +62,28 @@ function blocksOf(plan, size) {
   return blocks;
 }
 
+/** A cell that stands for many: what is wrong lies on top. */
+function barOf(parts) {
+  let from = 0;
+  const stops = parts.map(([state, share]) => {
+    const begin = from;
+    from += share;
+    return `var(--mnb-${state}) ${Math.round(begin * 100)}% ${Math.round(from * 100)}%`;
+  });
+  return `linear-gradient(180deg, ${stops.join(", ")})`;
+}
+
 export class Grid {
-  /** `look(index)` gives {state, fill, text, label}; `on` has hover(index, box), pick(index, event). */
+  /**
+   * `look(index)` gives {state, fill, text, label, parts?}: parts are [state, share] of what a cell stands for. `on` has
+   * hover(index, box) and select(indices).
+   */
   constructor(labels, sizes, across, look, on) {
     this.sizes = sizes;
     this.look = look;
     this.on = on;
     this.plan = layout(labels, sizes, across);
-    this.count = sizes.reduce((product, size) => product * size, 1);
+    this.count = productOf(sizes);
     this.order = this.plan.rows.flatMap((row) => row.cells);
     this.focused = 0;
     this.selected = new Set();
@@ -166,8 +189,9 @@ export class Grid {
     for (const index of indices ?? this.order) {
       const cell = this.cells[index];
       if (!cell) continue;
-      const { state, fill, text, label } = this.look(index);
-      const shown = this.size === "l" ? `${text}${SIGNS[state] ? ` ${SIGNS[state]}` : ""}` : SIGNS[state] ?? "";
+      const { state, fill, text, label, parts } = this.look(index);
+      const sign = SIGNS[state] ?? "";
+      const shown = this.size === "l" ? `${text}${sign ? ` ${sign}` : ""}` : sign;
       if (cell.dataset.state !== state) cell.dataset.state = state;
       if (cell.textContent !== shown) cell.textContent = shown;
       if (cell.getAttribute("aria-label") !== label) cell.setAttribute("aria-label", label);
@@ -176,6 +200,11 @@ export class Grid {
         cell.dataset.fill = now;
         cell.style.setProperty("--fill", `${now}%`);
         cell.classList.toggle("mnb-metric", fill !== null);
+      }
+      const bar = parts?.length > 1 ? barOf(parts) : "";
+      if ((cell.bar ?? "") !== bar) {
+        cell.bar = bar;
+        cell.style.background = bar;
       }
     }
   }
@@ -190,13 +219,16 @@ export class Grid {
     for (const index of indices ?? this.order) {
       const place = this.places.get(index);
       if (!place) continue;
-      const { state, fill } = this.look(index);
+      const { state, fill, parts } = this.look(index);
       const [x, y] = [place[0] * step, place[1] * step];
       context.clearRect(x, y, step, step);
-      const name = fill === null ? state : "metric";
-      context.fillStyle = colours[name] ??= style.getPropertyValue(`--mnb-${name}`);
       context.globalAlpha = fill === null ? 1 : 0.12 + 0.88 * fill;
-      context.fillRect(x, y, step - gap, step - gap);
+      let from = 0;
+      for (const [name, share] of fill === null ? parts ?? [[state, 1]] : [["metric", 1]]) {
+        context.fillStyle = colours[name] ??= style.getPropertyValue(`--mnb-${name}`);
+        context.fillRect(x, y + from * (step - gap), step - gap, share * (step - gap));
+        from += share;
+      }
       context.globalAlpha = 1;
       if (this.selected.has(index)) {
         context.strokeStyle = colours.ink ??= style.getPropertyValue("--mnb-ink");

@@ -1,11 +1,38 @@
 // The log view: what the ranks write, merged or in lanes, filtered, followed, kept.
 
 import { pointOf } from "./cluster.js";
-import { h, placeOf, plural, say } from "./words.js";
+import { clock, h, placeOf, plural, say } from "./words.js";
 
 const KEPT = 5000;
 const LEVELS = ["", "debug", "info", "warning", "error"];
 const LANES = 8;
+
+/** Ranks in words, "0, 4-7" or "hosts=1 gpus=0:4", as indices; null for all of them, undefined where it means nothing. */
+export function ranksOf(text, labels, sizes) {
+  if (!text.trim()) return null;
+  const count = sizes.reduce((product, size) => product * size, 1);
+  if (text.includes("=")) {
+    const picks = labels.map(() => null);
+    for (const part of text.trim().split(/[\s,]+/)) {
+      const match = /^(\w+)=(\d*)(?:(:)(\d*))?$/.exec(part);
+      const d = match ? labels.indexOf(match[1]) : -1;
+      if (d < 0 || (!match[2] && !match[3])) return undefined;
+      const from = Number(match[2] || 0);
+      picks[d] = [from, match[3] ? Number(match[4] || sizes[d]) : from + 1];
+    }
+    const found = [];
+    for (let index = 0; index < count; index++)
+      if (pointOf(sizes, index).every((at, d) => !picks[d] || (at >= picks[d][0] && at < picks[d][1]))) found.push(index);
+    return found;
+  }
+  const found = new Set();
+  for (const part of text.split(",")) {
+    const match = /^\s*(\d+)\s*(?:[-–:]\s*(\d+))?\s*$/.exec(part);
+    if (!match) return undefined;
+    for (let index = Number(match[1]); index <= Math.min(count - 1, Number(match[2] ?? match[1])); index++) found.add(index);
+  }
+  return [...found];
+}
 
 /** Shows the lines of a mesh. `options`: {mesh, ranks?, text?, level?}. */
 export function logView(cluster, root, options) {
@@ -16,7 +43,7 @@ export function logView(cluster, root, options) {
   const title = h("b");
   const text = h("input", { class: "mnb-pick mnb-find", type: "search", placeholder: "filter text", "aria-label": "filter text", value: options.text ?? "" });
   const level = h("select", { class: "mnb-pick", "aria-label": "level" }, ...LEVELS.map((name) => h("option", { value: name, text: name || "all levels" })));
-  const where = h("input", { class: "mnb-pick mnb-where", placeholder: "ranks: 0, 4-7", "aria-label": "ranks" });
+  const where = h("input", { class: "mnb-pick mnb-where", placeholder: "ranks: 0-3, gpus=1", "aria-label": "ranks" });
   const mode = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Lanes" });
   const pause = h("button", { class: "mnb-b", type: "button", text: "Pause" });
   const save = h("button", { class: "mnb-b", type: "button", text: "Download" });
@@ -62,16 +89,10 @@ export function logView(cluster, root, options) {
   }
   const named = (index) => (mesh?.labels?.length ? placeOf(mesh.labels, pointOf(mesh.sizes, index)) : mesh?.name ?? "");
 
-  /** "0, 4-7" as indices; null for all. */
   function wanted() {
-    const found = [];
-    for (const part of where.value.split(",")) {
-      const match = /^\s*(\d+)\s*(?:[-–:]\s*(\d+))?\s*$/.exec(part);
-      if (match) for (let index = Number(match[1]); index <= Number(match[2] ?? match[1]); index++) found.push(index);
-    }
-    where.classList.toggle("mnb-wrong", Boolean(where.value.trim()) && !found.length);
-    const count = mesh?.sizes?.reduce((product, size) => product * size, 1) ?? 0;
-    return found.length ? found.filter((index) => index < count) : options.ranks ?? null;
+    const found = ranksOf(where.value, mesh?.labels ?? [], mesh?.sizes ?? []);
+    where.classList.toggle("mnb-wrong", found === undefined);
+    return found ?? options.ranks ?? null;
   }
 
   function follow() {
@@ -109,8 +130,8 @@ export function logView(cluster, root, options) {
     count();
   }
 
-  function row([index, , kind, line], bare) {
-    return h("div", { class: "mnb-line", "data-level": kind || null }, bare ? null : h("span", { class: "mnb-who", style: `--hue:${(index * 47) % 360}`, text: named(index) }), h("span", { text: line }));
+  function row([index, at, kind, line], bare) {
+    return h("div", { class: "mnb-line", "data-level": kind || null, title: clock(at) }, bare ? null : h("span", { class: "mnb-who", style: `--hue:${(index * 47) % 360}`, text: named(index) }), h("span", { text: line }));
   }
 
   function rebuild() {
@@ -142,7 +163,7 @@ export function logView(cluster, root, options) {
     say(title, mesh?.name ?? "");
     const parts = [plural(lines.length, "line")];
     if (skipped) parts.push(`${skipped} left out`);
-    if (!cluster.live) parts.push("not connected");
+    if (!cluster.live) parts.push(`as it was at ${clock(cluster.now())}`);
     say(facts, `· ${parts.join(" · ")}`);
   }
 

@@ -1,34 +1,31 @@
-// The mesh view: a grid that lives, and what can be done with the ranks that are selected in it.
+// The mesh view: a grid that lives, by hosts first where there are many ranks; what is selected has its details beside.
 
-import { actorsOn, baseOf, indexOfBase, pointOf, rankOf, sliceExpression } from "./cluster.js";
-import { Grid } from "./grid.js";
-import { askButton, bytes, clock, copyButton, duration, h, placeOf, plural, say, shapeOf, STATES } from "./words.js";
+import { baseOf, pointOf, rankOf, sliceExpression } from "./cluster.js";
+import { coloursOf, rangeOf, Told } from "./colours.js";
+import { details, usage, words } from "./details.js";
+import { CANVAS_FROM, Grid } from "./grid.js";
+import { hostsOf, together } from "./hosts.js";
+import { askButton, clock, duration, h, placeOf, plural, say, shapeOf, STATES } from "./words.js";
 
-const METRICS = {
-  state: null,
-  cpu: { name: "CPU", of: (rank) => rank.cpu, show: (value) => `${Math.round(value * 100)} %`, top: 1 },
-  memory: { name: "memory", of: (rank) => rank.memory, show: bytes },
-  gpu: { name: "GPU", of: (rank) => rank.gpu, show: (value) => `${Math.round(value * 100)} %`, top: 1 },
-  gpu_memory: { name: "GPU memory", of: (rank) => rank.gpu_memory, show: bytes },
-  queue: { name: "queue", of: (rank) => rank.queue, show: (value) => plural(value, "message") },
-  rate: { name: "calls/s", of: (rank) => rank.rate, show: (value) => `${value} calls/s` },
-  errors: { name: "errors", of: (rank) => rank.errors, show: (value) => plural(value, "error") },
-};
+const HOSTS_FROM = 256; // ranks from which on they can be shown by their hosts
 
 /** Shows a mesh, or a slice of one. `options`: {mesh, labels?, sizes?, ranks?}. Gives a function that ends it. */
 export function meshView(cluster, root, options) {
   const uid = options.mesh;
+  const ranks = options.ranks ?? null; // indices in the whole mesh, for a slice
   let mesh = cluster.state.meshes[uid];
-  let ranks = options.ranks ?? null; // indices in the whole mesh, for a slice
-  let labels, sizes, grid, metric = "state", across, selection = [], pending = null, all = true, top = 1;
-  const dirty = new Set();
+  let labels, sizes, count, hosts, grid, inner, panel;
+  let byHosts = false, opened = -1, across = [], metric = "state", range = [0, 1], colours = {};
+  let selection = [], pending = null, all = true;
+  const dirty = new Set(); // ranks
+  const told = new Told(cluster, uid, () => metric.startsWith("told:") && ((all = true), soon()));
 
   const title = h("b");
   const facts = h("span", { class: "mnb-dim" });
   const status = h("span", { class: "mnb-status mnb-dim", role: "status" });
   const legend = h("div", { class: "mnb-legend" });
   const field = h("div", { class: "mnb-field" });
-  const details = h("div", { class: "mnb-details", hidden: true, "aria-live": "off" });
+  const side = h("div", { class: "mnb-side", hidden: true });
   const tip = h("div", { class: "mnb-tip", role: "tooltip", hidden: true });
   const message = h("div", { class: "mnb-message", role: "status" });
   const tell = (text, wrong) => {
@@ -36,214 +33,164 @@ export function meshView(cluster, root, options) {
     message.classList.toggle("mnb-wrong", Boolean(wrong));
   };
   const healAll = askButton("Heal", () => cluster.request("heal", { mesh: uid }), tell, { class: "mnb-b mnb-main" });
-  const colour = h("select", { class: "mnb-pick", "aria-label": "colour by", onchange: () => setMetric(colour.value) });
-  const turn = h("select", { class: "mnb-pick", "aria-label": "dimension across", onchange: () => build(Number(turn.value)) });
-  const tools = h("span", { class: "mnb-tools" }, turn, colour, healAll);
+  const turns = h("span", { class: "mnb-turns", role: "group", "aria-label": "dimensions: across or down" });
+  const level = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Hosts", title: "sums ranks up by their hosts" });
+  const colour = h("select", { class: "mnb-pick", "aria-label": "colour by" });
+  const tools = h("span", { class: "mnb-tools" }, healAll, turns, level, colour);
   root.append(
-    h("div", { class: "mnb-top" }, h("span", {}, title, " ", facts), status, tools),
-    h("div", { class: "mnb-body" }, h("div", { class: "mnb-left-side" }, field, legend), details),
+    h("div", { class: "mnb-top mnb-wrap" }, h("span", {}, title, " ", facts), status, tools),
+    h("div", { class: "mnb-body" }, h("div", { class: "mnb-left-side" }, field, legend), side),
     message,
     tip,
   );
-
-  const whole = (index) => (ranks ? ranks[index] : index);
-
-  function build(now) {
-    across = now;
-    grid = new Grid(labels, sizes, across, look, { hover, select, pick: () => {} });
-    field.replaceChildren(grid.element);
-    root.classList.toggle("mnb-many", grid.size === "s");
-    select([]);
+  for (const begin of ["pointerdown", "focus"]) colour.addEventListener(begin, () => told.begin());
+  colour.addEventListener("change", () => {
+    metric = colour.value;
     all = true;
     draw();
-  }
+  });
+  level.addEventListener("click", () => {
+    byHosts = !byHosts;
+    opened = -1;
+    build();
+  });
+
+  const whole = (index) => (ranks ? ranks[index] : index);
+  const at = (index) => rankOf(cluster.state, uid, whole(index));
+
+  // -- what is shown ---------------------------------------------------------------------------------------------------
 
   function start() {
     labels = options.labels ?? mesh.labels;
     sizes = options.sizes ?? mesh.sizes;
-    turn.hidden = labels.length < 2;
-    turn.replaceChildren(...labels.map((label, d) => h("option", { value: d, text: `${label} across` })));
-    turn.value = String(labels.length - 1);
-    build(Math.max(0, labels.length - 1));
+    count = sizes.reduce((product, size) => product * size, 1);
+    hosts = count >= HOSTS_FROM ? hostsOf(cluster.state, mesh, labels, sizes, (index) => baseOf(mesh, whole(index))) : null;
+    byHosts = Boolean(hosts) && count > CANVAS_FROM;
+    across = [Math.max(0, labels.length - 1)];
+    level.hidden = !hosts;
+    build();
   }
 
-  function setMetric(name) {
-    metric = name;
+  function build() {
+    select([]);
+    inner = null;
+    tip.hidden = true;
+    level.setAttribute("aria-pressed", String(byHosts));
+    turns.hidden = byHosts || labels.length < 2;
+    turns.replaceChildren(...labels.map((label, d) => turn(label, d)));
+    grid = byHosts
+      ? new Grid(hosts.labels, hosts.sizes, hosts.sizes.length - 1, lookAtHost, { hover: hoverHost, select: openHosts })
+      : new Grid(labels, sizes, across, look, { hover: (index, box) => hover(index, box), select });
+    field.replaceChildren(grid.element);
+    root.classList.toggle("mnb-many", grid.size === "s" || byHosts);
     all = true;
     draw();
   }
 
-  function look(index) {
-    const rank = rankOf(cluster.state, uid, whole(index));
-    const point = pointOf(sizes, index);
-    const state = mesh.stopped ? "stopped" : rank.state;
-    let fill = null;
-    const kind = METRICS[metric];
-    if (kind) fill = Math.min(1, (kind.of(rank) ?? 0) / top);
-    return { state, fill, text: String(point.at(-1) ?? 0), label: `${placeOf(labels, point) || "one"}, ${words(rank)}` };
+  /** A button that moves a dimension from across to down, or back. */
+  function turn(label, d) {
+    const isAcross = across.includes(d);
+    const button = h("button", { class: "mnb-b mnb-turn", type: "button", text: `${label} ${isAcross ? "→" : "↓"}`, "aria-pressed": String(isAcross), title: `${label} runs ${isAcross ? "across" : "down"}; click to turn it` });
+    button.addEventListener("click", () => {
+      const others = across.filter((one) => one !== d);
+      const next = isAcross ? others : labels.length > 2 ? [...across, d] : [d];
+      across = next.length ? next : [labels.findIndex((_, one) => one !== d)];
+      build();
+      turns.children[d].focus();
+    });
+    return button;
   }
 
-  function words(rank) {
+  function look(index) {
+    const rank = at(index);
     const state = mesh.stopped ? "stopped" : rank.state;
-    if (state === "busy") return `busy with ${rank.endpoint}`;
-    return state + (rank.detail && state === "failed" ? `: ${rank.detail}` : "");
+    const kind = colours[metric];
+    const value = kind ? kind.of(rank, whole(index)) : undefined;
+    const fill = kind ? share(value) : null;
+    const point = pointOf(sizes, index);
+    const said = kind && value !== undefined ? `, ${kind.name} ${kind.show(value)}` : "";
+    return { state, fill, text: String(point.at(-1) ?? 0), label: `${placeOf(labels, point) || "one"}, ${words(mesh, rank)}${said}` };
   }
+
+  const share = (value) => (Number.isFinite(value) ? Math.min(1, (value - range[0]) / (range[1] - range[0] || 1)) : 0);
+
+  function lookAtHost(host) {
+    const indices = hosts.on(host);
+    const kind = colours[metric];
+    const { state, parts, counts } = together(cluster.state, uid, indices.map(whole));
+    let fill = null;
+    if (kind) {
+      const values = indices.map((index) => kind.of(at(index), whole(index))).filter(Number.isFinite);
+      fill = values.length ? share(values.reduce((sum, value) => sum + value, 0) / values.length) : 0;
+    }
+    const said = STATES.filter((one) => counts[one]).map((one) => `${counts[one]} ${one}`).join(", ");
+    return { state: mesh.stopped ? "stopped" : state, fill, parts: mesh.stopped ? undefined : parts, text: "", label: `${hosts.names[host]}: ${said}` };
+  }
+
+  function openHosts(chosen) {
+    opened = chosen.length === 1 ? chosen[0] : -1;
+    inner = null;
+    field.querySelector(".mnb-inner")?.remove();
+    if (opened >= 0) {
+      const indices = hosts.on(opened);
+      const form = hosts.inner ?? { labels: ["rank"], sizes: [indices.length] };
+      const own = { hover: (i, box) => hover(i < 0 ? -1 : indices[i], box), select: (them) => select(them.length ? them.map((i) => indices[i]) : indices) };
+      inner = new Grid(form.labels, form.sizes, form.sizes.length - 1, (i) => look(indices[i]), own);
+      inner.update();
+      field.append(h("div", { class: "mnb-inner" }, h("div", { class: "mnb-dim", text: hosts.names[opened] }), inner.element));
+    }
+    select(chosen.flatMap((host) => hosts.on(host)));
+  }
+
+  // -- under the pointer, and selected ---------------------------------------------------------------------------------
 
   function hover(index, box) {
-    if (index < 0 || !box) {
-      tip.hidden = true;
-      return;
-    }
-    const rank = rankOf(cluster.state, uid, whole(index));
-    const since = rank.since ? ` for ${duration(cluster.now() - rank.since)}` : "";
-    const lines = [h("b", { text: placeOf(labels, pointOf(sizes, index)) || "one" }), h("div", { text: words(rank) + (rank.state === "busy" || rank.state === "unresponsive" ? since : "") })];
+    if (index < 0 || !box) return point(null);
+    const rank = at(index);
+    const lasts = rank.since && ["busy", "unresponsive", "paused", "failed"].includes(rank.state) ? ` · ${duration(cluster.now() - rank.since)}` : "";
+    const lines = [h("b", { text: placeOf(labels, pointOf(sizes, index)) || "one" }), h("div", { text: words(mesh, rank) + lasts })];
+    const kind = colours[metric];
+    const value = kind?.of(rank, whole(index));
+    if (metric.startsWith("told:") && value !== undefined) lines.push(h("div", { text: `${kind.name} ${kind.show(value)}` }));
     const used = usage(rank);
     if (used) lines.push(h("div", { class: "mnb-dim", text: used }));
+    point(lines, box);
+  }
+
+  function hoverHost(host, box) {
+    if (host < 0 || !box) return point(null);
+    const [name, said] = lookAtHost(host).label.split(": ");
+    point([h("b", { text: name }), h("div", { text: said })], box);
+  }
+
+  function point(lines, box) {
+    tip.hidden = !lines;
+    if (!lines) return;
     tip.replaceChildren(...lines);
-    tip.hidden = false;
     const frame = root.getBoundingClientRect();
-    const left = Math.min(box.left - frame.left, frame.width - tip.offsetWidth - 4);
-    tip.style.left = `${Math.max(0, left)}px`;
+    tip.style.left = `${Math.max(0, Math.min(box.left - frame.left, frame.width - tip.offsetWidth - 4))}px`;
     tip.style.top = `${box.bottom - frame.top + 5}px`;
   }
 
-  function usage(rank) {
-    const parts = [];
-    if (rank.pid) parts.push(`pid ${rank.pid}`);
-    if (rank.cpu !== undefined) parts.push(`CPU ${Math.round(rank.cpu * 100)} %`);
-    if (rank.memory) parts.push(bytes(rank.memory));
-    if (rank.gpu_memory) parts.push(`GPU ${bytes(rank.gpu_memory)} of ${bytes(rank.gpu_total)}`);
-    if (rank.queue) parts.push(`${rank.queue} waiting`);
-    if (rank.rate) parts.push(`${rank.rate} calls/s`);
-    if (rank.errors) parts.push(plural(rank.errors, "error"));
-    return parts.join(" · ");
-  }
-
-  // -- what is selected ------------------------------------------------------------------------------------------------
-
-  let endLines = null, facts1 = null;
-
   function select(indices) {
     selection = indices;
-    endLines?.();
-    endLines = facts1 = null;
-    details.hidden = !indices.length;
-    if (!indices.length) {
-      details.replaceChildren();
-      return;
-    }
-    const wanted = { mesh: uid, ranks: indices.map(whole) };
-    const expression = sliceExpression(mesh.name, labels, sizes, indices);
-    const heading = h("b", { text: indices.length === 1 ? placeOf(labels, pointOf(sizes, indices[0])) || mesh.name : plural(indices.length, "rank") });
-    facts1 = h("div", { class: "mnb-facts" });
-    const output = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": "last lines" });
-    const stop = h("button", { class: "mnb-b", type: "button", text: "Stop" });
-    let armed = 0;
-    stop.addEventListener("click", async () => {
-      if (!armed) {
-        stop.textContent = "Stop for good?";
-        armed = setTimeout(() => ((armed = 0), (stop.textContent = "Stop")), 3000);
-        return;
-      }
-      clearTimeout(armed);
-      armed = 0;
-      stop.textContent = "Stop";
-      try {
-        tell((await cluster.request("stop", wanted)).text);
-      } catch (error) {
-        tell(error.message, true);
-      }
+    panel?.end();
+    panel = null;
+    side.hidden = !indices.length;
+    side.replaceChildren();
+    if (!indices.length) return;
+    panel = details(cluster, uid, indices.map(whole), {
+      title: indices.length === 1 ? placeOf(labels, pointOf(sizes, indices[0])) || mesh.name : plural(indices.length, "rank"),
+      expression: labels.length ? sliceExpression(mesh.name, labels, sizes, indices) : "",
+      close: () => grid.select([]),
     });
-    const heal = askButton("Heal", () => cluster.request("heal", wanted), tell, { "data-for": "failed" });
-    const stack = askButton(
-      "Stack",
-      async () => {
-        const found = (await cluster.request("stack", { ...wanted, ranks: wanted.ranks.slice(0, 16) })).stacks;
-        endLines?.();
-        endLines = null;
-        output.textContent = Object.entries(found)
-          .map(([index, text]) => (indices.length > 1 ? `── ${placeOf(mesh.labels, pointOf(mesh.sizes, Number(index)))}\n${text}` : text))
-          .join("\n");
-        output.scrollTop = 0;
-        return null;
-      },
-      tell,
-      { "data-for": "living" },
-    );
-    details.replaceChildren(
-      h("div", { class: "mnb-top" }, heading, h("button", { class: "mnb-b mnb-quiet", type: "button", text: "×", "aria-label": "close", onclick: () => grid.select([]) })),
-      facts1,
-      h(
-        "div",
-        { class: "mnb-buttons" },
-        stack,
-        askButton("Interrupt", () => cluster.request("interrupt", wanted), tell, { "data-for": "living" }),
-        heal,
-        stop,
-      ),
-      output,
-    );
-    if (expression && mesh.labels.length)
-      details.append(h("div", { class: "mnb-slice" }, h("code", { text: expression }), copyButton("copy", () => expression)));
-    if (indices.length === 1) {
-      const kept = [];
-      endLines = cluster.subscribe({ topic: "logs", mesh: uid, ranks: wanted.ranks, lines: 60 }, (told) => {
-        if (told.reset) kept.length = 0;
-        for (const [, , , text] of told.lines) kept.push(text);
-        kept.splice(0, Math.max(0, kept.length - 200));
-        const down = output.scrollTop + output.clientHeight >= output.scrollHeight - 4;
-        output.textContent = kept.join("\n") || "nothing written yet";
-        if (down) output.scrollTop = output.scrollHeight;
-      });
-    } else output.hidden = true;
-    drawDetails();
-  }
-
-  function drawDetails() {
-    if (!facts1) return;
-    const found = selection.map((index) => rankOf(cluster.state, uid, whole(index)));
-    const broken = found.filter((rank) => rank.state === "failed").length;
-    for (const button of details.querySelectorAll("[data-for]"))
-      if (button.dataset.for === "failed") {
-        button.hidden = !broken;
-        button.classList.toggle("mnb-main", broken > 0);
-      } else button.hidden = broken === found.length || !cluster.live || Boolean(mesh.stopped);
-    const rows = [];
-    if (found.length === 1) {
-      const [rank] = found;
-      const since = rank.since && rank.state !== "idle" ? `, ${duration(cluster.now() - rank.since)}` : "";
-      rows.push(["state", words(rank) + since]);
-      const base = baseOf(mesh, whole(selection[0]));
-      const procs = mesh.kind === "procs" ? mesh : cluster.state.meshes[mesh.on];
-      if (procs?.hosts) {
-        const proc = rankOf(cluster.state, mesh.kind === "procs" ? uid : mesh.on, mesh.kind === "procs" ? whole(selection[0]) : indexOfBase(procs, base));
-        const host = procs.hosts[Math.floor(base / procs.per_host)];
-        rows.push(["host", cluster.state.hosts[host]?.name ?? host]);
-        if (usage(proc)) rows.push(["process", usage(proc)]);
-      }
-      if (mesh.kind === "actors" && usage(rank)) rows.push(["actor", usage(rank)]);
-      if (rank.life) rows.push(["healed", `${rank.life} time${rank.life > 1 ? "s" : ""}`]);
-      for (const [other, actors, at] of mesh.kind === "procs" ? actorsOn(cluster.state, uid, base) : []) {
-        const actor = rankOf(cluster.state, other, at);
-        rows.push([actors.name, `${actors.class} · ${actor.state === "busy" ? `busy with ${actor.endpoint}` : actor.state}${actor.queue ? ` · ${actor.queue} waiting` : ""}`]);
-      }
-      const failure = cluster.state.failures[rank.failure];
-      if (failure) rows.push(["next", failure.next]);
-    } else {
-      const counts = {};
-      for (const rank of found) counts[rank.state] = (counts[rank.state] ?? 0) + 1;
-      rows.push(["state", STATES.filter((state) => counts[state]).map((state) => `${counts[state]} ${state}`).join(", ")]);
-    }
-    const old = facts1.children;
-    rows.forEach(([what, value], at) => {
-      const row = old[at] ?? facts1.appendChild(h("div", {}, h("span", { class: "mnb-dim" }), h("span")));
-      say(row.children[0], what);
-      say(row.children[1], value);
-    });
-    while (old.length > rows.length) old[rows.length].remove();
+    side.append(panel.element);
+    panel.draw();
   }
 
   // -- drawing ---------------------------------------------------------------------------------------------------------
+
+  const soon = () => (pending ??= requestAnimationFrame(draw));
 
   function draw() {
     pending = null;
@@ -253,102 +200,89 @@ export function meshView(cluster, root, options) {
       tools.hidden = true;
       return;
     }
-    if (!grid) {
-      start();
-      return;
-    }
-    const count = sizes.reduce((product, size) => product * size, 1);
-    const many = mesh.kind === "procs" ? plural(count, "proc") : plural(count, mesh.class);
-    const hosts = (mesh.kind === "procs" ? mesh : cluster.state.meshes[mesh.on])?.hosts ?? [];
-    const where = hosts.length > 1 ? plural(hosts.length, "host") : "";
-    say(title, mesh.name);
-    say(facts, ["", many, labels.length ? shapeOf({ labels, sizes }) : "", where, mesh.stopped ? `stopped: ${mesh.stopped}` : ""].filter((part, at) => part || !at).join(" · "));
-    say(status, cluster.live ? "" : `as it was at ${clock(cluster.now())}`);
-    const known = availableMetrics();
-    if (colour.dataset.known !== known.join()) {
-      colour.dataset.known = known.join();
-      colour.replaceChildren(...known.map((name) => h("option", { value: name, text: METRICS[name]?.name ?? "state" })));
-      colour.value = metric = known.includes(metric) ? metric : "state";
-    }
-    colour.hidden = known.length < 2 || Boolean(mesh.stopped);
-    const kind = METRICS[metric];
+    tools.hidden = false;
+    if (!grid) return start();
+    head();
+    const kind = colours[metric];
     if (kind) {
-      let most = kind.top ?? 0;
-      for (let index = 0; index < count; index++) most = Math.max(most, kind.of(rankOf(cluster.state, uid, whole(index))) ?? 0);
-      if (most !== top) all = true;
-      top = most || 1;
+      const values = Array.from({ length: count }, (_, index) => kind.of(at(index), whole(index)));
+      const before = range;
+      range = rangeOf(kind, values);
+      if (String(before) !== String(range)) all = true;
     }
-    grid.update(all ? undefined : dirty);
+    if (all) {
+      grid.update();
+      inner?.update();
+    } else if (byHosts) {
+      grid.update(new Set([...dirty].map(hosts.of)));
+      if (opened >= 0) inner.update(hosts.on(opened).flatMap((index, i) => (dirty.has(index) ? [i] : [])));
+    } else grid.update(dirty);
     all = false;
     dirty.clear();
-    drawLegend(count);
-    drawDetails();
+    drawLegend(kind);
+    panel?.draw();
   }
 
-  function availableMetrics() {
-    const found = new Set();
-    const known = cluster.state.ranks[uid] ?? {};
-    let looked = 0;
-    for (const index in known) {
-      for (const name in METRICS) if (METRICS[name] && METRICS[name].of(known[index]) !== undefined) found.add(name);
-      if (++looked > 64) break;
+  function head() {
+    const many = plural(count, mesh.kind === "procs" ? "proc" : mesh.class);
+    const on = (mesh.kind === "procs" ? mesh : cluster.state.meshes[mesh.on])?.hosts ?? [];
+    const parts = [many, labels.length ? shapeOf({ labels, sizes }) : "", on.length > 1 ? plural(on.length, "host") : "", mesh.stopped ? `stopped: ${mesh.stopped}` : ""];
+    say(title, mesh.name);
+    say(facts, `· ${parts.filter(Boolean).join(" · ")}`);
+    say(status, cluster.live ? "" : `as it was at ${clock(cluster.now())}`);
+    colours = coloursOf(cluster.state.ranks[uid] ?? {}, told);
+    if (metric !== "state" && !colours[metric]) metric = "state";
+    const known = ["state", ...Object.keys(colours)].join();
+    if (colour.dataset.known !== known) {
+      colour.dataset.known = known;
+      colour.replaceChildren(h("option", { value: "state", text: "state" }), ...Object.entries(colours).map(([key, kind]) => h("option", { value: key, text: kind.name })));
+      colour.value = metric;
     }
-    if (metric !== "state") found.add(metric);
-    return Object.keys(METRICS).filter((name) => name === "state" || found.has(name));
+    colour.hidden = Boolean(mesh.stopped) || !cluster.live;
   }
 
-  function drawLegend(count) {
-    let counts = mesh.counts;
-    if (ranks) {
-      counts = {};
-      for (const index of ranks) {
-        const { state } = rankOf(cluster.state, uid, index);
-        counts[state] = (counts[state] ?? 0) + 1;
-      }
-    }
-    const failed = counts.failed ?? 0;
-    healAll.style.visibility = failed && !mesh.stopped && cluster.live ? "visible" : "hidden";
-    const kind = METRICS[metric];
+  function drawLegend(kind) {
+    let { counts } = mesh;
+    if (ranks) ({ counts } = together(cluster.state, uid, ranks));
+    healAll.hidden = !counts.failed || Boolean(mesh.stopped) || !cluster.live;
     const items = kind
-      ? [["metric", `${kind.name}, up to ${kind.show(top)}`]]
+      ? [["metric", `${kind.name}, ${kind.show(range[0])} to ${kind.show(range[1])}`]]
       : STATES.filter((state) => counts[state]).map((state) => [state, `${counts[state]} ${state}`]);
     const old = legend.children;
-    items.forEach(([state, text], at) => {
-      const item = old[at] ?? legend.appendChild(h("span", {}, h("i", { class: "mnb-swatch" }), h("span")));
+    items.forEach(([state, text], i) => {
+      const item = old[i] ?? legend.appendChild(h("span", {}, h("i", { class: "mnb-swatch" }), h("span")));
       if (item.children[0].dataset.state !== state) item.children[0].dataset.state = state;
       say(item.children[1], text);
     });
     while (old.length > items.length) old[items.length].remove();
-    if (grid.canvas) grid.canvas.setAttribute("aria-label", `${count} ranks: ${items.map(([, text]) => text).join(", ")}`);
+    grid.canvas?.setAttribute("aria-label", `${count} ranks: ${items.map(([, text]) => text).join(", ")}`);
   }
 
-  const inverse = ranks ? new Map(ranks.map((index, at) => [String(index), at])) : null;
+  const inverse = ranks ? new Map(ranks.map((index, i) => [String(index), i])) : null;
 
   function changed(patch) {
     if (patch === null) all = true;
     else {
       const mine = patch.ranks?.[uid];
-      if (mine)
-        for (const index in mine) {
-          const at = inverse ? inverse.get(index) : Number(index);
-          if (at !== undefined) dirty.add(at);
-        }
-      const told = patch.meshes?.[uid];
-      if (told === null || told?.state || told?.stopped) all = true;
-      const near = selection.length && (patch.ranks || patch.meshes || patch.failures);
-      if (!mine && told === undefined && !near && !patch.hosts) return;
+      for (const index in mine ?? {}) {
+        const i = inverse ? inverse.get(index) : Number(index);
+        if (i !== undefined) dirty.add(i);
+      }
+      const of = patch.meshes?.[uid];
+      if (of === null || of?.state || of?.stopped) all = true;
+      const near = selection.length && (patch.ranks || patch.meshes || patch.failures || patch.sessions);
+      if (!mine && of === undefined && !near && !patch.hosts) return;
     }
-    pending ??= requestAnimationFrame(draw);
+    soon();
   }
 
   draw();
   const end = cluster.watch(changed);
-  const ticking = setInterval(() => {
-    if (selection.length && root.isConnected) drawDetails();
-  }, 500);
+  const ticking = setInterval(() => root.isConnected && panel?.draw(), 500);
   return () => {
     end();
-    endLines?.();
+    told.end();
+    panel?.end();
     clearInterval(ticking);
     if (pending !== null) cancelAnimationFrame(pending);
   };

@@ -6,6 +6,7 @@ import { pointOf } from "./cluster.js";
 
 const MOST = 4000; // points of a line
 const HISTORY_S = 600;
+const SINGLE = 8; // ranks with a line each; more are shown as their mean with a band
 const USES = [
   ["cpu", "CPU, cores", (rank) => rank.cpu],
   ["memory", "memory, MB", (rank) => rank.memory && rank.memory / (1 << 20)],
@@ -16,7 +17,7 @@ const USES = [
 export function metricView(cluster, root, options) {
   const uid = options.mesh;
   let mesh = cluster.state.meshes[uid];
-  let end = null, pending = null;
+  let end = null, pending = null, chosen = null; // whether means are shown, once somebody has said so
   const data = new Map(); // name -> index -> [[step, value]]
   const charts = new Map();
   const title = h("b");
@@ -25,7 +26,7 @@ export function metricView(cluster, root, options) {
   const field = h("div", { class: "mnb-charts" });
   root.append(h("div", { class: "mnb-top" }, h("span", {}, title, " ", facts), h("span", { class: "mnb-tools" }, mean)), field);
   mean.addEventListener("click", () => {
-    mean.setAttribute("aria-pressed", String(mean.getAttribute("aria-pressed") !== "true"));
+    chosen = mean.getAttribute("aria-pressed") !== "true";
     soon();
   });
 
@@ -53,6 +54,7 @@ export function metricView(cluster, root, options) {
     const when = cluster.live ? "" : ` · as it was at ${clock(cluster.now())}`;
     say(facts, data.size ? `· ${plural(ranks.size, "rank")}${when}` : `· nothing told yet: monarch.telemetry.log(loss=…, step=…) in an actor${when}`);
     mean.hidden = ranks.size < 2;
+    mean.setAttribute("aria-pressed", String(chosen ?? ranks.size > SINGLE));
     for (const [name, lines] of data) {
       let chart = charts.get(name);
       if (!chart) {

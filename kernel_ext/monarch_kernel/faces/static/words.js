@@ -76,6 +76,22 @@ async function copied(text) {
   }
 }
 
+/** Who was told of a failure, in words. */
+export function tellingOf(who, how) {
+  if (who === "<root>") return how === "shown" ? "shown in the notebook" : `the notebook, ${how}`;
+  return who === "a call" ? "raised by the call that waited" : `${who}, ${how}`;
+}
+
+/** Buttons that ask, and the line that says what came of it. */
+export function actionBar() {
+  const message = h("div", { class: "mnb-message", role: "status" });
+  const tell = (text, wrong) => {
+    message.textContent = text;
+    message.classList.toggle("mnb-wrong", Boolean(wrong));
+  };
+  return { message, tell, ask: (label, ask, attributes) => askButton(label, ask, tell, attributes) };
+}
+
 /** A button that asks the kernel for something, and waits with its own label. */
 export function askButton(label, ask, tell, attributes = {}) {
   const button = h("button", { class: "mnb-b", type: "button", text: label, ...attributes });

@@ -1,0 +1,49 @@
+"""Python environments with the kernels of other front ends, in build/kernels; made when they are first asked for.
+
+    .venv/bin/python scripts/kernels.py [NAME ...]
+
+Each holds a kernel of one version and what the library needs; the library itself comes by PYTHONPATH.
+"""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "kernels"
+LIBRARY = ("pyzmq>=26,<28", "msgspec>=0.19,<1", "cloudpickle>=3.0,<4")
+
+KERNELS = {
+    "ipykernel-7.3": ("ipykernel==7.3.0", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
+    "ipykernel-7.4": ("ipykernel==7.4.0", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
+    # What JupyterLab 4.3 and older notebooks have: no subshells.
+    "ipykernel-6.31": ("ipykernel==6.31.0", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
+    # What Colab has.
+    "colab": (
+        *("ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "jupyter_client==7.4.9", "traitlets==5.7.1"),
+        *("pyzmq==26.2.1", "tornado==6.5.1", "anywidget==0.9.21", "setuptools<81"),
+    ),
+    # No widgets at all.
+    "plain": ("ipykernel==7.4.0",),
+}
+
+
+def interpreter(name: str) -> Path:
+    """The Python of a kernel; its environment is made first. Raises CalledProcessError where it cannot be."""
+    folder = FOLDER / name
+    python, stamp = folder / "bin" / "python", folder / ".requirements"
+    wanted = "\n".join((sys.version, *LIBRARY, *KERNELS[name]))
+    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return python
+    print(f"making {folder.relative_to(ROOT)}", file=sys.stderr, flush=True)
+    venv.create(folder, with_pip=False, clear=True)
+    pip = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check")
+    subprocess.run([*pip, *KERNELS[name], *LIBRARY], check=True, capture_output=True, text=True)
+    stamp.write_text(wanted)
+    return python
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or KERNELS:
+        print(f"{name}: {interpreter(name).relative_to(ROOT)}")
