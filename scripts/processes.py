@@ -1,6 +1,7 @@
 """The processes that come of a run: a mark in their environment tells them from all others."""
 
 import time
+from collections.abc import Container
 
 import psutil
 
@@ -8,10 +9,10 @@ MARK = "MONARCH_DEMO_RUN"  # in the environment of what is run, and so of every 
 GONE_SECONDS = 15.0
 
 
-def left_behind(mark: str, seconds: float = GONE_SECONDS) -> list[str]:
-    """The processes that came of a run and are still there after `seconds`, ended now; each as a line."""
+def left_behind(mark: str, seconds: float = GONE_SECONDS, but: Container[int] = ()) -> list[str]:
+    """The processes that came of a run, `but` those, and are still there after `seconds`, ended now; each as a line."""
     deadline = time.monotonic() + seconds
-    while (living := _marked(mark)) and time.monotonic() < deadline:
+    while (living := [found for found in marked(mark) if found.pid not in but]) and time.monotonic() < deadline:
         time.sleep(0.1)
     told = []
     for process in living:
@@ -23,7 +24,8 @@ def left_behind(mark: str, seconds: float = GONE_SECONDS) -> list[str]:
     return told
 
 
-def _marked(mark: str) -> list[psutil.Process]:
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes that came of a run and live."""
     found = []
     for process in psutil.process_iter():
         try:

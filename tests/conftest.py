@@ -2,9 +2,11 @@
 
 import os
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.effort import THOROUGH, tries
 
@@ -20,11 +22,29 @@ settings.register_profile(
 settings.load_profile("ours")
 
 # Modules that take longest come first, so that `make test` does not wait for one of them at the end.
-LONG = ("test_quickstart_lab", "test_quickstart", "test_hosts_links", "test_host_start", "test_hosts_cast",
+LONG = ("test_quickstart", "test_debug_notebook", "test_hosts_links", "test_host_start", "test_hosts_cast",
         "test_worker_loop", "test_faults_controller", "test_faults_agent", "test_faults_interrupts", "test_host_owner",
         "test_faults_limits", "test_host_exits", "test_host_cast", "test_spmd", "test_actor_main")  # fmt: skip
 
 
+class FilesTogether(LoadFileScheduling):  # type: ignore[misc]
+    """A module at a time; those with a browser share it, and so come one after the other."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return "tests/browser" if file.startswith("tests/browser/") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether | None:
+    return FilesTogether(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long modules first; else the order stays."""
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    """Those with a browser first, then long modules; else the order stays."""
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        stem = item.path.stem
+        return item.path.parent.name != "browser", LONG.index(stem) if stem in LONG else len(LONG)
+
+    items.sort(key=place)

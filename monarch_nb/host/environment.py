@@ -11,9 +11,11 @@ PRELOAD = "MONARCH_NB_PRELOAD"  # which modules procs are born with, separated b
 _READ_AT_LOAD = ("LD_", "DYLD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "PYTORCH_", "TORCH_", "PYTHON", "CUDA_",
                  "CUBLAS_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "MALLOC_", "GLIBC_", "LC_", "LANG", "ATEN_", "NUMPY_",
                  "NPY_", "TRITON_", "DNNL_", "ONEDNN_")  # fmt: skip
-# Read late (NCCL_* too: at init_process_group), or put right in the fork.
+# Read late (NCCL_* too: at init_process_group), or put right in the fork. Importing scikit-learn sets those of KMP
+# for whichever OpenMP is loaded after.
 _FINE = {"CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "OMP_NUM_THREADS",
-         "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}  # fmt: skip
+         "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+         "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}  # fmt: skip
 
 
 def overlaid(base: Mapping[str, str], overlay: Mapping[str, str | None]) -> dict[str, str]:

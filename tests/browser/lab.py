@@ -1,6 +1,7 @@
 """A real JupyterLab with a notebook in it, and a browser to look at it."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import secrets
@@ -8,11 +9,14 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+
+from scripts.processes import left_behind, marked
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / "build" / "screenshots"
@@ -68,6 +72,11 @@ def panel_built() -> None:
         pytest.skip("SKIPPED panel test: labextension/built is not there; `make setup` builds it where npm is")
 
 
+def browser_is_there() -> bool:
+    """Whether there is a browser, and what drives it."""
+    return any(map(shutil.which, BROWSERS)) and importlib.util.find_spec("playwright") is not None
+
+
 def browser_path() -> str:
     """The browser to drive. Skips the test, saying so, where there is none."""
     for name in BROWSERS:
@@ -76,13 +85,35 @@ def browser_path() -> str:
     pytest.skip("SKIPPED browser test: no chromium or google-chrome on PATH; `make browser` tries to install it")
 
 
+class Served(NamedTuple):
+    """A JupyterLab that runs."""
+
+    url: str
+    token: str
+    root: Path
+
+    def add(self, notebook: Path) -> str:
+        """Puts a copy of a notebook there; the address at which it is shown, in a workspace of its own."""
+        shutil.copy(notebook, self.root)
+        return f"{self.url}lab/workspaces/{notebook.stem}/tree/{notebook.name}?token={self.token}"
+
+    def end_kernels(self) -> None:
+        """Ends all kernels, as closing the notebooks with theirs does."""
+        for session in json.loads(self._ask("GET", "api/sessions")):
+            self._ask("DELETE", f"api/sessions/{session['id']}")
+
+    def _ask(self, method: str, path: str) -> bytes:
+        asked = urllib.request.Request(self.url + path, method=method, headers={"Authorization": f"token {self.token}"})
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return bytes(answer.read())
+
+
 @contextlib.contextmanager
-def lab(folder: Path, notebook: Path, env: dict[str, str]) -> Iterator[str]:
-    """Serves a copy of a notebook; gives the address at which JupyterLab shows it."""
+def serve(folder: Path, env: dict[str, str]) -> Iterator[Served]:
+    """A JupyterLab with these variables in its environment, and nothing of what the user has set."""
     root, runtime = folder / "root", folder / "runtime"
     for path in (root, runtime, folder / "config"):
         path.mkdir(parents=True)
-    shutil.copy(notebook, root)
     overrides = folder / "app-settings"
     _share(overrides)
     (folder / "share" / "labextensions").mkdir(parents=True)
@@ -111,7 +142,7 @@ def lab(folder: Path, notebook: Path, env: dict[str, str]) -> Iterator[str]:
             stderr=subprocess.STDOUT,
         )
         try:
-            yield f"{_address(server, runtime)}lab/tree/{notebook.name}?token={token}"
+            yield Served(_address(server, runtime), token, root)
         finally:
             server.terminate()  # it ends its kernels
             try:
@@ -119,6 +150,13 @@ def lab(folder: Path, notebook: Path, env: dict[str, str]) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
+
+
+@contextlib.contextmanager
+def lab(folder: Path, notebook: Path, env: dict[str, str]) -> Iterator[str]:
+    """Serves a copy of a notebook, by a JupyterLab of its own; gives the address at which it shows it."""
+    with serve(folder, env) as served:
+        yield served.add(notebook)
 
 
 def _share(folder: Path) -> None:
@@ -139,20 +177,63 @@ def _address(server: subprocess.Popen[bytes], runtime: Path, seconds: float = 40
 
 
 @contextlib.contextmanager
-def page(address: str, width: int = 1280, height: int = 1000) -> Iterator[Any]:
-    """A browser at an address, once JupyterLab is there with a kernel that is idle."""
+def browser() -> Iterator[Any]:
+    """A browser with no page yet."""
     path = browser_path()
     playwright = pytest.importorskip("playwright.sync_api", reason="SKIPPED browser test: playwright is not installed")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=ARGUMENTS)
+        started = driver.chromium.launch(executable_path=path, args=ARGUMENTS)
         try:
-            shown = browser.new_page(viewport={"width": width, "height": height})
-            shown.goto(address)
-            shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
-            shown.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
-            yield shown
+            yield started
         finally:
-            browser.close()
+            started.close()
+
+
+@contextlib.contextmanager
+def opened(by: Any, address: str, width: int = 1280, height: int = 1000) -> Iterator[Any]:
+    """A page at an address, once JupyterLab is there with a kernel that is idle."""
+    context = by.new_context(viewport={"width": width, "height": height})
+    try:
+        shown = context.new_page()
+        shown.goto(address)
+        shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        shown.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+        yield shown
+    finally:
+        context.close()
+
+
+@contextlib.contextmanager
+def page(address: str, width: int = 1280, height: int = 1000) -> Iterator[Any]:
+    """The same in a browser of its own."""
+    with browser() as started, opened(started, address, width, height) as shown:
+        yield shown
+
+
+class Desk:
+    """One JupyterLab and one browser, in which notebooks are opened one after the other."""
+
+    def __init__(self, served: Served, by: Any, mark: str) -> None:
+        self.served = served
+        self.by = by
+        self.mark = mark  # in the environment of the server
+
+    @contextlib.contextmanager
+    def open(self, notebook: Path) -> Iterator[Any]:
+        """The page of a copy of a notebook. Its kernel, and what came of it, is gone afterwards."""
+        before = {process.pid for process in marked(self.mark)}
+        try:
+            with opened(self.by, self.served.add(notebook)) as shown:
+                yield shown
+        finally:
+            self.served.end_kernels()
+        assert left_behind(self.mark, but=before) == []
+
+    def saved(self, shown: Any, notebook: Path) -> Path:
+        """Saves the notebook as the page has it; its file."""
+        shown.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+        shown.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=15_000)
+        return self.served.root / notebook.name
 
 
 def menu(shown: Any, name: str, item: str) -> None:

@@ -26,7 +26,10 @@ def test_what_libraries_read_at_load_needs_a_fresh_process(name: str) -> None:
     assert not reason_for_cold_start({name: "1"}, {name: "1"})  # the template has it as well
 
 
-@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "RANK", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"])
+@pytest.mark.parametrize(
+    "name",
+    ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "RANK", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "KMP_DUPLICATE_LIB_OK"],
+)
 def test_what_is_read_late_does_not(name: str) -> None:
     assert not reason_for_cold_start({name: "1"}, {})
 

@@ -1,0 +1,32 @@
+"""One JupyterLab and one browser for all tests of this folder, which run one after the other."""
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.processes import MARK
+from tests.browser.lab import Desk, browser, browser_path, serve
+
+HERE = Path(__file__).parent
+_running = contextlib.ExitStack()
+
+
+@pytest.fixture(scope="session")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    browser_path()
+    mark = secrets.token_hex(8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MONARCH_NB_PRELOAD", raising=False)  # as a user's kernels would be
+        served = _running.enter_context(serve(tmp_path_factory.mktemp("lab"), {MARK: mark}))
+    yield Desk(served, _running.enter_context(browser()), mark)
+    _running.close()  # where the last test was not reached
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ended by the last of these tests: while the browser's driver is there, nothing else can run an event loop."""
+    if nextitem is None or nextitem.path.parent != HERE:
+        _running.close()

@@ -1,0 +1,140 @@
+"""The quickstart notebook in a real JupyterLab: opened, run from its menu, looked at and saved. Without a browser it is
+executed as `make demo` does, and what it reached is looked at all the same."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.browser.lab import KERNEL_IS_IDLE, SCREENSHOTS, Desk, browser_is_there, menu, theme, whole
+
+if TYPE_CHECKING:
+    from scripts.demo import Executed
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    # The browser's driver leaves its own odds and ends to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
+THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+LAST = "kill to healed"
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture(scope="module")
+def shown(desk: Desk) -> Iterator[Any]:
+    """The page after Run All."""
+    with desk.open(NOTEBOOK) as page:
+        menu(page, "Run", "Run All Cells")
+        page.wait_for_selector(f'.jp-OutputArea-output:has-text("{LAST}")', timeout=150_000)
+        page.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+        yield page
+
+
+@pytest.fixture(scope="module")
+def executed(request: pytest.FixtureRequest) -> "Executed":
+    """The notebook as JupyterLab has executed and saved it."""
+    from scripts.demo import Executed, execute  # here: Jupyter's libraries take seconds, and collecting tests must not
+
+    if browser_is_there():
+        import nbformat
+
+        page, desk = request.getfixturevalue("shown"), request.getfixturevalue("desk")
+        return Executed(nbformat.read(desk.saved(page, NOTEBOOK), as_version=4), None, [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MONARCH_NB_PRELOAD", raising=False)  # as a user's kernel would be
+        found = execute(NOTEBOOK)
+    assert found.error is None, found.error
+    assert found.left_behind == []
+    return found
+
+
+def _output(shown: Any, cell_id: str) -> Any:
+    index = shown.evaluate(
+        "id => window.jupyterapp.shell.currentWidget.content.widgets.findIndex(cell => cell.model.id === id)", cell_id
+    )
+    assert index >= 0, f"no cell {cell_id}"
+    return shown.locator(".jp-Notebook .jp-Cell").nth(index).locator(".jp-Cell-outputArea")
+
+
+def test_run_all_goes_past_the_error_that_is_meant_to_be_there(shown: Any) -> None:
+    numbers = shown.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
+    assert [number.strip() for number in numbers] == [f"[{at}]:" for at in range(1, len(numbers) + 1)]
+
+
+def test_the_accuracy_is_in_the_page(shown: Any) -> None:
+    told = _output(shown, "result").inner_text()
+    found = re.search(r"test accuracy +([\d.]+)%", told)
+    assert found is not None, told
+    assert float(found[1]) > 95
+
+
+def test_the_failure_is_in_the_page(shown: Any) -> None:
+    told = _output(shown, "kill").inner_text()
+    for part in ("SupervisionError", "trainers, gpus=2", "pid ", "SIGKILL", "heal_mesh(trainers)"):
+        assert part in told
+
+
+def test_nothing_is_shown_twice_or_left_over(shown: Any) -> None:
+    assert "⏳" not in shown.locator(".jp-Notebook").inner_text()
+    warned = shown.locator('.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stderr"]')
+    assert [text for text in warned.all_inner_texts() if "SupervisionError" not in text] == []
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_it_can_be_looked_at(shown: Any, name: str) -> None:
+    theme(shown, THEMES[name])
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    picture: Path = SCREENSHOTS / f"quickstart-{name}.png"
+    whole(shown, picture)
+    assert picture.stat().st_size > 50_000
+
+
+def _by_id(executed: "Executed", cell_id: str) -> list[dict]:
+    return next(cell.outputs for cell in executed.notebook.cells if cell.id == cell_id)
+
+
+def test_it_ends_above_95_percent_of_test_accuracy(executed: "Executed") -> None:
+    assert executed.summary()["accuracy"] > 0.95
+
+
+def test_the_failure_names_mesh_rank_host_signal_and_the_way_out(executed: "Executed") -> None:
+    errors = executed.outputs("error")
+    assert [error.ename for error in errors] == ["SupervisionError"]
+    told = ANSI.sub("", "\n".join(errors[0].traceback))
+    assert re.search(r"mesh +trainers, gpus=2", told)
+    assert re.search(r"host +\w+, pid \d+", told)
+    assert "signal 9 (SIGKILL)" in told
+    assert "heal_mesh(trainers)" in told
+    assert "monarch_nb" not in told  # the engine's own frames are nobody's business
+    assert told.count("SIGKILL") <= 3, "told once"
+
+
+def test_one_process_is_new_after_the_heal_and_three_are_the_same(executed: "Executed") -> None:
+    before, after = (
+        [int(pid) for pid in re.findall(r": (\d+)$", out["data"]["text/plain"], re.MULTILINE)]
+        for cell in ("spawn", "heal")
+        for out in _by_id(executed, cell)
+        if out.output_type == "execute_result"
+    )
+    assert len(before) == len(after) == 4
+    assert [rank for rank in range(4) if before[rank] != after[rank]] == [2]
+    assert executed.summary()["healed_ms"] > 0
+
+
+def test_nothing_is_shown_that_would_not_look_right_in_a_saved_notebook(executed: "Executed", tmp_path: Path) -> None:
+    assert [out.text for out in executed.outputs("stream") if out.name == "stderr"] == []
+    from scripts.demo import save
+
+    _, page = save(executed, tmp_path)
+    assert "test accuracy" in page.read_text(encoding="utf-8")
+
+
+def test_the_notebook_is_committed_without_outputs() -> None:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    ran = [c["id"] for c in cells if c["cell_type"] == "code" and (c["outputs"] or c["execution_count"] is not None)]
+    assert ran == []
