@@ -98,7 +98,7 @@ class _Attached:
         self._output: Output = output_of(engine)
         self._logs = Logs(front, engine, self._output)
         self._progress = Progress(front, engine, self._logs, conditions)
-        self.prompting = Prompting(shell, front, engine)
+        self.prompting = Prompting(shell, front, engine, widgets.debugger)
         self._settle = lambda: self._logs.settle(all_of_it=True)
         notebook_mode(self._show)
         engine.keeper.on_event.append(self._happened)

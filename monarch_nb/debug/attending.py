@@ -78,6 +78,9 @@ class Console:
         sys.stdout.write(text)
         sys.stdout.flush()
 
+    def beside(self) -> None:
+        """Nothing else."""
+
     def ask(self, prompt: str, vain: Callable[[], bool] = lambda: False) -> str:
         """One line; waits for it whatever becomes `vain`. Raises NoPrompt, EOFError, KeyboardInterrupt."""
         if not self.can_ask:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from monarch_nb.debug.commands import Desk
 from monarch_nb.debug.controller import Controller
 from monarch_nb.debug.errors import StoppedAtBreakpoint
-from monarch_nb.debug.groups import FileName, named, short
+from monarch_nb.debug.groups import FileName, grouped, named, place, short
 from monarch_nb.debug.records import Stopped
 from monarch_nb.runtime import Future
 from monarch_nb.settings import settings
@@ -35,6 +35,9 @@ class Terminal(Protocol):
 
     def write(self, text: str) -> None:
         """Shows text."""
+
+    def beside(self) -> None:
+        """What is stopped has been shown as text, and questions follow: whatever else shows it can be shown now."""
 
     def ask(self, prompt: str, vain: Callable[[], bool] = ...) -> str:
         """One line that was typed. Raises NoPrompt, EOFError, KeyboardInterrupt; Vain if it can tell that `vain()`."""
@@ -142,6 +145,7 @@ class Waiting:
         desk = self._desk(future, records)
         self._shown |= {(one.session, one.number) for one in records}
         self.terminal.write("\n".join([desk.table(), *desk.watched()]) + "\n")
+        self.terminal.beside()
         converse(desk, self.terminal, over=future.done)
         left = desk.candidates()
         self._shown |= {(one.session, one.number) for one in left}
@@ -159,7 +163,13 @@ def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: 
         return terminal.ask(question, lambda: over() or not desk.candidates())
 
     last = ""
+    told = {one.session for one in desk.candidates()}
     while not over() and _settled(desk):
+        late = [one for one in desk.candidates() if one.session not in told]
+        if late:
+            told |= {one.session for one in late}
+            places = "; ".join(f"{group.where} at {place(group.first.frame, desk.name)}" for group in grouped(late))
+            terminal.write(f"meanwhile stopped: {places}\n")
         try:
             try:
                 line = _command(desk, ask, last, ending)

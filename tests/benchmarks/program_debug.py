@@ -51,6 +51,9 @@ class Shown:
             self.at = time.time()
             self.after.append(self.at - max(one.since for one in debug.sessions()))
 
+    def beside(self) -> None:
+        pass
+
     def ask(self, prompt: str, vain: Any = None) -> str:
         if not debug.sessions():
             raise NoPrompt

@@ -16,10 +16,11 @@ VAIN = 4  # looks in a row at which it was not: a step lets ranks go for a momen
 class Broker:
     """Asks one question at a time, and only while a cell runs: an answer to another one would never come."""
 
-    def __init__(self, shell: Any, front: Front) -> None:
+    def __init__(self, shell: Any, front: Front, beside: Callable[[], None] = lambda: None) -> None:
         self._kernel: Any = getattr(shell, "kernel", None)
         self._front = front
         self._asking = threading.Lock()
+        self.beside = beside
 
     @property
     def can_ask(self) -> bool:

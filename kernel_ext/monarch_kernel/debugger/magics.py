@@ -17,7 +17,7 @@ from monarch_nb.wire import ActorError
 from ..arguments import names, place
 from ..session import Session
 from .completion import DebugCompletion
-from .results import Listing, Results
+from .results import Listing, Results, Table
 
 _BREAK = re.compile(r"(?P<where>\S+)(?:\s+if\s+(?P<condition>.+?))?\s+on\s+(?P<mesh>[^\d\W].*)", re.DOTALL)
 
@@ -53,7 +53,7 @@ class DebugMagics(Magics):
         if cell is None:
             if line.strip():
                 raise UsageError("%mdb takes no arguments; commands go below it: %%mdb NAME")
-            return Listing(self._desk("").table())
+            return Table(self._desk("").table())
         desk = self._desk(line)
         if not desk.candidates():
             every = debug.sessions()
@@ -122,7 +122,7 @@ class DebugMagics(Magics):
         desk = Desk(debug.controller(), lambda: group.sessions, self._name)
         if self.waiting is None or not self.waiting.can_ask:
             record = group.sessions[0]
-            return Listing(f"{desk.table()}\n\n%%mdb {record.name} gives commands; `c` closes the frames")
+            return Table(f"{desk.table()}\n\n%%mdb {record.name} gives commands; `c` closes the frames")
         self._converse(desk)
         for one in group.sessions:
             if desk.leave != "detach":
@@ -132,6 +132,7 @@ class DebugMagics(Magics):
     def _converse(self, desk: Desk) -> None:
         assert self.waiting is not None
         self.waiting.terminal.write(f"{desk.table()}\n")
+        self.waiting.terminal.beside()
         try:
             converse(desk, self.waiting.terminal, ending="close")
         except NoPrompt:

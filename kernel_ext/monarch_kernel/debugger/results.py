@@ -16,6 +16,10 @@ class Listing:
         return self.text
 
 
+class Table(Listing):
+    """What is stopped, as it was when this was made; live where widgets are."""
+
+
 class Results(Sequence[Answers]):
     """What came of the commands of a cell, in order; `values` are those of the last command that had any."""
 

@@ -19,8 +19,10 @@ MODULES = (
     "failures",
     "logs",
     "metrics",
+    "debugger",
     "widget",
 )  # each may import from those before it
+STYLES = ("style", "debugger")
 LARGEST = 150_000  # bytes: it travels through the kernel with each widget
 
 _IMPORT = re.compile(r'^import\s[^;]*?\sfrom\s+"\./\w+\.js";\n', re.MULTILINE)
@@ -40,4 +42,4 @@ def script() -> str:
 @cache
 def style() -> str:
     """Its style sheet."""
-    return (STATIC / "style.css").read_text(encoding="utf-8")
+    return "\n".join((STATIC / f"{name}.css").read_text(encoding="utf-8") for name in STYLES)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb import debug
 from monarch_nb.mesh import ActorMesh, ProcMesh
 from monarch_nb.runtime import process
 from monarch_nb.runtime.features import feature
@@ -12,6 +13,7 @@ from monarch_nb.store import store_of
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.telemetry import Metrics
 
+from ..debugger.results import Table
 from .bundle import script, style
 from .curves import rows
 from .views import Failures, LogView
@@ -84,6 +86,8 @@ class Widgets:
             Failures: lambda failures: self.show("failures", {}, "failures"),
             LogView: self._lines,
             Metrics: self._metrics,
+            Table: lambda table: self.show("debug", {}, "debug"),
+            debug.Group: lambda group: self.show("debug", {}, "debug"),
         }
 
     @staticmethod
@@ -106,6 +110,16 @@ class Widgets:
         try:
             number = str(failure.failure_id)
             return view_of(self.show("failures", {"failure": number, "bar": bar}, ("failure", number, bar)))
+        except Exception:
+            logger.debug("no live display", exc_info=True)
+            return {}
+
+    def debugger(self) -> dict[str, Any]:
+        """The live form of what is stopped, to go below the text in the cell that asks; {} where there is none."""
+        if self._class is None:
+            return {}
+        try:
+            return view_of(self.show("debug", {"folded": True}, "asking"))
         except Exception:
             logger.debug("no live display", exc_info=True)
             return {}

@@ -18,6 +18,7 @@ export const EMPTY = { hosts: {}, meshes: {}, ranks: {}, failures: {}, sessions:
 
 const ALIVE_MS = 30000;
 const GREETING_MS = 4000;
+const FIRST_MS = 150;
 const REQUEST_MS = 120000;
 
 /** One connection to the kernel, shared by all views of a model. `channel` has send(message) and onMessage(callback). */
@@ -49,7 +50,7 @@ export class Cluster {
   }
 
   _open() {
-    this._send({ type: "watch", topic: "cluster" });
+    this._insist({ type: "watch", topic: "cluster" }, () => this._seq >= 0 || !this._views.size);
     this._beat = setInterval(() => this._send({ type: "alive" }), ALIVE_MS);
     this._greeting = setTimeout(() => this._turn(), GREETING_MS);
   }
@@ -68,6 +69,12 @@ export class Cluster {
     } catch {
       this.live = false; // no kernel: what is there is shown as it was
     }
+  }
+
+  /** Sends again until it is answered: what is sent before the comm has its subshell waits for the cell that runs. */
+  _insist(message, done, wait = FIRST_MS) {
+    this._send(message);
+    if (wait < GREETING_MS) setTimeout(() => done() || this._insist(message, done, 3 * wait), wait);
   }
 
   _turn() {
@@ -99,12 +106,12 @@ export class Cluster {
     return this.live ? Date.now() / 1000 + this.skew : this.savedAt || Date.now() / 1000;
   }
 
-  /** Logs or metrics: `listener(message)` with what comes. The result ends it. */
+  /** Logs, metrics, or what the debugger holds: `listener(message)` with what comes. The result ends it. */
   subscribe(wish, listener) {
     const id = `${wish.topic}-${this._prefix}-${++this._counter}`;
     const message = { type: "watch", ...wish, id };
-    this._topics.set(id, { message, listener });
-    this._send(message);
+    this._topics.set(id, { message, listener, heard: false });
+    this._insist(message, () => !this._topics.has(id) || this._topics.get(id).heard);
     return () => {
       if (this._topics.delete(id)) this._send({ type: "unwatch", id });
     };
@@ -121,6 +128,12 @@ export class Cluster {
       this._replies.set(id, { resolve, reject, late });
       this._send({ type: "request", id, verb, ...more });
     });
+  }
+
+  _hear(topic, message) {
+    if (!topic) return;
+    topic.heard = true;
+    topic.listener(message);
   }
 
   _take(message) {
@@ -152,7 +165,8 @@ export class Cluster {
         break;
       case "logs":
       case "metrics":
-        this._topics.get(message.id)?.listener(message);
+      case "debug":
+        this._hear(this._topics.get(message.id), message);
         break;
       case "reply": {
         const waiting = this._replies.get(message.id);

@@ -1,0 +1,95 @@
+"""The debugger in a real JupyterLab: ranks stop, the prompt of the cell takes commands, a click lets them go on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.lab import browser_path, lab, page, write_notebook
+from tests.browser.test_live_displays import Lab
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    # The browser's driver leaves its own odds and ends to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+BEGIN = """
+%load_ext monarch
+from monarch.actor import Actor, current_rank, endpoint
+
+class Trainer(Actor):
+    @endpoint
+    def step(self, x):
+        rank = current_rank().rank
+        loss = float("nan") if rank == 2 else x + rank
+        breakpoint()
+        return self.learn(loss)
+
+    def learn(self, loss):
+        if loss != loss:
+            breakpoint()
+        return loss * 2
+
+%mesh workers gpus=4
+trainers = workers.spawn("trainers", Trainer)
+trainers.initialized.get()
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    browser_path()
+    folder: Path = tmp_path_factory.mktemp("debugger")
+    made = write_notebook(folder / "debugger.ipynb", [BEGIN])
+    with lab(folder / "lab", made, {}) as address, page(address) as shown:
+        opened = Lab(shown)
+        opened.run(BEGIN)
+        yield opened
+        opened.run("%stop --all")
+
+
+def answer(output: Any, command: str) -> None:
+    box = output.locator(".jp-Stdin-input")
+    box.wait_for(timeout=20_000)
+    box.fill(command)
+    box.press("Enter")
+
+
+def test_a_cell_stops_on_four_ranks_the_prompt_compares_them_and_a_click_ends_the_cell(notebook: Lab) -> None:
+    output = notebook.start("trainers.step.call(1).get()")
+    answer(output, "diff loss")
+    output.get_by_text("! nan").wait_for(timeout=10_000)
+    view = output.locator(".mnb-debug")
+    view.get_by_text("4 ranks stopped").wait_for(timeout=20_000)
+    view.get_by_role("button", name="details").click()
+    view.locator(".mnb-group", has_text="4 of 4").filter(has_text="trainers gpus=0-3").wait_for()
+    assert view.locator(".mnb-here code").inner_text().strip() == "breakpoint()"
+    view.locator(".mnb-vars tr", has_text="loss").locator(".mnb-odd", has_text="trainers gpus=2").wait_for()
+    view.get_by_label("watch an expression").fill("loss * 10")
+    view.get_by_label("watch an expression").press("Enter")
+    view.locator(".mnb-watch .mnb-spark", has_text="×").wait_for(timeout=10_000)
+    view.get_by_role("button", name="Next").click()
+    view.locator(".mnb-here code", has_text="return self.learn(loss)").wait_for(timeout=10_000)
+    assert output.locator(".jp-Stdin-input").count() == 1, "all of that while the cell waits"
+
+    view.get_by_role("button", name="Continue").click()  # the odd one stops again, one call deeper
+    view.locator(".mnb-group", has_text="1 of 4").filter(has_text="trainers gpus=2").wait_for(timeout=10_000)
+    view.get_by_role("button", name="Up").click()
+    view.locator(".mnb-here code", has_text="return self.learn(loss)").wait_for(timeout=10_000)
+    view.get_by_role("button", name="Continue").click()
+    notebook.idle()
+    output.get_by_text("ValueMesh").wait_for(timeout=10_000)
+    output.locator(".jp-Stdin-input").wait_for(state="detached", timeout=10_000)  # nobody is asked any more
+    assert notebook.errors == []
+
+
+def test_without_a_prompt_the_list_is_live_and_its_buttons_work_between_cells(notebook: Lab) -> None:
+    notebook.run("future = trainers.slice(gpus=1).step.call_one(1)\nimport monarch.debug; monarch.debug.wait(1);")
+    view = notebook.run("%mdb").locator(".mnb-debug")
+    view.locator(".mnb-group", has_text="trainers gpus=1").wait_for(timeout=20_000)
+    view.get_by_role("button", name="Continue").click()
+    view.get_by_text("nothing is stopped").wait_for(timeout=10_000)
+    assert notebook.run("future.get()").inner_text().split()[-1] == "2"
+    assert notebook.errors == []
