@@ -104,6 +104,11 @@ def _endpoint(text: str, whole: str, *, binds: bool) -> Endpoint:
 
 def _tcp(rest: str, whole: str, *, binds: bool) -> Endpoint:
     host, colon, number = rest.rpartition(":")
+    if rest == "*" and not binds:
+        raise NotImplementedError(
+            "tcp://* does not say under which name others reach this host, nor its port; write "
+            "tcp://its-name:22222@tcp://0.0.0.0:22222"
+        )
     if not colon or not (number.isascii() and number.isdigit() and len(number) <= 5 and int(number) <= 65535):
         raise AddressError(f"{_shown(whole)}: tcp:// needs a host and a port from 1 to 65535")
     port = int(number)

@@ -109,9 +109,9 @@ class Port(Generic[T]):
         """Sends one value; does not wait for it to arrive."""
         self._send(Status.VALUE, encode(obj, _runtime()))
 
-    def exception(self, error: BaseException) -> None:
-        """Makes the receiver's next `recv` raise `error`."""
-        self._send(Status.EXCEPTION, encode_exception(error))
+    def exception(self, obj: BaseException) -> None:
+        """Makes the receiver's next `recv` raise `obj`, an error."""
+        self._send(Status.EXCEPTION, encode_exception(obj))
 
     def __reduce__(self) -> Any:
         return Port, (self._address, self._number, self.return_undeliverable)

@@ -4,7 +4,12 @@ Elsewhere: code (tests/unit/test_wire_code.py), tensors (test_wire_tensors.py), 
 references (tests/cluster/test_actor_references.py), copies (test_actor_values.py), scripts (test_actor_main.py).
 """
 
+import contextlib
 import linecache
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +48,22 @@ class Taker(Actor):
     @endpoint
     async def source(self, function: Any) -> Any:
         return linecache.getline(function.__code__.co_filename, function.__code__.co_firstlineno)
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[list[str]]:
+    """What torch is asked to do on this thread."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Watches(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watches():
+        yield seen
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +113,43 @@ def test_functions_and_classes_of_a_cell_travel_with_their_source(taker: Any) ->
     assert taker.apply.call_one(scope["scale"], 4).get(20) == 12
     assert taker.source.call_one(scope["scale"]).get(20) == "def scale(x):\n"
     assert taker.apply.call_one(lambda x: x + 1, 1).get(20) == 2
+
+
+def test_objects_of_native_modules_at_the_top_of_a_script_travel(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import datetime, decimal, re\n"
+        "from array import array\n"
+        "from collections import OrderedDict, deque\n"
+        "from monarch.actor import *\n"
+        "pattern, zone, cents = re.compile('a+'), datetime.timezone.utc, decimal.Decimal('0.01')\n"
+        "class Price(decimal.Decimal): pass\n"
+        "class A(Actor):\n"
+        "    @endpoint\n"
+        "    async def use(self, *given):\n"
+        "        found = pattern.match('aab').group(), str(zone), str(cents + given[0]), type(given[0]).__name__\n"
+        "        return found, *given[1:]\n"
+        "if __name__ == '__main__':\n"
+        "    when = datetime.datetime(2026, 1, 1, tzinfo=zone)\n"
+        "    given = Price(1), OrderedDict(a=1), deque([1]), array('i', [1]), when\n"
+        "    told, *back = this_host().spawn_procs().spawn('a', A).use.call_one(*given).get(30)\n"
+        "    assert told == ('aa', 'UTC', '1.01', 'Price'), told\n"
+        "    assert tuple(back) == given[1:], back\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_unpickled_is_not_seen_by_the_modes_of_torch(quad: ProcMesh) -> None:
+    torch = pytest.importorskip("torch")
+
+    class InModes(Actor):
+        @endpoint
+        async def sums(self, other: Any, tensor: Any) -> Any:
+            with watching() as seen:
+                back = await other.take.call_one(tensor)
+            return seen, float(back.sum())
+
+    other = quad.slice(gpus=1).spawn("taker", Taker)
+    actor = quad.slice(gpus=0).spawn("in_modes", InModes)
+    assert actor.sums.call_one(other, torch.ones(100_000)).get(40) == ([], 100_000.0)

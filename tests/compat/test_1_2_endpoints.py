@@ -19,6 +19,7 @@ from monarch.actor import (
     Future,
     Port,
     ProcMesh,
+    SupervisionError,
     ValueMesh,
     as_endpoint,
     concurrent_endpoint,
@@ -64,6 +65,17 @@ class Counter(Actor):
         return current_rank().rank
 
 
+class Empty(Actor):
+    """Has no endpoints, and so the kind of an async actor."""
+
+    async def __cleanup__(self, exc: Exception | None) -> None: ...
+
+    async def looped(self) -> bool:
+        import asyncio
+
+        return asyncio.get_running_loop().is_running()
+
+
 class Task(Actor):
     @concurrent_endpoint(explicit_response_port=True)
     async def answer(self, port: Port[str], value: str) -> None:
@@ -72,6 +84,15 @@ class Task(Actor):
     @concurrent_endpoint
     async def raises(self) -> None:
         raise KeyError("who")
+
+    @concurrent_endpoint(explicit_response_port=True)
+    async def escapes(self, port: Port[str]) -> None:
+        raise KeyError("nobody")
+
+    @endpoint(explicit_response_port=True)
+    async def answers_once(self, port: Port[str]) -> str:
+        port.send("through the port")
+        return "returned"
 
 
 def test_the_first_program_of_the_documentation(quad: ProcMesh) -> None:
@@ -164,6 +185,38 @@ def test_a_method_without_decorator_is_called_as_an_endpoint(quad: ProcMesh) -> 
     ):
         counters.plain.call()  # type: ignore[attr-defined]
     assert list(as_endpoint(counters.plain).call().get(20).values()) == [0, 1, 2, 3]
+
+
+def test_what_an_endpoint_with_a_port_returns_is_ignored(quad: ProcMesh) -> None:
+    assert quad.slice(gpus=0).spawn("task", Task).answers_once.call_one().get(20) == "through the port"  # type: ignore[call-arg]
+
+
+def test_an_error_of_a_concurrent_endpoint_with_a_port_ends_the_actor(quad: ProcMesh, faults: Any) -> None:
+    task: Any = quad.slice(gpus=0).spawn("task", Task)
+    with pytest.raises(SupervisionError, match="nobody"):
+        task.escapes.call_one().get(20)
+    assert faults.next().mesh_name == "task"
+    with pytest.raises(SupervisionError):
+        task.answer.call_one("?").get(20)
+
+
+def test_an_actor_without_endpoints_is_async(quad: ProcMesh) -> None:
+    assert as_endpoint(quad.slice(gpus=0).spawn("empty", Empty).looped).call_one().get(20) is True
+
+
+@pytest.mark.parametrize("propagate", [None, "cached", "inspect", "mocked", len])
+def test_what_propagates_shapes_is_kept(propagate: Any) -> None:
+    class Shaped(Actor):
+        @endpoint(propagate=propagate)
+        def forward(self, x: Any) -> Any: ...
+
+    assert Shaped.forward._propagator == propagate
+
+
+def test_an_unknown_name_on_a_mesh_is_an_attribute_error(quad: ProcMesh) -> None:
+    task: Any = quad.slice(gpus=0).spawn("task", Task)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = task.no_such_thing
 
 
 def test_an_actor_itself_is_no_mesh(quad: ProcMesh) -> None:

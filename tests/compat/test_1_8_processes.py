@@ -122,8 +122,30 @@ def test_a_worker_takes_its_arguments_by_name_only() -> None:
         run_worker_loop_forever("ipc:///nowhere", "trust_all_connections")  # type: ignore[misc]
     with pytest.raises(Exception, match="trust_all_connections"):
         run_worker_loop_forever(address="ipc:///nowhere", ca="somebody")
-    with pytest.raises(ValueError, match="a host and a port"):  # theirs: NotImplementedError
+    with pytest.raises(NotImplementedError, match="under which name"):
         run_worker_loop_forever(address="tcp://*", ca="trust_all_connections")
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc", "tls", "metatls", "metatls-hostname", "tcp://127.0.0.1:4444"])
+def test_every_word_for_a_transport_is_taken_once_and_before_all_else(tmp_path: Path, transport: str) -> None:
+    script = (
+        "from monarch.actor import *\n"
+        f"enable_transport({transport!r})\n"
+        f"enable_transport({transport!r})\n"
+        "context()\n"
+        f"enable_transport({transport!r})\n"
+        "try: enable_transport(ChannelTransport.Local)\n"
+        "except RuntimeError as error: print('refused', error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "refused" in done.stdout
+
+
+def test_a_mesh_of_processes_without_a_name_is_called_anon() -> None:
+    procs = this_host().spawn_procs()
+    assert procs.name == "anon"
+    procs.stop().get(20)
 
 
 def test_a_program_can_be_worker_and_client_at_once(tmp_path: Path) -> None:

@@ -94,6 +94,14 @@ def test_an_abort_tells_its_reason(quad: ProcMesh, faults: Any, reason: Any, tol
     assert failure.mesh is None
 
 
+def test_an_exit_within_an_endpoint_is_told_with_its_status(quad: ProcMesh, faults: Any) -> None:
+    with pytest.raises(SupervisionError, match=r"Endpoint call fails\.leave\(\) failed, (.|\n)*SystemExit: 3"):
+        quad.slice(gpus=0).spawn("fails", Fails).leave.call_one().get(20)
+    failure = faults.next()
+    assert failure.mesh is None
+    assert "and all its descendants have failed:" in failure.report()
+
+
 def test_a_failure_is_not_pickled(quad: ProcMesh, faults: Any) -> None:
     quad.slice(gpus=0).spawn("fails", Fails).abort.broadcast("x")
     with pytest.raises(TypeError):

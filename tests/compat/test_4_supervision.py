@@ -120,6 +120,85 @@ class AsyncOwner(Actor):
         return True
 
 
+class Handler(Actor):
+    """Handles one failure at a time, each when it is let."""
+
+    def __init__(self, port: Port[Any]) -> None:
+        self.port = port
+        self.inside = 0
+        self.gate = asyncio.Event()
+
+    @endpoint
+    async def own(self, procs: Any) -> Any:
+        self.workers = procs.spawn("workers", Worker)
+        await self.workers.initialized
+        return self.workers
+
+    @endpoint
+    async def let(self) -> None:
+        self.gate.set()
+
+    @endpoint
+    async def ping(self) -> str:
+        return "pong"
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        self.inside += 1
+        self.port.send(("begins", self.inside))
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.port.send(("cancelled", self.inside))
+            raise
+        self.inside -= 1
+        return True
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        self.port.send(("cleanup", exc))
+
+
+def test_failures_are_supervised_one_at_a_time_beside_messages(quad: ProcMesh) -> None:
+    port, receiver = Channel[Any].open()
+    handler = quad.slice(gpus=0).spawn("handler", Handler, port)
+    workers = handler.own.call_one(quad).get(20)
+    for rank in range(3):
+        workers.slice(gpus=rank).fail.broadcast()
+    assert receiver.recv().get(20) == ("begins", 1)
+    for rank in range(3):  # all have failed, and the messages of the handler go on
+        with pytest.raises(SupervisionError):
+            workers.slice(gpus=rank).ping.call_one().get(20)
+    assert handler.ping.call_one().get(20) == "pong"
+    handler.let.call_one().get(20)
+    assert [receiver.recv().get(20) for _ in range(2)] == [("begins", 1)] * 2
+
+
+def test_a_stop_cancels_a_supervise_that_has_not_ended(quad: ProcMesh, faults: Any) -> None:
+    port, receiver = Channel[Any].open()
+    handler: Any = quad.slice(gpus=0).spawn("handler", Handler, port)
+    workers = handler.own.call_one(quad).get(20)
+    workers.slice(gpus=0).fail.broadcast()
+    assert receiver.recv().get(20) == ("begins", 1)
+    handler.stop().get(20)
+    assert [receiver.recv().get(20) for _ in range(2)] == [("cancelled", 1), ("cleanup", None)]
+    assert faults.left() == []
+
+
+def test_an_answer_that_has_come_is_given_though_its_actor_has_died_since(quad: ProcMesh, faults: Any) -> None:
+    worker = quad.slice(gpus=0).spawn("worker", Worker)
+    answered = worker.ping.call_one()
+    worker.fail.broadcast()
+    assert faults.next().mesh_name == "worker"
+    assert answered.get(20) == 0
+
+
+def test_other_actors_on_the_processes_of_a_failed_one_go_on(quad: ProcMesh, faults: Any) -> None:
+    others, workers = quad.spawn("others", Worker), quad.spawn("workers", Worker)
+    workers.fail.broadcast()
+    assert sorted(rank for _ in range(4) for rank in faults.next().crashed_ranks) == [0, 1, 2, 3]
+    assert list(others.ping.call().get(20).values()) == [0, 1, 2, 3]
+    assert list(quad.spawn("later", Worker).ping.call().get(20).values()) == [0, 1, 2, 3]
+
+
 def test_an_error_of_a_call_is_the_callers_and_the_actor_lives(quad: ProcMesh) -> None:
     worker = quad.slice(gpus=0).spawn("worker", Worker)
     for future in (worker.fail.call(), worker.fail.call_one(), worker.fail.choose(), *worker.fail.stream()):

@@ -24,6 +24,7 @@ from monarch.actor import (
     get_or_spawn_controller,
     this_host,
 )
+from tests.cluster.hosts_tools import alive, wait_until
 from tests.cluster.worker_tools import short_folder
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
@@ -191,3 +192,31 @@ def test_a_failure_that_nobody_handles_ends_a_program_with_status_1(tmp_path: Pa
     )
     assert "untold" in said
     assert "at exit" in said
+
+
+def test_a_client_that_is_killed_takes_its_processes_and_no_others(quad: ProcMesh, tmp_path: Path) -> None:
+    own = quad.slice(gpus=0).spawn("keeper", Keeper).pid.call_one().get(20)
+    script = tmp_path / "client.py"
+    script.write_text(
+        HEAD + "class A(Actor):\n    @endpoint\n    async def pid(self): return os.getpid()\n"
+        "if __name__ == '__main__':\n"
+        "    print(this_host().spawn_procs().spawn('a', A).pid.call_one().get(30), flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    client = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with client:
+        assert client.stdout is not None
+        pid = int(client.stdout.readline())
+        client.kill()
+    wait_until(lambda: not alive(pid))
+    assert quad.slice(gpus=0).spawn("keeper", Keeper).pid.call_one().get(20) == own
+
+
+def test_a_controller_that_was_made_within_an_actor_is_that_of_the_client(quad: ProcMesh) -> None:
+    class Makes(Actor):
+        @endpoint
+        async def make(self) -> Any:
+            return await get_or_spawn_controller("compat_made_there", Keeper)
+
+    made = quad.slice(gpus=1).spawn("makes", Makes).make.call_one().get(20)
+    assert made.pid.call_one().get(20) == os.getpid()
