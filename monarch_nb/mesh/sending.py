@@ -153,7 +153,13 @@ def _send(
 ) -> None:
     layout = actor.procs.layout
     if _is_direct(runtime, actor, region):
+        single = len(runs) == 1 and runs[0].count == 1
         for rank, proc_incarnation, incarnation, seq, index in _each(runs):
+            if single:
+                header.dst, header.rank = layout.address(rank, proc_incarnation), rank
+                header.incarnation, header.seq, header.index = incarnation, seq, index
+                runtime.send(header, parcel)
+                return
             one = Header(
                 Kind.CALL,
                 layout.address(rank, proc_incarnation),

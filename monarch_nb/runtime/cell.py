@@ -1,6 +1,7 @@
 """One life of one actor in its process: its inbox, its object, and how its messages are run."""
 
 import asyncio
+import functools
 import inspect
 import os
 import signal
@@ -190,7 +191,7 @@ class ActorCell(ActorLife):
 
     def _enter(self, header: Header) -> tuple[Any, Any]:
         extent = header.extent
-        point = Point(header.index, Extent(*extent)) if extent is not None else self.instance.rank
+        point = Point(header.index, _extent(*extent)) if extent is not None else self.instance.rank
         self.running = (header.call, header.method, time.monotonic())
         self.calls += 1
         chain = (*header.chain, header.call)
@@ -304,6 +305,9 @@ class ActorCell(ActorLife):
             os.kill(os.getpid(), signal.SIGINT)  # a signal also wakes it out of a sleep or a system call
         elif executor.thread.ident is not None:
             throw_into(executor.thread.ident, KeyboardInterrupt)
+
+
+_extent = functools.lru_cache(maxsize=64)(Extent)  # those of the slices it is called on, again and again
 
 
 def _new(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

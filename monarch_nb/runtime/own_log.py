@@ -1,8 +1,8 @@
 """The output of this process: which call it belongs to, and how far it has come."""
 
 import sys
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TextIO
 
 from monarch_nb.runtime import log_prefix
 from monarch_nb.runtime.context import current
@@ -13,6 +13,10 @@ class Journal(Protocol):
 
     tag: Callable[[], tuple[str, int]]
     sole: Callable[[], str]
+
+    @property
+    def texts(self) -> Sequence[TextIO]:
+        """What `position` flushes."""
 
     def mark(self) -> None:
         """Say whose the output of C code and child processes is that has come since the mark before."""
@@ -51,8 +55,9 @@ class OwnLog:
         if self._journal is None:
             return 0
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for text in (sys.stdout, sys.stderr):
+                if text not in self._journal.texts:  # somebody has put another in its place
+                    text.flush()
             return self._journal.position()
         except (OSError, ValueError):
             return 0

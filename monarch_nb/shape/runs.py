@@ -1,10 +1,11 @@
 """Regions as runs of ranks, the way headers carry them."""
 
+import functools
 import itertools
 
 from monarch_nb.wire.header import Run
 
-from .ndslice import row_major_strides
+from .ndslice import NDSlice, row_major_strides
 from .region import Region
 
 
@@ -14,19 +15,23 @@ def runs(region: Region) -> list[Run]:
     Time and number of runs are len(region) / that stretch: one for a whole mesh of any size. Runs do not come in the
     order of their ranks, and may interleave.
     """
-    ranks = region.ndslice
+    return list(_runs(region.ndslice))
+
+
+@functools.lru_cache(maxsize=1024)  # each call asks twice for those of the slice it is made on
+def _runs(ranks: NDSlice) -> tuple[Run, ...]:
     if not len(ranks):
-        return []
+        return ()
     axes = _axes(ranks.sizes, ranks.strides)
     if not axes:
-        return [Run(rank=ranks.offset, count=1)]
+        return (Run(rank=ranks.offset, count=1),)
     count, stride, index_stride = axes.pop(max(range(len(axes)), key=lambda axis: (axes[axis][0], axis)))
     result = []
     for place in itertools.product(*(range(size) for size, _, _ in axes)):
         rank = ranks.offset + sum(at * step for at, (_, step, _) in zip(place, axes, strict=True))
         index = sum(at * step for at, (_, _, step) in zip(place, axes, strict=True))
         result.append(Run(rank=rank, count=count, stride=stride, index=index, index_stride=index_stride))
-    return result
+    return tuple(result)
 
 
 def _axes(sizes: list[int], strides: list[int]) -> list[tuple[int, int, int]]:

@@ -23,6 +23,7 @@ Frame = bytes | bytearray | memoryview
 
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 _SHORT = 4096  # bytes
+_TINY = 24  # bytes; no class or function has a name that short, so no tensor is made
 _FEW = 32  # members of a container worth looking at one by one
 _LARGE = 256 * 1024  # bytes; from here on a piece of the stream is a frame of its own
 _EXTENDED = 1  # first byte of a frame 0 with a prologue
@@ -78,6 +79,8 @@ def decode(frames: Sequence[Frame], context: object = None) -> Any:
     first = frames[0]
     previous = enter_codec(context)
     try:
+        if len(first) <= _TINY:
+            return pickle.loads(first)
         with without_modes():
             if first[0] != _EXTENDED:
                 return pickle.loads(first, buffers=frames[1:])
