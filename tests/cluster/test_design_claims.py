@@ -130,3 +130,42 @@ def test_a_template_with_threads_is_not_forked_and_it_is_said(tmp_path: Path) ->
         assert started.how == "cold"
         assert "2 threads after its imports" in started.why
         assert client.status().template_threads == 2
+
+
+PORTS = """
+import contextlib, os
+from pathlib import Path
+from monarch_nb.actor import Actor, endpoint, this_host
+
+class Member(Actor):
+    @endpoint
+    def pids(self):
+        return os.getpid(), os.getppid()
+
+def listens(pid):
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            inodes.add(os.readlink(fd))
+    lines = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/{pid}/net/{kind}").readlines()[1:]]
+    return [words[1] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in inodes]
+
+if __name__ == "__main__":
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="procs")
+    pids = {os.getpid(), *sum(procs.spawn("members", Member).pids.call().get(30).values(), ())}
+    assert len(pids) == 4  # the controller, two processes, and their agent
+    print("open ports", [port for pid in pids for port in listens(pid)])
+"""
+
+
+def test_neither_the_controller_nor_its_host_opens_a_port(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PORTS)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50, check=False)
+    assert done.stdout == "open ports []\n", done.stdout + done.stderr
+
+
+def test_nothing_extends_the_jupyter_server() -> None:
+    packed = Path(ROOT, "pyproject.toml").read_text() + Path(ROOT, "scripts", "hatch_build.py").read_text()
+    assert "jupyter_server" not in packed
+    assert "share/jupyter/labextensions" in packed

@@ -10,7 +10,15 @@ import pytest
 pytestmark = pytest.mark.timeout(60)
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "design-tests.md"
-SECTIONS = ["Messages", "Processes", "Supervision and healing", "Trust"]
+SECTIONS = [
+    "Messages",
+    "Processes",
+    "Supervision and healing",
+    "Trust",
+    "The notebook",
+    "The debugger",
+    "Names and layers",
+]
 NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
