@@ -8,7 +8,7 @@ import { Cluster, h, say } from "./faces";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { NOTHING, phaseOf, wordsFor } from "./link";
-import { FailureSection, LogSection, MeshSection, Section, SelectedSection, SessionSection } from "./sections";
+import { DebugSection, FailureSection, LogSection, MeshSection, Section, SelectedSection } from "./sections";
 import { summaryOf } from "./summary";
 import { Row } from "./tree";
 
@@ -43,11 +43,11 @@ export class MonarchPanel extends SidePanel {
 
     const selected = new SelectedSection(_actions, (uid, ranks) => this.showLogs(uid, ranks));
     this.meshes = new MeshSection((row) => (selected.row = row), (row, event) => hooks.menu(row, event));
-    this._sessions = new SessionSection(_actions, (code) => _front.insert(code));
+    this._sessions = new DebugSection();
     this._sections = [this.meshes, selected, this.failures, this._sessions, this.logs];
     for (const section of this._sections) this.addWidget(section);
     for (const closed of [2, 3, 4]) this._accordion.collapse(closed);
-    this._accordion.setRelativeSizes([4, 3, 2, 2, 3]);
+    this._accordion.setRelativeSizes([4, 3, 2, 4, 3]);
 
     const head = new Widget({ node: h("div", { class: "mnb-v mnb-panel-head" }, h("div", { class: "mnb-top" }, this._name, this._spawn), this._summary) });
     const note = new Widget({ node: h("div", { class: "mnb-v mnb-panel-note", role: "status" }, this._noteTitle, this._noteText, h("div", { class: "mnb-buttons" }, this._load, this._insertLoad)) });
@@ -137,7 +137,7 @@ export class MonarchPanel extends SidePanel {
   private _noteTitle = h("b");
   private _pending: number | null = null;
   private _sections: Section[];
-  private _sessions: SessionSection;
+  private _sessions: DebugSection;
   private _spawn = h("button", { class: "mnb-b", type: "button", text: "Spawn…", title: "make a mesh of processes" });
   private _summary = h("div", { class: "mnb-panel-summary", role: "status" });
   private _told = h("div", { class: "mnb-panel-told" });

@@ -4,8 +4,7 @@ import type { Message } from "@lumino/messaging";
 import { Widget } from "@lumino/widgets";
 
 import type { Actions, Verb } from "./actions";
-import { Cluster, failureView, h, logView, placeOf, pointOf, say } from "./faces";
-import { groupsOf } from "./sessions";
+import { Cluster, debugView, failureView, h, logView, placeOf, pointOf, say } from "./faces";
 import { ClusterState } from "./state";
 import { Row, countsOf, factsOf, lookOf, meantBy } from "./tree";
 import { TreeView, isStructural } from "./treeview";
@@ -302,44 +301,22 @@ export class LogSection extends Section {
   private _uid = "";
 }
 
-export class SessionSection extends Section {
-  constructor(private _actions: Actions, private _insert: (code: string) => void) {
+export class DebugSection extends Section {
+  constructor() {
     super("sessions", "Debugger");
   }
 
   protected mount(cluster: Cluster): () => void {
-    const list = h("div", { role: "list" });
-    this.body.append(list);
-    let told = "";
-    const stop = drawing(
-      cluster,
-      () => {
-        const groups = groupsOf(cluster.state, cluster.now());
-        const now = JSON.stringify(groups);
-        if (now === told) return;
-        told = now;
-        list.replaceChildren(
-          ...groups.map((group) =>
-            h(
-              "div",
-              { class: "mnb-session", role: "listitem" },
-              h("div", {}, h("span", { class: "mnb-mark", "data-state": "paused", text: "❚❚ " }), h("b", { text: group.title }), " ", h("span", { class: "mnb-dim", text: group.where })),
-              h("code", { text: group.place }),
-              h("div", { class: "mnb-buttons" }, h("button", { class: "mnb-b", type: "button", text: "Debug in a cell", onclick: () => this._insert("%mdb") })),
-            ),
-          ),
-        );
-        if (!groups.length) list.append(h("div", { class: "mnb-dim mnb-hint", text: "Nothing is stopped. A breakpoint() in an actor stops it, and it is shown here." }));
-      },
-      1000,
-    );
-    void this._actions;
+    const root = h("div");
+    this.body.append(root);
+    const end = debugView(cluster, root, {});
     return () => {
-      stop();
-      list.remove();
+      end();
+      root.remove();
     };
   }
 
+  /** Says in the title how many are stopped; also while it is closed. */
   count(state: ClusterState): void {
     const stopped = Object.keys(state.sessions).length;
     this.title.label = stopped ? `Debugger · ${stopped} stopped` : "Debugger";

@@ -39,6 +39,10 @@ declare module "*/static/words.js" {
   export function shapeOf(mesh: import("./state").Mesh): string;
 }
 
+declare module "*/static/debugger.js" {
+  export function debugView(cluster: import("./faces").Cluster, root: HTMLElement, options: object): () => void;
+}
+
 declare module "*/static/failures.js" {
   export function failureView(cluster: import("./faces").Cluster, root: HTMLElement, options: object): () => void;
 }

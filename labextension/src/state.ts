@@ -66,7 +66,6 @@ export interface Session {
   line?: number;
   function?: string;
   since?: number;
-  group?: string;
 }
 
 export interface ClusterState {

@@ -1,2 +1,3 @@
 import "../../kernel_ext/monarch_kernel/faces/static/style.css";
+import "../../kernel_ext/monarch_kernel/faces/static/debugger.css";
 import "./panel.css";

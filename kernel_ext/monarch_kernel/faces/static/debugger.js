@@ -11,7 +11,7 @@ const MOVES = [
 ];
 const NOTHING = { stopped: 0, groups: [], tree: [], missing: [] };
 const MANY_VALUES = 6;
-const SETTLED_MS = 600; // a step lets ranks go for a moment
+const SETTLED_MS = 300; // a step lets ranks go for a moment
 
 /** JupyterLab leaves the box of a question in the cell after the kernel has given the question up: it is answered. */
 function answerQuestion(area) {
