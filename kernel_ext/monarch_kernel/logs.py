@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from monarch_nb.mesh.log_lines import Gathered, Line, Source, merged, options, prefix, source_of
+from monarch_nb.mesh.log_lines import Gathered, Line, Source, briefly, merged, options, prefix, source_of
 from monarch_nb.mesh.logs import log_file
 from monarch_nb.mesh.output import Output, Written
 from monarch_nb.mesh.state import ProcState
@@ -68,6 +68,7 @@ class Logs:
             option = options().of(address)
             if option is not None and option.stream is False:
                 return
+            written = [briefly(one) for one in written]
             if option is not None and option.window:
                 self._gathered.put(written)
             else:

@@ -11,6 +11,7 @@ from monarch_nb.settings import settings
 _FEWEST = 20  # the owner may want more than this agent was told at its start
 _MOST = 4000
 _LAST_BYTES = 16 * 1024
+_PACKAGE = str(Path(__file__).resolve().parents[1])
 _CRASHED = "Fatal Python error: "  # faulthandler's first words
 
 
@@ -45,8 +46,18 @@ def last_words(base: str, count: int | None = None) -> tuple[tuple[str, ...], tu
     crash = next((at for at, line in enumerate(lines) if line.startswith(_CRASHED)), len(lines))
     dump = lines[crash:]
     here = next((at for at, line in enumerate(dump) if line.startswith("Current thread")), len(dump))
-    stack = itertools.takewhile(str.strip, dump[here:])
-    return lines[:crash][-count:], (*dump[:1], *itertools.islice(stack, _FEWEST))
+    stack = tuple(itertools.takewhile(str.strip, dump[here:]))
+    return lines[:crash][-count:], (*dump[:1], *_without_ours(stack)[:_FEWEST])
+
+
+def _without_ours(stack: tuple[str, ...]) -> tuple[str, ...]:
+    """A stack as faulthandler writes it, without the frames at its end that run the user's code."""
+    end = len(stack)
+    if end and 'File "<string>"' in stack[-1]:  # the command line of a host agent
+        end -= 1
+    while end > 1 and (f'"{_PACKAGE}{os.sep}' in stack[end - 1] or f'{os.sep}threading.py"' in stack[end - 1]):
+        end -= 1
+    return stack[: end if end > 1 else len(stack)]
 
 
 class OomCounter:

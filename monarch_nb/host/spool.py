@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from monarch_nb.host import journal
 from monarch_nb.host.journal import BEGIN, ERR, OUT, SIGN, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
 from monarch_nb.host.linux import punch_hole
+from monarch_nb.host.overwriting import Rows, shown
 from monarch_nb.host.protocol import LogBlock
 
 CHUNK = 64 * 1024
@@ -165,16 +166,19 @@ class Spool:
 
 def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:
     """The last lines a proc wrote, of `most` bytes; empty if that cannot be read."""
-    text = b""
+    text, stream = b"", STDOUT
     spool = Spool(base, most)
     try:
         for block in spool.take(4 * most, 0.0, all_of_it=True):
-            text += (b"\n" if text and not text.endswith(b"\n") else b"") + block.data
+            broken = block.stream != stream and text and not text.endswith(b"\n")
+            text, stream = text + (b"\n" if broken else b"") + block.data, block.stream
     except OSError:
         pass
     finally:
         spool.close()
-    return tuple(text.decode("utf-8", "replace").splitlines()[-count:])
+    lines = text.decode("utf-8", "replace").removesuffix("\n").split("\n") if text else []
+    open_one = [shown(lines.pop())] if lines and not text.endswith(b"\n") else []
+    return tuple([*Rows().lines(lines), *open_one][-count:])
 
 
 def written(base: str) -> int:

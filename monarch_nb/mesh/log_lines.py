@@ -1,6 +1,7 @@
 """Lines of processes as people see them: which are shown, how long they are gathered, and equal ones once."""
 
 import logging
+import re
 import threading
 import time
 import weakref
@@ -182,6 +183,16 @@ def lines_of(written: Written) -> list[Line]:
     """One by one."""
     address, stream, call, _, _, text = written
     return [Line(address, line, stream, call) for line in text.removesuffix("\n").split("\n")]
+
+
+_ACTOR = re.compile(r"\[actor=<root>(?:\.<[^<>]*>)*\.<\S+ ([^<>{}]+)(?:\{[^{}]*\})?>\] ")
+
+
+def briefly(written: Written) -> Written:
+    """Records of `logging` with the name of their actor alone: its rank stands before the line, and equal ones meet."""
+    if not written.level or "[actor=" not in written.text:
+        return written
+    return written._replace(text=_ACTOR.sub(r"[\1] ", written.text))
 
 
 def source_of(engine: Runtime, address: str) -> Source:

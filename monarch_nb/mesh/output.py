@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from monarch_nb.host.journal import STDERR, UNCLAIMED
+from monarch_nb.host.overwriting import UP, Rows, overwritten, shown
 from monarch_nb.host.protocol import LogBlock, LogChunk, Tail, Took, decode
 from monarch_nb.mesh.state import ActorState
 from monarch_nb.runtime import runtime
@@ -55,6 +56,7 @@ class _Line:
         self.since = 0.0  # when its first character came, monotonic
         self.level = 0
         self.at = 0.0
+        self._rows = Rows()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes, level: int, at: float) -> str:
@@ -64,10 +66,12 @@ class _Line:
         text = self.text + self._decoder.decode(data)
         cut = text.rfind("\n") + 1
         whole, rest = text[:cut], text[cut:]
-        if "\r" in whole:
-            whole = "".join(f"{overwritten(line.removesuffix(chr(13)))}\n" for line in whole[:-1].split("\n"))
+        if whole and ("\r" in whole or UP in whole or not self._rows.plain):
+            whole = "".join(f"{line}\n" for line in self._rows.lines(whole[:-1].split("\n")))
         if "\r" in rest:  # what a progress bar has overwritten is of no use
-            rest = f"\r{overwritten(rest)}" + ("\r" if rest.endswith("\r") else "")
+            left = f"\r{overwritten(rest)}" + ("\r" if rest.endswith("\r") else "")
+            self._rows.up(rest.count(UP) - left.count(UP))
+            rest = left
         if len(rest) > LONGEST:
             whole, rest = f"{whole}{overwritten(rest)}\n", ""
         if cut and rest:
@@ -76,8 +80,14 @@ class _Line:
         return whole
 
     @property
+    def over(self) -> bool:
+        """Whether nothing of it matters to what comes."""
+        return not self.text and self._rows.plain
+
+    @property
     def shown(self) -> str:
-        return overwritten(self.text)
+        """What there is to see of it."""
+        return shown(self.text)
 
 
 class _Log:
@@ -114,11 +124,15 @@ class _Log:
         stream = "stderr" if block.stream == STDERR else "stdout"
         call = claim(self.address) if block.call == UNCLAIMED else block.call
         if not call:  # what no call wrote goes on where the stream stands, as in a terminal
-            call = next((of for at, of in self.lines if at == stream), "")
-        line = self.lines.get((stream, call)) or self.lines.setdefault((stream, call), _Line())
+            call = next((of for (at, of), line in self.lines.items() if at == stream and line.text), "")
+        line = self.lines.get((stream, call))
+        if line is None:
+            for known in [known for known, other in self.lines.items() if known[0] == stream and not other.text]:
+                del self.lines[known]  # bars of a call before it
+            line = self.lines.setdefault((stream, call), _Line())
         level, at = (line.level, line.at) if line.text else (block.level, block.at)
         whole = line.feed(data, block.level, block.at)
-        if not line.text:
+        if line.over:
             del self.lines[stream, call]
         return [self._keep(stream, call, level, at, whole)] if whole else []
 
@@ -136,13 +150,6 @@ class _Log:
         if line is None or not line.shown:
             return None
         return self._keep(stream, call, line.level, line.at, f"{line.shown}\n")
-
-
-def overwritten(line: str) -> str:
-    """What a terminal would show of a line with carriage returns in it: the text after the last one that is any."""
-    if "\r" not in line:
-        return line
-    return next((part for part in reversed(line.split("\r")) if part), "")
 
 
 class Output:
@@ -273,6 +280,7 @@ class Output:
                 for log in self._logs.values()
                 if log.lines
                 for (stream, call), line in log.lines.items()
+                if line.text
             }
 
     def cut(self, place: Place) -> None:

@@ -152,6 +152,21 @@ def test_a_traceback_that_a_rank_prints_has_the_lines_of_the_cell(nb: Notebook) 
     assert "1 / 0  # the line" in cell.stderr
 
 
+def test_a_crash_is_told_with_the_line_of_the_cell_that_crashed(nb: Notebook) -> None:
+    cell = nb.run("%%on w gpus=2\nimport ctypes\nprint('on the brink')\nctypes.string_at(0)")
+    told = cell.traceback
+    assert "| on the brink" in told
+    assert "it crashed here" in told
+    assert "Fatal Python error: Segmentation fault" in told
+    assert re.search(r'File ".+", line 4 in <module>', told)
+    assert "monarch_nb" not in told.partition("it crashed here")[2]
+
+
+def test_records_of_logging_say_which_actor_and_are_shown_once(talk: Notebook) -> None:
+    cell = talk.run("t.complain.call().get();").ok()
+    assert ranks(cell.stderr, "[t] logged") == [0, 1, 2, 3]
+
+
 def test_logs_can_be_followed_until_they_are_interrupted(nb: Notebook) -> None:
     nb.run("%%on w gpus=3\nprint('needle one')").ok()
     request = nb.start("%logs w gpus=3 --follow --grep 'needle (one|two)'")

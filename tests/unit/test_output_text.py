@@ -1,7 +1,9 @@
 """Lines out of bytes, and ranks as people write them."""
 
+from monarch_nb.host.overwriting import UP, overwritten
 from monarch_nb.host.protocol import LogBlock, LogChunk
-from monarch_nb.mesh.output import Written, _Log, overwritten
+from monarch_nb.mesh.log_lines import briefly
+from monarch_nb.mesh.output import Written, _Log
 from monarch_nb.mesh.places import places, spans
 
 
@@ -107,3 +109,37 @@ def test_ranks_are_drawn_together_along_their_dimensions() -> None:
     assert places(("hosts", "gpus"), grid) == "hosts=0-1 gpus=0-3"
     assert places(("hosts", "gpus"), grid[:-1]) == "hosts=0 gpus=0-3; hosts=1 gpus=0-2"
     assert places((), [()]) == ""
+
+
+def test_bars_below_a_bar_leave_no_trail() -> None:
+    """As tqdm writes them: a line down, the inner bar, a line up again."""
+    steps = "".join(f"\n\r  step {step}{UP}" for step in range(20))
+    cleared = f"\n\r{' ' * 9}\r{UP}"
+    text = "".join(f"\repoch {epoch}{steps}{cleared}" for epoch in range(3)) + "\repoch 3\ndone\n\nafter\n"
+    for size in (1, 2, 7, len(text)):
+        log = Log()
+        lines = [line for at in range(0, len(text), size) for line in log.feed(text[at : at + size].encode())]
+        assert lines == ["epoch 0", "epoch 1", "epoch 2", "epoch 3", "done", "", "after"]
+        assert not log.log.lines
+
+
+def test_an_inner_bar_is_what_there_is_to_see_while_it_runs() -> None:
+    log = Log()
+    log.feed(f"\repoch 1\n\r  step 7{UP}".encode())
+    [line] = log.log.lines.values()
+    assert line.shown == "  step 7"
+
+
+def test_two_bars_below_a_bar_leave_no_trail_either() -> None:
+    log = Log()
+    drawn = "".join(f"\n\r middle {n}{UP}\n\n\r inner {n}{UP}{UP}" for n in range(9))
+    assert log.feed(f"\router 0{drawn}\router 1\nend\n".encode()) == ["outer 0", "outer 1", "end"]
+
+
+def test_records_of_several_ranks_of_an_actor_are_equal_but_for_their_rank() -> None:
+    def record(rank: int, level: int = 30) -> Written:
+        actor = f"[actor=<root>.<__main__.Outer o{{'gpus': 0/2}}>.<__main__.T t{{'gpus': {rank}/2}}>]"
+        return Written("h/p.0.0", "stderr", "c:1", level, 1.0, f"WARNING:T:{actor} careful\n{actor} again\n")
+
+    assert briefly(record(0)).text == briefly(record(1)).text == "WARNING:T:[t] careful\n[t] again\n"
+    assert briefly(record(0, level=0)) == record(0, level=0)  # it was printed

@@ -5,7 +5,7 @@ from typing import Any
 
 from monarch_nb.store.failures import details, title
 from monarch_nb.supervision import MeshFailure
-from monarch_nb.supervision.report import facts, last_lines_text
+from monarch_nb.supervision.report import dump_text, facts, last_lines_text
 
 from .html import facts as facts_html
 from .html import folded, framed, heading
@@ -41,8 +41,7 @@ def failure_text(failure: MeshFailure, paint: Paint = plain) -> str:
         return f"  {paint(what.ljust(9), 'dim')} {value}"
 
     lines += [line(what, value) for what, value in known(failure)]
-    tail = last_lines_text(failure.last_lines)
-    if tail:
+    for tail in filter(None, (last_lines_text(failure.last_lines), dump_text(failure.cause.origin.dump))):
         first, _, rest = tail.partition("\n")
         lines += [paint(first, "dim"), rest]
     lines.append(line("next", paint(failure.next_step, "strong")))
@@ -59,6 +58,8 @@ def failure_bundle(failure: MeshFailure) -> dict[str, Any]:
         parts.append(folded("traceback", story, opened=len(story.splitlines()) < 16))
     if failure.last_lines:
         parts.append(folded("its last lines", "\n".join(failure.last_lines[-20:]), opened=True))
+    if failure.cause.origin.dump:
+        parts.append(folded("where it crashed", "\n".join(failure.cause.origin.dump), opened=True))
     parts.append(facts_html([("next", failure.next_step)]))
     return {"text/plain": f"{head}\n{failure_text(failure)}", "text/html": framed(*parts, kind="mnb-f")}
 
