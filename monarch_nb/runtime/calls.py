@@ -94,7 +94,7 @@ class PendingCall:
 
         def value() -> Any:
             try:
-                body = frames if parcel is None else parcel.frames
+                body = frames if parcel is None else parcel.parts
                 assert body is not None
                 if status == Status.VALUE:
                     try:

@@ -151,7 +151,7 @@ class ActorCell(ActorLife):
     def _open(self, header: Header, parcel: "Parcel") -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The method and arguments of a message."""
         try:
-            args, kwargs = decode(parcel.frames, self.runtime)
+            args, kwargs = decode(parcel.parts, self.runtime)
         finally:
             self.runtime.node.consumed(parcel)
         if header.method == EXEC:

@@ -1,6 +1,7 @@
 """Mappings of memory files that keep no descriptor open, as Python's own do before 3.13 (each mapping dups one)."""
 
 import ctypes
+import functools
 import mmap
 import os
 import sys
@@ -40,6 +41,7 @@ def map_file(fd: int, length: int, *, private: bool, writable: bool = False, loa
     return view if writable else view.toreadonly()
 
 
+@functools.cache
 def _mmap() -> "ctypes._FuncPointer":
     function = ctypes.CDLL(None, use_errno=True).mmap
     function.restype = ctypes.c_void_p

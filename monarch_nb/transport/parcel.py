@@ -48,6 +48,16 @@ class Parcel:
             self._frames = [_first(body) if place == 0 else _private(body) for place, body in enumerate(self.bodies)]
         return self._frames
 
+    @property
+    def parts(self) -> list[Body]:
+        """The same for `decode`: what lies in memory files is not mapped yet."""
+        if self._frames is not None:
+            return list(self._frames)
+        return [
+            body if place and type(body) is MemoryFile else _private(body) if place else _first(body)
+            for place, body in enumerate(self.bodies)
+        ]
+
     def clone(self) -> "Parcel":
         """Another parcel with the same content and private buffers of its own."""
         return Parcel([bytes(body) if isinstance(body, bytearray) else body for body in self.bodies], hops=self.hops)

@@ -10,7 +10,7 @@ import pickle
 import struct
 from collections.abc import Sequence
 from types import NoneType
-from typing import Any
+from typing import Any, Protocol
 
 from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, install
@@ -19,8 +19,23 @@ from monarch_nb.wire.pages import ask_for_large_pages
 from monarch_nb.wire.pickler import Pickler
 from monarch_nb.wire.tensors import without_modes
 
-Frame = bytes | bytearray | memoryview
 
+class Filed(Protocol):
+    """A buffer that is in a file still."""
+
+    length: int  # bytes
+
+    def private(self) -> memoryview:
+        """Its content as writable memory of its own."""
+
+    def read_into(self, target: memoryview) -> None:
+        """Copy all of it into memory of the same length."""
+
+
+Frame = bytes | bytearray | memoryview
+Part = Frame | Filed
+
+_IN_MEMORY = (bytes, bytearray, memoryview)
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 _SHORT = 4096  # bytes
 _TINY = 24  # bytes; no class or function has a name that short, so no tensor is made
@@ -71,36 +86,41 @@ def _allowed(frames: list[Frame]) -> list[Frame]:
     return frames
 
 
-def decode(frames: Sequence[Frame], context: object = None) -> Any:
+def decode(frames: Sequence[Part], context: object = None) -> Any:
     """The object in `frames`. It may keep those after the first as its memory: they should be private and writable.
+    Those in files are mapped, or read to where they belong.
 
     Runs whatever the sender's pickle says, so only frames of trusted peers may get here.
     """
-    first = frames[0]
+    first: Any = frames[0] if isinstance(frames[0], _IN_MEMORY) else frames[0].private()
     previous = enter_codec(context)
     try:
         if len(first) <= _TINY:
             return pickle.loads(first)
         with without_modes():
             if first[0] != _EXTENDED:
-                return pickle.loads(first, buffers=frames[1:])
+                return pickle.loads(first, buffers=_mapped(frames[1:]))
             return _decode_extended(memoryview(first), frames[1:])
     finally:
         leave_codec(previous)
 
 
-def _decode_extended(first: memoryview, frames: Sequence[Frame]) -> Any:
+def _mapped(frames: Sequence[Part]) -> list[Frame]:
+    return [frame if isinstance(frame, _IN_MEMORY) else frame.private() for frame in frames]
+
+
+def _decode_extended(first: memoryview, frames: Sequence[Part]) -> Any:
     start = _PROLOGUE.size + _PROLOGUE.unpack_from(first)[1]
     units, sources, places = pickle.loads(first[_PROLOGUE.size : start])
     # Held until the instances in the body hold them.
     classes = install(units, sources) if units or sources else None
     stream = first[start:]
     if not places:
-        result = pickle.loads(stream, buffers=frames)
+        result = pickle.loads(stream, buffers=_mapped(frames))
     else:
         count = len(frames) - len(places)
         reader: Any = _Reader(stream, places, frames[count:])
-        result = pickle.Unpickler(reader, buffers=frames[:count]).load()
+        result = pickle.Unpickler(reader, buffers=_mapped(frames[:count])).load()
     del classes
     return result
 
@@ -108,11 +128,12 @@ def _decode_extended(first: memoryview, frames: Sequence[Frame]) -> Any:
 class _Reader:
     """A stream with large pieces put back in their places; the pieces are copied once, to where they belong."""
 
-    def __init__(self, stream: memoryview, places: Sequence[int], pieces: Sequence[Frame]) -> None:
-        self._parts: list[memoryview] = []
+    def __init__(self, stream: memoryview, places: Sequence[int], pieces: Sequence[Part]) -> None:
+        self._parts: list[memoryview | Filed] = []
         last = 0
         for place, piece in zip(places, pieces, strict=True):
-            self._parts += [stream[last:place], memoryview(piece).cast("B")]
+            whole = memoryview(piece).cast("B") if isinstance(piece, _IN_MEMORY) else piece
+            self._parts += [stream[last:place], whole]
             last = place
         self._parts.append(stream[last:])
         self._parts.reverse()
@@ -131,6 +152,12 @@ class _Reader:
     def readinto(self, target: Any) -> int:
         view, done = memoryview(target).cast("B"), 0
         ask_for_large_pages(view)
+        while self._parts and not isinstance(piece := self._parts[-1], memoryview):
+            self._parts.pop()
+            if piece.length == len(view):  # as a rule: what was set apart is one object
+                piece.read_into(view)
+                return len(view)
+            self._parts.append(piece.private())
         while done < len(view) and (piece := self._take(len(view) - done)):
             view[done : done + len(piece)] = piece
             done += len(piece)
@@ -143,6 +170,8 @@ class _Reader:
         """Up to `size` bytes, all from one part; nothing at the end."""
         while self._parts:
             part = self._parts.pop()
+            if not isinstance(part, memoryview):
+                part = part.private()
             if len(part) > size:
                 self._parts.append(part[size:])
                 return part[:size]

@@ -82,7 +82,7 @@ def encode_exception(exc: BaseException, context: object = None) -> list[Frame]:
     return [pickle.dumps((_type_name(exc), _text(exc), formatted, reason), 5), *frames]
 
 
-def decode_exception(frames: Sequence[Frame], context: object = None) -> BaseException:
+def decode_exception(frames: Sequence[Any], context: object = None) -> BaseException:
     """The exception in `frames`, or a RemoteException in its place. Raises only on frames of something else."""
     type_name, text, formatted, reason = pickle.loads(frames[0])
     if not reason:
