@@ -22,7 +22,6 @@ _NOT_YET = {
     "activate": "the tensor engine",
     "rank_tensor": "the tensor engine",
     "rank_tensors": "the tensor engine",
-    "to_table": "the tensor engine",
 }
 
 
@@ -114,6 +113,12 @@ class ProcMesh(MeshTrait):
             raise ValueError(f"logging_option: level={level!r} must be a whole number from 0 to 255")
         option = LogOption(stream_to_client, aggregate_window_sec, level)
         await asyncio.to_thread(options().set, self, option)
+
+    def to_table(self) -> str:
+        """A table of text: for each place of the mesh the host, and which of its processes it is."""
+        from monarch_nb.mesh.proc_table import proc_table
+
+        return proc_table(self)
 
     def logs(self, grep: str | None = None, **wishes: Any) -> "Logs":
         """The last lines that these processes wrote: see `monarch_nb.mesh.logs_of` for `level`, `since`, `last`…"""

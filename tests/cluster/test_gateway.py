@@ -52,9 +52,23 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory, key: Path) -> Iterator[list[HostProcess]]:
+    with user_hosts(tmp_path_factory.mktemp("standing"), 3, key=key) as agents:
+        yield agents
+
+
 @pytest.fixture
-def cluster(tmp_path: Path, key: Path) -> Iterator[list[HostProcess]]:
+def cluster(standing: list[HostProcess], key: Path) -> Iterator[list[HostProcess]]:
     """Three hosts, of which this process dials the first alone."""
+    attach(standing[0].endpoint, private_key=key)
+    yield standing
+    mesh.shutdown()
+
+
+@pytest.fixture
+def mortal(tmp_path: Path, key: Path) -> Iterator[list[HostProcess]]:
+    """The same for tests that end some of them."""
     with user_hosts(tmp_path, 3, "--lease-s", "2", key=key) as agents:
         attach(agents[0].endpoint, private_key=key)
         yield agents
@@ -111,18 +125,18 @@ def test_a_rank_that_dies_behind_the_gateway_is_told_and_healed(
 
 
 def test_hosts_behind_the_gateway_are_lost_one_by_one_or_all_with_it(
-    cluster: list[HostProcess], key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
+    mortal: list[HostProcess], key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "REFUSED_S", 0.5)
-    members = workers_of(cluster, key).spawn_procs(name="far").spawn("members", Member)
+    members = workers_of(mortal, key).spawn_procs(name="far").spawn("members", Member)
     members.where.call().get(SOON)
     waiting = members.slice(hosts=2).nap.call_one(300, 2)
-    cluster[2].kill()
+    mortal[2].kill()
     with pytest.raises(SupervisionError, match="nobody listens"):
         waiting.get(SOON)
     assert len(members.slice(hosts=slice(0, 2)).where.call().get(SOON)) == 2
     waiting = members.slice(hosts=1).nap.call_one(300, 1)
-    cluster[0].kill()
+    mortal[0].kill()
     with pytest.raises(SupervisionError, match=r"the gateway .* is lost"):
         waiting.get(SOON)
 
@@ -179,9 +193,9 @@ def test_what_a_client_had_behind_the_gateway_ends_with_it(
     assert len(folders.sweep()) == 1  # the client's
 
 
-def test_shutting_hosts_down_ends_those_behind_the_gateway_and_then_it(cluster: list[HostProcess], key: Path) -> None:
-    workers_of(cluster, key).shutdown().get(SOON)
-    assert [agent.process.wait(SOON) for agent in cluster] == [0, 0, 0]
+def test_shutting_hosts_down_ends_those_behind_the_gateway_and_then_it(mortal: list[HostProcess], key: Path) -> None:
+    workers_of(mortal, key).shutdown().get(SOON)
+    assert [agent.process.wait(SOON) for agent in mortal] == [0, 0, 0]
 
 
 def test_what_is_wrong_behind_the_gateway_is_told_by_it(cluster: list[HostProcess], tmp_path: Path, key: Path) -> None:

@@ -135,6 +135,17 @@ def test_what_a_mesh_of_processes_does_not_do_says_where_to_go(quad: ProcMesh) -
         quad.spawn("no", int)  # type: ignore[type-var]
 
 
+def test_a_table_shows_where_each_process_is(quad: ProcMesh) -> None:
+    host = this_host()._hosts[0]
+    assert quad.slice(gpus=2).to_table() == f"{host}[2]"
+    assert quad.split(gpus=("dp", "pp"), pp=2).to_table().splitlines() == [
+        "dp  pp=0        pp=1",
+        f"0   {host}[0]  {host}[1]",
+        f"1   {host}[2]  {host}[3]",
+    ]
+    assert quad.slice(gpus=slice(1, 4, 2)).to_table().splitlines()[1] == f"{host}[1]  {host}[3]"
+
+
 def test_spawn_takes_its_class_by_name_too(quad: ProcMesh) -> None:
     assert len(quad.spawn(name="place", Class=Place).place.call().get(20)) == 4
 

@@ -1,0 +1,27 @@
+"""A mesh of processes as a table of text: where each one is."""
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.proc import ProcMesh
+
+
+def proc_table(mesh: "ProcMesh") -> str:
+    """Host and number there of each process: the last dimension goes to the right, the others down."""
+    layout, region = mesh._state.layout, mesh._region
+    cells = [f"{layout.host_of(rank)}[{rank % layout.per_host}]" for rank in region.ranks()]
+    if not region.labels:
+        return cells[0]
+    *down, right = region.labels
+    *sizes, wide = region.ndslice.sizes
+    places = itertools.product(*(range(size) for size in sizes))
+    rows = [[*map(str, place), *cells[at * wide : (at + 1) * wide]] for at, place in enumerate(places)]
+    return _aligned([[*down, *(f"{right}={place}" for place in range(wide))], *rows])
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines)
