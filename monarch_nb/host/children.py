@@ -142,6 +142,10 @@ class Children:
         self._light.close()
         self.forker.close()
 
+    def look(self) -> None:
+        """From time to time, while there are procs."""
+        self._oom.look(time.monotonic())
+
     def _why_cold(self, start: Start) -> str:
         if portable():
             return "no fork on this system"

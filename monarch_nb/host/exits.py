@@ -12,6 +12,7 @@ _FEWEST = 20  # the owner may want more than this agent was told at its start
 _MOST = 4000
 _LAST_BYTES = 16 * 1024
 _PACKAGE = str(Path(__file__).resolve().parents[1])
+RECENT_S = 5.0  # that long a kill for memory may take to end a process
 _CRASHED = "Fatal Python error: "  # faulthandler's first words
 
 
@@ -70,10 +71,17 @@ class OomCounter:
                  machine: Path = Path("/proc/vmstat")) -> None:  # fmt: skip
         found = [file for file in _candidates(root, membership) if file.is_file()]
         self._files = found or [machine]  # the whole machine's, where no control group counts
-        self._count = self._read()
+        self._count = self._lately = self._read()
+        self._looked = 0.0
+
+    def look(self, now: float) -> None:
+        """From time to time: kills of long ago are no explanation for what ends now."""
+        if now - self._looked >= RECENT_S:
+            self._count = max(self._count, self._lately)
+            self._looked, self._lately = now, self._read()
 
     def struck(self) -> bool:
-        """Whether a process was killed for memory since the last call."""
+        """Whether a process was killed for memory since the last call, and not before the last two looks."""
         before, self._count = self._count, self._read()
         return self._count > before
 

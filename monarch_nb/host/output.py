@@ -10,6 +10,7 @@ from collections.abc import Callable
 from monarch_nb.host.journal import ERR, OUT, STDERR, STDOUT, TEXT, Mark, clean
 from monarch_nb.host.linux import line_buffer_c_stdio
 
+TURN_SECONDS = 0.0001  # in which whoever waits to write gets its turn
 MARK_SECONDS = 0.05  # text is marked anew after that long, so that its time is known
 
 
@@ -46,17 +47,31 @@ class MarkedText(ForgivingText):
 
     journal: "Journal"
     stream = STDOUT
+    unfinished = False  # something may be buffered
 
     def write(self, text: str, /) -> int:
         """Write what can be written. From any thread."""
-        with self.journal.lock:
-            self.journal.before(self.stream)
-            return super().write(clean(text))
+        queue, me = self.journal.queue, threading.get_ident()
+        try:
+            queue.add(me)
+            with self.journal.lock:
+                queue.discard(me)
+                self.unfinished = True
+                self.journal.before(self.stream)
+                done = super().write(clean(text))
+                self.unfinished = bool(self._why) or ("\n" not in text and "\r" not in text)
+        finally:
+            queue.discard(me)
+        if queue and not self.unfinished:  # or a thread that writes and writes has the lock again before others wake
+            time.sleep(TURN_SECONDS)
+        return done
 
     def flush(self) -> None:
         """Write what is buffered, if it can be written."""
-        with self.journal.lock:
-            super().flush()
+        if self.unfinished:
+            with self.journal.lock:
+                super().flush()
+                self.unfinished = bool(self._why)
 
     def fileno(self) -> int:
         """The descriptor that child processes and C code write to; their output is kept beside."""
@@ -72,6 +87,7 @@ class Journal:
 
     def __init__(self, base: str) -> None:
         self.lock = threading.RLock()
+        self.queue: set[int] = set()  # threads that wait for the lock
         self.tag: Callable[[], tuple[str, int]] = lambda: ("", 0)
         self.sole: Callable[[], str] = lambda: ""
         self._key: tuple[int, str, int] = (STDOUT, "", 0)
@@ -126,6 +142,7 @@ class Journal:
     def _in_child(self) -> None:
         """A process forked by the user's code: the marks are its parent's, so its text is raw output."""
         self.lock = threading.RLock()
+        self.queue.clear()
         self._marking = False
         for text in self.texts:
             os.dup2(text.stream, text.buffer.fileno(), inheritable=False)

@@ -62,6 +62,7 @@ class Pulse:
         self._timer = None
         now = time.monotonic()
         calm = True
+        self._children.look()
         for child in self._children.alive():
             if child.state not in ("running", "stopping") or child.leash is None:
                 continue

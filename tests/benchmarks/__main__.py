@@ -102,6 +102,7 @@ def main(argv: list[str]) -> int:
     floor = measure("pyzmq", "program_pyzmq.py", sys.executable)
     measured = {OURS: measure(OURS, "program_actors.py", sys.executable)}
     measured[OURS] |= measure(f"{OURS}, scale", "program_scale.py", sys.executable)
+    measured[OURS] |= measure(f"{OURS}, logs", "program_logs.py", sys.executable)
     measured[OURS] |= measure(f"{OURS}, debugger", "program_debug.py", sys.executable)
     for name in asked:
         try:

@@ -68,6 +68,18 @@ class Talker(Actor):
                 time.sleep(max(0.0, begun + (number + 1) / MEGABYTE - time.monotonic()))
 
     @endpoint
+    def write(self, text: str) -> None:
+        sys.stdout.write(text)
+
+    @endpoint
+    def writes_until(self, path: str) -> int:
+        lines = 0
+        while not os.path.exists(path):
+            sys.stdout.write("over and over\n")
+            lines += 1
+        return lines
+
+    @endpoint
     def ends(self, lines: int) -> None:
         for number in range(lines):
             print("line", number)
@@ -200,6 +212,26 @@ def test_while_all_ranks_flood_calls_complete_and_every_line_is_in_the_files(eig
     for rank, text in in_files(eight).items():
         lines = [line for line in text.splitlines() if line.startswith("rank ")]
         assert lines == [f"rank {rank} line {number:06}".ljust(99, ".") for number in range(MEGABYTE)]
+
+
+def test_an_actor_that_writes_all_the_time_keeps_no_other_of_its_process_from_writing(eight, talkers, tmp_path) -> None:
+    gate = tmp_path / "gate"
+    others = eight.slice(gpus=7).spawn("others", Talker)
+    flood = talkers.slice(gpus=7).writes_until.call_one(str(gate))
+    try:
+        for number in range(30):  # its answers wait for what it has written
+            others.write.call_one(f"turn {number}\n").get(SECONDS)
+        assert not flood.done()
+    finally:
+        gate.touch()
+    lines = flood.get(SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while (text := in_files(eight)[7]).count("over and over\n") < lines:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert [line for line in text.splitlines() if line.startswith("turn ")] == [
+        f"turn {number}" for number in range(30)
+    ]
 
 
 def test_nothing_is_lost_at_sigkill_and_the_failure_tells_the_last_lines(own_procs, faults: Faults) -> None:

@@ -39,6 +39,7 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
         *("idle proc", "idle proc runs", "idle controller runs"),
         *(f"scale: {what}" for what in ("spawned", "all called", "told", "healed", "stopped")),
         *(f"debug: {count} stops {what}" for count in (8, 64) for what in ("shown", "answered")),
+        *("logs", "call_one, idle", "call_one, 8 ranks write"),
         *("debug: unattached", "debug: frames kept"),
     } == set(report["figures"]["ours"])
     readable = written.with_suffix(".md").read_text(encoding="utf-8")

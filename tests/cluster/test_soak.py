@@ -42,6 +42,15 @@ def test_nor_do_they_in_ten_minutes() -> None:
     soak(600, pause=0.0)
 
 
+def test_a_slow_leak_is_told_and_a_step_at_the_beginning_is_not() -> None:
+    warmed, slow = Samples(), Samples()
+    for at in range(90):
+        warmed.counts.setdefault(("agent", "memory"), []).append((20 if at < 25 else 50) * MEGABYTE)
+        slow.counts.setdefault(("agent", "memory"), []).append((50 + at / 10 + 20 * (at % 9 == 0)) * MEGABYTE)
+    assert warmed.grown() == []
+    assert len(slow.grown()) == 1
+
+
 def test_what_grows_is_told_and_what_breathes_is_not() -> None:
     steady, leaky = Samples(), Samples()
     for at in range(40):
@@ -50,5 +59,5 @@ def test_what_grows_is_told_and_what_breathes_is_not() -> None:
         leaky.counts.setdefault(("rank 0", "descriptors"), []).append(20 + at // 2)
     assert steady.grown() == []
     memory, descriptors = leaky.grown()
-    assert memory.startswith("memory of agent: from ")
-    assert descriptors.startswith("descriptors of rank 0: from ")
+    assert memory.startswith("memory of agent: by ")
+    assert descriptors.startswith("descriptors of rank 0: by ")

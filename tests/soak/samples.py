@@ -1,11 +1,23 @@
 """What the processes of a run hold, looked at again and again, and whether it grows."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 MEGABYTE = 1 << 20
-SLACK = {"memory": 8 * MEGABYTE, "descriptors": 3, "threads": 2}  # allocators and pools breathe
+SLACK = {"memory": 4 * MEGABYTE, "descriptors": 3, "threads": 2}  # allocators and pools breathe
+WARM = 3  # that part of a run is its warm-up
+
+
+def slope(counts: Sequence[float]) -> float:
+    """Growth in a round: the median of the slopes between all pairs, which a few odd counts do not move."""
+    pairs = [
+        (later - earlier) / (second - first)
+        for first, earlier in enumerate(counts)
+        for second, later in enumerate(counts[first + 1 :], first + 1)
+    ]
+    return median(pairs) if pairs else 0.0
 
 
 @dataclass
@@ -20,22 +32,26 @@ class Samples:
             self.counts.setdefault((name, what), []).append(count)
 
     def grown(self) -> list[str]:
-        """What grew from the third to the fourth quarter of the run: what warms up has done so by then."""
+        """What grew by more than allocators breathe, after the first third of the run, in which all warms up."""
         told = []
         for (name, what), counts in self.counts.items():
-            quarter = max(1, len(counts) // 4)
-            before, after = median(counts[-2 * quarter : -quarter] or counts[:1]), median(counts[-quarter:])
-            if after - before > SLACK[what]:
-                told.append(f"{what} of {name}: from {before:,.0f} to {after:,.0f} in {quarter} rounds")
+            steady = counts[len(counts) // WARM :]
+            growth = slope(steady) * (len(steady) - 1)
+            if growth > SLACK[what]:
+                told.append(f"{what} of {name}: by {growth:,.0f} in {len(steady)} rounds, {slope(steady):,.1f} a round")
         return told
 
     def table(self) -> str:
-        """First, middle and last counts."""
-        lines = []
+        """First, middle, last and highest counts, and the growth in a hundred rounds after the warm-up."""
+        lines = [f"{'':25} {'first':>8} {'middle':>8} {'last':>8} {'most':>8} {'per 100 rounds':>15}"]
         for (name, what), counts in self.counts.items():
             unit = MEGABYTE if what == "memory" else 1
             first, middle, last = (counts[at] / unit for at in (0, len(counts) // 2, -1))
-            lines.append(f"{name:12} {what:12} {first:8.1f} {middle:8.1f} {last:8.1f}  most {max(counts) / unit:8.1f}")
+            growth = 100 * slope(counts[len(counts) // WARM :]) / unit
+            shown = (
+                f"{name:12} {what:12} {first:8.1f} {middle:8.1f} {last:8.1f} {max(counts) / unit:8.1f} {growth:+15.2f}"
+            )
+            lines.append(shown)
         return "\n".join(lines)
 
 

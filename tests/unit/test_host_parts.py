@@ -94,6 +94,21 @@ def test_a_kill_for_memory_is_noticed_once(tmp_path: Path, line: str, file: str)
     assert not oom.struck()
 
 
+def test_a_kill_for_memory_of_long_ago_is_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "cgroup").write_text("0::/job\n")
+    counter = tmp_path / "job" / "memory.events"
+    counter.parent.mkdir()
+    counter.write_text("oom_kill 1\n")
+    oom = exits.OomCounter(tmp_path, tmp_path / "cgroup")
+    counter.write_text("oom_kill 2\n")
+    oom.look(100.0)
+    assert oom.struck()  # a moment ago: what was struck may just be ending
+    counter.write_text("oom_kill 3\n")
+    oom.look(200.0)
+    oom.look(300.0)
+    assert not oom.struck()
+
+
 def test_without_a_control_group_the_machine_tells_of_kills_for_memory(tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text("0::/\n")
     machine = tmp_path / "vmstat"

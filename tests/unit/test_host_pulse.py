@@ -59,6 +59,7 @@ class World:
     ran: float | None = 1.0
     deaf: bool = False
     pings: int = 0
+    looks: int = 0
     told: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -75,6 +76,9 @@ class World:
 
     def alive(self) -> list[Child]:
         return [self.child]
+
+    def look(self) -> None:
+        self.looks += 1
 
     def ping(self) -> None:
         self.pings += 1
