@@ -31,6 +31,7 @@ Leaving:
   interact                   lines of Python until `exit`"""
 
 _ENTRY = re.compile(r"^([> ] )(\S.*)\((\d+)\)([\w<>.]+)\(\)(?:->.*)?$", re.MULTILINE)  # > file(line)function()
+AGAIN_S = 0.1  # for those that go on to stop again, before it is said that they do
 _GO_ON = frozenset(("c", "cont", "continue"))
 _QUIT = frozenset(("q", "quit", "exit", "EOF"))
 
@@ -71,6 +72,7 @@ class Desk:
     name: FileName = short
     focus: set[tuple[str, int, str]] | None = None  # None: the largest group
     watches: list[str] = field(default_factory=list)
+    displays: list[str] = field(default_factory=list)
     interactive: bool = False  # lines are Python, not commands
     everybody: bool = False  # without a focus commands go to all, not to the largest group
     leave: str = ""  # why the desk is to be left: "detach"
@@ -153,13 +155,15 @@ class Desk:
         result = self._pairs(text, found, answers)
         if any(answer.resumed for answer in answers):
             return Result(text, "\n".join(part for part in (result.text, self.after(found)) if part), result.pairs)
-        if word in ("u", "up", "d", "down") and not result.text.startswith("***"):
-            return result
         return result
 
     def _pairs(self, text: str, found: Sequence[Stopped], answers: Sequence[Any]) -> Result:
         pairs = tuple(zip(found, answers, strict=True))
-        return Result(text, _ENTRY.sub(self._entry, merged_text(pairs)), pairs)
+        told = _ENTRY.sub(self._entry, merged_text(pairs))
+        for file in {frame.file for one in found for frame in one.stack}:
+            if self.name(file) != short(file):  # a cell, whose file nobody knows by its name
+                told = told.replace(file, self.name(file))
+        return Result(text, told, pairs)
 
     def _entry(self, match: re.Match[str]) -> str:
         """A line of pdb's own stacks, with the name that people know the file by."""
@@ -167,12 +171,18 @@ class Desk:
 
     def _go_on(self, text: str, found: list[Stopped], *, everybody: bool) -> Result:
         going = self.candidates() if everybody else found
-        self._pairs(text, going, self.controller.ask(going, "resume"))
-        left = self.candidates()
-        if everybody or not left:
+        answers = self.controller.ask(going, "resume")
+        ids = {one.session for one in going}
+        self.controller.book.wait(AGAIN_S, lambda: ids <= {one.session for one in self.candidates()})
+        again = [one for one in self.candidates() if one.session in ids]
+        left = [one for one in self.candidates() if one.session not in ids]
+        if everybody or not (left or again):
             self.focus = None
         told = f"{named(going)} {'goes' if len(going) == 1 else 'go'} on"
-        return Result(text, f"{told}; still stopped: {named(left)}" if left else told)
+        if left:
+            told += f"; still stopped: {named(left)}"
+        pairs = tuple(zip(going, answers, strict=True))
+        return Result(text, f"{told}, and stopped again:\n{self.after(again)}" if again else told, pairs)
 
     def after(self, before: Sequence[Stopped]) -> str:
         """Where those are that were let go by a step."""
@@ -198,8 +208,11 @@ class Desk:
         return "\n".join([*lines, *self.watched()])
 
     def watched(self) -> list[str]:
-        """The sparklines of what is watched."""
-        return [self._watch(expression).text for expression in self.watches] if self.candidates() else []
+        """What is displayed, by rank, and the sparklines of what is watched."""
+        if not self.candidates():
+            return []
+        found = [self._display(expression).text for expression in self.displays]
+        return found + [self._watch(expression).text for expression in self.watches]
 
     # -- commands of ours ---------------------------------------------------------------------------------------------
 
@@ -251,6 +264,29 @@ class Desk:
 
     def _watch(self, expression: str) -> Result:
         return self._over_all("watch", expression, watch_text)
+
+    def _do_display(self, rest: str) -> Result:
+        if not rest:
+            return Result(
+                "display", "\n".join(map(self._displayed, self.displays)) or "nothing is displayed: display EXPR"
+            )
+        if rest not in self.displays:
+            self.displays.append(rest)
+        return self._display(rest)
+
+    def _displayed(self, expression: str) -> str:
+        return self._display(expression).text
+
+    def _display(self, expression: str) -> Result:
+        found = self.focused()
+        pairs = tuple(zip(found, self.controller.ask(found, "eval", expression), strict=True))
+        text = merged_text(pairs)
+        between = "\n" if "\n" in text else " "
+        return Result(f"display {expression}", f"{expression}:{between}{text}", pairs)
+
+    def _do_undisplay(self, rest: str) -> Result:
+        self.displays = [each for each in self.displays if rest and each != rest]
+        return Result("undisplay", f"displayed: {', '.join(self.displays) or 'nothing'}")
 
     def _do_unwatch(self, rest: str) -> Result:
         self.watches = [each for each in self.watches if rest and each != rest]

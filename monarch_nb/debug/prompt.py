@@ -164,7 +164,7 @@ def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: 
 
     last = ""
     told = {one.session for one in desk.candidates()}
-    while not over() and _settled(desk):
+    while not over() and desk.candidates():
         late = [one for one in desk.candidates() if one.session not in told]
         if late:
             told |= {one.session for one in late}
@@ -211,11 +211,6 @@ def _command(desk: Desk, ask: Ask, last: str, ending: str) -> str | None:
         sure = ask(f"end the endpoints of {named(desk.focused())}, so that their calls fail? [y/N] ")
         return line if sure.strip().lower() in ("y", "yes") else ""
     return line if line.strip() else last
-
-
-def _settled(desk: Desk) -> bool:
-    """After a step, sessions that come back at once are waited for, so that the prompt does not flicker."""
-    return bool(desk.candidates()) or desk.controller.book.wait(0.1, lambda: bool(desk.candidates()))
 
 
 def _block(line: str, ask: Ask) -> str:

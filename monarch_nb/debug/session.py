@@ -61,6 +61,8 @@ class Debugger(pdb.Pdb):
         self._locals: dict[str, Value] = {}
         self._verdict = ""  # of a command that ends the stop: "resume" or "quit"
         self._post_mortem = False
+        self._jump: int | None = None  # the line that is to be run next
+        self._traced = False  # it stands at an event of tracing
         self._going = False  # no step was asked for, only breakpoints stop it
         self.botframe: types.FrameType | None = None
         self.thread = threading.current_thread()
@@ -465,9 +467,9 @@ class Debugger(pdb.Pdb):
     def _safe_repr(self, obj: Any, expr: str) -> str:
         return shorten(obj)
 
-    def error(self, msg: str) -> None:
-        """What went wrong with a command."""
-        self._error = f"{self._error}; {msg}" if self._error else msg
+    def error(self, msg: object) -> None:
+        """What went wrong with a command; pdb hands exceptions over, too."""
+        self._error = f"{self._error}; {msg}" if self._error else str(msg)
 
     # -- commands of pdb that are otherwise here --------------------------------------------------------------------
 
@@ -495,6 +497,36 @@ class Debugger(pdb.Pdb):
             self.forget_break(one)
 
     do_cl = do_clear
+    do_cond = pdb.Pdb.do_condition
+
+    def do_jump(self, arg: str) -> bool | None:
+        """j(ump) lineno
+        Set the line that is run next, in the innermost frame.
+        """
+        if self._traced or not arg.strip().isdecimal():
+            super().do_jump(arg)
+            return None
+        if self.curindex + 1 != len(self.stack):
+            self.error("You can only jump within the bottom frame")
+            return None
+        self._jump = int(arg)  # only an event of tracing may set it: there is one before the next line is run
+        return bool(self.do_step(""))
+
+    do_j = do_jump
+
+    def user_line(self, frame: types.FrameType) -> None:
+        """A line is to be run next."""
+        line, self._jump = self._jump, None
+        if line is not None:
+            try:
+                frame.f_lineno = line  # type: ignore[misc]  # it can be set here, and only here
+            except ValueError as error:
+                self._note = f"jump failed: {error}"
+        self._traced = True
+        try:
+            super().user_line(frame)
+        finally:
+            self._traced = False
 
     def do_interact(self, arg: str) -> None:
         """interact

@@ -85,6 +85,17 @@ def test_statements_of_several_lines_and_interactive_python(nb: Debugged) -> Non
     assert "» z\n42\n" in talk.text
 
 
+def test_a_line_is_jumped_over_values_are_displayed_at_each_stop_and_breakpoints_are_set_at_the_prompt(
+    nb: Debugged,
+) -> None:
+    talk = nb.talk("t.slice(gpus=0).step.call_one(2).get()", "display x", "j 19", "b 20", "cond 99 x", "c", "cl", "c")
+    assert "→ total = loss * x\nx: 2" in talk.before[2], "straight from breakpoint() over a line"
+    assert "at Cell In[3]:20" in talk.before[3]
+    assert "*** Breakpoint number 99 out of range" in talk.before[4]
+    assert "go on, and stopped again:\nCell In[3]:20" in talk.before[5].replace("goes", "go")
+    assert talk.cell.text == "0"
+
+
 def test_the_call_goes_on_to_the_next_breakpoint_and_asks_again(nb: Debugged) -> None:
     nb.run("%break Trainer.loss on trainers gpus=0:2").ok()
     talk = nb.talk("t.forward.call([1, 2, 4]).get()", "p values", "c")
