@@ -1,8 +1,10 @@
 """Connections inside a host: whole messages, in order, whatever pieces the kernel takes or gives."""
 
 import contextlib
+import itertools
 import random
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +12,13 @@ from typing import Any
 
 import pytest
 import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from monarch_nb.transport import TransportError
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import Door, Stream, dial
+from tests.effort import tries
 from tests.unit.transport_tools import End, ends, run_folder
 
 pytestmark = pytest.mark.timeout(60)
@@ -115,6 +120,41 @@ def test_garbage_ends_the_connection_and_nothing_else(reader: Reader, garbage: b
     sender = Stream(other.far, reader, lambda *_: None, lambda: None)
     sender.write(b"still", [])
     assert other.wait(1) == [(b"still", [])]
+
+
+@settings(max_examples=tries(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=400), places=st.lists(st.integers(0, 400), max_size=5))
+def test_any_bytes_are_messages_or_end_the_connection(reader: Reader, data: bytes, places: list[int]) -> None:
+    end = Listener(reader)
+    cuts = [0, *sorted(min(place, len(data)) for place in places), len(data)]
+    with contextlib.suppress(OSError):  # it hangs up on nonsense
+        for start, stop in itertools.pairwise(cuts):
+            end.far.sendall(data[start:stop])
+    end.far.close()
+    assert end.lost.wait(10)
+    assert sum(4 + 8 + len(frame0) + sum(8 + len(frame) for frame in frames) for frame0, frames in end.got) <= len(data)
+    end.stream.close(0)
+
+
+@settings(max_examples=tries(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sent=st.lists(st.tuples(st.binary(max_size=60), st.lists(st.binary(max_size=300), max_size=9)), max_size=6),
+       places=st.lists(st.integers(0, 3000), max_size=8))  # fmt: skip
+def test_messages_cut_anywhere_arrive_whole(
+    reader: Reader, sent: list[tuple[bytes, list[bytes]]], places: list[int]
+) -> None:
+    end = Listener(reader)
+    data = b"".join(
+        struct.pack(f"<I{1 + len(frames)}Q", 1 + len(frames), len(frame0), *map(len, frames))
+        + frame0
+        + b"".join(frames)
+        for frame0, frames in sent
+    )
+    cuts = [0, *sorted(min(place, len(data)) for place in places), len(data)]
+    for start, stop in itertools.pairwise(cuts):
+        end.far.sendall(data[start:stop])
+    assert end.wait(len(sent)) == sent
+    end.stream.close(0)
+    end.far.close()
 
 
 def test_a_write_to_who_is_gone_says_so(reader: Reader) -> None:
