@@ -52,6 +52,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src.job.job_state": ("monarch_nb.job",),
     "monarch._src.job.port_forward": ("monarch_nb.job",),
     "monarch._src.job.process": ("monarch_nb.job",),
+    "monarch._src.job.service_identity": ("monarch_nb.job",),
     "monarch._src.job.shell": ("monarch_nb.job",),
     "monarch._src.rdma": ("monarch_nb.rdma",),
     "monarch._src.rdma.rdma": ("monarch_nb.rdma",),

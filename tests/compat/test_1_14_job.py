@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, endpoint, this_host
+from monarch.actor import Actor, attach_to_workers, endpoint, this_host
 from monarch.job import (
+    SERVICE_PROC_IDS_ENV,
+    SERVICE_PROC_RANK_ENV,
     JobState,
     JobTrait,
     LocalJob,
@@ -15,15 +17,22 @@ from monarch.job import (
     PortForwarder,
     ProcessJob,
     TelemetryConfig,
+    deserialize_service_proc_ids,
     exec_command,
     hosts_from_config,
     job_load,
     job_loads,
     load_current_job,
+    new_service_proc_id,
+    ranked_service_proc_id_from_env,
+    serialize_service_proc_ids,
+    service_proc_addr,
+    service_proc_addrs,
     set_current_job,
     shell,
 )
 from monarch.spmd import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
+from tests.cluster.worker_tools import short_folder, workers_at
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
 
@@ -99,6 +108,37 @@ def test_jobs_that_are_not_there_yet_say_so(name: str) -> None:
 def test_parameters_have_the_names_that_programs_use(function: Any, wanted: str) -> None:
     names = [name for name in inspect.signature(function).parameters if name != "self"]
     assert names[: len(wanted.split())] == wanted.split()
+
+
+def test_hosts_are_started_with_ids_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [new_service_proc_id(), new_service_proc_id()]
+    text = serialize_service_proc_ids(ids)
+    assert deserialize_service_proc_ids(text) == ids
+    assert len(set(map(str, ids))) == 2
+    assert ranked_service_proc_id_from_env() is None
+    monkeypatch.setenv(SERVICE_PROC_IDS_ENV, text)
+    monkeypatch.setenv(SERVICE_PROC_RANK_ENV, "1")
+    monkeypatch.setenv("OTHER_RANK", "2")
+    assert ranked_service_proc_id_from_env() == ids[1]
+    with pytest.raises(ValueError, match="2 hosts"):
+        ranked_service_proc_id_from_env(rank_env="OTHER_RANK")
+    for wrong in ('{"a": 1}', "[1]", "no"):
+        with pytest.raises(ValueError):
+            deserialize_service_proc_ids(wrong)
+
+
+def test_an_address_with_an_id_is_attached() -> None:
+    with short_folder() as folder:
+        addresses = service_proc_addrs([f"ipc://{folder}/w"], [new_service_proc_id()])
+        assert addresses[0].endswith(f"@ipc://{folder}/w")
+        assert service_proc_addr("ipc:///x", None) == "ipc:///x"
+        assert service_proc_addrs(["ipc:///x"], None) == ["ipc:///x"]
+        with pytest.raises(ValueError, match="1 addresses"):
+            service_proc_addrs(["ipc:///x"], [])
+        with workers_at(*addresses):
+            hosts = attach_to_workers(ca="trust_all_connections", workers=addresses)
+            assert hosts.initialized.get(30) is True
+            hosts.shutdown().get(20)
 
 
 def test_jobs_have_the_methods_that_programs_call() -> None:

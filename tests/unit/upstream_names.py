@@ -17,7 +17,6 @@ enable_transport Context ChannelTransport unhandled_fault_hook MeshFailure confi
 HIDDEN = _words("""
 ActorMesh SupervisionError BootstrapCommand Shape Slice Region NDSlice UndeliverableMessageEnvelope WouldBlockRuntime
 """)
-# Those of monarch.actor that we do not have yet.
 # monarch.__all__
 TOP = _words("""
 coalescing clear_runtime_config configure configured get_global_config get_runtime_config remote get_active_mesh no_mesh
@@ -37,5 +36,8 @@ RDMAWriteTransferWarning RDMATcpFallbackWarning
 JOB = _words("""
 JobTrait JobState LocalJob ProcessJob SlurmJob KubernetesJob ImageSpec KubeConfig job_load job_loads set_current_job
 load_current_job exec_command shell PortForwarder TelemetryConfig MeshAdminConfig hosts_from_config
+DEFAULT_JOB_PATH SERVICE_PROC_IDS_ENV SERVICE_PROC_RANK_ENV deserialize_service_proc_ids new_service_proc_id
+ranked_service_proc_id_from_env serialize_service_proc_ids service_proc_addr service_proc_addrs spmd.SPMDJob
+spmd.StoreJob spmd.serve
 """)
 SPMD = _words("SPMDActor setup_torch_elastic_env setup_torch_elastic_env_async")

@@ -1,0 +1,58 @@
+"""Ids that launchers give the hosts they start, handed on in the environment and in front of addresses.
+
+Hosts here tell their own ids when they are attached; these are for launchers that write and read torchmonarch's.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+
+from monarch_nb.runtime.ids import ProcId, Uid
+
+SERVICE_PROC_IDS_ENV = "MONARCH_SERVICE_PROC_IDS"
+"""The environment variable with the ids of all hosts of a job, as JSON."""
+SERVICE_PROC_RANK_ENV = "MONARCH_SERVICE_PROC_RANK"
+"""The environment variable that says which of them a host has."""
+
+
+def new_service_proc_id() -> ProcId:
+    """An id that no other host has."""
+    return ProcId(Uid.instance("service"))
+
+
+def serialize_service_proc_ids(proc_ids: Sequence[ProcId]) -> str:
+    """Ids as text for `SERVICE_PROC_IDS_ENV`."""
+    return json.dumps([str(each) for each in proc_ids])
+
+
+def deserialize_service_proc_ids(serialized: str) -> list[ProcId]:
+    """What `serialize_service_proc_ids` has written. Raises ValueError for anything else."""
+    found = json.loads(serialized)
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{serialized[:80]!r} is no JSON list of process ids")
+    return [ProcId.from_string(each) for each in found]
+
+
+def ranked_service_proc_id_from_env(*, rank_env: str = SERVICE_PROC_RANK_ENV) -> ProcId | None:
+    """The id of this host, if the environment names one. Raises ValueError for a rank that has none."""
+    ids, rank = os.environ.get(SERVICE_PROC_IDS_ENV), os.environ.get(rank_env)
+    if ids is None or rank is None:
+        return None
+    found = deserialize_service_proc_ids(ids)
+    if not rank.isdigit() or int(rank) >= len(found):
+        raise ValueError(f"{rank_env}={rank}, but {SERVICE_PROC_IDS_ENV} has the ids of {len(found)} hosts")
+    return found[int(rank)]
+
+
+def service_proc_addr(address: str, proc_id: ProcId | None) -> str:
+    """The address of a worker with its id, if it has one, in front."""
+    return address if proc_id is None else f"{proc_id}@{address}"
+
+
+def service_proc_addrs(addresses: Sequence[str], proc_ids: Sequence[ProcId] | None) -> list[str]:
+    """The same for several. Raises ValueError unless there are as many ids."""
+    if proc_ids is None:
+        return list(addresses)
+    if len(addresses) != len(proc_ids):
+        raise ValueError(f"{len(addresses)} addresses of workers, but {len(proc_ids)} ids")
+    return [service_proc_addr(address, proc_id) for address, proc_id in zip(addresses, proc_ids, strict=True)]
