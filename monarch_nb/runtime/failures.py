@@ -1,6 +1,5 @@
 """The last failures of each actor of a process: their exceptions, and with them the frames they were raised in."""
 
-import contextlib
 import os
 import sys
 import threading
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime import features
+from monarch_nb.runtime.letting_go import chain, let_go
 from monarch_nb.settings import settings
 
 if TYPE_CHECKING:
@@ -49,9 +49,13 @@ class Failures:
         """An endpoint has raised; on the actor's thread. Blocks while it is frozen there, if that is wished."""
         if not isinstance(error, Exception):
             return
+        if settings.get("debug_freeze_on_error"):
+            features.feature(cell.runtime, "debug").freeze(error)
         count = settings.get("debug_keep_failures")
-        if count and not _out_of_memory(error):
-            _let_groups_go(error)
+        if _out_of_memory(error):
+            self.release()  # what others hold is needed
+        elif count:
+            let_go(error, _PACKAGE)
             instance = cell.instance
             kept = Kept(error, header.call, header.method, time.time(), instance, instance.rank, header.chain)
             with self._lock:
@@ -68,8 +72,6 @@ class Failures:
             if not self._measuring:
                 self._measuring = True
                 self._later(0.05, self._shrink)  # measuring them is not the caller's time
-        if settings.get("debug_freeze_on_error"):
-            features.feature(cell.runtime, "debug").freeze(error)
 
     def of(self, mesh: str, rank: int) -> list[Kept]:
         """Those of one actor, the newest first."""
@@ -112,35 +114,16 @@ def frames_of(error: BaseException) -> list[types.TracebackType]:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    names = {cls.__name__ for one in _chain(error) for cls in type(one).__mro__}
+    names = {cls.__name__ for one in chain(error) for cls in type(one).__mro__}
     return not names.isdisjoint({"MemoryError", "OutOfMemoryError"})
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and those that led to it."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _let_groups_go(error: BaseException) -> None:
-    """Empties the frames of torch.distributed: they hold process groups, whose connections tell others by closing."""
-    for one in _chain(error):
-        tb = one.__traceback__
-        while tb is not None:
-            if tb.tb_frame.f_globals.get("__name__", "").startswith("torch.distributed."):
-                with contextlib.suppress(RuntimeError):  # one that still runs
-                    tb.tb_frame.clear()
-            tb = tb.tb_next
-
-
 def _held(error: BaseException) -> Iterator[Any]:
-    for tb in frames_of(error):
-        for name, value in tuple(tb.tb_frame.f_locals.items()):
-            if name != "self":  # the actor's own state lives anyway
-                yield value
+    for one in chain(error):
+        for tb in frames_of(one):
+            for name, value in tuple(tb.tb_frame.f_locals.items()):
+                if name != "self":  # the actor's own state lives anyway
+                    yield value
 
 
 def _size(value: Any, seen: set[int], depth: int = 2) -> int:

@@ -181,3 +181,71 @@ def line(text: str, nth: int = 1) -> int:
     """The number of the nth line of this file that reads so."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     return [number for number, each in enumerate(lines, 1) if each.strip() == text][nth - 1]
+
+
+class Holder(Actor):
+    """Fails with things in its frames that must not be held."""
+
+    @endpoint
+    def write(self, path: str) -> None:
+        unfinished = open(path, "w")  # noqa: SIM115
+        count = unfinished.write("all of it")
+        raise ValueError(count)
+
+    @endpoint
+    def connect(self, port: int) -> None:
+        import socket
+
+        connection = socket.create_connection(("127.0.0.1", port))
+        raise ValueError(connection.fileno())
+
+    @endpoint
+    def generate(self, path: str) -> None:
+        def lines() -> Any:
+            try:
+                yield 1
+            finally:
+                Path(path).write_text("ended")
+
+        running = lines()
+        raise ValueError(next(running))
+
+    @endpoint
+    def backward(self) -> None:
+        import torch
+
+        inputs = torch.ones(3, requires_grad=True)
+        loss = (inputs * 2).sum()
+        raise ValueError(float(loss.detach()))
+
+    @endpoint
+    def join(self) -> int:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        return int(dist.get_world_size())
+
+    @endpoint
+    def fail_in_group(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        group = dist.group.WORLD
+        dist.all_reduce(torch.ones(1), group=group, op=None)  # wrong, and noticed inside of torch.distributed
+
+    @endpoint
+    def wait_for_the_other(self) -> str:
+        import torch
+        import torch.distributed as dist
+
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            return str(error)
+        return "nothing happened"
+
+    @endpoint
+    def leave(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()

@@ -1,6 +1,9 @@
 """Failures keep their frames: they can be looked into while the actor goes on; within bounds."""
 
+import importlib.util
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +12,9 @@ from monarch_nb import debug
 from monarch_nb.actor import ActorError, ProcMesh
 from monarch_nb.config import configured
 from monarch_nb.debug import DebugError
+from monarch_nb.spmd import setup_torch_elastic_env
 from tests.cluster.actor_tools import spawned
-from tests.cluster.debug_tools import SECONDS, Trainer, resume_all, stopped
+from tests.cluster.debug_tools import SECONDS, Holder, Trainer, resume_all, stopped
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -104,3 +108,64 @@ def test_what_has_not_failed_and_what_is_many_ranks_is_told(trainers: Any) -> No
         debug.post_mortem(trainers, gpus=0)
     with pytest.raises(DebugError, match="has 2 ranks: say which"):
         debug.post_mortem(trainers)
+
+
+# -- what kept frames must not hold ------------------------------------------------------------------------------------
+
+needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+
+
+@pytest.fixture
+def holders(procs: ProcMesh) -> Iterator[Any]:
+    mesh = procs.spawn("holders", Holder)
+    yield mesh
+    resume_all()
+    mesh.stop().get(SECONDS)
+
+
+def test_what_a_failed_call_has_written_is_in_its_file_while_its_frames_are_kept(holders: Any, tmp_path: Path) -> None:
+    error = failed(holders.slice(gpus=0).write.call_one(str(tmp_path / "out")))
+    assert (tmp_path / "out").read_text() == "all of it"
+    group = debug.post_mortem(error)
+    assert group.eval("count").values == {0: 9}
+    assert group.eval("unfinished").values == {0: "<TextIOWrapper: not kept, so that it ends>"}
+    group.resume()
+
+
+def test_a_connection_of_a_failed_call_is_closed_while_its_frames_are_kept(holders: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        failed(holders.slice(gpus=0).connect.call_one(server.getsockname()[1]))
+        peer, _ = server.accept()
+        with peer:
+            peer.settimeout(SECONDS)
+            assert peer.recv(1) == b"", "closed"
+
+
+def test_a_generator_of_a_failed_call_has_ended_while_its_frames_are_kept(holders: Any, tmp_path: Path) -> None:
+    failed(holders.slice(gpus=0).generate.call_one(str(tmp_path / "out")))
+    assert (tmp_path / "out").read_text() == "ended"
+
+
+@needs_torch
+def test_tensors_are_kept_without_the_graph_that_led_to_them(holders: Any) -> None:
+    group = debug.post_mortem(failed(holders.slice(gpus=0).backward.call_one()))
+    assert group.eval("loss").values == {0: 6.0}
+    assert group.eval("loss.grad_fn is None and inputs.requires_grad").values == {0: True}
+    group.resume()
+
+
+@needs_torch
+def test_a_group_that_is_destroyed_after_a_failure_closes_its_connections(procs: ProcMesh, holders: Any) -> None:
+    setup_torch_elastic_env(procs)
+    assert list(holders.join.call().get(SECONDS).values()) == [2, 2]
+    first, second = holders.slice(gpus=0), holders.slice(gpus=1)
+    error = failed(second.fail_in_group.call_one())
+    waiting = first.wait_for_the_other.call_one()
+    second.leave.call_one().get(SECONDS)
+    assert "onnection" in waiting.get(SECONDS), "the other rank is told, though the frames are kept"
+    group = debug.post_mortem(error)
+    group.run("u")
+    group.run("u")
+    assert group.eval("group").values == {1: "<ProcessGroup: not kept, so that it ends>"}
+    group.resume()
+    first.leave.call_one().get(SECONDS)

@@ -1,0 +1,92 @@
+"""What kept frames must not hold: things whose end somebody waits for, and memory that nobody sees."""
+
+import contextlib
+import ctypes
+import io
+import socket
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from typing import Any
+
+_ENDS = (
+    io.IOBase,  # what was written is flushed when it is closed
+    socket.socket,
+    tempfile.TemporaryDirectory,
+    tempfile._TemporaryFileWrapper,
+    types.GeneratorType,  # with what it has opened
+    types.CoroutineType,
+    types.AsyncGeneratorType,
+)
+_MODULES = (
+    "torch._C._distributed_c10d",
+    "torch.distributed.",
+    "torch.utils.data.dataloader",
+)  # groups, worker processes
+_PLAIN = frozenset((int, float, str, bytes, bool, list, tuple, dict, set, type(None), type))
+
+
+class LetGo:
+    """Stands in a kept frame for what is not kept."""
+
+    def __init__(self, value: Any) -> None:
+        self._what = type(value).__qualname__
+
+    def __repr__(self) -> str:
+        return f"<{self._what}: not kept, so that it ends>"
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and those that led to it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def let_go(error: BaseException, engine: str) -> None:
+    """Has the frames of an exception forget what must end: open files, sockets, generators, process groups; tensors
+    stay without their graphs. Frames whose file begins with `engine`, which still run, are left alone.
+
+    The frames of torch.distributed are emptied: what they hold cannot be told from what only they use.
+    """
+    for one in chain(error):
+        tb = one.__traceback__
+        while tb is not None:
+            frame, tb = tb.tb_frame, tb.tb_next
+            if frame.f_code.co_filename.startswith(engine):
+                continue
+            if frame.f_globals.get("__name__", "").startswith("torch.distributed."):
+                with contextlib.suppress(RuntimeError):  # one that still runs
+                    frame.clear()
+            else:
+                _ease(frame)
+
+
+def _ease(frame: types.FrameType) -> None:
+    found = frame.f_locals
+    changed = {name: new for name, value in tuple(found.items()) if (new := _instead(value)) is not value}
+    for name in frame.f_code.co_cellvars + frame.f_code.co_freevars:
+        changed.pop(name, None)  # other functions would see it change
+    if not changed or frame.f_code.co_name == "<module>":
+        return
+    found.update(changed)
+    if sys.version_info < (3, 13):
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+def _instead(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if issubclass(kind, _ENDS):
+        return LetGo(value)
+    module = kind.__module__
+    if isinstance(module, str) and module.startswith("torch"):
+        if module.startswith(_MODULES):
+            return LetGo(value)
+        with contextlib.suppress(Exception):
+            return value if value.grad_fn is None else value.detach()
+    return value
