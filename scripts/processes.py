@@ -12,8 +12,9 @@ GONE_SECONDS = 15.0
 def left_behind(mark: str, seconds: float = GONE_SECONDS, but: Container[int] = ()) -> list[str]:
     """The processes that came of a run, `but` those, and are still there after `seconds`, ended now; each as a line."""
     deadline = time.monotonic() + seconds
+    # Those that are there are waited for; only then is it worth looking at every process of the machine again.
     while (living := [found for found in marked(mark) if found.pid not in but]) and time.monotonic() < deadline:
-        time.sleep(0.1)
+        psutil.wait_procs(living, min(0.5, deadline - time.monotonic()))
     told = []
     for process in living:
         try:

@@ -108,11 +108,14 @@ class Before:
     def check(self) -> None:
         """Fails when something is left, once all had time to go."""
         deadline = time.monotonic() + PATIENCE
+        pause = 0.01
         while left := self.more():
             if time.monotonic() > deadline:
                 raise AssertionError("left behind:\n  " + "\n  ".join(left))
-            gc.collect()
-            time.sleep(0.01)  # facts of the operating system that nobody reports
+            if pause > 0.05:  # dear in a process with all tests in it, and seldom what is missing
+                gc.collect()
+            time.sleep(pause)  # facts of the operating system that nobody reports
+            pause = min(2 * pause, 0.25)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from tests.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(60)
 __all__ = ["faults", "nothing_left"]
+MANY = sending.DIRECT + 2
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def six(nothing_left: None) -> ProcMesh:
 @pytest.fixture(scope="module")
 def many(six: ProcMesh) -> ProcMesh:
     """More procs on one host than are sent to one by one."""
-    procs = this_host().spawn_procs(per_host={"slots": 24}, name="many")
+    procs = this_host().spawn_procs(per_host={"slots": MANY}, name="many")
     procs.initialized.get(60)
     return procs
 
@@ -78,8 +79,8 @@ def test_answers_of_a_host_come_folded(
 
 def test_a_slice_of_many_and_a_slice_across_hosts(six: ProcMesh, many: ProcMesh, by_tree: None) -> None:
     members = many.spawn("members", Member)
-    answers = members.slice(slots=slice(1, 24, 1)).nap.call(0, -1).get(SOON)
-    assert list(answers.values()) == list(range(1, 24))
+    answers = members.slice(slots=slice(1, MANY, 1)).nap.call(0, -1).get(SOON)
+    assert list(answers.values()) == list(range(1, MANY))
     members = six.spawn("members", Member)
     assert list(members.slice(slots=1).nap.call(0, -1).get(SOON).values()) == [1, 3, 5]
     assert list(members.slice(hosts=slice(0, 3, 2), slots=0).nap.call(0, -1).get(SOON).values()) == [0, 4]
@@ -130,7 +131,7 @@ def test_a_stream_is_not_held_up_by_a_slow_rank(many: ProcMesh, tmp_path: Path) 
     members = many.spawn("members", Member)
     members.where.call().get(SOON)
     *others, slow = members.held.stream(tmp_path / "go", 11)
-    assert sorted(future.get(SOON) for future in others) == [rank for rank in range(24) if rank != 11]
+    assert sorted(future.get(SOON) for future in others) == [rank for rank in range(MANY) if rank != 11]
     (tmp_path / "go").touch()
     assert slow.get(SOON) == 11
     members.stop().get(SOON)
@@ -145,7 +146,7 @@ def test_casts_and_direct_calls_keep_their_order(six: ProcMesh, by_tree: None) -
     ranks = [[part._region.ranks()[place] for place in range(len(part._region))] for part in slices]
     expected: dict[int, list[int]] = {rank: [] for rank in range(6)}
     calls = []
-    for number in range(10_000):
+    for number in range(3_000):
         choice = generator.randrange(len(slices))
         if number % 50 == 0:
             calls.append(slices[choice].note.call(number))

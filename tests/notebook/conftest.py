@@ -37,7 +37,9 @@ class Worker(Actor):
 
 @pytest.fixture(scope="session")
 def kernel() -> Iterator[Notebook]:
-    notebook = Notebook()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONARCH_NB_HEAL_MAX_RESTARTS", "1000")  # each test that kills a rank has it healed, at any pace
+        notebook = Notebook()
     try:
         yield notebook
     finally:

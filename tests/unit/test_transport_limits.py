@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.transport import DescriptorLimitError, Node, TransportError
+from monarch_nb.transport import DescriptorLimitError, Node, TransportError, reader
 from tests.unit.transport_tools import End, ends, reader_threads, run_folder, starved
 
 pytestmark = pytest.mark.timeout(60)
@@ -107,7 +107,9 @@ def test_a_thousand_peers_at_a_time_are_possible() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_an_idle_node_sleeps() -> None:
+def test_an_idle_node_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reader._RECENT == 5.0
+    monkeypatch.setattr(reader, "_RECENT", 0.2)
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)
         with ends(a, b):
