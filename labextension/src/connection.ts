@@ -12,6 +12,10 @@ import { Facts, NOTHING, mayLoad, phaseOf, wantsComm } from "./link";
 const TARGET = "monarch_nb.cluster";
 const PROTOCOL = 1;
 const SUBSHELL_MS = 2000;
+// JupyterLab ends the subshell of the last comm of a target a moment after that comm; a comm that is made in that moment
+// gets the one that is ended, and speaks to nobody.
+const PAUSE_MS = 300;
+const ANSWER_MS = 8000;
 const EXTENSIONS = ["monarch", "monarch_nb"]; // the second where another package owns the first
 
 export class Connection implements IDisposable {
@@ -52,6 +56,7 @@ export class Connection implements IDisposable {
     if (this._disposed) return;
     this._disposed = true;
     Signal.clearData(this);
+    if (this._soon) clearTimeout(this._soon);
     this._forget();
   }
 
@@ -70,7 +75,10 @@ export class Connection implements IDisposable {
         error = String(problem);
       }
       if (kernel !== this._kernel) return;
-      if (!error && (await this._open(kernel))) break;
+      if (error) continue;
+      this._forget();
+      await new Promise((done) => setTimeout(done, PAUSE_MS));
+      if (await this._open(kernel)) break;
     }
     this._loaded ||= this.facts.comm === "live";
     this._set({ loading: false, error: this.facts.comm === "live" ? "" : error || "the kernel did not take it" });
@@ -85,7 +93,11 @@ export class Connection implements IDisposable {
     this.facts = { ...this.facts, ...facts };
     if (JSON.stringify(this.facts) === before || this._disposed) return;
     this._changed.emit();
-    if (wantsComm(this.facts) && this._kernel) void this._open(this._kernel);
+    if (!wantsComm(this.facts) || this._soon) return;
+    this._soon = setTimeout(() => {
+      this._soon = null;
+      if (this._kernel && wantsComm(this.facts)) void this._open(this._kernel);
+    }, PAUSE_MS);
   }
 
   private _forget(): void {
@@ -119,11 +131,8 @@ export class Connection implements IDisposable {
       return;
     }
     const back = connected && !this.facts.connected && this.facts.comm === "live";
-    if (this._retry && status === "idle" && this.facts.comm === "refused") {
-      this._retry = false;
-      this._set({ comm: "none", error: "" });
-    }
     this._set({ kernel: Boolean(kernel), status, connected });
+    this._tryAgain();
     if (back) this.cluster.found(); // what was said in between was not heard
   }
 
@@ -133,8 +142,15 @@ export class Connection implements IDisposable {
   }
 
   private _heard(_: ISessionContext, message: KernelMessage.IMessage): void {
-    if (this.facts.comm === "refused" && message.header.msg_type === "execute_input")
+    if (this.facts.comm !== "live" && message.header.msg_type === "execute_input")
       this._retry ||= mayLoad((message.content as KernelMessage.IExecuteInputMsg["content"]).code);
+  }
+
+  /** After a cell that may have loaded the extension. */
+  private _tryAgain(): void {
+    if (!this._retry || this.facts.status !== "idle" || this.facts.comm !== "refused" || this.facts.loading) return;
+    this._retry = false;
+    this._set({ comm: "none", error: "" });
   }
 
   /** Opens a comm; resolves with whether the kernel took it. */
@@ -146,6 +162,14 @@ export class Connection implements IDisposable {
     await subshell(kernel, comm);
     if (this._comm !== comm || comm.isDisposed) return false;
     return new Promise((resolve) => {
+      const deaf = setInterval(() => {
+        if (this._comm === comm && this.facts.comm === "opening" && this.facts.status !== "idle") return; // it is busy
+        clearInterval(deaf);
+        if (this._comm !== comm || this.facts.comm !== "opening") return;
+        resolve(false);
+        this._forget();
+        this._set({ comm: "none" });
+      }, ANSWER_MS);
       comm.onMsg = (message) => {
         if (this._comm !== comm) return;
         const data = message.content.data as { type?: string };
@@ -164,6 +188,7 @@ export class Connection implements IDisposable {
         this.cluster.lost("the kernel has closed the connection", true);
         this._set({ comm: "refused" });
         resolve(false);
+        this._tryAgain();
         if (this._loaded && this._loadsAgain() && phaseOf(this.facts) === "unloaded") {
           this._loaded = false;
           void this.load();
@@ -179,6 +204,7 @@ export class Connection implements IDisposable {
   private _loaded = false;
   private _receive: (message: object) => void = () => undefined;
   private _retry = false;
+  private _soon: ReturnType<typeof setTimeout> | null = null;
 }
 
 /** Waits until a comm can go past a cell that runs, where that can be. */

@@ -236,6 +236,49 @@ class Desk:
         return self.served.root / notebook.name
 
 
+class Lab:
+    """The page, and what a person does with it."""
+
+    def __init__(self, shown: Any) -> None:
+        self.shown = shown
+        self.errors: list[str] = []
+        shown.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def start(self, code: str) -> Any:
+        """Runs code in a new last cell; gives its output area, at once."""
+        index = self.shown.evaluate(
+            """code => {
+                const notebook = window.jupyterapp.shell.currentWidget.content;
+                const cells = notebook.model.sharedModel;
+                cells.insertCell(cells.cells.length, {cell_type: "code", source: code, metadata: {}});
+                notebook.activeCellIndex = cells.cells.length - 1;
+                void window.jupyterapp.commands.execute("notebook:run-cell");
+                return notebook.activeCellIndex;
+            }""",
+            code.strip(),
+        )
+        return self.shown.locator(".jp-Notebook .jp-Cell").nth(index).locator(".jp-Cell-outputArea")
+
+    def run(self, code: str) -> Any:
+        output = self.start(code)
+        self.idle()
+        return output
+
+    def prompt(self) -> Any:
+        """That of the newest cell. (The kernel's own status is that of the last request, such as a click's.)"""
+        return self.shown.locator(".jp-Notebook .jp-Cell").last.locator(".jp-InputPrompt")
+
+    def idle(self) -> None:
+        self.prompt().filter(has_text="]:").filter(has_not_text="*").wait_for(timeout=40_000)
+        self.shown.wait_for_function(KERNEL_IS_IDLE, timeout=40_000)
+
+    def cell(self, output: Any, index: int, state: str) -> Any:
+        """A rank of the grid, once it is in a state."""
+        found = output.locator(f'.mnb-cell[data-index="{index}"][data-state="{state}"]')
+        found.wait_for(timeout=20_000)
+        return found
+
+
 def menu(shown: Any, name: str, item: str) -> None:
     """Picks an item of the menu bar, as a person does."""
     shown.click(f'.lm-MenuBar-itemLabel:text-is("{name}")')

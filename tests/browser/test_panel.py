@@ -1,0 +1,210 @@
+"""The panel in a real JupyterLab: loaded, at work while a cell blocks, healing, after reloads and restarts."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.browser.lab import KERNEL_IS_IDLE, Desk, Lab, panel_built, write_notebook
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    # The browser's driver leaves its own odds and ends to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+ACTORS = """
+import os, time
+from monarch.actor import Actor, endpoint
+
+class Trainer(Actor):
+    @endpoint
+    def step(self, seconds):
+        print("one step")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(0.02)
+
+    @endpoint
+    def pid(self):
+        return os.getpid()
+"""
+
+
+class Panel:
+    """The side panel, and what a person does with it."""
+
+    def __init__(self, opened: Lab) -> None:
+        self.lab = opened
+        self.shown = opened.shown
+        self.node = self.shown.locator(".mnb-panel")
+
+    def open(self) -> None:
+        self.command("monarch-nb:open")
+        self.node.wait_for(timeout=10_000)
+
+    def command(self, command: str, /, **arguments: Any) -> None:
+        self.shown.evaluate("([id, args]) => void window.jupyterapp.commands.execute(id, args)", [command, arguments])
+
+    def button(self, name: str) -> Any:
+        return self.node.get_by_role("button", name=name, exact=True)
+
+    def note(self, text: str) -> Any:
+        found = self.node.locator(".mnb-panel-note", has_text=text)
+        found.wait_for(timeout=20_000)
+        return found
+
+    def row(self, name: str, state: str = "") -> Any:
+        """A row of the tree that begins with this name, once it is in a state."""
+        row = f'.mnb-outline-row[data-state="{state}"]' if state else ".mnb-outline-row"
+        found = self.node.locator(f'{row}:has(.mnb-outline-name:text-is("{name}"))').first
+        found.wait_for(timeout=20_000)
+        return found
+
+    def summary(self, text: str) -> None:
+        self.node.locator(".mnb-panel-summary", has_text=text).wait_for(timeout=20_000)
+
+    def load(self) -> None:
+        self.note("Not loaded in this kernel")
+        self.button("Load %load_ext monarch").click()
+        self.note("No meshes")
+
+    def spawn(self) -> None:
+        self.button("Spawn…").click()
+        dialog = self.shown.locator(".jp-Dialog")
+        assert "%mesh workers gpus=4" in dialog.inner_text()
+        dialog.get_by_role("button", name="Spawn").click()
+        self.row("gpus=3", "idle")
+
+    def source(self) -> str:
+        """What the active cell has in it."""
+        found = "() => window.jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.getSource()"
+        return str(self.shown.evaluate(found))
+
+
+@pytest.fixture(scope="module")
+def panel(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Panel]:
+    """A notebook with the extension loaded and four actors on four processes, all by the panel."""
+    panel_built()
+    made = write_notebook(tmp_path_factory.mktemp("panel") / "panel.ipynb", ["x = 1"])
+    with desk.open(made) as shown:
+        opened = Panel(Lab(shown))
+        opened.lab.run("import os\nos.environ['MONARCH_NB_PRELOAD'] = ''  # nothing here needs torch")
+        opened.open()
+        opened.load()
+        opened.spawn()
+        opened.lab.run(ACTORS + 'trainers = workers.spawn("trainers", Trainer)\ntrainers.pid.call().get()')
+        yield opened
+
+
+def pids(panel: Panel) -> list[int]:
+    text = panel.lab.run("print('pids', *trainers.pid.call().get().values())").inner_text()
+    return [int(word) for word in text.split("pids")[-1].split()]
+
+
+def test_what_a_click_did_can_be_put_into_the_notebook_as_code(panel: Panel) -> None:
+    panel.command("monarch-nb:spawn", name="extra", dims={"gpus": 1})
+    panel.row("extra")
+    panel.node.locator(".mnb-panel-foot code", has_text="%mesh extra gpus=1").wait_for(timeout=10_000)
+    panel.button("Insert code").click()
+    assert panel.source() == "%mesh extra gpus=1"
+    panel.row("extra").click()
+    panel.button("Stop").click()
+    dialog = panel.shown.locator(".jp-Dialog")
+    assert "what they hold are lost" in dialog.inner_text()
+    dialog.get_by_role("button", name="Cancel").click()
+    panel.button("Stop").click()
+    panel.shown.locator(".jp-Dialog").get_by_role("button", name="Stop").click()
+    panel.node.locator(".mnb-panel-foot code", has_text="%stop extra").wait_for(timeout=10_000)
+    panel.summary("2 meshes · 4/4 ranks")
+
+
+def test_a_rank_is_seen_busy_while_a_cell_blocks_and_is_interrupted(panel: Panel) -> None:
+    panel.lab.start("trainers.slice(gpus=1).step.call_one(3600).get()")
+    row = panel.row("gpus=1", "busy")
+    assert "trainers.step" in row.inner_text()
+    row.click()
+    panel.button("Stack").click()
+    panel.node.locator(".mnb-lines", has_text="in Trainer.step").wait_for(timeout=10_000)
+    assert panel.shown.locator(".jp-InputPrompt").last.inner_text().strip() == "[*]:"  # all of that while it waits
+    panel.button("Interrupt").click()
+    panel.lab.idle()
+    panel.row("gpus=1", "idle")
+    assert panel.lab.errors == []
+
+
+def test_a_killed_process_turns_red_everywhere_and_the_panel_heals_it(panel: Panel) -> None:
+    os.kill(pids(panel)[2], signal.SIGKILL)
+    panel.row("gpus=2", "failed").click()
+    panel.summary("3/4 ranks · 1 failed")
+    status = panel.shown.locator(".mnb-status-item")
+    assert status.inner_text().strip() == "✕ 2 meshes · 3/4 ranks · 1 failed"
+    panel.node.get_by_text("Failures · 1 open").wait_for(timeout=10_000)
+    panel.node.locator(".mnb-facts", has_text="SIGKILL").wait_for(timeout=10_000)
+    panel.button("Heal").click()
+    panel.row("gpus=2", "idle")
+    panel.summary("2 meshes · 4/4 ranks")
+    panel.node.locator(".mnb-panel-foot", has_text="healed 1 proc of workers").wait_for(timeout=10_000)
+    assert panel.lab.errors == []
+
+
+def test_the_tree_is_worked_by_keys(panel: Panel) -> None:
+    tree = panel.node.get_by_role("tree")
+    tree.focus()
+    for key in ("Home", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight"):
+        panel.shown.keyboard.press(key)
+    active = panel.node.locator(f"#{tree.get_attribute('aria-activedescendant')}")
+    assert active.get_attribute("aria-label") == "trainers, idle"
+    assert active.get_attribute("aria-level") == "3"
+    panel.shown.keyboard.press("ArrowLeft")
+    panel.shown.keyboard.press("ArrowLeft")
+    assert panel.row("gpus=0").get_attribute("aria-expanded") == "false"
+
+
+def test_lines_are_shown_as_they_are_written(panel: Panel) -> None:
+    panel.row("trainers").click()
+    panel.command("monarch-nb:logs")
+    panel.lab.run("trainers.slice(gpus=3).step.call_one(0).get()")
+    panel.node.locator(".mnb-line", has_text="gpus=3").filter(has_text="one step").first.wait_for(timeout=10_000)
+
+
+def test_a_page_loaded_again_shows_it_all_again_and_lives(panel: Panel) -> None:
+    shown = panel.shown
+    panel.command("docmanager:save")
+    shown.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=15_000)
+    shown.reload()
+    shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    shown.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+    panel.open()
+    panel.row("gpus=3", "idle")
+    panel.lab.start("trainers.slice(gpus=3).step.call_one(3600).get()")
+    panel.row("gpus=3", "busy").click()
+    panel.button("Interrupt").click()
+    panel.row("gpus=3", "idle")
+    panel.lab.idle()
+
+
+def test_after_a_restart_it_offers_to_load_the_extension_again(panel: Panel) -> None:
+    shown = panel.shown
+    panel.command("kernelmenu:restart")
+    shown.get_by_role("button", name="Confirm Kernel Restart").click()
+    panel.note("Not loaded in this kernel")
+    shown.wait_for_function(KERNEL_IS_IDLE, timeout=40_000)
+    panel.lab.run("%load_ext monarch")  # in a cell this time
+    panel.note("No meshes")
+    assert "stderr" not in shown.locator(".jp-Notebook").inner_html()
+    assert panel.lab.errors == []
+
+
+def test_another_notebook_in_front_shows_its_own_cluster(panel: Panel) -> None:
+    shown = panel.shown
+    panel.button("Spawn…").wait_for()
+    panel.command("notebook:create-new", kernelName="python3")
+    panel.note("Not loaded in this kernel")
+    panel.command("kernelmenu:shutdown")
+    panel.note("No kernel")
+    panel.command("docmanager:open", path="panel.ipynb")
+    panel.note("No meshes")
+    assert shown.locator(".mnb-panel-name").inner_text() == "panel.ipynb"
