@@ -74,6 +74,7 @@ class Scene(NamedTuple):
     wait: str
     after: Any = None  # of the page and the cell's output, before the picture is taken
     width: int = 1000
+    whole: bool = False  # the page, with the panel, not the cell's output alone
 
 
 def pick(index: int, more: tuple[int, ...] = ()) -> Any:
@@ -90,6 +91,21 @@ def pick(index: int, more: tuple[int, ...] = ()) -> Any:
 def open_frames(shown: Any, output: Any) -> None:
     output.get_by_role("button", name="Post-mortem").first.click()
     output.locator(".mnb-frames", has_text="raise FloatingPointError").wait_for(timeout=10_000)
+
+
+def side_by_side(row: str, section: str = "") -> Any:
+    """Opens the panel, picks a row of its tree, and opens a section."""
+
+    def do(shown: Any, output: Any) -> None:
+        shown.evaluate("window.jupyterapp.commands.execute('monarch-nb:open')")
+        panel = shown.locator(".mnb-panel")
+        if row:
+            panel.locator(".mnb-outline-row", has_text=row).first.click(timeout=15_000)
+        if section:
+            panel.locator(f'.jp-AccordionPanel-title:has-text("{section}")').click()
+        shown.wait_for_timeout(1200)
+
+    return do
 
 
 SCENES = {
@@ -186,6 +202,52 @@ shown("huge")
         ".mnb-grid, .mnb-canvas",
         pick(530),
     ),
+    "panel-empty": Scene("%stop --all", ".jp-OutputArea", side_by_side(""), 1000, whole=True),
+    "panel-idle": Scene(
+        "%mesh workers gpus=4\ntrainers = workers.spawn('trainers', Trainer)\ntrainers.step.call(3).get()\nworkers",
+        '[data-state="idle"]',
+        side_by_side("gpus=1"),
+        1000,
+        whole=True,
+    ),
+    "panel-failed": Scene(
+        "os.kill(runtime().keeper.pids[workers._state.address(2)], signal.SIGKILL)\nworkers",
+        '[data-state="failed"]',
+        side_by_side("gpus=2", "Failures"),
+        1000,
+        whole=True,
+    ),
+    "panel-busy": Scene(
+        TOLD
+        + """
+store, now, count = told("pbusy", "cluster", hosts=8, gpus=8)
+for rank in range(count):
+    store.put(e.Doings("pbusya", rank, 0, "busy", now - random.random() * 3, "step", 0, 900, 2.1, 0))
+    store.put(e.Usage("pbusy", rank, 0.9 + random.random() / 5, 2_000_000_000 + rank * 9_000_000))
+shown("pbusy")
+""",
+        '[data-state="busy"]',
+        side_by_side("node03"),
+        1000,
+        whole=True,
+    ),
+    "panel-thousand": Scene(
+        TOLD
+        + """
+store, now, count = told("pmany", "fleet", hosts=125, gpus=8)
+for rank in range(count):
+    if random.random() < 0.75:
+        store.put(e.Doings("pmanya", rank, 0, "busy", now - 1, "step"))
+for rank in (133, 702):
+    store.put(e.Turned("pmany", rank, "failed", 0, now, "it ended by signal 9 (SIGKILL)"))
+store.put(e.Answers("pmany", 411, now - 8, now))
+shown("pmany")
+""",
+        '[data-state="busy"]',
+        side_by_side("fleet"),
+        1000,
+        whole=True,
+    ),
     "metrics": Scene(
         """
 %heal workers
@@ -228,7 +290,8 @@ def take(shown: Any, scene: Scene, folder: Path, name: str) -> None:
         theme(shown, f"JupyterLab {kind}")
         shown.wait_for_timeout(400)
         output.scroll_into_view_if_needed()
-        output.screenshot(path=folder / f"{name}-{kind.lower()}.png")
+        pictured = shown if scene.whole else output
+        pictured.screenshot(path=folder / f"{name}-{kind.lower()}.png")
     print(f"{name}: {folder / name}-light.png, -dark.png")
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.lab import browser_path, lab, page, write_notebook
-from tests.browser.test_live_displays import Lab
+from tests.browser.lab import Lab, browser_path, lab, page, write_notebook
 
 pytestmark = [
     pytest.mark.timeout(240),

@@ -8,7 +8,7 @@ from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.report import dump_text, facts, last_lines_text
 
 from .html import facts as facts_html
-from .html import folded, framed, heading
+from .html import folded, framed, heading, lab_button
 
 Paint = Callable[[str, str], str]  # text, one of "title" "dim" "plain"
 
@@ -60,11 +60,18 @@ def failure_bundle(failure: MeshFailure) -> dict[str, Any]:
         parts.append(folded("its last lines", "\n".join(failure.last_lines[-20:]), opened=True))
     if failure.cause.origin.dump:
         parts.append(folded("where it crashed", "\n".join(failure.cause.origin.dump), opened=True))
-    parts.append(facts_html([("next", failure.next_step)]))
+    parts += [facts_html([("next", failure.next_step)]), heal_button(failure)]
     return {"text/plain": f"{head}\n{failure_text(failure)}", "text/html": framed(*parts, kind="mnb-f")}
 
 
 def failure_bar(failure: MeshFailure) -> dict[str, Any]:
     """One line about a failure, above an error that tells all of it."""
     head = title(failure)
-    return {"text/plain": head, "text/html": framed(heading(head), kind="mnb-f")}
+    return {"text/plain": head, "text/html": framed(heading(head), heal_button(failure), kind="mnb-f")}
+
+
+def heal_button(failure: MeshFailure) -> str:
+    """Heals what it hit, in JupyterLab with the panel."""
+    if not failure.mesh_uid:
+        return ""
+    return lab_button(f"Heal {failure.mesh_name}", "monarch-nb:heal", {"mesh": failure.mesh_uid})

@@ -1,7 +1,9 @@
 """Static HTML that reads well live and saved, light and dark, and still as plain tables without its style."""
 
+import json
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
 # Translucent colours and the theme's own text colour: right on any background. Lab styles all tables in outputs, hence
 # the resets.
@@ -30,6 +32,8 @@ border:1px solid rgba(128,128,128,.5);font-size:12px}
 .mnb .mnb-unresponsive{background:rgba(219,109,40,.3)!important;border-color:rgba(219,109,40,.9)!important}
 .mnb .mnb-paused{background:rgba(163,113,247,.28)!important;border-color:rgba(163,113,247,.9)!important}
 .mnb .mnb-stopped{background:rgba(128,128,128,.18)!important;border-color:rgba(128,128,128,.5)!important;opacity:.75}
+.mnb .mnb-lab{display:none;margin:2px 0 4px;padding:1px 9px;border:1px solid rgba(128,128,128,.5);border-radius:4px;
+background:transparent;color:inherit;font:inherit;font-size:12px;cursor:pointer}
 .mnb.mnb-f{border-left:3px solid rgba(218,54,51,.9);padding-left:10px}
 .mnb.mnb-f .mnb-h b{color:rgb(218,54,51)}.mnb.mnb-f th{min-width:52px}
 """.replace("\n", "")  # fmt: skip
@@ -62,6 +66,12 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
     """What and its value, a line each."""
     body = "".join(f"<tr><th>{escape(what)}</th><td>{escape(value)}</td></tr>" for what, value in rows)
     return f"<table><tbody>{body}</tbody></table>" if body else ""
+
+
+def lab_button(label: str, command: str, arguments: dict[str, Any]) -> str:
+    """A button that runs a command of the JupyterLab panel, whose style sheet shows it; hidden elsewhere."""
+    told = f'data-commandlinker-command="{escape(command)}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
+    return f'<button type="button" class="mnb-lab" {told}>{escape(label)}</button>'
 
 
 def folded(summary: str, text: str, *, opened: bool = False) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from monarch_nb.mesh.view import MeshView, RankView, describe
 
 from ..overview import HEADINGS, Overview, hosts, kind, refers, shape, states
-from .html import framed, heading, table
+from .html import framed, heading, lab_button, table
 
 ACROSS = 32  # ranks in one line
 LINES = 16  # of a grid; more are summed up
@@ -84,7 +84,9 @@ def troubles(view: MeshView) -> str:
     if len(failed) > TOLD:
         rows.append(("…", f"{len(failed) - TOLD} more"))
     advice = f'<div class="mnb-s">heal_mesh(…) or %heal {escape(view.name)} brings back what is lost</div>'
-    return table(("failed", "why"), rows) + advice
+    return (
+        table(("failed", "why"), rows) + advice + lab_button(f"Heal {view.name}", "monarch-nb:heal", {"mesh": view.uid})
+    )
 
 
 def host_mesh_html(mesh: Any) -> str:
