@@ -1,13 +1,10 @@
 """One debugger: Python's own pdb on one thread of a worker, driven by messages instead of a terminal."""
 
 import bdb
-import ctypes
 import dis
 import inspect
-import io
 import logging
 import os
-import pdb
 import queue
 import sys
 import threading
@@ -19,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_nb.debug import stack as stacks
+from monarch_nb.debug.breaks import Breaks
 from monarch_nb.debug.errors import CommandTimeout, QuitDebugger
-from monarch_nb.debug.records import Answer, Command, Frame, Stopped, Value
-from monarch_nb.debug.redirect import redirected
-from monarch_nb.debug.values import shorten, value_of
+from monarch_nb.debug.records import Answer, Command, Frame, Stopped
 from monarch_nb.settings import settings
 from monarch_nb.transport import throw_into
 
@@ -38,27 +34,17 @@ _ELSEWHERE = "is done at the controller's prompt, not on the rank"
 Send = Callable[[Answer], None]
 
 
-class Debugger(pdb.Pdb):
+class Debugger(Breaks):
     """Stops its thread, and carries out commands there until one of them lets it go on."""
 
     def __init__(self, worker: "Worker", who: Stopped, *, ends: Callable[[], bool]) -> None:
-        self._out = io.StringIO()
-        super().__init__("tab", io.StringIO(), self._out, ("monarch_nb.*", "asyncio.*", "threading"), True, False)
-        self.breaks: dict[str, list[int]] = {}  # not those of other actors in this process
-        self.prompt = ""
+        super().__init__(lambda: worker.arm(self))
         self.who = who
         self.stopped = False
         self.holder = ""  # the controller that gives it commands
-        self.numbers: dict[int, list[bdb.Breakpoint]] = {}  # by the controller's numbers
-        self._mine: list[bdb.Breakpoint] = []
         self._worker = worker
         self._ends = ends
         self._commands: queue.SimpleQueue[tuple[Command, Send]] = queue.SimpleQueue()
-        self._reason = ""
-        self._note = ""
-        self._value: Value | None = None
-        self._error = ""
-        self._locals: dict[str, Value] = {}
         self._verdict = ""  # of a command that ends the stop: "resume" or "quit"
         self._post_mortem = False
         self._jump: int | None = None  # the line that is to be run next
@@ -67,11 +53,6 @@ class Debugger(pdb.Pdb):
         self.botframe: types.FrameType | None = None
         self.thread = threading.current_thread()
         self.cell: ActorCell | None = None
-
-    @property
-    def newest(self) -> bdb.Breakpoint:
-        """The breakpoint that was set last."""
-        return self._mine[-1]
 
     # -- stopping ---------------------------------------------------------------------------------------------------
 
@@ -150,66 +131,6 @@ class Debugger(pdb.Pdb):
         self._going = True
         if not self.breaks:
             sys.settrace(None)
-
-    def break_here(self, frame: types.FrameType) -> bool:
-        """Whether a breakpoint of this debugger, and of no other in the process, is at this line and holds."""
-        name = self.canonic(frame.f_code.co_filename)
-        if name not in self.breaks:
-            return False
-        line, first = frame.f_lineno, frame.f_code.co_firstlineno
-        here = [
-            one
-            for one in self._mine
-            if one.enabled
-            and one.file == name
-            and one.line == (first if one.funcname else line)
-            and bdb.checkfuncname(one, frame)
-        ]
-        holding = [one for one in here if self._holds(one, frame)]  # each counts its hits
-        return bool(holding)
-
-    def _holds(self, one: bdb.Breakpoint, frame: types.FrameType) -> bool:
-        one.hits += 1
-        note = ""
-        if one.cond:
-            try:
-                if not eval(one.cond, {**frame.f_globals, **frame.f_locals}):
-                    return False
-            except Exception as error:  # whoever wrote it wants to know
-                note = f"its condition `{one.cond}` raised {type(error).__name__}: {error}"
-        if one.ignore > 0:
-            one.ignore -= 1
-            return False
-        self.currentbp = one.number
-        self._reason = f"breakpoint {one.number}" + (f", if {one.cond}" if one.cond else "")
-        self._note = note
-        if one.temporary:
-            self.forget_break(one)
-        return True
-
-    def set_break(
-        self, filename: str, lineno: int, temporary: bool = False, cond: str | None = None, funcname: str | None = None
-    ) -> str | None:
-        """As bdb's; and endpoints are traced from now on."""
-        wrong = super().set_break(filename, lineno, temporary, cond, funcname)
-        if not wrong:
-            newest = bdb.Breakpoint.bpbynumber[-1]
-            assert newest is not None
-            self._mine.append(newest)
-            self._worker.arm(self)
-        return wrong
-
-    def forget_break(self, one: bdb.Breakpoint) -> None:
-        """Takes a breakpoint away."""
-        if one in self._mine:
-            self._mine.remove(one)
-        lines = self.breaks.get(one.file, [])
-        if one.line in lines and not any((b.file, b.line) == (one.file, one.line) for b in self._mine):
-            lines.remove(one.line)
-            if not lines:
-                del self.breaks[one.file]
-        if bdb.Breakpoint.bpbynumber[one.number] is one:
-            one.deleteMe()
 
     # -- being asked ------------------------------------------------------------------------------------------------
 
@@ -386,91 +307,6 @@ class Debugger(pdb.Pdb):
                 return True
         return False
 
-    def _take(self) -> str:
-        text = self._out.getvalue()
-        self._out.seek(0)
-        self._out.truncate()
-        return text
-
-    # -- expressions ------------------------------------------------------------------------------------------------
-
-    def _evaluate(self, text: str) -> None:
-        try:
-            self._value = value_of(self._get(text), much=True)
-        except Exception as error:
-            self._error = f"{type(error).__name__}: {error}"
-
-    def _get(self, text: str) -> Any:
-        frame = self._frame
-        code = compile(text.strip(), "<mdb>", "eval")
-        with redirected(self._out):
-            # One dictionary, so that what is inside of comprehensions and lambdas sees the locals.
-            return eval(code, {**frame.f_globals, **self.curframe_locals})
-
-    @property
-    def _frame(self) -> types.FrameType:
-        assert self.curframe is not None  # there is one for as long as it is stopped
-        return self.curframe
-
-    def _getval(self, arg: str) -> Any:
-        try:
-            return self._get(arg)
-        except Exception as error:
-            self._error = f"{type(error).__name__}: {error}"
-            raise
-
-    def _all_locals(self, names: str) -> dict[str, Value]:
-        wanted = names.split()
-        return {
-            name: value_of(value)
-            for name, value in tuple(self.curframe_locals.items())
-            if (name in wanted if wanted else not name.startswith("__"))
-        }
-
-    def default(self, line: str) -> None:
-        """A statement or an expression in the frame that is looked at."""
-        text = line[1:] if line[:1] == "!" else line
-        try:
-            try:
-                code = compile(text.strip(), "<mdb>", "eval")
-            except SyntaxError:
-                code = compile(text if text.endswith("\n") else f"{text}\n", "<mdb>", "exec")
-            else:
-                value = self._get(text)
-                if value is not None:
-                    self._value = value_of(value)
-                return
-            with redirected(self._out):
-                exec(code, self._frame.f_globals, self.curframe_locals)
-            _write_back(self._frame)
-        except Exception as error:
-            self._error = f"{type(error).__name__}: {error}"
-
-    def do_p(self, arg: str) -> None:
-        """p expression
-        Show the value of the expression.
-        """
-        self._show(arg, much=False)
-
-    def do_pp(self, arg: str) -> None:
-        """pp expression
-        Show the value of the expression, more of it.
-        """
-        self._show(arg, much=True)
-
-    def _show(self, arg: str, *, much: bool) -> None:
-        try:
-            self._value = value_of(self._get(arg), much=much)
-        except Exception as error:
-            self._error = f"{type(error).__name__}: {error}"
-
-    def _safe_repr(self, obj: Any, expr: str) -> str:
-        return shorten(obj)
-
-    def error(self, msg: object) -> None:
-        """What went wrong with a command; pdb hands exceptions over, too."""
-        self._error = f"{self._error}; {msg}" if self._error else str(msg)
-
     # -- commands of pdb that are otherwise here --------------------------------------------------------------------
 
     def do_quit(self, arg: str) -> bool:
@@ -481,23 +317,6 @@ class Debugger(pdb.Pdb):
         return True
 
     do_q = do_exit = do_EOF = do_quit  # noqa: N815
-
-    def do_clear(self, arg: str) -> None:
-        """cl(ear) [filename:lineno | bpnumber ...]
-        Clear these breakpoints, or all of this rank.
-        """
-        if arg:
-            before = {number for number, one in enumerate(bdb.Breakpoint.bpbynumber) if one is not None}
-            super().do_clear(arg)
-            left = {number for number, one in enumerate(bdb.Breakpoint.bpbynumber) if one is not None}
-            self._mine = [one for one in self._mine if one.number not in before - left]
-            return
-        for one in tuple(self._mine):
-            self.message(f"Deleted {one}")
-            self.forget_break(one)
-
-    do_cl = do_clear
-    do_cond = pdb.Pdb.do_condition
 
     def do_jump(self, arg: str) -> bool | None:
         """j(ump) lineno
@@ -560,9 +379,3 @@ def _is_over(frame: types.FrameType) -> bool:
         return True
     at = next((i for i in dis.get_instructions(frame.f_code) if i.offset == frame.f_lasti), None)
     return at is None or at.opname not in ("YIELD_VALUE", "SEND", "RESUME")
-
-
-def _write_back(frame: types.FrameType) -> None:
-    """Assignments to locals take effect; newer Pythons need no help."""
-    if sys.version_info < (3, 13):
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

@@ -101,7 +101,13 @@ def _still_there(code: types.CodeType) -> bool:
     while found:
         one = found.pop()
         same = (one.co_name, one.co_firstlineno) == (code.co_name, code.co_firstlineno)
-        if same and one.co_code == code.co_code and one.co_names == code.co_names:
+        if same and _parts(one) == _parts(code):
             return True
         found += [const for const in one.co_consts if isinstance(const, types.CodeType)]
     return False
+
+
+def _parts(code: types.CodeType) -> tuple[object, ...]:
+    plain = [const for const in code.co_consts if not isinstance(const, types.CodeType)]
+    texts = [sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one) for one in plain]  # 1 is not True
+    return code.co_code, code.co_names, code.co_varnames, texts

@@ -95,6 +95,20 @@ def test_locals_whose_repr_raises_loops_or_is_gigantic_do_no_harm(trainers: Any)
     assert future.get(SECONDS) == 300_002
 
 
+@pytest.mark.parametrize(("edit", "told"), [("    x = 2\n", True), ("    x = 1  # as before\n", False)])
+def test_source_that_has_changed_since_it_was_loaded_is_told(
+    trainers: Any, tmp_path: Path, edit: str, told: bool
+) -> None:
+    path = tmp_path / "edited.py"
+    path.write_text("def run():\n    x = 1\n    breakpoint()\n    return x\n")
+    future = trainers.slice(gpus=0).run_file.call_one(str(path), f"def run():\n{edit}    breakpoint()\n    return x\n")
+    (one,) = stopped(1)
+    assert ("edited.py has changed since it was loaded" in one.note) == told
+    assert debug.eval("x").values == {0: 1}, "what runs is what was loaded"
+    debug.resume()
+    assert future.get(SECONDS) == 1
+
+
 def test_a_breakpoint_in_what_a_command_evaluates_is_passed_by(trainers: Any) -> None:
     trainers.slice(gpus=0).step.call_one(1)
     stopped(1)

@@ -177,6 +177,17 @@ def test_a_rank_that_is_killed_at_the_prompt_ends_the_cell_with_its_story(nb: De
     assert nb.run("v.slice(gpus=7).pid.call_one().get() > 0").ok().text == "True"
 
 
+def test_after_its_cell_has_ended_a_wait_asks_nobody_and_the_next_cell_debugs(nb: Debugged) -> None:
+    nb.run(
+        "found = []\nf = t.slice(gpus=0).step.call_one(2)\n"
+        "waiting = threading.Thread(target=lambda: found.append(f.get()))\nwaiting.start()"
+    ).ok()
+    assert "trainers gpus=0" in nb.run("monarch.debug.wait(1)\n%mdb").ok().text
+    assert "0.5" in nb.run("%%mdb trainers\np loss\nc").ok().text
+    assert nb.run("waiting.join(20); found").ok().text == "[0]"
+    assert nb.question() is None
+
+
 def test_pdb_in_the_notebook_itself_stays_what_it_was(nb: Debugged) -> None:
     talk = nb.talk("import pdb\nhere = 5\npdb.set_trace()\nhere += 1", "p here", "c")
     assert talk.prompts == ["ipdb> ", "ipdb> "]
