@@ -104,6 +104,7 @@ def main(argv: list[str]) -> int:
     measured[OURS] |= measure(f"{OURS}, scale", "program_scale.py", sys.executable)
     measured[OURS] |= measure(f"{OURS}, logs", "program_logs.py", sys.executable)
     measured[OURS] |= measure(f"{OURS}, debugger", "program_debug.py", sys.executable)
+    measured[OURS] |= measure(f"{OURS}, live displays", "program_faces.py", sys.executable)
     for name in asked:
         try:
             python = interpreter(name)

@@ -27,6 +27,9 @@ class Plan:
     actors: int = 800  # for the memory of one
     scale: int = 64  # processes
     scale_actors: int = 10  # on each of them
+    face_ranks: int = 1000
+    face_events: int = 50_000
+    face_s: float = 60.0  # of the page; none of it with 0
     heavy: str = "torch"  # what an idle process has imported
 
     def encode(self) -> str:
@@ -46,6 +49,9 @@ QUICK = Plan(
     actors=16,
     scale=4,
     scale_actors=2,
+    face_ranks=64,
+    face_events=1000,
+    face_s=0.0,
     heavy="numpy",
 )
 

@@ -101,6 +101,12 @@ ROWS = (
     Row("64 ranks at a breakpoint: shown p95", "ms", "debug: 64 stops shown", "p95", 1000),
     Row("64 ranks at a breakpoint: a command p95", "ms", "debug: 64 stops answered", "p95", 300),
     Row("call_one to an actor that had a breakpoint once", "% more", "debug: unattached", "above", 5),
+    Row("reducer: 10,000 ranks, 1,000 events/s, processor", "%", "faces: reducer", "share", 5),
+    Row("an event that nobody looks at", "µs", "faces: nobody looks", "us"),
+    Row("1,000 ranks shown, 1,000 events/s: kernel, processor", "%", "faces: kernel", "share", 5),
+    Row("1,000 ranks shown, 1,000 events/s: longest task of the page", "ms", "faces: page", "longest", 100),
+    Row("1,000 ranks shown, 1,000 events/s: and its processor time", "ms", "faces: page", "cpu", 50),
+    Row("1,000 ranks shown, 1,000 events/s: page's heap, grown in 30 s", "MB", "faces: heap", "grown", 2),
     Row("failing call whose frames are kept", "% more", "debug: frames kept", "above", 5),
 )
 

@@ -246,18 +246,7 @@ class Lab:
 
     def start(self, code: str) -> Any:
         """Runs code in a new last cell; gives its output area, at once."""
-        index = self.shown.evaluate(
-            """code => {
-                const notebook = window.jupyterapp.shell.currentWidget.content;
-                const cells = notebook.model.sharedModel;
-                cells.insertCell(cells.cells.length, {cell_type: "code", source: code, metadata: {}});
-                notebook.activeCellIndex = cells.cells.length - 1;
-                void window.jupyterapp.commands.execute("notebook:run-cell");
-                return notebook.activeCellIndex;
-            }""",
-            code.strip(),
-        )
-        return self.shown.locator(".jp-Notebook .jp-Cell").nth(index).locator(".jp-Cell-outputArea")
+        return run_cell(self.shown, code)
 
     def run(self, code: str) -> Any:
         output = self.start(code)
@@ -277,6 +266,22 @@ class Lab:
         found = output.locator(f'.mnb-cell[data-index="{index}"][data-state="{state}"]')
         found.wait_for(timeout=20_000)
         return found
+
+
+def run_cell(shown: Any, code: str) -> Any:
+    """Runs code in a new last cell; gives its output area, at once."""
+    index = shown.evaluate(
+        """code => {
+            const notebook = window.jupyterapp.shell.currentWidget.content;
+            const cells = notebook.model.sharedModel;
+            cells.insertCell(cells.cells.length, {cell_type: "code", source: code, metadata: {}});
+            notebook.activeCellIndex = cells.cells.length - 1;
+            void window.jupyterapp.commands.execute("notebook:run-cell");
+            return notebook.activeCellIndex;
+        }""",
+        code.strip(),
+    )
+    return shown.locator(".jp-Notebook .jp-Cell").nth(index).locator(".jp-Cell-outputArea")
 
 
 def menu(shown: Any, name: str, item: str) -> None:

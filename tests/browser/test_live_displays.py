@@ -5,7 +5,10 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
+from nbformat.sign import NotebookNotary
 
 from tests.browser.lab import KERNEL_IS_IDLE, Desk, Lab, write_notebook
 
@@ -34,6 +37,14 @@ class Trainer(Actor):
         return os.getpid()
 
     @endpoint
+    def die(self):
+        os.kill(os.getpid(), 9)
+
+    @endpoint
+    def divide(self, number):
+        return 1 / number
+
+    @endpoint
     def curve(self):
         from monarch.telemetry import log
         for step in range(20):
@@ -47,6 +58,27 @@ workers
 """
 
 
+SAVED = (
+    "trainers.curve.call().get(); trainers.step.call(0.1).get()",
+    "trainers.slice(gpus=2).die.call_one().get()",
+    "%failures",
+    "%logs trainers",
+    "trainers.metrics",
+    "workers",
+)
+# Ranks of which only the store is told.
+LARGE = """
+from monarch_nb.runtime import runtime
+from monarch_nb.store import events, store_of
+from monarch_kernel import _loaded
+store = store_of(runtime())
+store.put(events.Spawned(uid="many", name="fleet", kind="procs", ranks=range(2400), labels=("hosts", "gpus"),
+    sizes=(300, 8), strides=(8, 1), hosts=tuple(f"node{i}" for i in range(300)), per_host=8, ready=True, at=1.0))
+store.put(events.Turned("many", 59, "failed", 0, 2.0, "it ended by signal 9 (SIGKILL)"))
+next(iter(_loaded.values()))._widgets.show("mesh", {"mesh": "many"}, None)
+"""
+
+
 @pytest.fixture(scope="module")
 def notebook(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made = write_notebook(tmp_path_factory.mktemp("live") / "live.ipynb", [BEGIN])
@@ -55,6 +87,14 @@ def notebook(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
         opened.run(BEGIN)
         yield opened
         opened.run("%stop --all")
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+    """A notebook that nbclient has run: a mesh of which one rank has died."""
+    path = write_notebook(tmp_path_factory.mktemp("executed") / "saved.ipynb", [BEGIN, MESHES, *SAVED])
+    run = nbformat.read(path, 4)
+    return NotebookClient(run, timeout=60, allow_errors=True).execute()
 
 
 @pytest.fixture
@@ -121,6 +161,84 @@ def test_curves_and_lines_are_shown_as_they_come(notebook: Lab, grid: Any) -> No
     lines.get_by_label("filter text").fill("nothing like it")
     lines.locator(".mnb-line").first.wait_for(state="detached", timeout=10_000)
     assert notebook.errors == []
+
+
+def test_a_failing_cell_has_a_bar_that_heals_and_runs_it_again(notebook: Lab, grid: Any) -> None:
+    notebook.run("tries = []")
+    output = notebook.run(
+        """
+tries.append(1)
+if len(tries) == 1:
+    trainers.slice(gpus=0).die.call_one().get()
+print("went through", len(tries))
+"""
+    )
+    bar = output.locator(".mnb-failure")
+    bar.get_by_text("trainers, gpus=0 died: killed by signal 9 (SIGKILL)").wait_for(timeout=10_000)
+    assert bar.locator(".mnb-story").is_hidden()  # the error below tells it
+    bar.locator(".mnb-toggle").click()
+    bar.locator(".mnb-facts", has_text="raised by the call that waited").wait_for(timeout=5_000)
+    bar.get_by_role("button", name="Retry").click()
+    notebook.shown.get_by_role("button", name="Run Once").click(
+        timeout=20_000
+    )  # Lab asks: nobody has trusted this file
+    output.get_by_text("went through 2").wait_for(timeout=20_000)
+    notebook.idle()
+    notebook.cell(grid, 0, "idle")
+    assert notebook.errors == []
+
+
+def test_the_frames_of_a_failure_are_looked_into_with_a_click(notebook: Lab, grid: Any) -> None:
+    output = notebook.run("trainers.slice(gpus=2).divide.broadcast(0)")
+    failure = output.locator(".mnb-failure")
+    failure.get_by_text("ZeroDivisionError").first.wait_for(timeout=10_000)
+    failure.locator(".mnb-trace", has_text="return 1 / number").wait_for(timeout=5_000)
+    failure.get_by_role("button", name="Post-mortem").click()
+    frames = failure.locator(".mnb-frames")
+    frames.filter(has_text="number = 0").wait_for(timeout=10_000)
+    command = failure.get_by_label("command of the debugger")
+    command.fill("number + 41")
+    command.press("Enter")
+    frames.filter(has_text="41").wait_for(timeout=10_000)
+    assert notebook.errors == []
+
+
+def test_large_meshes_are_shown_by_their_hosts_and_opened_by_a_click(notebook: Lab) -> None:
+    output = notebook.run(LARGE)
+    assert output.locator(".mnb-cell").count() == 300
+    output.locator('.mnb-cell[data-index="7"]').hover()
+    output.locator(".mnb-tip", has_text="node7").filter(has_text="1 failed, 7 idle").wait_for(timeout=5_000)
+    output.locator('.mnb-cell[data-index="7"]').click()
+    inner = output.locator(".mnb-inner")
+    assert inner.locator(".mnb-cell").count() == 8
+    assert output.locator(".mnb-slice code").inner_text() == "fleet.slice(hosts=7)"
+    inner.locator('.mnb-cell[data-state="failed"]').click()
+    output.locator(".mnb-slice code", has_text="fleet.slice(hosts=7, gpus=3)").wait_for(timeout=5_000)
+    assert notebook.errors == []
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["untrusted", "trusted"])
+def test_what_was_run_without_a_page_is_shown_as_it_was(
+    desk: Desk, notebook: Lab, executed: nbformat.NotebookNode, trusted: bool
+) -> None:
+    name, root = f"saved-{trusted}.ipynb", desk.served.root
+    nbformat.write(executed, root / name)
+    if trusted:
+        NotebookNotary(data_dir=str(root.parent / "data")).sign(nbformat.read(root / name, 4))
+    notebook.shown.evaluate(
+        "path => void window.jupyterapp.commands.execute('docmanager:open', {path, kernelPreference: "
+        "{shouldStart: false, canStart: true, autoStartDefault: false}})",
+        name,
+    )
+    view = notebook.shown.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+    view.get_by_text("trainers, gpus=2 died: killed by signal 9 (SIGKILL)").first.wait_for(timeout=30_000)
+    assert notebook.shown.evaluate("() => !window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel")
+    for text in ("1 failed", "one step", "loss"):
+        view.get_by_text(text).first.wait_for(timeout=10_000)
+    assert view.get_by_role("button", name="Heal").filter(visible=True).count() == 0  # nobody is there to do it
+    notebook.shown.evaluate("window.jupyterapp.commands.execute('application:close')")
+    told, notebook.errors[:] = list(notebook.errors), []
+    assert set(told) <= {"Cannot read properties of null (reading 'kernel')"}  # Lab's own, of panels without one
 
 
 def test_after_the_page_is_loaded_again_everything_is_there_and_lives(notebook: Lab, grid: Any) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from scripts.processes import MARK, left_behind
+from tests.benchmarks.measure import figures_of
+from tests.browser.lab import browser_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,12 +43,30 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
         *(f"debug: {count} stops {what}" for count in (8, 64) for what in ("shown", "answered")),
         *("logs", "call_one, idle", "call_one, 8 ranks write"),
         *("debug: unattached", "debug: frames kept"),
+        *("faces: reducer", "faces: nobody looks"),
     } == set(report["figures"]["ours"])
     readable = written.with_suffix(".md").read_text(encoding="utf-8")
     for title in report["targets"]:
         assert title in done.stdout
         assert f"| {title} |" in readable
     assert left_behind(mark) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_live_displays_are_measured_in_a_real_page() -> None:
+    browser_path()
+    program = ROOT / "tests" / "benchmarks" / "program_faces.py"
+    done = subprocess.run(
+        [sys.executable, str(program), json.dumps({"face_ranks": 64, "face_events": 500, "face_s": 3})],
+        capture_output=True,
+        text=True,
+        timeout=220,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = figures_of(done.stdout)
+    assert {"faces: kernel", "faces: page", "faces: heap"} <= set(figures)
+    assert figures["faces: kernel"]["rate"] > 0
 
 
 def test_an_unknown_peer_is_refused() -> None:

@@ -32,9 +32,7 @@ def test_a_rank_killed_during_a_call_ends_the_cell_with_the_whole_story(nb: Note
     assert "----> 1 a" in told  # the cell's own line, and below it the story without the engine's frames
     assert "monarch_nb" not in told
     assert f"pid {victim}" in cell.error["evalue"]  # what headless runners quote
-    assert [told["text/plain"] for told in cell.displays] == [
-        "a, gpus=2 died: killed by signal 9 (SIGKILL)"
-    ]  # a bar above it
+    assert cell.displays == []  # told by the call, and only there
     assert nb.run("%interrupt a").ok().stdout == "interrupting 4 ranks of a\n"
 
 

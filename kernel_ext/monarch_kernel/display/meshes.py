@@ -11,6 +11,15 @@ from .html import framed, heading, lab_button, table
 
 ACROSS = 32  # ranks in one line
 LINES = 16  # of a grid; more are summed up
+COLOURS = {
+    "alive": "rgba(46,160,67,.25)",
+    "failed": "rgba(218,54,51,.35)",
+    "healing": "rgba(210,153,34,.3)",
+    "starting": "rgba(56,139,253,.22)",
+    "unresponsive": "rgba(219,109,40,.3)",
+    "paused": "rgba(163,113,247,.28)",
+    "stopped": "rgba(128,128,128,.18)",
+}
 TOLD = 4  # failed ranks with a line of their own
 
 
@@ -60,7 +69,9 @@ def _cell(view: MeshView, rank: RankView) -> str:
         told.append(f"pid {rank.pid}")
     text = str(rank.point[-1] if rank.point else rank.rank)
     sign = {"failed": "✕", "healing": "↻", "paused": "⏸", "unresponsive": "…"}.get(rank.state, "")  # not by colour only
-    return f'<td class="mnb-{rank.state}" title="{escape(" · ".join(told))}">{text}{sign}</td>'
+    colour = COLOURS.get(rank.state, "")  # front ends that do not trust a notebook take its style sheets away
+    style = f' style="background-color:{colour}"' if colour else ""
+    return f'<td class="mnb-{rank.state}"{style} title="{escape(" · ".join(told))}">{text}{sign}</td>'
 
 
 def legend(view: MeshView) -> str:

@@ -71,6 +71,14 @@ class Widgets:
         for kind, make in self._forms().items():
             formatter.for_type(kind, self._live(make))
 
+    def _seen(self) -> bool:
+        """Whether somebody is there. Runs without stdin, such as nbclient's, are looked at later, without a kernel.
+
+        JupyterLab cannot show widgets then; the static forms it can.
+        """
+        request = self._shell.kernel.get_parent("shell") or {}
+        return bool(request.get("content", {}).get("allow_stdin", True))
+
     def uninstall(self) -> None:
         """Everything is shown as it was before."""
         formatter = self._shell.display_formatter.mimebundle_formatter
@@ -90,13 +98,12 @@ class Widgets:
             debug.Group: lambda group: self.show("debug", {}, "debug"),
         }
 
-    @staticmethod
-    def _live(make: Callable[[Any], Any]) -> Callable[..., dict[str, Any]]:
+    def _live(self, make: Callable[[Any], Any]) -> Callable[..., dict[str, Any]]:
         """What is shown besides text and HTML; {} if it cannot be."""
 
         def bundle(value: Any, include: Any = None, exclude: Any = None) -> dict[str, Any]:
             try:
-                return view_of(make(value))
+                return view_of(make(value)) if self._seen() else {}
             except Exception:
                 logger.debug("no live display", exc_info=True)
                 return {}
@@ -105,7 +112,7 @@ class Widgets:
 
     def failure(self, failure: MeshFailure, *, bar: bool = False) -> dict[str, Any]:
         """The live form of one failure, to go beside its text, or as a `bar` above it; {} where there is none."""
-        if self._class is None or not failure.failure_id:
+        if self._class is None or not failure.failure_id or not self._seen():
             return {}
         try:
             number = str(failure.failure_id)

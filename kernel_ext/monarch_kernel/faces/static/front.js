@@ -15,7 +15,7 @@ export async function runAgain(element) {
   link.hidden = true;
   link.dataset.commandlinkerCommand = "notebook:run-cell";
   link.dataset.commandlinkerArgs = "{}";
-  cell.append(link);
+  element.after(link); // within the output, which is trusted if the notebook is
   link.click();
   link.remove();
 }

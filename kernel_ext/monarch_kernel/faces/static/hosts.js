@@ -42,5 +42,7 @@ export function together(state, uid, indices) {
     counts[one] = (counts[one] ?? 0) + 1;
   }
   const there = STATES.filter((one) => counts[one]);
-  return { state: there[0] ?? "stopped", parts: there.map((one) => [one, counts[one] / indices.length]), counts };
+  const shares = there.map((one) => Math.max(counts[one], one === "failed" ? indices.length / 2 : 0)); // to be seen
+  const sum = shares.reduce((total, share) => total + share, 0);
+  return { state: there[0] ?? "stopped", parts: there.map((one, at) => [one, shares[at] / sum]), counts };
 }
