@@ -128,15 +128,18 @@ class _Question:
             header = Header(Kind.CONTROL, "", self._node.address, method=method, port=1)
             self._node.send_to_whoever("there", header, Parcel([p.encode(body)]))
             deadline = time.monotonic() + timeout
-            calm_at = float("inf")
+            calm_at = 0.0
             while isinstance(found := self._found.get(timeout=max(0.0, deadline - time.monotonic())), float):
-                if calm_at == float("inf"):
-                    calm_at = time.monotonic() if self._is_calm() else calm_at
-                elif found > calm_at:
+                if found <= calm_at:
+                    continue
+                # Refused between two moments at which strangers are borne: one alone may be a busy agent's delay.
+                calm = self._is_calm()
+                if calm and calm_at > 0.0:
                     return TrustError(
                         f"the agent at {self._endpoint} does not accept this key: pass the very file that it was "
                         "started with (--key)"
                     )
+                calm_at = time.monotonic() if calm else 0.0
             return found
         except queue.Empty:
             return UnreachableError(f"the agent at {self._endpoint} has not answered within {timeout:.0f} s")

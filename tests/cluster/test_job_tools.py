@@ -85,17 +85,21 @@ def test_a_shell_ends_with_its_input_and_ctrl_c_reaches_what_runs_in_it() -> Non
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(b"echo be''gun; sleep 1000\n")
-        process.stdin.flush()
-        seen = b""
-        while b"begun" not in seen:
-            seen += os.read(process.stdout.fileno(), 4096)
-        process.stdin.write(b"\x03echo st''ill here\n")
-        process.stdin.flush()
-        while b"still here" not in seen:
-            seen += os.read(process.stdout.fileno(), 4096)
-        process.stdin.close()
-        assert process.wait(SOON) == 130 or process.returncode == 0
+        try:
+            # It speaks and sleeps itself: between speaking and starting a child, the shell would miss the signal.
+            process.stdin.write(b"sh -c \"echo be''gun; exec sleep 1000\"\n")
+            process.stdin.flush()
+            seen = b""
+            while b"begun" not in seen:
+                seen += os.read(process.stdout.fileno(), 4096)
+            process.stdin.write(b"\x03echo st''ill here\n")
+            process.stdin.flush()
+            while b"still here" not in seen:
+                seen += os.read(process.stdout.fileno(), 4096)
+            process.stdin.close()
+            assert process.wait(SOON) == 130 or process.returncode == 0
+        finally:
+            process.kill()  # else leaving would wait for it
 
 
 def test_a_shell_is_for_one_host(host: Any) -> None:
