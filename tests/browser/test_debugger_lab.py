@@ -1,12 +1,11 @@
 """The debugger in a real JupyterLab: ranks stop, the prompt of the cell takes commands, a click lets them go on."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.lab import Lab, browser_path, lab, page, write_notebook
+from tests.browser.lab import Desk, Lab, panel_built, write_notebook
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -38,12 +37,11 @@ trainers.initialized.get()
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    browser_path()
-    folder: Path = tmp_path_factory.mktemp("debugger")
-    made = write_notebook(folder / "debugger.ipynb", [BEGIN])
-    with lab(folder / "lab", made, {}) as address, page(address) as shown:
+def notebook(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = write_notebook(tmp_path_factory.mktemp("debugger") / "debugger.ipynb", [BEGIN])
+    with desk.open(made) as shown:
         opened = Lab(shown)
+        opened.run("import os\nos.environ['MONARCH_NB_PRELOAD'] = ''  # nothing here needs torch")
         opened.run(BEGIN)
         yield opened
         opened.run("%stop --all")
@@ -91,4 +89,20 @@ def test_without_a_prompt_the_list_is_live_and_its_buttons_work_between_cells(no
     view.get_by_role("button", name="Continue").click()
     view.get_by_text("nothing is stopped").wait_for(timeout=10_000)
     assert notebook.run("future.get()").inner_text().split()[-1] == "2"
+    assert notebook.errors == []
+
+
+def test_the_panel_shows_the_groups_and_continue_from_there_ends_the_cell(notebook: Lab) -> None:
+    panel_built()
+    output = notebook.start("trainers.slice(gpus=slice(0, 2)).step.call(1).get()")
+    answer(output, "p x")
+    notebook.shown.evaluate("() => void window.jupyterapp.commands.execute('monarch-nb:open')")
+    panel = notebook.shown.locator(".mnb-panel")
+    panel.get_by_text("Debugger · 2 stopped").click(timeout=20_000)
+    view = panel.locator(".mnb-debug")
+    view.locator(".mnb-group", has_text="2 of 4").filter(has_text="trainers gpus=0-1").wait_for(timeout=20_000)
+    view.get_by_role("button", name="Continue").click()
+    notebook.idle()
+    output.get_by_text("ValueMesh").wait_for(timeout=10_000)
+    output.locator(".jp-Stdin-input").wait_for(state="detached", timeout=10_000)
     assert notebook.errors == []
