@@ -202,19 +202,22 @@ shown("huge")
         ".mnb-grid, .mnb-canvas",
         pick(530),
     ),
-    "panel-empty": Scene("%stop --all", ".jp-OutputArea", side_by_side(""), 1000, whole=True),
+    "panel-empty": Scene("%stop --all\n%meshes", ".jp-OutputArea-output", side_by_side(""), whole=True),
     "panel-idle": Scene(
         "%mesh workers gpus=4\ntrainers = workers.spawn('trainers', Trainer)\ntrainers.step.call(3).get()\nworkers",
         '[data-state="idle"]',
         side_by_side("gpus=1"),
-        1000,
         whole=True,
     ),
     "panel-failed": Scene(
-        "os.kill(runtime().keeper.pids[workers._state.address(2)], signal.SIGKILL)\nworkers",
+        """
+import os, signal
+from monarch_nb.runtime import runtime
+os.kill(runtime().keeper.pids[workers._state.address(2)], signal.SIGKILL)
+workers
+""",
         '[data-state="failed"]',
         side_by_side("gpus=2", "Failures"),
-        1000,
         whole=True,
     ),
     "panel-busy": Scene(
@@ -228,7 +231,6 @@ shown("pbusy")
 """,
         '[data-state="busy"]',
         side_by_side("node03"),
-        1000,
         whole=True,
     ),
     "panel-thousand": Scene(
@@ -245,7 +247,6 @@ shown("pmany")
 """,
         '[data-state="busy"]',
         side_by_side("fleet"),
-        1000,
         whole=True,
     ),
     "metrics": Scene(

@@ -47,7 +47,7 @@ export class MonarchPanel extends SidePanel {
     this._sections = [this.meshes, selected, this.failures, this._sessions, this.logs];
     for (const section of this._sections) this.addWidget(section);
     for (const closed of [2, 3, 4]) this._accordion.collapse(closed);
-    this._accordion.setRelativeSizes([4, 3, 2, 4, 3]);
+    this._accordion.setRelativeSizes([4, 3, 4, 4, 4]);
 
     const head = new Widget({ node: h("div", { class: "mnb-v mnb-panel-head" }, h("div", { class: "mnb-top" }, this._name, this._spawn), this._summary) });
     const note = new Widget({ node: h("div", { class: "mnb-v mnb-panel-note", role: "status" }, this._noteTitle, this._noteText, h("div", { class: "mnb-buttons" }, this._load, this._insertLoad)) });
@@ -111,6 +111,7 @@ export class MonarchPanel extends SidePanel {
     this._load.hidden = this._insertLoad.hidden = !words.offersLoad;
     this._spawn.hidden = !live;
     say(this._summary, !state || !live ? (shown ? `as it was: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
+    this._summary.title = this._summary.textContent ?? ""; // where the panel is narrow
     if (!state) return;
     this.failures.count(state);
     this._sessions.count(state);
