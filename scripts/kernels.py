@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "kernels"
-LIBRARY = ("pyzmq>=26,<28", "msgspec>=0.19,<1", "cloudpickle>=3.0,<4")
+LIBRARY = ("pyzmq>=26,<28", "msgspec>=0.19,<1", "cloudpickle>=3.0,<4", "numpy>=1.26")  # numpy for what is displayed
 
 KERNELS = {
     "ipykernel-7.3": ("ipykernel==7.3.0", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
