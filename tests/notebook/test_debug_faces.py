@@ -62,7 +62,7 @@ def test_a_face_shows_what_is_stopped_and_drives_it_while_the_cell_waits_which_t
     needs_subshell(face)
     assert now(face)["groups"] == []
     request = str(kernel.client.execute("t.step.call(2).get()", allow_stdin=True))
-    assert kernel.asked() == "mdb trainers[gpus=0-3]> "  # which nobody answers
+    assert kernel.asked().startswith("mdb trainers[gpus=")  # which nobody answers; some may not have stopped yet
     (group,) = stopped(face, RANKS)["groups"]
     assert (group["name"], group["where"], group["ranks"], group["of"]) == ("trainers", "gpus=0-3", [0, 1, 2, 3], RANKS)
     assert (group["file"], group["line"], group["text"]) == ("Cell In[3]", 17, "breakpoint()")
