@@ -4,6 +4,7 @@ import { INotebookTracker, NotebookActions, NotebookPanel } from "@jupyterlab/no
 import { ISignal, Signal } from "@lumino/signaling";
 
 import { Connection } from "./connection";
+import { phaseOf } from "./link";
 
 export class Front {
   notebook: NotebookPanel | null = null;
@@ -57,6 +58,8 @@ export class Front {
   }
 
   private _tell(): void {
+    // Buttons in saved outputs are shown where somebody is there to do what they say.
+    this.notebook?.node.classList.toggle("mnb-live", Boolean(this.connection && phaseOf(this.connection.facts) === "live"));
     this._changed.emit();
   }
 

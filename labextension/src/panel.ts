@@ -43,7 +43,7 @@ export class MonarchPanel extends SidePanel {
 
     const selected = new SelectedSection(_actions, (uid, ranks) => this.showLogs(uid, ranks));
     this.meshes = new MeshSection((row) => (selected.row = row), (row, event) => hooks.menu(row, event));
-    this._sessions = new DebugSection();
+    this._sessions = new DebugSection(() => _front.notebook?.node ?? null);
     this._sections = [this.meshes, selected, this.failures, this._sessions, this.logs];
     for (const section of this._sections) this.addWidget(section);
     for (const closed of [2, 3, 4]) this._accordion.collapse(closed);

@@ -302,14 +302,15 @@ export class LogSection extends Section {
 }
 
 export class DebugSection extends Section {
-  constructor() {
+  /** `area` gives the element in which a prompt may be left. */
+  constructor(private _area: () => HTMLElement | null) {
     super("sessions", "Debugger");
   }
 
   protected mount(cluster: Cluster): () => void {
     const root = h("div");
     this.body.append(root);
-    const end = debugView(cluster, root, {});
+    const end = debugView(cluster, root, { area: this._area });
     return () => {
       end();
       root.remove();

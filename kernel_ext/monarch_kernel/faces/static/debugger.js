@@ -13,17 +13,22 @@ const NOTHING = { stopped: 0, groups: [], tree: [], missing: [] };
 const MANY_VALUES = 6;
 const SETTLED_MS = 300; // a step lets ranks go for a moment
 
-/** JupyterLab leaves the box of a question in the cell after the kernel has given the question up: it is answered. */
-function answerQuestion(area) {
-  const box = area?.querySelector(".jp-Stdin-input");
-  if (!box) return;
-  box.value = "";
-  box.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+/** JupyterLab leaves the boxes of questions in the cell after the kernel has given them up: they are answered. */
+function answerQuestions(area) {
+  for (const box of area?.querySelectorAll(".jp-Stdin-input") ?? []) {
+    // Another question, of the user's own `input()`, is none of ours.
+    if (!box.closest(".jp-Stdin")?.textContent.includes("mdb ")) continue;
+    box.value = "";
+    box.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+  }
 }
 
-/** Shows what is stopped. `options`: {folded: only the heading at first}. Gives a function that ends it. */
+/**
+ * Shows what is stopped. `options`: {folded: only the heading at first, below a prompt; area: gives the element in which
+ * the prompt is, where it is not the cell of this view}. Gives a function that ends it.
+ */
 export function debugView(cluster, root, options) {
-  let settling = 0, now = NOTHING, chosen = null, asked = 0, open = !options.folded, heard = false;
+  let settling = 0, ended = false, now = NOTHING, chosen = null, asked = 0, open = !options.folded, heard = false;
   const watched = [];
   root.classList.add("mnb-debug");
 
@@ -215,9 +220,13 @@ export function debugView(cluster, root, options) {
     now = told;
     draw();
     clearTimeout(settling);
-    if (before.stopped && !told.stopped && options.folded) {
-      const area = root.closest(".jp-OutputArea"); // of the cell: this view may be gone by then
-      settling = setTimeout(() => answerQuestion(area), SETTLED_MS);
+    ended = !told.stopped && (ended || before.stopped > 0);
+    if (ended && (options.folded || options.area)) {
+      const area = options.area ? options.area() : root.closest(".jp-OutputArea"); // this view may be gone by then
+      settling = setTimeout(() => {
+        ended = false;
+        answerQuestions(area);
+      }, SETTLED_MS);
     }
     if (JSON.stringify([before.groups, before.stopped]) !== JSON.stringify([told.groups, told.stopped])) look();
   });
