@@ -8,8 +8,8 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 EXTRAS := notebook,torch,telemetry,debug,examples,dev
 NOTEBOOK := examples/quickstart.ipynb
-# Two test modules at a time, each on a controller of its own; JOBS=0 runs them one after the other.
-JOBS ?= 2
+# Test modules at a time, each on a controller of its own: one more than cores, as many wait. JOBS=0: one by one.
+JOBS ?= 3
 PYTEST_ARGS ?=
 LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.

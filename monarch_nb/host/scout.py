@@ -23,6 +23,7 @@ from monarch_nb.transport import (
 from monarch_nb.wire import Header, Kind
 
 _REFUSALS = 3  # handshakes that fail, one after the other: a listener that is busy may cut off one
+_CALMS = 3  # such moments in a row
 _PAUSE_S = 0.1
 
 Found = p.HostState | TransportError
@@ -128,18 +129,18 @@ class _Question:
             header = Header(Kind.CONTROL, "", self._node.address, method=method, port=1)
             self._node.send_to_whoever("there", header, Parcel([p.encode(body)]))
             deadline = time.monotonic() + timeout
-            calm_at = 0.0
+            calms, calm_at = 0, 0.0
             while isinstance(found := self._found.get(timeout=max(0.0, deadline - time.monotonic())), float):
                 if found <= calm_at:
                     continue
-                # Refused between two moments at which strangers are borne: one alone may be a busy agent's delay.
-                calm = self._is_calm()
-                if calm and calm_at > 0.0:
+                # Refused between moments at which strangers are borne: a few may be a busy agent's delay.
+                calms = calms + 1 if self._is_calm() else 0
+                if calms == _CALMS:
                     return TrustError(
                         f"the agent at {self._endpoint} does not accept this key: pass the very file that it was "
                         "started with (--key)"
                     )
-                calm_at = time.monotonic() if calm else 0.0
+                calm_at = time.monotonic()
             return found
         except queue.Empty:
             return UnreachableError(f"the agent at {self._endpoint} has not answered within {timeout:.0f} s")
@@ -149,7 +150,7 @@ class _Question:
     def _is_calm(self) -> bool:
         """Whether it talks to everybody: then it is the key that it minds, not too many strangers."""
         try:
-            return bool(greet(self._endpoint, 1.0, stay=0.3))
+            return bool(greet(self._endpoint, 1.0, stay=0.5))
         except UnreachableError:
             return False
 
