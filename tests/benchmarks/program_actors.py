@@ -71,6 +71,8 @@ def calls(plan: Plan) -> None:
     big = np.ones(64 * MEGABYTE, np.uint8)
     size = big.nbytes / 1e9
     figure("64 MB argument", value=rate(repeat(plan.big, lambda: one.noop.call_one(big).get()), size))
+    plain = bytes(big)
+    figure("64 MB bytes", value=rate(repeat(plan.big, lambda: one.noop.call_one(plain).get()), size))
     figure("64 MB result", value=rate(repeat(plan.big, lambda: one.give.call_one(big.nbytes).get()), size))
     procs.stop().get()
 
@@ -90,13 +92,13 @@ def casts(plan: Plan) -> None:
     procs, eight = spawn(8)
     times("call on 8", repeat(plan.casts, lambda: eight.noop.call().get()))
     big = np.ones(64 * MEGABYTE, np.uint8)
-    seconds = repeat(max(2, plan.big // 2), lambda: eight.noop.call(big).get())
-    figure("64 MB broadcast", value=rate(seconds, 8 * big.nbytes / 1e9))
     everywhere = ["self", *values(eight.pid.call().get())]
     before = sum(memory(pid)["share"] for pid in everywhere)
     eight.keep.call(big).get()
     added = sum(memory(pid)["share"] for pid in everywhere) - before
     figure("64 MB broadcast, copies", value=added / big.nbytes)
+    seconds = repeat(max(2, plan.big // 2), lambda: eight.noop.call(big).get())
+    figure("64 MB broadcast", value=rate(seconds, 8 * big.nbytes / 1e9))
     procs.stop().get()
 
 
