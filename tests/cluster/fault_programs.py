@@ -355,6 +355,7 @@ def full_disk(path: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     faulthandler.dump_traceback_later(35)  # whoever waits for this program gives up a little later
     from tests.cluster import fault_programs  # its classes and functions have that name everywhere
 

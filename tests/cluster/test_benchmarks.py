@@ -16,6 +16,7 @@ from tests.browser.lab import browser_path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
@@ -34,7 +35,7 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
     assert set(report["figures"]) == {"pyzmq", "ours"}
     assert set(report["figures"]["pyzmq"]) == {"ping-pong"}
     assert {
-        *("call_one", "call on 4", "call on 8", "pipelined", "1 MB argument", "64 MB argument"),
+        *("call_one", "call on 4", "call on 8", "pipelined", "1 MB argument", "64 MB argument", "64 MB bytes"),
         *("64 MB result", "64 MB broadcast", "64 MB broadcast, copies", "template ready", "8 procs to first reply"),
         *("import to first reply, cold", "spawn to first reply, cold", "load_ext to first reply, cold"),
         *("death told", "death healed", "controller, one more actor"),
