@@ -1,6 +1,7 @@
 """For all tests: how much they try, and how the processes they start are set up, hundreds of them."""
 
 import os
+import signal
 import sys
 from typing import Any
 
@@ -15,6 +16,9 @@ os.environ.setdefault("MONARCH_NB_PRELOAD", "")
 # Compiled once, not in each process; the tests themselves too.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in what a shell runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "ours", max_examples=tries(100), deadline=None, derandomize=not THOROUGH, print_blob=True, database=None
