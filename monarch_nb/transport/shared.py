@@ -120,6 +120,8 @@ class MemoryFile:
         """A writable mapping of its own: writes go to copies of the pages."""
         if self.length == 0:
             return memoryview(bytearray())
+        if self.entry is not None:
+            self.entry.given = True  # mapped by its own maker: nobody will say when that has let go
         try:
             return map_file(self.fd, self.length, private=True, loan=self.loan)
         except OSError as error:

@@ -126,6 +126,19 @@ def test_over_the_network_loans_come_back_when_the_receiver_drops_the_value_and_
             assert bytes(kept) == b"\1" * BIG
 
 
+def test_what_a_process_sends_to_itself_is_not_filled_again_under_it() -> None:
+    with run_folder() as folder:
+        a, b = End("h/a", folder), End("h/b", folder)
+        with ends(a, b):
+            a.send("h/a", b"p", b"\1" * BIG)
+            _, frames = a.get()
+            gc.collect()
+            for letter in (b"\2", b"\3"):
+                a.send("h/b", b"p", letter * BIG)
+                assert bytes(b.get()[1][1]) == letter * BIG
+            assert bytes(frames[1]) == b"\1" * BIG
+
+
 def test_what_is_passed_on_is_not_given_back_by_who_passed_it_on() -> None:
     with run_folder() as first, run_folder() as second:
         agent = End("h/agent", {"h": first, "g": second})
