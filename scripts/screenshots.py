@@ -108,17 +108,21 @@ def side_by_side(row: str, section: str = "") -> Any:
     return do
 
 
+def all_busy(uid: str, name: str) -> str:
+    """A cell that shows 64 ranks, each in the middle of a step."""
+    return f"""{TOLD}
+store, now, count = told("{uid}", "{name}", hosts=8, gpus=8)
+for rank in range(count):
+    store.put(e.Doings("{uid}a", rank, 0, "busy", now - random.random() * 3, "step", 0, 900, 2.1, 0))
+    store.put(e.Usage("{uid}", rank, 0.9 + random.random() / 5, 2_000_000_000 + rank * 9_000_000))
+shown("{uid}")
+"""
+
+
 SCENES = {
     "idle": Scene("%mesh workers gpus=4", '[data-state="idle"]'),
     "busy": Scene(
-        TOLD
-        + """
-store, now, count = told("busy", "workers", hosts=8, gpus=8)
-for rank in range(count):
-    store.put(e.Doings("busya", rank, 0, "busy", now - random.random() * 3, "step", 0, 900, 2.1, 0))
-    store.put(e.Usage("busy", rank, 0.9 + random.random() / 5, 2_000_000_000 + rank * 9_000_000))
-shown("busy")
-""",
+        all_busy("busy", "workers"),
         '[data-state="busy"]',
         pick(19),
     ),
@@ -221,14 +225,7 @@ workers
         whole=True,
     ),
     "panel-busy": Scene(
-        TOLD
-        + """
-store, now, count = told("pbusy", "cluster", hosts=8, gpus=8)
-for rank in range(count):
-    store.put(e.Doings("pbusya", rank, 0, "busy", now - random.random() * 3, "step", 0, 900, 2.1, 0))
-    store.put(e.Usage("pbusy", rank, 0.9 + random.random() / 5, 2_000_000_000 + rank * 9_000_000))
-shown("pbusy")
-""",
+        all_busy("pbusy", "cluster"),
         '[data-state="busy"]',
         side_by_side("node03"),
         whole=True,

@@ -9,11 +9,12 @@ from .log_magics import OPTIONS
 from .session import Session
 
 _COMMON_DIMS = ("gpus=", "hosts=")
-_MAGICS = ("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs")
 
 
-class Completion:
-    """Completers for IPython's `complete_command` hook, which all versions have."""
+class LineCompletion:
+    """Completers of some magics' lines, for IPython's `complete_command` hook, which all versions have."""
+
+    magics: tuple[str, ...] = ()
 
     def __init__(self, shell: Any, session: Session) -> None:
         self._shell = shell
@@ -21,7 +22,7 @@ class Completion:
 
     def install(self) -> None:
         """Registers them."""
-        for magic in _MAGICS:
+        for magic in self.magics:
             self._shell.set_hook("complete_command", self._completer(magic), str_key=magic)
 
     def _completer(self, magic: str) -> Callable[[Any, Any], list[str]]:
@@ -32,6 +33,22 @@ class Completion:
             return [word for word in self.candidates(magic, before) if word.startswith(current)]
 
         return complete
+
+    def candidates(self, magic: str, before: list[str]) -> list[str]:
+        """What can follow the words `before` on the line of a magic."""
+        raise NotImplementedError
+
+    def _labels(self, name: str) -> tuple[str, ...]:
+        try:
+            return tuple(self._session.find(name).extent.labels)
+        except Exception:
+            return ()
+
+
+class Completion(LineCompletion):
+    """On the lines of the magics of meshes, actors and logs."""
+
+    magics = ("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs")
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
         """What can follow the words `before` on the line of a magic."""
@@ -64,9 +81,3 @@ class Completion:
         if len(before) == 2:
             return self._session.names("procs")
         return [option for option in ("class=", "--fresh") if option not in before]
-
-    def _labels(self, name: str) -> tuple[str, ...]:
-        try:
-            return tuple(self._session.find(name).extent.labels)
-        except Exception:
-            return ()

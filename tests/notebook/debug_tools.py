@@ -1,7 +1,9 @@
 """A kernel whose front end takes questions: the debugger's prompt is answered as a person would, line by line."""
 
+import contextlib
 import queue
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from tests.notebook.notebook import Cell, Notebook
@@ -47,6 +49,18 @@ class Trainer(Actor):
     def pid(self):
         return os.getpid()
 """
+
+
+@contextlib.contextmanager
+def stopping(ranks: int) -> "Iterator[Debugged]":
+    """A kernel with actors, `t`, that stop in the debugger."""
+    notebook = Debugged()
+    try:
+        notebook.run(STOPPING).ok()
+        notebook.run(f"%mesh w gpus={ranks}\nt = w.spawn('trainers', Trainer)\nt.pid.call().get()").ok()
+        yield notebook
+    finally:
+        notebook.close()
 
 
 class Talk:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.notebook.debug_tools import STOPPING, Debugged, Talk
+from tests.notebook.debug_tools import Debugged, Talk, stopping
 from tests.notebook.face_client import FaceClient
 
 pytestmark = pytest.mark.timeout(120)
@@ -14,13 +14,8 @@ RANKS = 4
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Debugged]:
-    notebook = Debugged()
-    try:
-        notebook.run(STOPPING).ok()
-        notebook.run(f"%mesh w gpus={RANKS}\nt = w.spawn('trainers', Trainer)\nt.pid.call().get()").ok()
+    with stopping(RANKS) as notebook:
         yield notebook
-    finally:
-        notebook.close()
 
 
 @pytest.fixture

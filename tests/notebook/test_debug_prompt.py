@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.notebook.debug_tools import STOPPING, Debugged
+from tests.notebook.debug_tools import Debugged, stopping
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 8
@@ -13,13 +13,8 @@ RANKS = 8
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Debugged]:
-    notebook = Debugged()
-    try:
-        notebook.run(STOPPING).ok()
-        notebook.run(f"%mesh w gpus={RANKS}\nt = w.spawn('trainers', Trainer)\nt.pid.call().get()").ok()
+    with stopping(RANKS) as notebook:
         yield notebook
-    finally:
-        notebook.close()
 
 
 @pytest.fixture

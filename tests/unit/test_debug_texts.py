@@ -15,8 +15,8 @@ from monarch_nb.debug.records import Answer, Frame, Stopped, Value
 from monarch_nb.debug.table import Missing, table_text
 from monarch_nb.debug.values import shorten, value_of
 
-TRAIN = Frame("/work/train.py", 42, "Trainer.step", "loss.backward()")
-LOSS = Frame("/work/loss.py", 9, "nll", "return x")
+TRAIN = Frame("/home/me/train.py", 42, "Trainer.step", "loss.backward()")
+LOSS = Frame("/home/me/loss.py", 9, "nll", "return x")
 
 
 def stop(rank: int, *stack: Frame, name: str = "trainers", number: int = 1, size: int = 8) -> Stopped:

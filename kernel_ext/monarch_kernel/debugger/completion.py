@@ -1,36 +1,15 @@
 """Completion on the lines of the debugger's magics: names of meshes, dimensions, places."""
 
-from collections.abc import Callable
-from typing import Any
-
 from monarch_nb import debug
 from monarch_nb.mesh import ActorMesh
 
-from ..session import Session
-
-_MAGICS = ("%%mdb", "%break", "%mpm", "%stacks", "%freeze")
+from ..completion import LineCompletion
 
 
-class DebugCompletion:
-    """Completers for IPython's `complete_command` hook, which all versions have."""
+class DebugCompletion(LineCompletion):
+    """On the lines of the debugger's magics."""
 
-    def __init__(self, shell: Any, session: Session) -> None:
-        self._shell = shell
-        self._session = session
-
-    def install(self) -> None:
-        """Registers them."""
-        for magic in _MAGICS:
-            self._shell.set_hook("complete_command", self._completer(magic), str_key=magic)
-
-    def _completer(self, magic: str) -> Callable[[Any, Any], list[str]]:
-        def complete(_shell: Any, event: Any) -> list[str]:
-            words = event.text_until_cursor.split()
-            current = event.symbol
-            before = words[1:-1] if current and words and words[-1].endswith(current) else words[1:]
-            return [word for word in self.candidates(magic, before) if word.startswith(current)]
-
-        return complete
+    magics = ("%%mdb", "%break", "%mpm", "%stacks", "%freeze")
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
         """What can follow the words `before` on the line of a magic."""
@@ -66,9 +45,3 @@ class DebugCompletion:
                 cls = mesh._state.cls
                 found += [f"{cls.__name__}.{each}" for each in vars(cls) if not each.startswith("_")]
         return list(dict.fromkeys(found))
-
-    def _labels(self, name: str) -> tuple[str, ...]:
-        try:
-            return tuple(self._session.find(name).extent.labels)
-        except Exception:
-            return ()
