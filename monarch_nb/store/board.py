@@ -63,21 +63,26 @@ class Board:
         self._write(known, fields, "ranks", uid, index)
 
     def _write(self, known: dict[str, Any], fields: dict[str, Any], *path: str) -> None:
-        changed = {name: value for name, value in fields.items() if known.get(name) != value}
-        if not changed:
-            return
+        patch: Patch | None = None
+        for name, value in fields.items():
+            if known.get(name) == value:
+                continue
+            if patch is None:
+                patch = self._pending_at(path)
+            if value is None:
+                known.pop(name, None)
+            else:
+                known[name] = value
+            patch[name] = value
+
+    def _pending_at(self, path: tuple[str, ...]) -> Patch:
         patch: Patch = self._pending
         for key in path:
             inner = patch.get(key)
             if inner is None:
                 inner = patch[key] = {}
             patch = inner
-        for name, value in changed.items():
-            if value is None:
-                known.pop(name, None)
-            else:
-                known[name] = value
-            patch[name] = value
+        return patch
 
 
 def _copied(value: Any) -> Any:

@@ -53,15 +53,27 @@ class Cluster:
         self._board = Board()
         self._meshes: dict[str, _Mesh] = {}
         self._sessions: dict[str, tuple[str, int]] = {}
+        self._recounted: set[str] = set()  # meshes whose counts are not in the document yet
 
     @property
     def document(self) -> dict[str, Any]:
         """The whole state, as JSON has it; it changes with the next event."""
+        self._write_counts()
         return self._board.document
 
     def take(self) -> Patch:
         """What has changed since the last time, as one merge patch; {} if nothing has."""
+        self._write_counts()
         return self._board.take()
+
+    def _write_counts(self) -> None:
+        """Once for many events: each of them changes some."""
+        for uid in self._recounted:
+            mesh = self._meshes.get(uid)
+            if mesh is not None:
+                known = self._board.document["meshes"][uid]["counts"]
+                self._board.change_in("meshes", uid, "counts", {**dict.fromkeys(known), **mesh.counts})
+        self._recounted.clear()
 
     def fold(self, event: e.Event) -> None:
         """Takes one event in. What is told of meshes nobody knows (any more) is of no consequence."""
@@ -83,7 +95,7 @@ class Cluster:
         if event.on in self._meshes:
             self._meshes[event.on].on_it.append(event.uid)
         for host in event.hosts:
-            if host not in self.document["hosts"]:
+            if host not in self._board.document["hosts"]:
                 self._board.put("hosts", host, {"name": host, "state": "up"})
         record: dict[str, Any] = {
             "name": event.name,
@@ -151,11 +163,10 @@ class Cluster:
         for rank in mesh.ranks:
             rank.shown, rank.doing, rank.busy = state, None, None
         mesh.default = state
-        gone: dict[str, int | None] = dict.fromkeys(mesh.counts)
         mesh.counts = {state: len(mesh.ranks)}
+        self._recounted.add(event.uid)
         self._board.change("meshes", event.uid, {"state": state, "stopped": event.why, "ended": event.at})
-        self._board.change_in("meshes", event.uid, "counts", {**gone, **mesh.counts})
-        for place in self.document["ranks"].get(event.uid, {}):
+        for place in self._board.document["ranks"].get(event.uid, {}):
             plain = dict.fromkeys(("state", "since", "endpoint", "queue", "rate", "cpu", "memory", "gpu", "detail"))
             self._board.change_rank(event.uid, place, plain)
         for place, base in enumerate(mesh.event.ranks):
@@ -231,18 +242,15 @@ class Cluster:
         if event.life < rank.life:
             return
         rank.doing = event
+        told: dict[str, Any] = {}
         if mesh.event.kind == "actors":
-            self._board.change_rank(
-                event.uid,
-                str(place),
-                {
-                    "queue": event.queue or None,
-                    "calls": event.calls or None,
-                    "rate": event.rate or None,
-                    "errors": event.errors or None,
-                },
-            )
-        self._show(mesh, place, event.since)
+            told = {
+                "queue": event.queue or None,
+                "calls": event.calls or None,
+                "rate": event.rate or None,
+                "errors": event.errors or None,
+            }
+        self._show(mesh, place, event.since, told)
         procs = self._meshes.get(mesh.event.on)
         if procs is None or procs.ended:
             return
@@ -275,12 +283,12 @@ class Cluster:
                     rank.doing = rank.busy = None
                     self._show(mesh, place, event.at)
         plain = dict.fromkeys(("queue", "rate", "cpu", "memory", "gpu", "gpu_memory", "gpu_total"))
-        for uid, ranks in self.document["ranks"].items():
+        for uid, ranks in self._board.document["ranks"].items():
             for index in ranks:
                 self._board.change_rank(uid, index, plain)
 
-    def _show(self, mesh: _Mesh, place: int, at: float) -> None:
-        """Works out what is shown of a rank, and since when."""
+    def _show(self, mesh: _Mesh, place: int, at: float, more: dict[str, Any] | None = None) -> None:
+        """Works out what is shown of a rank, and since when; `more` of it is written with that."""
         if mesh.ended:
             return
         rank = mesh.ranks[place]
@@ -293,7 +301,8 @@ class Cluster:
             self._count(mesh, state, 1)
         known = None if state == mesh.default else state
         told = None if state == "idle" and known is None else since
-        self._board.change_rank(uid, str(place), {"state": known, "since": told, "endpoint": endpoint})
+        fields = {"state": known, "since": told, "endpoint": endpoint}
+        self._board.change_rank(uid, str(place), {**more, **fields} if more else fields)
 
     def _look(self, mesh: _Mesh, rank: _Rank, place: int) -> tuple[str, float, str | None]:
         if rank.condition != "alive":
@@ -324,7 +333,7 @@ class Cluster:
             mesh.counts[state] = number
         else:
             mesh.counts.pop(state, None)
-        self._board.change_in("meshes", mesh.event.uid, "counts", {state: number or None})
+        self._recounted.add(mesh.event.uid)
 
     # -- failures, sessions, hosts ----------------------------------------------------------------------------------
 
@@ -332,7 +341,7 @@ class Cluster:
         fields = {"state": "lost" if event.why else "up", "why": event.why or None}
         if event.name:
             fields["name"] = event.name
-        if event.host in self.document["hosts"]:
+        if event.host in self._board.document["hosts"]:
             self._board.change("hosts", event.host, fields)
         else:
             named = {"name": event.host, **fields}
@@ -347,12 +356,12 @@ class Cluster:
         self._board.put(
             "failures", event.id, {"mesh": event.uid, "ranks": list(indices), "told": [], "state": "open", **record}
         )
-        failures = self.document["failures"]
+        failures = self._board.document["failures"]
         while len(failures) > KEPT_FAILURES:
             self._board.put("failures", next(iter(failures)), None)
 
     def _told(self, event: e.Told) -> None:
-        record = self.document["failures"].get(event.id)
+        record = self._board.document["failures"].get(event.id)
         if record is not None:
             self._board.change("failures", event.id, {"told": [*record["told"], [event.who, event.how]]})
 

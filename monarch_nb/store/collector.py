@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
 LOOK_S = 0.01  # what supervision does comes in bursts
+_ACTIVITY = msgspec.msgpack.Decoder(Activity)
 FORGET_S = 30.0  # how long a mesh that has ended stays in sight
 
 
@@ -79,7 +80,7 @@ class Collector:
                 return  # it is gone
 
     def _activity(self, header: Header, parcel: "Parcel") -> None:
-        told = msgspec.msgpack.decode(parcel.frames[0], type=Activity)
+        told = _ACTIVITY.decode(parcel.frames[0])
         for one in told.doings:
             self._put(e.Doings(*msgspec.structs.astuple(one)))
         if told.used is not None:

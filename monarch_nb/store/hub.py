@@ -39,7 +39,8 @@ class Store:
         """Takes an event in. Does not block."""
         self._events.append(event)
         if self._thread is not None:
-            self._wake.set()
+            if not self._wake.is_set():
+                self._wake.set()
         elif len(self._events) >= WAITING:
             with self._lock:
                 self._fold()
@@ -56,14 +57,15 @@ class Store:
     def watch(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener` with a snapshot, here and now, and with deltas from then on; the result ends that.
 
-        Snapshots hold the state itself: they are to be encoded before the listener returns. It must not block, and
-        must not call back. One that raises is not called again.
+        Snapshots hold the state itself: they are to be encoded before the listener returns. All listeners get the same
+        delta, which they must not change. A listener must not block, and must not call back. One that raises is not
+        called again.
         """
         if self.collector is not None:
             self.collector.look()
         with self._lock:
             self._flush()
-            if not self._tell(listener, {"type": "snapshot", "seq": self.seq, "state": self._cluster.document}):
+            if not self._tell(listener, self._snapshot()):
                 return lambda: None
             first = not self._watchers
             self._watchers.append(listener)
@@ -78,7 +80,7 @@ class Store:
         """A new snapshot for one that watches."""
         with self._lock:
             self._flush()
-            self._tell(listener, {"type": "snapshot", "seq": self.seq, "state": self._cluster.document})
+            self._tell(listener, self._snapshot())
 
     def close(self) -> None:
         """Ends it; watchers hear nothing any more."""
@@ -135,15 +137,18 @@ class Store:
         if not patch:
             return
         self.seq += 1
-        told = {"type": "delta", "prev": self.seq - 1, "seq": self.seq, "patch": patch}
+        told = {"type": "delta", "prev": self.seq - 1, "seq": self.seq, "patch": patch, "now": round(time.time(), 3)}
         for listener in tuple(self._watchers):
             if not self._tell(listener, told):
                 self._watchers.remove(listener)
 
+    def _snapshot(self) -> Message:
+        return {"type": "snapshot", "seq": self.seq, "state": self._cluster.document, "now": round(time.time(), 3)}
+
     @staticmethod
     def _tell(listener: Listener, message: Message) -> bool:
         try:
-            listener({**message, "now": round(time.time(), 3)})
+            listener(message)
         except Exception:
             logger.debug("a face is gone", exc_info=True)
             return False

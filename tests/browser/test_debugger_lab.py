@@ -30,6 +30,16 @@ class Trainer(Actor):
             breakpoint()
         return loss * 2
 
+    @endpoint
+    def check(self, x):
+        rank = current_rank().rank
+        loss = float("nan") if rank == 2 else x + rank
+        if loss != loss:
+            breakpoint()
+        else:
+            breakpoint()
+        return loss
+
 %mesh workers gpus=4
 trainers = workers.spawn("trainers", Trainer)
 trainers.initialized.get()
@@ -92,15 +102,32 @@ def test_without_a_prompt_the_list_is_live_and_its_buttons_work_between_cells(no
     assert notebook.errors == []
 
 
-def test_the_panel_shows_the_groups_and_continue_from_there_ends_the_cell(notebook: Lab) -> None:
+def test_four_ranks_stop_at_two_lines_the_panel_shows_both_groups_and_continue_from_there_ends_the_cell(
+    notebook: Lab,
+) -> None:
     panel_built()
-    output = notebook.start("trainers.slice(gpus=slice(0, 2)).step.call(1).get()")
-    answer(output, "p x")
+    output = notebook.start("trainers.check.call(1).get()")
+    answer(output, "diff loss")
+    output.get_by_text("! nan").wait_for(timeout=10_000)
     notebook.shown.evaluate("() => void window.jupyterapp.commands.execute('monarch-nb:open')")
     panel = notebook.shown.locator(".mnb-panel")
-    panel.get_by_text("Debugger · 2 stopped").click(timeout=20_000)
+    panel.get_by_text("Debugger · 4 stopped").click(timeout=20_000)
     view = panel.locator(".mnb-debug")
-    view.locator(".mnb-group", has_text="2 of 4").filter(has_text="trainers gpus=0-1").wait_for(timeout=20_000)
+    three = view.locator(".mnb-group", has_text="3 of 4").filter(has_text="trainers gpus=0-1,3")
+    three.wait_for(timeout=20_000)
+    one = view.locator(".mnb-group", has_text="1 of 4").filter(has_text="trainers gpus=2")
+    view.locator(".mnb-group", has_text="all 4").wait_for(timeout=10_000)
+    assert view.locator(".mnb-group").count() == 3
+    assert "step" not in three.inner_text()
+    assert "check" in three.inner_text()
+    assert "check" in one.inner_text()
+    assert "[*]" in notebook.prompt().inner_text(), "all of that while the cell waits"
+
+    view.get_by_role("button", name="Continue").click()  # those that are most; the odd one stays
+    three.wait_for(state="detached", timeout=10_000)
+    panel.get_by_text("Debugger · 1 stopped").wait_for(timeout=10_000)
+    assert output.locator(".jp-Stdin-input").count() == 1
+    one.click()
     view.get_by_role("button", name="Continue").click()
     notebook.idle()
     output.get_by_text("ValueMesh").wait_for(timeout=10_000)

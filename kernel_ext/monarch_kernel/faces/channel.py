@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 Message = dict[str, Any]
 TARGET = "monarch_nb.cluster"
 logger = logging.getLogger(__name__)
@@ -25,13 +27,38 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Sends from any thread. Not through the comm: there the cell, and the subshell, are those of the thread."""
-        data = {"method": "custom", "content": message} if self._custom else message
         comm_id = self.comm.comm_id
-        content = {"comm_id": comm_id, "data": data}
+        content = self._packed(comm_id, message) if message["type"] == "delta" else None
+        if content is None:
+            data = {"method": "custom", "content": message} if self._custom else message
+            content = {"comm_id": comm_id, "data": data}
         kernel = self._kernel
         kernel.session.send(
             kernel.iopub_socket, "comm_msg", content, metadata={}, parent={}, ident=f"comm-{comm_id}".encode()
         )
+
+    def _packed(self, comm_id: str, message: Message) -> bytes | None:
+        """The content as JSON, of which the message itself is encoded once for all faces; None if it must be packed."""
+        body = _encoded(message)
+        if body is None:
+            return None
+        data = b'{"method":"custom","content":%b}' % body if self._custom else body
+        return b'{"comm_id":"%b","data":%b}' % (comm_id.encode(), data)
+
+
+_last: tuple[Message | None, bytes | None] = (None, None)
+
+
+def _encoded(message: Message) -> bytes | None:
+    global _last
+    known, body = _last
+    if known is not message:
+        try:
+            body = msgspec.json.encode(message)
+        except (TypeError, ValueError):  # such as text with halves of characters, which Jupyter's own packer takes
+            body = None
+        _last = (message, body)
+    return body
 
 
 class Inbox:
