@@ -28,7 +28,7 @@ class Channel:
     def send(self, message: Message) -> None:
         """Sends from any thread. Not through the comm: there the cell, and the subshell, are those of the thread."""
         comm_id = self.comm.comm_id
-        content = self._packed(comm_id, message) if message["type"] == "delta" else None
+        content: Any = self._packed(comm_id, message) if message["type"] == "delta" else None
         if content is None:
             data = {"method": "custom", "content": message} if self._custom else message
             content = {"comm_id": comm_id, "data": data}
