@@ -1,7 +1,7 @@
 // The way from one notebook to the cluster of its kernel: a comm that is opened again whenever it can be.
 
 import type { ISessionContext } from "@jupyterlab/apputils";
-import type { Kernel, KernelMessage } from "@jupyterlab/services";
+import { Kernel, KernelMessage } from "@jupyterlab/services";
 import { JSONObject } from "@lumino/coreutils";
 import { IDisposable } from "@lumino/disposable";
 import { ISignal, Signal } from "@lumino/signaling";
@@ -12,6 +12,7 @@ import { Facts, NOTHING, mayLoad, phaseOf, wantsComm } from "./link";
 const TARGET = "monarch_nb.cluster";
 const PROTOCOL = 1;
 const SUBSHELL_MS = 2000;
+const INFO_MS = 800;
 // JupyterLab ends the subshell of the last comm of a target a moment after that comm; a comm that is made in that moment
 // gets the one that is ended, and speaks to nobody.
 const PAUSE_MS = 300;
@@ -107,6 +108,8 @@ export class Connection implements IDisposable {
       comm.onClose = () => undefined;
       comm.close();
     }
+    this._leave();
+    this._leave = () => undefined;
   }
 
   private _kernelChanged(): void {
@@ -159,8 +162,12 @@ export class Connection implements IDisposable {
     this._set({ comm: "opening" });
     const comm = kernel.createComm(TARGET);
     this._comm = comm;
-    await subshell(kernel, comm);
-    if (this._comm !== comm || comm.isDisposed) return false;
+    const leave = await subshell(kernel, comm);
+    if (this._comm !== comm || comm.isDisposed) {
+      leave();
+      return false;
+    }
+    this._leave = leave;
     return new Promise((resolve) => {
       const deaf = setInterval(() => {
         if (this._comm === comm && this.facts.comm === "opening" && this.facts.status !== "idle") return; // it is busy
@@ -184,7 +191,7 @@ export class Connection implements IDisposable {
       };
       comm.onClose = () => {
         if (this._comm !== comm) return;
-        this._comm = null;
+        this._forget();
         this.cluster.lost("the kernel has closed the connection", true);
         this._set({ comm: "refused" });
         resolve(false);
@@ -201,16 +208,49 @@ export class Connection implements IDisposable {
   private _changed = new Signal<this, void>(this);
   private _comm: Kernel.IComm | null = null;
   private _disposed = false;
+  private _leave: () => void = () => undefined;
   private _loaded = false;
   private _receive: (message: object) => void = () => undefined;
   private _retry = false;
   private _soon: ReturnType<typeof setTimeout> | null = null;
 }
 
-/** Waits until a comm can go past a cell that runs, where that can be. */
-async function subshell(kernel: Kernel.IKernelConnection, comm: Kernel.IComm): Promise<void> {
-  const more = comm as unknown as { subshellStarted?: Promise<void>; commsOverSubshells?: string };
+type Shelled = { subshellStarted?: Promise<void>; commsOverSubshells?: string; _subshellId?: string | null };
+
+/** Waits until a comm can go past a cell that runs, where that can be; gives what ends the way. */
+async function subshell(kernel: Kernel.IKernelConnection, comm: Kernel.IComm): Promise<() => void> {
+  const more = comm as unknown as Shelled;
+  const nothing = (): void => undefined;
+  if (!more.subshellStarted || more.commsOverSubshells === "disabled") return nothing;
+  const known = await within(INFO_MS, kernel.info);
+  if (!known && kernel.status !== "idle") return ownSubshell(kernel, more);
   const may = (kernel as unknown as { supportsSubshells?: boolean }).supportsSubshells;
-  if (!may || !more.subshellStarted || more.commsOverSubshells === "disabled") return;
-  await Promise.race([more.subshellStarted.catch(() => undefined), new Promise((done) => setTimeout(done, SUBSHELL_MS))]);
+  if (may) await within(SUBSHELL_MS, more.subshellStarted);
+  return nothing;
+}
+
+/**
+ * A page that is loaded while a cell runs does not hear whether the kernel has subshells before the cell ends, and
+ * JupyterLab asks for none. Its control channel answers meanwhile; a kernel that knows no subshells says nothing.
+ */
+async function ownSubshell(kernel: Kernel.IKernelConnection, comm: Shelled): Promise<() => void> {
+  const ask = (msgType: string, content: object): Promise<{ subshell_id?: string }> =>
+    new Promise((resolve) => {
+      const head = { msgType, channel: "control", username: kernel.username, session: kernel.clientId, content };
+      const message = KernelMessage.createMessage(head as unknown as KernelMessage.IOptions<KernelMessage.IDebugRequestMsg>);
+      const asked = kernel.sendControlMessage(message as never, true, true);
+      asked.onReply = (reply) => resolve((reply as KernelMessage.IMessage).content as { subshell_id?: string });
+    });
+  const id = (await within(SUBSHELL_MS, ask("create_subshell_request", {})))?.subshell_id;
+  if (!id) return () => undefined;
+  comm._subshellId = id;
+  return () => {
+    if (kernel.isDisposed || kernel.connectionStatus !== "connected") return;
+    setTimeout(() => kernel.isDisposed || void ask("delete_subshell_request", { subshell_id: id }), PAUSE_MS); // after the comm's end
+  };
+}
+
+/** What a promise gives, if it does so in time. */
+function within<T>(ms: number, promise: Promise<T>): Promise<T | undefined> {
+  return Promise.race([promise.catch(() => undefined), new Promise<undefined>((done) => setTimeout(() => done(undefined), ms))]);
 }

@@ -178,19 +178,23 @@ def test_lines_are_shown_as_they_are_written(panel: Panel) -> None:
     panel.node.locator(".mnb-line", has_text="gpus=3").filter(has_text="one step").first.wait_for(timeout=10_000)
 
 
-def test_a_page_loaded_again_shows_it_all_again_and_lives(panel: Panel) -> None:
+def test_a_page_loaded_again_while_a_cell_blocks_shows_it_all_again_and_lives(panel: Panel) -> None:
     shown = panel.shown
+    panel.lab.start("trainers.slice(gpus=3).step.call_one(3600).get()")
+    panel.row("gpus=3", "busy")
     panel.command("docmanager:save")
     shown.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=15_000)
     shown.reload()
     shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
-    shown.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
     panel.open()
-    panel.row("gpus=3", "idle")
-    panel.lab.start("trainers.slice(gpus=3).step.call_one(3600).get()")
     panel.row("gpus=3", "busy").click()
     panel.button("Interrupt").click()
     panel.row("gpus=3", "idle")
+    shown.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+    panel.lab.start("trainers.slice(gpus=2).step.call_one(3600).get()")
+    panel.row("gpus=2", "busy").click()
+    panel.button("Interrupt").click()
+    panel.row("gpus=2", "idle")
     panel.lab.idle()
 
 
