@@ -1,5 +1,6 @@
 """Files of cells, by the names that people know them by."""
 
+import linecache
 import re
 from typing import Any
 
@@ -7,10 +8,24 @@ _FILE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def cell_name(shell: Any, filename: str) -> str:
-    """What people call the cell with this file name, such as "Cell In[3]"; "" if it is none or IPython is too old."""
+    """What people call the cell with this file name, such as "Cell In[3]"; "" if it is none."""
     form = getattr(shell.compile, "format_code_name", None)
-    found = form(filename) if form is not None else None
+    if form is None:
+        number = _number(shell, filename)
+        return f"Cell In[{number}]" if number else ""
+    found = form(filename)
     return " ".join(found) if found else ""
+
+
+def _number(shell: Any, filename: str) -> int:
+    """Of the newest cell with the text of this file; 0 for none. IPython 7 knows files and numbers, not which go
+    together."""
+    entry = getattr(linecache, "_ipython_cache", {}).get(filename)
+    if entry is None:
+        return 0
+    text = "".join(entry[2]).rstrip("\n")
+    cells = list(shell.history_manager.input_hist_parsed)
+    return next((number for number in range(len(cells) - 1, 0, -1) if cells[number].rstrip("\n") == text), 0)
 
 
 def with_cells(shell: Any, text: str) -> str:

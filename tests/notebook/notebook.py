@@ -49,12 +49,12 @@ class Cell:
 class Notebook:
     """One kernel with the extension loaded."""
 
-    def __init__(self, *, load: bool = True) -> None:
+    def __init__(self, *, load: bool = True, python: str = PYTHON) -> None:
         self.manager = KernelManager(kernel_name="python3")
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
         spec = self.manager.kernel_spec
         assert spec is not None
-        spec.argv = [PYTHON, "-m", "ipykernel", "-f", "{connection_file}"]
+        spec.argv = [python, "-m", "ipykernel", "-f", "{connection_file}"]
         self.manager.start_kernel(env=env)
         self.client = self.manager.client()
         self.client.start_channels()
@@ -63,8 +63,9 @@ class Notebook:
         if load:
             self.run("%load_ext monarch").ok()
 
-    def start(self, source: str) -> str:
-        return str(self.client.execute(source, allow_stdin=False))
+    def start(self, source: str, *, asks: bool = False) -> str:
+        # Old kernels refuse for a moment what comes right after an error, unless they are told not to.
+        return str(self.client.execute(source, allow_stdin=asks, stop_on_error=False))
 
     def run(self, source: str, timeout: float = 30) -> Cell:
         return self.finish(self.start(source), timeout)

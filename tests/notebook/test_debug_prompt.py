@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.notebook.debug_tools import Debugged, stopping
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 8
+ALL_STOPPED = "f = t.step.call(2); monarch.debug.wait(8); f.get()"  # however long that takes: one question about all
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def nb(kernel: Debugged) -> Iterator[Debugged]:
 
 def test_eight_ranks_stop_and_are_listed_focused_stepped_evaluated_and_let_go(nb: Debugged) -> None:
     talk = nb.talk(
-        "t.step.call(2).get()",
+        ALL_STOPPED,
         "ranks",
         "p loss",
         "n",
@@ -55,7 +57,7 @@ def test_eight_ranks_stop_and_are_listed_focused_stepped_evaluated_and_let_go(nb
 
 
 def test_differences_and_sparklines_over_the_ranks_and_one_tree_of_stacks(nb: Debugged) -> None:
-    talk = nb.talk("t.step.call(2).get()", "diff loss", "watch loss", "where", "n", "c")
+    talk = nb.talk(ALL_STOPPED, "diff loss", "watch loss", "where", "n", "c")
     assert " ! nan" in talk.before[1]
     assert "× gpus=3" in talk.before[2]
     assert "8  Trainer.step  Cell In[3]:17  [trainers gpus=0-7]" in talk.before[3]
@@ -93,7 +95,7 @@ def test_a_line_is_jumped_over_values_are_displayed_at_each_stop_and_breakpoints
 
 def test_the_call_goes_on_to_the_next_breakpoint_and_asks_again(nb: Debugged) -> None:
     nb.run("%break Trainer.loss on trainers gpus=0:2").ok()
-    talk = nb.talk("t.forward.call([1, 2, 4]).get()", "p values", "c")
+    talk = nb.talk("f = t.forward.call([1, 2, 4]); monarch.debug.wait(2); f.get()", "p values", "c")
     assert "2 of 8  at Cell In[3]:34 in Trainer.loss  trainers gpus=0-1" in talk.before[0]
     assert "not stopped: trainers gpus=2-7: idle" in talk.before[0]
     assert "[2, 4, 8]  (all 2)" in talk.text
@@ -102,8 +104,25 @@ def test_the_call_goes_on_to_the_next_breakpoint_and_asks_again(nb: Debugged) ->
     assert "all 8 ranks: 0.5" in nb.run("t.forward.call([1, 2, 4]).get()").ok().text
 
 
+def test_a_rank_that_stops_while_the_prompt_is_open_is_told_before_the_next_question(
+    nb: Debugged, tmp_path: Path
+) -> None:
+    both = "monarch.debug.wait(2); open(f'{folder}/both', 'w').close()"
+    nb.run(f"folder = {str(tmp_path)!r}\nboth = threading.Thread(target=exec, args=({both!r}, globals()))").ok()
+    cell = "both.start(); t.slice(gpus=slice(2)).late.call(folder).get()"
+    talk = nb.talk(cell, "self.meet(folder)", "n", "focus all", "c")
+    assert "1 of 8  at Cell In[3]:46 in Trainer.late  trainers gpus=0  breakpoint()" in talk.before[0]
+    assert "meanwhile" not in talk.before[0]
+    assert "meanwhile stopped: trainers gpus=1 at Cell In[3]:46 in Trainer.late" in talk.before[1]
+    assert talk.prompts[1] == "mdb trainers[gpus=0]> ", "who has been asked about is asked about"
+    assert talk.prompts[3] == "mdb trainers[gpus=0-1]> "
+    assert talk.text.count("meanwhile") == 1
+    assert talk.text.rstrip().endswith("trainers gpus=0-1 go on")
+    assert talk.cell.error is None
+
+
 def test_under_await_it_is_the_same(nb: Debugged) -> None:
-    talk = nb.talk("await t.only.call([1, 2])", "p rank", "n", "c")
+    talk = nb.talk("f = t.only.call([1, 2]); monarch.debug.wait(2); await f", "p rank", "n", "c")
     assert talk.cell.error is None
     assert "1  gpus=1\n2  gpus=2" in talk.text
     assert "{'gpus': 7/8}: 7" in talk.cell.text

@@ -11,8 +11,11 @@ import pytest
 
 from scripts.kernels import KERNELS, ROOT, interpreter
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
-TESTS = ("test_faces", "test_magics", "test_output", "test_failures")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(620)]
+TESTS = (
+    *("test_faces", "test_magics", "test_output", "test_failures"),
+    *("test_debug_prompt", "test_debug_magics", "test_debug_faces", "test_debug_lifetime"),
+)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -33,6 +36,6 @@ def test_the_notebook_works_in_the_kernel_of(name: str) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-6000:]

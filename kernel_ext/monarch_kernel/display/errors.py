@@ -69,7 +69,7 @@ class Errors:
             if isinstance(error, SyntaxError) and hasattr(error, _CELL):
                 lines = list(shell.SyntaxTB.structured_traceback(kind, error, []))
             elif isinstance(error, _OURS):
-                lines = self._lines(shell, kind, error, tb, tb_offset)
+                lines = self._lines(shell, kind, error, tb)
             else:
                 shell.showtraceback((kind, error, tb), tb_offset=tb_offset, running_compiled_code=True)
                 return list(getattr(shell, "_last_traceback", None) or [])
@@ -86,11 +86,11 @@ class Errors:
         kind: type[BaseException],
         error: BaseException,
         tb: types.TracebackType | None,
-        tb_offset: int | None,
     ) -> list[str]:
         # Frames by IPython, for its look and its numbering of cells; with a stand-in, whose message is then replaced.
+        # None is left out by number, as old versions do: their own are not among them any more.
         stand_in = type(kind.__name__, (Exception,), {"__module__": kind.__module__})
-        frames = shell.InteractiveTB.structured_traceback(stand_in, stand_in(), without_own(tb), tb_offset=tb_offset)
+        frames = shell.InteractiveTB.structured_traceback(stand_in, stand_in(), without_own(tb), tb_offset=0)
         return [*frames[:-1], story(error, shell)]
 
 
