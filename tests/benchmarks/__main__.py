@@ -105,6 +105,7 @@ def main(argv: list[str]) -> int:
     measured[OURS] |= measure(f"{OURS}, logs", "program_logs.py", sys.executable)
     measured[OURS] |= measure(f"{OURS}, debugger", "program_debug.py", sys.executable)
     measured[OURS] |= measure(f"{OURS}, live displays", "program_faces.py", sys.executable)
+    measured[OURS] |= measure(f"{OURS}, faces of kernels", "program_sight.py", sys.executable)
     for name in asked:
         try:
             python = interpreter(name)

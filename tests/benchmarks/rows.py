@@ -108,6 +108,17 @@ ROWS = (
     Row("1,000 ranks shown, 1,000 events/s: longest task of the page", "ms", "faces: page", "longest", 100),
     Row("1,000 ranks shown, 1,000 events/s: and its processor time", "ms", "faces: page", "cpu", 50),
     Row("1,000 ranks shown, 1,000 events/s: page's heap, grown in 30 s", "MB", "faces: heap", "grown", 2),
+    *(
+        Row(
+            f"{what}: faces know it while a cell blocks, ipykernel {kernel}, max",
+            "ms",
+            f"sight: {row}, {name}",
+            "most",
+            250,
+        )
+        for kernel, name in (("7.3", "ipykernel-7.3"), ("7.4", "ipykernel-7.4"))
+        for what, row in (("SIGKILL", "killed"), ("a rank goes busy", "busy"), ("a rank stops", "stopped"))
+    ),
     Row("failing call whose frames are kept", "% more", "debug: frames kept", "above", 5),
 )
 
