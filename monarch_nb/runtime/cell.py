@@ -262,7 +262,14 @@ class ActorCell(ActorLife):
             self._refuse_current(header)
             return
         self.errors += 1
-        self.runtime.failures.keep(self, header, error)
+        kept = self.runtime.failures.keep(self, header, error)
+        try:
+            self._tell_raised(header, error)
+        finally:
+            if kept is not None:
+                self.runtime.failures.ease(kept)
+
+    def _tell_raised(self, header: Header, error: BaseException) -> None:
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         ordinary = isinstance(error, Exception) or (interrupted and not self.ending)
         given_up = isinstance(error, (asyncio.CancelledError, CancelledError))

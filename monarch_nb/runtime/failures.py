@@ -45,33 +45,47 @@ class Failures:
         self._kept: OrderedDict[Place, deque[Kept]] = OrderedDict()
         self._measuring = False
 
-    def keep(self, cell: "ActorCell", header: "Header", error: BaseException) -> None:
-        """An endpoint has raised; on the actor's thread. Blocks while it is frozen there, if that is wished."""
+    def keep(self, cell: "ActorCell", header: "Header", error: BaseException) -> Kept | None:
+        """An endpoint has raised; on the actor's thread. Blocks while it is frozen there, if that is wished.
+
+        What is kept is to be handed to `ease` once the caller has been told, who waits for this.
+        """
         if not isinstance(error, Exception):
-            return
+            return None
         if settings.get("debug_freeze_on_error"):
             features.feature(cell.runtime, "debug").freeze(error)
-        count = settings.get("debug_keep_failures")
         if _out_of_memory(error):
             self.release()  # what others hold is needed
-        elif count:
-            let_go(error, _PACKAGE)
-            instance = cell.instance
-            kept = Kept(error, header.call, header.method, time.time(), instance, instance.rank, header.chain)
-            with self._lock:
-                place = (cell.mesh, cell.rank)
-                mine = self._kept.get(place)
-                if mine is None:
-                    mine = self._kept[place] = deque()
-                mine.append(kept)
-                while len(mine) > count:
-                    mine.popleft()
+            return None
+        if not settings.get("debug_keep_failures"):
+            return None
+        instance, place = cell.instance, (cell.mesh, cell.rank)
+        kept = Kept(error, header.call, header.method, time.time(), instance, instance.rank, header.chain)
+        with self._lock:
+            mine = self._kept.get(place)
+            if mine is None:
+                mine = self._kept[place] = deque()
+            mine.append(kept)
+        return kept
+
+    def ease(self, kept: Kept) -> None:
+        """Has kept frames forget what must end, and lets go of older ones; on the actor's thread, before its next
+        message."""
+        let_go(kept.error, _PACKAGE)
+        place = (kept.instance.cell.mesh, kept.instance.cell.rank)
+        count = settings.get("debug_keep_failures")
+        gone = []  # out of the lock: what they hold may do anything when it ends
+        with self._lock:
+            mine = self._kept.get(place, ())
+            while len(mine) > count:
+                gone.append(mine.popleft())  # type: ignore[union-attr]
+            if mine:
                 self._kept.move_to_end(place)
-                while len(self._kept) > ACTORS:
-                    self._kept.popitem(last=False)
-            if not self._measuring:
-                self._measuring = True
-                self._later(0.05, self._shrink)  # measuring them is not the caller's time
+            while len(self._kept) > ACTORS:
+                gone += self._kept.popitem(last=False)[1]
+        if not self._measuring:
+            self._measuring = True
+            self._later(0.05, self._shrink)  # measuring them is not the actor's time
 
     def of(self, mesh: str, rank: int) -> list[Kept]:
         """Those of one actor, the newest first."""
@@ -114,8 +128,10 @@ def frames_of(error: BaseException) -> list[types.TracebackType]:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    names = {cls.__name__ for one in chain(error) for cls in type(one).__mro__}
-    return not names.isdisjoint({"MemoryError", "OutOfMemoryError"})
+    return any(
+        isinstance(one, MemoryError) or "OutOfMemoryError" in [cls.__name__ for cls in type(one).__mro__]
+        for one in chain(error)
+    )
 
 
 def _held(error: BaseException) -> Iterator[Any]:

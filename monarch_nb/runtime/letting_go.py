@@ -52,6 +52,7 @@ def let_go(error: BaseException, engine: str) -> None:
 
     The frames of torch.distributed are emptied: what they hold cannot be told from what only they use.
     """
+    easy: set[type] = set(_PLAIN)  # the failing call waits for this: each type is looked at once
     for one in chain(error):
         tb = one.__traceback__
         while tb is not None:
@@ -62,31 +63,31 @@ def let_go(error: BaseException, engine: str) -> None:
                 with contextlib.suppress(RuntimeError):  # one that still runs
                     frame.clear()
             else:
-                _ease(frame)
+                _ease(frame, easy)
 
 
-def _ease(frame: types.FrameType) -> None:
+def _ease(frame: types.FrameType, easy: set[type]) -> None:
     found = frame.f_locals
-    changed = {name: new for name, value in tuple(found.items()) if (new := _instead(value)) is not value}
-    for name in frame.f_code.co_cellvars + frame.f_code.co_freevars:
-        changed.pop(name, None)  # other functions would see it change
-    if not changed or frame.f_code.co_name == "<module>":
+    hard = [name for name, value in found.items() if type(value) not in easy and not _is_easy(type(value), easy)]
+    if not hard or frame.f_code.co_name == "<module>":
         return
-    found.update(changed)
+    shared = frame.f_code.co_cellvars + frame.f_code.co_freevars  # other functions would see it change
+    found.update({name: _instead(found[name]) for name in hard if name not in shared})
     if sys.version_info < (3, 13):
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
+def _is_easy(kind: type, easy: set[type]) -> bool:
+    """Whether values of a type can be kept as they are; then it is added to `easy`."""
+    if issubclass(kind, _ENDS) or str(kind.__module__).startswith("torch"):
+        return False
+    easy.add(kind)
+    return True
+
+
 def _instead(value: Any) -> Any:
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if issubclass(kind, _ENDS):
+    if isinstance(value, _ENDS) or type(value).__module__.startswith(_MODULES):
         return LetGo(value)
-    module = kind.__module__
-    if isinstance(module, str) and module.startswith("torch"):
-        if module.startswith(_MODULES):
-            return LetGo(value)
-        with contextlib.suppress(Exception):
-            return value if value.grad_fn is None else value.detach()
+    with contextlib.suppress(Exception):
+        return value if value.grad_fn is None else value.detach()
     return value

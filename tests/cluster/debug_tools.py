@@ -1,7 +1,9 @@
 """Actors that stop, and how tests wait for that: never by sleeping."""
 
+import multiprocessing
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +65,6 @@ class Trainer(Actor):
     def divide(self, x: float) -> float:
         numbers = [1.0, x]
         return numbers[0] / numbers[1]
-
-    @endpoint
-    def out_of_memory(self) -> None:
-        big = bytearray(1000)
-        raise MemoryError(f"no more than {len(big)}")
 
     @endpoint
     def hold(self, size: int) -> None:
@@ -196,8 +193,48 @@ def line(text: str, nth: int = 1) -> int:
     return [number for number, each in enumerate(lines, 1) if each.strip() == text][nth - 1]
 
 
+class Big(bytearray):
+    """Memory whose end can be seen."""
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names its own."""
+
+
 class Holder(Actor):
     """Fails with things in its frames that must not be held."""
+
+    @endpoint
+    def run_out(self, how: str) -> None:
+        big = Big(1000)
+        self.held = weakref.ref(big)
+        if how == "device":
+            raise OutOfMemoryError("on the device")
+        try:
+            if how != "nothing":
+                raise MemoryError(f"no more than {len(big)}")
+        except MemoryError as error:
+            if how == "memory":
+                raise
+            raise ValueError("it led to this") from error
+        raise ValueError("something else")
+
+    @endpoint
+    def holds(self) -> bool:
+        """Whether the memory of the last failure is still used; before this there was another message."""
+        return self.held() is not None
+
+    @endpoint
+    def load(self) -> None:
+        from torch.utils.data import DataLoader
+
+        numbers: Any = list(range(100))
+        batches = iter(DataLoader(numbers, num_workers=1))
+        raise ValueError(int(next(batches)))
+
+    @endpoint
+    def children(self) -> int:
+        return len(multiprocessing.active_children())
 
     @endpoint
     def write(self, path: str) -> None:

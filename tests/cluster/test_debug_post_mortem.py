@@ -84,12 +84,6 @@ def test_frames_that_hold_much_are_let_go(trainers: Any) -> None:
     assert deadline
 
 
-def test_failures_of_memory_that_ran_out_are_never_kept(trainers: Any) -> None:
-    error = failed(trainers.slice(gpus=0).out_of_memory.call_one())
-    with pytest.raises(DebugError, match="ran out of memory"):
-        debug.post_mortem(error)
-
-
 def test_a_rank_that_is_frozen_at_errors_stops_at_the_raise_and_then_fails(trainers: Any) -> None:
     debug.freeze_on_error(trainers)
     future = trainers.slice(gpus=1).divide.call_one(0)
@@ -123,10 +117,24 @@ def holders(procs: ProcMesh) -> Iterator[Any]:
     mesh.stop().get(SECONDS)
 
 
+@pytest.mark.parametrize("how", ["memory", "cause", "device"])
+def test_failures_of_memory_that_ran_out_are_never_kept_and_what_others_hold_is_let_go(holders: Any, how: str) -> None:
+    one = holders.slice(gpus=0)
+    before = failed(one.run_out.call_one("nothing"))
+    assert one.holds.call_one().get(SECONDS)
+    debug.post_mortem(before).resume()
+    error = failed(one.run_out.call_one(how))
+    assert not one.holds.call_one().get(SECONDS)
+    for gone in (before, error):
+        with pytest.raises(DebugError, match="ran out of memory"):
+            debug.post_mortem(gone)
+
+
 def test_what_a_failed_call_has_written_is_in_its_file_while_its_frames_are_kept(holders: Any, tmp_path: Path) -> None:
     error = failed(holders.slice(gpus=0).write.call_one(str(tmp_path / "out")))
-    assert (tmp_path / "out").read_text() == "all of it"
     group = debug.post_mortem(error)
+    holders.slice(gpus=0).children.call_one().get(SECONDS)  # by the next message of the actor
+    assert (tmp_path / "out").read_text() == "all of it"
     assert group.eval("count").values == {0: 9}
     assert group.eval("unfinished").values == {0: "<TextIOWrapper: not kept, so that it ends>"}
     group.resume()
@@ -143,7 +151,17 @@ def test_a_connection_of_a_failed_call_is_closed_while_its_frames_are_kept(holde
 
 def test_a_generator_of_a_failed_call_has_ended_while_its_frames_are_kept(holders: Any, tmp_path: Path) -> None:
     failed(holders.slice(gpus=0).generate.call_one(str(tmp_path / "out")))
+    holders.slice(gpus=0).children.call_one().get(SECONDS)
     assert (tmp_path / "out").read_text() == "ended"
+
+
+@needs_torch
+def test_the_processes_of_a_data_loader_end_while_the_frames_of_the_failed_call_are_kept(holders: Any) -> None:
+    group = debug.post_mortem(failed(holders.slice(gpus=0).load.call_one()))
+    assert holders.slice(gpus=0).children.call_one().get(SECONDS) == 0
+    assert "not kept, so that it ends" in str(group.eval("batches").values[0])
+    assert group.eval("len(numbers)").values == {0: 100}
+    group.resume()
 
 
 @needs_torch
