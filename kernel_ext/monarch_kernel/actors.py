@@ -4,10 +4,10 @@ import ast
 import linecache
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from IPython.core.error import UsageError
+from msgspec import Struct
 
 from monarch_nb.mesh import ActorMesh, ProcMesh, reload_mesh
 from monarch_nb.mesh.actor import spawn_actors
@@ -19,8 +19,7 @@ from .arguments import ActorWish
 from .session import Session
 
 
-@dataclass(frozen=True)
-class _Made:
+class _Made(Struct, frozen=True):
     """What a %%actor line asked for, and the uid of what it got."""
 
     uid: str

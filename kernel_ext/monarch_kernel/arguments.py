@@ -3,16 +3,15 @@
 import keyword
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from IPython.core.error import UsageError
+from msgspec import Struct, field
 
 _DIM = re.compile(r"([^\W\d]\w*)=(.*)", re.ASCII)
 _PICK = re.compile(r"\[?(-?\d*)(:-?\d*)?(:-?\d*)?\]?")
 
 
-@dataclass(frozen=True)
-class MeshWish:
+class MeshWish(Struct, frozen=True):
     """`%mesh NAME gpus=4 hosts=2 --fresh --no-dedup`."""
 
     name: str
@@ -21,8 +20,7 @@ class MeshWish:
     dedup: bool = True
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """`%%on NAME gpus=0:2`: a mesh, or the slice of it that is picked."""
 
     name: str
@@ -30,8 +28,7 @@ class Place:
     options: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class ActorWish:
+class ActorWish(Struct, frozen=True):
     """`%%actor NAME on MESH class=Trainer lr=1e-3 --fresh`; the arguments are expressions."""
 
     name: str

@@ -3,12 +3,12 @@
 import gc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from IPython.core.error import UsageError
+from msgspec import Struct
 
 from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, heal_mesh, interrupt, local_hosts, this_host
 from monarch_nb.mesh.modules import local_modules
@@ -20,8 +20,7 @@ from monarch_nb.runtime import runtime
 Mesh = ProcMesh | ActorMesh[Any]
 
 
-@dataclass(frozen=True)
-class _Made:
+class _Made(Struct, frozen=True):
     """What a %mesh line asked for, and the uid of what it got."""
 
     uid: str
@@ -29,8 +28,7 @@ class _Made:
     setup: str
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     """One mesh in the table of %meshes."""
 
     view: MeshView

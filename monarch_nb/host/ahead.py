@@ -1,7 +1,8 @@
 """The host agent of a notebook kernel, on its way while the kernel still imports the library: the two take as long."""
 
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from monarch_nb.host.environment import PRELOAD, read_at_load
 from monarch_nb.host.launch import AgentStartError, ComingAgent, begin_agent
@@ -10,8 +11,7 @@ from monarch_nb.settings import TRAVELS_IN, settings
 BegunWith = tuple[str, dict[str, str]]
 
 
-@dataclass(frozen=True)
-class Ahead:
+class Ahead(Struct, frozen=True):
     """An agent nobody has asked for yet, and the environment it was started in."""
 
     agent: ComingAgent

@@ -4,9 +4,9 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from monarch_nb.host.post import Sender
@@ -20,8 +20,7 @@ LARGE = 64 * 1024  # bytes from which a reply travels alone
 Reply = tuple[Header, Parcel] | None  # None: it went on alone
 
 
-@dataclass(eq=False)
-class _Cast:
+class _Cast(Struct, eq=False):
     """One cast whose replies are gathered here."""
 
     request: Header

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from monarch_nb.host import cold, exits, spool
 from monarch_nb.host.child import Child
@@ -40,8 +41,7 @@ class Listener(Protocol):
         """A proc answered a ping."""
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(Struct, frozen=True):
     """How one proc is to be started."""
 
     spec: ProcSpec

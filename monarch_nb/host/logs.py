@@ -14,8 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from monarch_nb.host.journal import STDERR
 from monarch_nb.host.linux import watch_folder
@@ -38,8 +39,7 @@ _EVENT = struct.Struct("iIII")
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class _Subscriber:
+class _Subscriber(Struct):
     """Whom output of one proc is sent to."""
 
     name: str
@@ -62,8 +62,7 @@ class _Subscriber:
         return self.sent - self.took >= WINDOW
 
 
-@dataclass
-class _Tail:
+class _Tail(Struct):
     """One proc's output on its way."""
 
     address: str

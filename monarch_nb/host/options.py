@@ -2,14 +2,14 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from monarch_nb.host.folders import lasting_host_id, new_host_id, run_folder_for
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(Struct, frozen=True):
     """What an agent is told at its start."""
 
     host: str

@@ -3,7 +3,8 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from monarch_nb.host import journal
 from monarch_nb.host.journal import BEGIN, ERR, OUT, SIGN, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
@@ -18,8 +19,7 @@ _KEPT = 64 * 1024  # and so many stay, for the last lines of a proc that dies
 _TOGETHER_S = 0.2  # writes within that time are one block
 
 
-@dataclass
-class _File:
+class _File(Struct):
     """One of the three: how far it was taken, and how far it was given back."""
 
     path: str

@@ -2,7 +2,8 @@
 
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from monarch_nb.host.child import Child
 from monarch_nb.host.children import Children
@@ -11,8 +12,7 @@ from monarch_nb.host.post import Post
 from monarch_nb.host.protocol import Exited, ProcStop
 
 
-@dataclass(eq=False)
-class _Round:
+class _Round(Struct, eq=False):
     """One request to stop some procs."""
 
     waiting: dict[str, Child]

@@ -19,8 +19,9 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from monarch_nb.host.environment import PRELOAD, held_back, install
 from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process, portable, thread_count
@@ -34,8 +35,7 @@ QUIET_S = 0.5  # that long without a request before the next piece
 BATCH = 64  # descriptors in one request; the kernel allows 253
 
 
-@dataclass(frozen=True)
-class Early:
+class Early(Struct, frozen=True):
     """Templates that were forked before there was an agent: the agent's ends of their control sockets."""
 
     pid: int  # of the light one

@@ -7,8 +7,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct
 
 from monarch_nb.mesh.output import Written
 from monarch_nb.mesh.places import places
@@ -33,8 +34,7 @@ class Line(NamedTuple):
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class LogOption:
+class LogOption(Struct):
     """What `ProcMesh.logging_option` has set for a mesh."""
 
     stream: bool | None = None  # None: as usual where this process runs

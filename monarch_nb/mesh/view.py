@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
 
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.runtime import runtime
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 Condition = Literal["alive", "starting", "healing", "paused", "unresponsive", "failed", "stopped"]
 
 
-@dataclass(frozen=True, slots=True)
-class RankView:
+class RankView(Struct, frozen=True):
     """One rank: its place in the mesh that was described, and how it is. `pid` is 0 while it is not known."""
 
     rank: int  # in the mesh as it was spawned
@@ -30,8 +30,7 @@ class RankView:
     detail: str  # a few words, "" when there is nothing to say
 
 
-@dataclass(frozen=True, slots=True)
-class MeshView:
+class MeshView(Struct, frozen=True):
     """One mesh, or a slice of one."""
 
     name: str

@@ -5,9 +5,10 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from monarch_nb.mesh import copies, modules, ways
 from monarch_nb.mesh.actor import ActorMesh
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.host import HostMesh
 
 
-@dataclass
-class Report:
+class Report(Struct):
     """What a reload has done: modules loaded again anywhere, actor meshes with a new class, and what went wrong."""
 
     modules: tuple[str, ...] = ()

@@ -2,11 +2,11 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from monarch_nb.settings import settings
 
@@ -102,8 +102,7 @@ class Unblocked(msgspec.Struct, frozen=True):
 Action = Transmit[T] | Deliver[T] | Acked[T] | Failed[T] | Skipped | NewLife | Unblocked
 
 
-@dataclass(frozen=True, slots=True)
-class LinkConfig:
+class LinkConfig(Struct, frozen=True):
     """Limits of a link: bytes and seconds."""
 
     # Bytes sent and not yet consumed by the peer's application.

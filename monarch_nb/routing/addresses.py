@@ -5,7 +5,8 @@ endpoint = "tcp://" host ":" port | "ipc://" path
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 __all__ = ["AddressError", "Endpoint", "WorkerAddress", "parse_worker_address"]
 
@@ -21,8 +22,7 @@ class AddressError(ValueError):
     """A text that is no address of a worker; the message says what is wrong with it and how one looks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """One end of a channel: a TCP host and port, or the path of a socket on this machine."""
 
     scheme: str  # tcp or ipc
@@ -42,8 +42,7 @@ class Endpoint:
         return self.url
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerAddress:
+class WorkerAddress(Struct, frozen=True):
     """Where others dial a worker, where it binds (the same, unless it says otherwise), and which process it is."""
 
     dial: Endpoint

@@ -1,8 +1,9 @@
 """Casts along a tree of host agents: who gets which ranks. Pure arithmetic on runs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from monarch_nb.wire.header import CastPlan, Layout, Run
 
@@ -16,8 +17,7 @@ class Branch(NamedTuple):
     plan: CastPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(Struct, frozen=True):
     """One receiver on this host: its process, its rank and life, and the message's number and place."""
 
     address: str

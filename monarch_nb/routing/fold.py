@@ -1,24 +1,23 @@
 """The replies of one cast, gathered at an agent into few messages."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from msgspec import Struct, field
 
 __all__ = ["Batch", "Fold", "Lost"]
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """These places will not answer, for one reason."""
 
     indices: list[int]
     reason: str
 
 
-@dataclass(slots=True)
-class Batch(Generic[T]):
+class Batch(Struct, Generic[T]):
     """What to pass on now: replies by place, and the places that will not answer."""
 
     replies: list[tuple[int, T]] = field(default_factory=list)

@@ -1,15 +1,15 @@
 """Who is where, and who was heard of when. Pure bookkeeping: time is passed in."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 __all__ = ["Expired", "Hop", "Leases", "NoRoute", "Responsiveness", "Routes", "Silence"]
 
 HopKind = Literal["self", "ipc", "tcp", "inbound", "agent"]
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(Struct, frozen=True):
     """The next process on the way: `address` names it, `endpoint` is where to dial it ("" when it is not dialled)."""
 
     kind: HopKind
@@ -126,8 +126,7 @@ class Routes:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Expired:
+class Expired(Struct, frozen=True):
     """A lease that ran out: its owner was silent for `seconds`."""
 
     owner: str
@@ -172,8 +171,7 @@ class Leases:
         return owner in self._held
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
+class Silence(Struct, frozen=True):
     """A living process that has not answered since `since` (when it was first asked in vain)."""
 
     address: str

@@ -1,8 +1,9 @@
 """Order per (sender, receiving actor), whichever paths the messages took."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from monarch_nb.routing.segments import Segments
 from monarch_nb.wire.header import Run
@@ -47,8 +48,7 @@ class Outbox:
         return len(segments) if segments is not None else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Struct, frozen=True):
     """Messages of `sender` from number `first` on are missing since `seconds`, while `waiting` later ones are here."""
 
     sender: str
@@ -57,8 +57,7 @@ class Gap:
     waiting: int
 
 
-@dataclass(slots=True)
-class InboxStats:
+class InboxStats(Struct):
     """Counts since the actor began."""
 
     delivered: int = 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
 from monarch_nb.wire.header import Layout
 
@@ -16,8 +17,7 @@ State = Literal["alive", "failed", "healing", "stopped"]
 MeshKind = Literal["procs", "actors"]
 
 
-@dataclass(frozen=True, slots=True)
-class RankStatus:
+class RankStatus(Struct, frozen=True):
     """How one rank is: since `cause.at` if it is not alive."""
 
     state: State = "alive"
@@ -29,8 +29,7 @@ class RankStatus:
 ALIVE = RankStatus()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshSpec:
+class MeshSpec(Struct, frozen=True, kw_only=True):
     """A mesh as it was spawned. `ranks` are proc ranks in its own row-major order; `on` is the uid of its procs."""
 
     uid: str

@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from .actions import Action, Healed, HealRefused, Recreate, Respawn, StopMesh
 from .book import Book, Mesh
@@ -12,8 +13,7 @@ from .ranks import Life, Selection, where
 from .report import ending
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """Somebody wants a mesh healed."""
 
     number: int
@@ -22,8 +22,7 @@ class Request:
     now: float
 
 
-@dataclass(slots=True)
-class Heal:
+class Heal(Struct):
     """The one heal that a proc mesh and the actors on it are in."""
 
     targets: dict[str, dict[int, int]]  # of each mesh, the lives that are to come back

@@ -2,22 +2,21 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from .failure import MeshFailure
 from .ranks import Life
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A failure on its way to an owner."""
 
     failure: MeshFailure
     awaited: bool  # somebody waits for a call that depends on what failed
 
 
-@dataclass(slots=True)
-class Owner:
+class Owner(Struct):
     """An actor of this process that owns meshes."""
 
     actor: str
