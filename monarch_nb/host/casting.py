@@ -73,9 +73,11 @@ class Caster:
             if cast is None:
                 return
             if header.kind == Kind.FOLDED:
-                batch = None
-                for one, bodies in unfold(header, parcel.bodies):
-                    batch = cast.fold.reply(one.index, (one, Parcel(bodies)), time.monotonic()) or batch
+                # All at once: what is overdue goes with what completes the cast, not lost to it.
+                replies: list[tuple[int, Reply]] = [
+                    (one.index, (one, Parcel(bodies))) for one, bodies in unfold(header, parcel.bodies)
+                ]
+                batch = cast.fold.folded(Batch(replies), time.monotonic())
             elif parcel.nbytes >= LARGE:
                 self._forward(cast, header, parcel)
                 batch = cast.fold.reply(header.index, None, time.monotonic())

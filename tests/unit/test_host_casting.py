@@ -1,5 +1,6 @@
 """An agent's part in casts that go wrong: who is told, and what stands in the place of what was lost."""
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from monarch_nb.host.casting import Caster
 from monarch_nb.routing import plan_cast
 from monarch_nb.transport import Parcel
-from monarch_nb.wire import Header, Kind, Layout, Run
+from monarch_nb.wire import Header, Kind, Layout, Run, fold, unfold
 from monarch_nb.wire.header import SKIP
 
 HERE = "h0/agent"
@@ -20,6 +21,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[Header] = []
+        self.folded: list[list[int]] = []  # the places in each folded answer
         self.broken: set[str] = set()
         self.due: list[Callable[[], None]] = []  # what is to be called later
 
@@ -27,6 +29,8 @@ class Wire:
         if header.dst in self.broken:
             raise OSError("cut")
         self.sent.append(header)
+        if header.kind == Kind.FOLDED:
+            self.folded.append([one.index for one, _ in unfold(header, parcel.bodies)])
 
     def taken(self, kind: Kind, method: str = "") -> list[Header]:
         return [one for one in self.sent if one.kind == kind and method in ("", one.method)]
@@ -93,6 +97,26 @@ def test_a_host_that_is_lost_after_it_took_a_cast_leaves_nobody_waiting(caster: 
     assert all(one.sender == "root" and one.plan is not None and one.port == 0 for one in skips)
     assert [run.seq for run in skips[1].plan.runs] == [4]  # type: ignore[union-attr]
     assert not caster._casts[below.port].fold.complete  # its own proc has still to answer
+
+
+def test_answers_that_are_overdue_when_the_last_ones_come_folded_are_passed_on_with_them(
+    caster: Caster, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = types.SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("monarch_nb.host.casting.time", clock)
+    cast(caster, 4, fanout=1)
+    [below] = [one for one in wire.taken(Kind.CAST) if one.method == "step"]
+
+    def folded(*places: int) -> None:
+        replies = [(Header(Kind.REPLY, HERE, "h1/p", port=below.port, index=n), [b"%d" % n]) for n in places]
+        caster.reply(Header(Kind.FOLDED, HERE, "h1/agent", port=below.port), Parcel(fold(replies)))
+
+    [own] = wire.taken(Kind.CALL)
+    caster.reply(Header(Kind.REPLY, HERE, own.dst, port=own.port, index=0), Parcel([b"0"]))
+    clock.now += 60.0  # a busy agent: nobody has looked at the time
+    folded(1, 2, 3)
+    assert [place for parcel in wire.folded for place in parcel] == [0, 1, 2, 3]
+    assert caster._casts == {}
 
 
 def test_those_below_a_lost_host_that_have_answered_are_not_told_of(caster: Caster, wire: Wire) -> None:
