@@ -82,6 +82,7 @@ class Endpoint(Generic[P, R]):
         self._mesh = mesh
         self._name = name
         self._declared = declared
+        self._title = f"{mesh._state.name}.{name.lstrip('@!')}"
         self._of = mesh._state.cls
         self._timeout: float | None = None
 
@@ -106,10 +107,6 @@ class Endpoint(Generic[P, R]):
             self._of = self._mesh._state.cls
             self._declared = cast("EndpointProperty[P, R]", endpoints_of(self._of).get(self._name, self._declared))
         return self._declared
-
-    @property
-    def _title(self) -> str:
-        return f"{self._mesh._state.name}.{self._name.lstrip('@!')}"
 
     def _frames(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         declared = self._current()

@@ -21,13 +21,15 @@ class NDSlice(Frozen):
     Nothing here costs time in proportion to the number of ranks except iterating over them.
     """
 
-    __slots__ = ("_len", "_offset", "_sizes", "_steps", "_strides")
+    __slots__ = ("_hash", "_key", "_len", "_offset", "_sizes", "_steps", "_strides")
 
     _offset: int
     _sizes: tuple[int, ...]
     _strides: tuple[int, ...]
     _len: int
     _steps: tuple[tuple[int, int, int, int], ...]
+    _key: tuple[object, ...]
+    _hash: int  # asked for with every call on a slice
 
     def __init__(self, offset: SupportsIndex, sizes: Sequence[SupportsIndex], strides: Sequence[SupportsIndex]) -> None:
         first = operator.index(offset)
@@ -40,7 +42,9 @@ class NDSlice(Frozen):
                 f"offset, sizes and strides must not be negative, got {first}, {list(lengths)} and {list(jumps)}"
             )
         self._fill(_offset=first, _sizes=lengths, _strides=jumps)
-        self._fill(_len=math.prod(lengths), _steps=_steps(lengths, jumps))
+        # What a dimension of size 1 would step by, nobody can tell: it is not part of what the slice is.
+        key = (first, lengths, tuple([jump if length > 1 else 0 for length, jump in zip(lengths, jumps, strict=True)]))
+        self._fill(_len=math.prod(lengths), _steps=_steps(lengths, jumps), _key=key, _hash=hash(key))
 
     @classmethod
     def new_row_major(cls, sizes: Sequence[SupportsIndex]) -> "NDSlice":
@@ -141,16 +145,11 @@ class NDSlice(Frozen):
             return tuple(self.get(at) for at in range(*index.indices(self._len)))
         return self.get(index)
 
-    def _key(self) -> tuple[object, ...]:
-        # What a dimension of size 1 would step by, nobody can tell: it is not part of what the slice is.
-        strides = tuple(stride if size > 1 else 0 for size, stride in zip(self._sizes, self._strides, strict=True))
-        return self._offset, self._sizes, strides
-
     def __eq__(self, other: object) -> bool:
-        return self._key() == other._key() if isinstance(other, NDSlice) else NotImplemented
+        return self._key == other._key if isinstance(other, NDSlice) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return self._hash
 
     def __reduce__(self) -> tuple[object, ...]:
         return NDSlice, (self._offset, self._sizes, self._strides)
