@@ -1,12 +1,14 @@
 """The debugger in a cell, over stdin as a front end does it: a call waits, ranks stop, somebody types."""
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.notebook.debug_tools import Debugged, stopping
+from tests.notebook.debug_tools import Debugged, Talk, stopping
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 8
@@ -189,6 +191,31 @@ def test_a_rank_that_is_killed_at_the_prompt_ends_the_cell_with_its_story(nb: De
     assert "SIGKILL" in talk.cell.traceback
     nb.run("%heal w").ok()
     assert nb.run("v.slice(gpus=7).pid.call_one().get() > 0").ok().text == "True"
+
+
+def test_a_question_that_nobody_needs_answered_any_more_is_given_up(nb: Debugged, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    elsewhere = f"while not os.path.exists({str(asked)!r}): time.sleep(0.01)\nmonarch.debug.resume()"
+    nb.run(f"elsewhere = threading.Thread(target=exec, args=({elsewhere!r}, globals()))").ok()
+    request = nb.start("elsewhere.start(); t.slice(gpus=0).step.call_one(2).get()", asks=True)
+    assert nb.asked() == "mdb trainers[gpus=0]> "
+    asked.touch()
+    talk = nb.go_on(request, Talk())
+    assert "nothing is stopped any more: they were let go on elsewhere" in talk.text
+    assert talk.cell.text == "0"
+    assert nb.talk("t.slice(gpus=0).step.call_one(2).get()", "p rank", "c").cell.text == "0", "questions work as before"
+
+
+def test_a_rank_that_is_killed_from_outside_while_the_prompt_is_open_ends_the_cell(nb: Debugged) -> None:
+    nb.run("killed = w.spawn('killed', Trainer)").ok()
+    pid = int(nb.run("killed.slice(gpus=6).pid.call_one().get()").ok().text)
+    request = nb.start("killed.slice(gpus=6).step.call_one(2).get()", asks=True)
+    assert nb.asked() == "mdb killed[gpus=6]> "
+    os.kill(pid, signal.SIGKILL)
+    talk = nb.go_on(request, Talk())
+    assert f"pid {pid}" in talk.cell.traceback
+    assert nb.question() is None
+    nb.run("%heal w").ok()
 
 
 def test_after_its_cell_has_ended_a_wait_asks_nobody_and_the_next_cell_debugs(nb: Debugged) -> None:
