@@ -1,16 +1,15 @@
 """One proc as its agent knows it."""
 
 import time
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from monarch_nb.host.leash import Leash
 from monarch_nb.host.protocol import Exited, ProcSpec, ProcState
 
 
-@dataclass(eq=False)
-class Child:
+class Child(Struct, eq=False):
     """A proc from the request for it to its end. States: starting, running, stopping, exited."""
 
     spec: ProcSpec

@@ -4,8 +4,9 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from monarch_nb.host.protocol import Launch, SpawnProcs
 from monarch_nb.host.template import QUICK, worth_importing
@@ -33,8 +34,7 @@ def python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-@dataclass(eq=False)
-class ProcBorn:
+class ProcBorn(Struct, eq=False):
     """How a proc mesh came to be: enough to start any of its ranks again."""
 
     instance: Instance

@@ -1,16 +1,16 @@
 """What a process knows of a mesh: one shared record per mesh, behind all its slices and references."""
 
 import threading
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from monarch_nb.runtime.endpoint import Kind as ActorKind
 from monarch_nb.shape import Region, runs
 from monarch_nb.wire import Layout, Run
 
 
-@dataclass(eq=False)
-class MeshState:
+class MeshState(Struct, eq=False):
     """The record of one mesh in this process; `home` is the process of its owner, which is always right."""
 
     uid: str
@@ -34,11 +34,10 @@ class MeshState:
                 self.version = version
 
 
-@dataclass(eq=False)
-class ProcState(MeshState):
+class ProcState(MeshState, eq=False):
     """A mesh of processes."""
 
-    layout: Layout = field(default=Layout("", (), 1))
+    layout: Layout = Layout("", (), 1)
     born: Any = None  # how it was spawned; kept at home for heal
     actors: "dict[str, ActorState]" = field(default_factory=dict)  # actor meshes spawned on it from this process
 
@@ -47,8 +46,7 @@ class ProcState(MeshState):
         return self.layout.address(rank, self.incarnation(rank))
 
 
-@dataclass(eq=False)
-class ActorState(MeshState):
+class ActorState(MeshState, eq=False):
     """A mesh of actors; a rank lives in the process of the same rank."""
 
     procs: ProcState = None  # type: ignore[assignment]

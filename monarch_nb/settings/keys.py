@@ -4,16 +4,16 @@ The keys of torchmonarch are all known, so that programs which set them run; tho
 not have are accepted and said once.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from monarch_nb.settings.kinds import ChannelTransport, Encoding
 
 Kind = Literal["duration", "flag", "count", "ratio", "text", "encoding", "transport", "range"]
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """One key. Durations hold nanoseconds inside; `meaning` is empty where the key does nothing here."""
 
     name: str

@@ -1,11 +1,10 @@
 """The meshes a process knows, and how each of their ranks is. Ranks that never failed take no room."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from monarch_nb.wire.header import Layout
 
@@ -41,8 +40,7 @@ class MeshSpec(Struct, frozen=True, kw_only=True):
     layout: Layout | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Mesh:
+class Mesh(Struct, eq=False):
     """One mesh, and how its ranks are."""
 
     spec: MeshSpec
@@ -50,9 +48,9 @@ class Mesh:
     process: str = ""  # where the owner lives, if elsewhere
     ended: Cause | None = None
     odd: dict[int, RankStatus] = field(default_factory=dict)
-    uid: str = field(init=False)
-    name: str = field(init=False)
-    on: str | None = field(init=False)
+    uid: str = ""
+    name: str = ""
+    on: str | None = None
     _places: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

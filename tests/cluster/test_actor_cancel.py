@@ -1,12 +1,12 @@
 """Giving up calls: cancel, a limit for one call, and calls that nobody will ever answer."""
 
 import asyncio
-import dataclasses
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
 
+import msgspec
 import pytest
 
 import monarch_nb.actor
@@ -323,7 +323,7 @@ def test_a_broadcast_has_no_limit(workers: Any) -> None:
 
 def of_one(mesh: Any, **changes: Any) -> Any:
     """A reference to rank 1 of something that is not there."""
-    return ActorMesh(dataclasses.replace(mesh._state, **changes), mesh._region).slice(gpus=1)
+    return ActorMesh(msgspec.structs.replace(mesh._state, **changes), mesh._region).slice(gpus=1)
 
 
 def test_a_call_to_an_actor_that_has_stopped_itself_says_which_and_where(quad: ProcMesh) -> None:
@@ -356,7 +356,7 @@ def test_a_call_to_an_actor_that_never_came_says_which_and_where() -> None:
 def test_a_call_to_a_host_that_is_not_known_says_which() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="lost")
     actors: Any = procs.spawn("lost", Sync)
-    elsewhere = dataclasses.replace(procs._state, layout=Layout(procs._state.uid, ("hnowhere",), 2))
+    elsewhere = msgspec.structs.replace(procs._state, layout=Layout(procs._state.uid, ("hnowhere",), 2))
     with pytest.raises(SupervisionError) as caught:
         of_one(actors, procs=elsewhere).seen.call_one().get(20)
     for part in ("lost.seen()", "no way from", f"to hnowhere/{procs._state.uid}.1.0", "lost, gpus=1", "next"):
