@@ -40,7 +40,6 @@ lab: setup ## open the quickstart notebook in JupyterLab; LAB_ARGS= adds argumen
 	$(PY) -m jupyterlab $(AS_ROOT) $(LAB_ARGS) $(NOTEBOOK)
 
 test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds arguments
-	@scripts/panel test
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
 
 test-slow: setup browser ## run the slow tests, and those of random histories with ten times as many

@@ -25,10 +25,7 @@ settings.register_profile(
 )
 settings.load_profile("ours")
 
-# Modules that take longest come first, so that `make test` does not wait for one of them at the end.
-LONG = ("test_quickstart", "test_debug_notebook", "test_hosts_links", "test_host_start", "test_hosts_cast",
-        "test_worker_loop", "test_faults_controller", "test_faults_agent", "test_faults_interrupts", "test_host_owner",
-        "test_faults_limits", "test_host_exits", "test_host_cast", "test_spmd", "test_actor_main")  # fmt: skip
+FIRST = ("browser", "soak")  # folders that take a minute and more
 
 
 class FilesTogether(LoadFileScheduling):  # type: ignore[misc]
@@ -45,10 +42,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogethe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those with a browser first, then long modules; else the order stays."""
+    """What takes long begins first, so that nobody waits for it at the end; unit tests come last."""
 
-    def place(item: pytest.Item) -> tuple[bool, int]:
-        stem = item.path.stem
-        return item.path.parent.name != "browser", LONG.index(stem) if stem in LONG else len(LONG)
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        if folder in FIRST:
+            return FIRST.index(folder)
+        return len(FIRST) + (0 if item.get_closest_marker("long") else 2 if folder == "unit" else 1)
 
     items.sort(key=place)

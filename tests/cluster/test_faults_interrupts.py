@@ -9,7 +9,7 @@ from monarch_nb.mesh import actor, spawning
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Program, Worker, still_works
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
 
 
 def test_a_thousand_interrupts_during_sends() -> None:

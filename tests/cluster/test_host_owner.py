@@ -15,7 +15,7 @@ from monarch_nb.host.bootstrap import command
 from monarch_nb.wire.header import Layout
 from tests.cluster.host_client import ROOT, Client, alive, hosted, left_of, wait_until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
 
 OWNER = f"""
 import os, sys, time

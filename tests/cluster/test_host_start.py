@@ -13,7 +13,7 @@ import pytest
 from monarch_nb.host import AgentStartError
 from tests.cluster.host_client import Client, Refusal, alive, hosted, left_of, start_agent, wait_until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
 
 WITH_TORCH = {**os.environ, "MONARCH_NB_PRELOAD": "numpy,torch"}
 

@@ -31,7 +31,7 @@ from tests.cluster.hosts_tools import (
 )
 from tests.proxy import Proxy
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
 __all__ = ["faults", "nothing_left"]
 
 

@@ -14,6 +14,7 @@ from monarch_nb.spmd import AddrType, SPMDActor, setup_torch_elastic_env, setup_
 from tests.cluster.fault_tools import SOON, spawned
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(60),
     pytest.mark.usefixtures("host"),
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed"),

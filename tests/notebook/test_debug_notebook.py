@@ -8,7 +8,7 @@ from scripts.demo import ROOT, Executed, execute
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NOTEBOOK = ROOT / "examples" / "debugging.ipynb"
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")

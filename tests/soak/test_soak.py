@@ -12,7 +12,8 @@ from scripts.demo import MARK, left_behind
 from tests.soak.samples import MEGABYTE, Samples
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = float(os.environ.get("SOAK_SECONDS", "20"))
+SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
+PAUSE = 4.0  # between rounds: it takes a minute of the clock and leaves others the processor
 
 
 def soak(seconds: float, pause: float) -> None:
@@ -33,7 +34,7 @@ def soak(seconds: float, pause: float) -> None:
 
 @pytest.mark.timeout(260)
 def test_calls_bodies_floods_kills_and_heals_leave_nothing_behind() -> None:
-    soak(SECONDS, pause=1.0)
+    soak(SECONDS, pause=PAUSE)
 
 
 @pytest.mark.slow
