@@ -5,6 +5,11 @@ from collections.abc import Mapping
 
 POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+# Threads of OpenBLAS spin for two to that power of processor cycles before they sleep; by default, for a tenth of a
+# second of processor time for each thread of each proc when a fork gets its threads, and after whatever they did.
+_SPIN, _BRIEFLY = "OPENBLAS_THREAD_TIMEOUT", "20"
+HELD_BACK = (*POOLS, _SPIN)
+
 PRELOAD = "MONARCH_NB_PRELOAD"  # which modules procs are born with, separated by commas
 
 # Read once, when a library or the interpreter is loaded: a fork of a process that has loaded it would not see them.
@@ -45,7 +50,7 @@ def reason_for_cold_start(overlay: Mapping[str, str | None], base: Mapping[str, 
 
 def held_back(base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a template: `base` with every thread pool held back to the calling thread."""
-    return {**base, **dict.fromkeys(POOLS, "1")}
+    return {_SPIN: _BRIEFLY, **base, **dict.fromkeys(POOLS, "1")}
 
 
 def install(environment: Mapping[str, str]) -> None:

@@ -72,31 +72,6 @@ class AgentHandle:
         self.close()
 
 
-def start_agent(
-    host: str | None = None,
-    run_folder: Path | str | None = None,
-    *,
-    python: str | None = None,
-    env: Mapping[str, str] | None = None,
-    tcp: str | None = None,
-    key: Path | None = None,
-    insecure_loopback: bool = False,
-    lease_s: float = 60.0,
-    prewarm: bool = True,
-    keep_folder: bool = False,
-    timeout_s: float = 30.0,
-) -> AgentHandle:
-    """Start a host agent that this process owns. Blocks until it listens (about 0.2 s).
-
-    Raises AgentStartError, with the agent's own words, if it ends or is not ready within `timeout_s` seconds.
-    """
-    coming = begin_agent(
-        host, run_folder, python=python, env=env, tcp=tcp, key=key, insecure_loopback=insecure_loopback,
-        lease_s=lease_s, prewarm=prewarm, keep_folder=keep_folder,
-    )  # fmt: skip
-    return coming.wait(timeout_s)
-
-
 def begin_agent(
     host: str | None = None,
     run_folder: Path | str | None = None,
@@ -110,7 +85,10 @@ def begin_agent(
     prewarm: bool = True,
     keep_folder: bool = False,
 ) -> "ComingAgent":
-    """The first half of `start_agent`: does not wait for the agent. Raises AgentStartError."""
+    """Start a host agent that this process owns, without waiting for it (`wait()` takes about 0.2 s).
+
+    Raises AgentStartError.
+    """
     host = host or folders.new_host_id()
     folder = Path(run_folder) if run_folder is not None else folders.run_folder_for(host)
     folders.sweep()
@@ -144,8 +122,11 @@ class ComingAgent:
         self.run_folder = run_folder
         self._process = process
 
-    def wait(self, timeout_s: float) -> AgentHandle:
-        """Block until it listens. Raises AgentStartError as `start_agent` does."""
+    def wait(self, timeout_s: float = 30.0) -> AgentHandle:
+        """Block until it listens.
+
+        Raises AgentStartError, with the agent's own words, if it ends or is not ready within `timeout_s` seconds.
+        """
         process, folder = self._process, self.run_folder
         assert process.stdin is not None
         assert process.stdout is not None

@@ -15,7 +15,7 @@ import msgspec
 from monarch_nb._version import __version__
 from monarch_nb.host import protocol as p
 from monarch_nb.host.children import Children, Start
-from monarch_nb.host.environment import POOLS
+from monarch_nb.host.environment import HELD_BACK
 from monarch_nb.host.gateway import Gateway
 from monarch_nb.host.leases import Leases, host_of, is_proc
 from monarch_nb.host.logs import LogTailer
@@ -244,7 +244,7 @@ class Service:
 
 def _own_pools() -> p.Environment:
     """What a fork must be told, for its template had its thread pools held back."""
-    return {name: os.environ.get(name) for name in POOLS}
+    return {name: os.environ.get(name) for name in HELD_BACK}
 
 
 def _spread(values: Sequence[Any], count: int, default: Any, what: str) -> Sequence[Any]:

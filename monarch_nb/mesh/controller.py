@@ -12,7 +12,7 @@ from typing import Any
 from monarch_nb.host import protocol as p
 from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with, take_ahead
 from monarch_nb.host.folders import clear_run_folder, make_run_folder, new_host_id, remove_run_folder, run_folder_for
-from monarch_nb.host.launch import AgentHandle, start_agent
+from monarch_nb.host.launch import AgentHandle, begin_agent
 from monarch_nb.mesh import fault, ways
 from monarch_nb.mesh.console import run_in_actor
 from monarch_nb.mesh.controllers import Controllers
@@ -116,7 +116,7 @@ def _start(engine: Runtime, host: str, folder: Path) -> None:
         handle = ahead.agent.wait(timeout_s)
     else:
         lease_s = settings.get("mesh_orphan_timeout")
-        handle = start_agent(host, folder, env=agent_environment(), lease_s=lease_s, timeout_s=timeout_s)
+        handle = begin_agent(host, folder, env=agent_environment(), lease_s=lease_s).wait(timeout_s)
     _agents[host] = handle
     _died.discard(host)
     engine.node.learn(host, run_folder=folder)

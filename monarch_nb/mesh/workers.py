@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from monarch_nb.host import AgentHandle, new_host_id, run_folder_for, start_agent
+from monarch_nb.host import AgentHandle, begin_agent, new_host_id, run_folder_for
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
 from monarch_nb.mesh.trust import CA, PrivateKey, check_trust, numeric, read_keys
 from monarch_nb.routing.addresses import WorkerAddress, parse_worker_address
@@ -49,10 +49,9 @@ class _Worker:
                 key = folder / "key"
                 key.touch(0o600)
                 key.write_bytes(keys.to_text())
-            return start_agent(
-                host, folder, tcp=tcp, key=key, insecure_loopback=keys is None,
-                lease_s=settings.get("mesh_orphan_timeout"), timeout_s=settings.get("host_spawn_ready_timeout"),
-            )  # fmt: skip
+            lease_s = settings.get("mesh_orphan_timeout")
+            coming = begin_agent(host, folder, tcp=tcp, key=key, insecure_loopback=keys is None, lease_s=lease_s)
+            return coming.wait(settings.get("host_spawn_ready_timeout"))
         except BaseException:
             remove_run_folder(folder)
             raise

@@ -164,7 +164,7 @@ def _share(folder: Path) -> None:
     (folder / "overrides.json").write_text(json.dumps(SETTINGS))
 
 
-def _address(server: subprocess.Popen[bytes], runtime: Path, seconds: float = 40) -> str:
+def _address(server: subprocess.Popen[bytes], runtime: Path, seconds: float = 120) -> str:
     """The server picks a free port and writes down which."""
     deadline = time.monotonic() + seconds
     told = runtime / f"jpserver-{server.pid}.json"

@@ -3,14 +3,14 @@
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
-from nbformat.sign import NotebookNotary
 
 from tests.browser.lab import KERNEL_IS_IDLE, Desk, Lab, write_notebook
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -90,8 +90,11 @@ def notebook(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+def executed(tmp_path_factory: pytest.TempPathFactory) -> "NotebookNode":
     """A notebook that nbclient has run: a mesh of which one rank has died."""
+    import nbformat  # here: Jupyter's libraries take seconds, and collecting tests must not
+    from nbclient import NotebookClient
+
     path = write_notebook(tmp_path_factory.mktemp("executed") / "saved.ipynb", [BEGIN, MESHES, *SAVED])
     run = nbformat.read(path, 4)
     return NotebookClient(run, timeout=60, allow_errors=True).execute()
@@ -219,8 +222,11 @@ def test_large_meshes_are_shown_by_their_hosts_and_opened_by_a_click(notebook: L
 
 @pytest.mark.parametrize("trusted", [False, True], ids=["untrusted", "trusted"])
 def test_what_was_run_without_a_page_is_shown_as_it_was(
-    desk: Desk, notebook: Lab, executed: nbformat.NotebookNode, trusted: bool
+    desk: Desk, notebook: Lab, executed: "NotebookNode", trusted: bool
 ) -> None:
+    import nbformat
+    from nbformat.sign import NotebookNotary
+
     name, root = f"saved-{trusted}.ipynb", desk.served.root
     nbformat.write(executed, root / name)
     if trusted:

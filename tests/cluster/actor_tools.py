@@ -11,7 +11,7 @@ import monarch_nb.actor
 from monarch_nb.actor import MeshFailure, ProcMesh, this_host
 from monarch_nb.mesh import shutdown
 
-SECONDS = 20.0  # more than anything here takes; a test that needs it has failed
+SECONDS = 40.0  # more than anything here takes; a test that needs it has failed
 
 
 class Faults:

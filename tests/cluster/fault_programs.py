@@ -25,7 +25,9 @@ from tests.cluster.fault_tools import SOON, Worker, begun, status, until
 
 
 def say(*words: object) -> None:
-    print(*words, flush=True)
+    """One line, in one piece, whichever threads say something."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 def spawn(count: int = 2, **more: Any) -> tuple[Any, Any]:
@@ -356,7 +358,7 @@ def full_disk(path: str) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-    faulthandler.dump_traceback_later(35)  # whoever waits for this program gives up a little later
+    faulthandler.dump_traceback_later(85)  # whoever waits for this program gives up a little later
     from tests.cluster import fault_programs  # its classes and functions have that name everywhere
 
     getattr(fault_programs, sys.argv[1])(*sys.argv[2:])

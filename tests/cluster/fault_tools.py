@@ -22,7 +22,7 @@ from monarch_nb.runtime import runtime
 from monarch_nb.supervision import MeshFailure
 
 ROOT = str(Path(__file__).resolve().parents[2])
-SOON = 15.0  # seconds; a wait that takes longer is a fault itself
+SOON = 40.0  # seconds; a wait that takes longer is a fault itself, on a machine with much else to do, too
 
 
 class Worker(Actor):
@@ -199,7 +199,7 @@ class Program:
         )
         self.said: list[str] = []
 
-    def line(self, begins: str, timeout: float = 40.0) -> str:
+    def line(self, begins: str, timeout: float = 90.0) -> str:
         """The rest of the next line that begins so."""
         assert self.process.stdout is not None
         timer = threading.Timer(timeout, self.process.kill)
@@ -213,7 +213,7 @@ class Program:
             timer.cancel()
         raise AssertionError(f"no {begins!r}; it said:\n{''.join(self.said)}")
 
-    def end(self, timeout: float = 40.0) -> int:
+    def end(self, timeout: float = 90.0) -> int:
         """Waits for its end; its exit status."""
         assert self.process.stdout is not None
         timer = threading.Timer(timeout, self.process.kill)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb.host import AgentHandle, protocol, start_agent
+from monarch_nb.host import AgentHandle, begin_agent, protocol
 from monarch_nb.routing import plan_cast
 from monarch_nb.transport import Node, Parcel
 from monarch_nb.wire import Header, Kind, Layout, Run, unfold
@@ -191,7 +191,7 @@ def left_of(run_folder: Path) -> list[str]:
 @contextlib.contextmanager
 def hosted(**options: Any) -> Iterator[tuple[AgentHandle, Client]]:
     """A host agent and somebody who talks to it; afterwards nothing may be left."""
-    handle = start_agent(**options)
+    handle = begin_agent(**options).wait()
     client = Client(handle.host, handle.run_folder)
     try:
         yield handle, client
@@ -201,4 +201,4 @@ def hosted(**options: Any) -> Iterator[tuple[AgentHandle, Client]]:
         wait_until(lambda: not left_of(handle.run_folder))
 
 
-__all__ = ["ROOT", "AgentHandle", "Client", "Refusal", "alive", "hosted", "left_of", "start_agent", "wait_until"]
+__all__ = ["ROOT", "AgentHandle", "Client", "Refusal", "alive", "begin_agent", "hosted", "left_of", "wait_until"]

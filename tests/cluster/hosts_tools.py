@@ -18,9 +18,10 @@ import monarch_nb.actor
 from monarch_nb import mesh
 from monarch_nb.actor import Actor, MeshFailure, context, current_rank, endpoint
 from monarch_nb.host.bootstrap import command
+from monarch_nb.transport import Keys
 from tests.cluster.leftovers import Before
 
-SOON = 20.0
+SOON = 40.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,6 +43,14 @@ def faults(nothing_left: None) -> Iterator[list[MeshFailure]]:
     yield found
     mesh.shutdown()
     monarch_nb.actor.unhandled_fault_hook = before
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file with the key of a job."""
+    path = tmp_path_factory.mktemp("keys") / "job.key"
+    Keys.load_or_create(path)
+    return path
 
 
 class Member(Actor):

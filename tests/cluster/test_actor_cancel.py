@@ -29,7 +29,7 @@ from monarch_nb.mesh import sending
 from monarch_nb.runtime import runtime
 from monarch_nb.wire import Layout
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Async(Actor):

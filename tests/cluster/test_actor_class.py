@@ -7,7 +7,7 @@ import pytest
 from monarch_nb.actor import Actor, ProcMesh, concurrent_endpoint, endpoint
 from monarch_nb.runtime import runtime
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Mixed(Actor):

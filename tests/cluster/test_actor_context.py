@@ -16,7 +16,7 @@ from monarch_nb.actor import (
     this_proc,
 )
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Self(Actor):

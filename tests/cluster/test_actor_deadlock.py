@@ -7,7 +7,7 @@ import pytest
 
 from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, concurrent_endpoint, endpoint
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Caller(Actor):

@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.actor import Actor, ActorError, Port, ProcMesh, SupervisionError, endpoint
 from tests.cluster.actor_tools import Faults
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Custom(Exception):

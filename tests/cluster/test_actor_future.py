@@ -13,7 +13,7 @@ import pytest
 
 from monarch_nb.actor import Actor, ActorError, Channel, Future, Port, ProcMesh, endpoint
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Gate(Actor):

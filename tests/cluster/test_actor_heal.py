@@ -23,7 +23,7 @@ from monarch_nb.actor import (
 from monarch_nb.supervision import HealError
 from tests.cluster.actor_tools import SECONDS, Faults
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Counter(Actor):

@@ -18,7 +18,7 @@ from monarch_nb.actor import Actor, ProcMesh, SupervisionError, current_rank, en
 from monarch_nb.mesh import Written, follow_logs, listen_to_logs, logs_of
 from tests.cluster.actor_tools import SECONDS, Faults, spawned
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 EIGHT = 8
 MEGABYTE = 10_000  # lines of 100 bytes
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 HEAD = """
 import atexit, os, signal, sys, threading, time

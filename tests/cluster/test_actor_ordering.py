@@ -7,7 +7,7 @@ import pytest
 
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, endpoint, this_proc
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Log(Actor):

@@ -16,7 +16,7 @@ from monarch_nb.wire import Header, Kind, Layout, Run, encode
 from tests.cluster.actor_tools import SECONDS
 from tests.cluster.host_client import hosted
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Waiting(Actor):

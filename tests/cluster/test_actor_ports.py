@@ -10,7 +10,7 @@ from monarch_nb.actor import Actor, Channel, Port, ProcMesh, current_rank, endpo
 from monarch_nb.runtime import runtime
 from monarch_nb.wire import Header, Kind, encode, fold
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Sender(Actor):

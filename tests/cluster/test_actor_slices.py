@@ -7,7 +7,7 @@ import pytest
 
 from monarch_nb.actor import Actor, ProcMesh, context, current_rank, current_size, endpoint, this_host
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Place(Actor):

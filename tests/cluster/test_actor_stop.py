@@ -9,7 +9,7 @@ import pytest
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, SupervisionError, context, endpoint, this_host
 from tests.cluster.actor_tools import Faults
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Stoppable(Actor):

@@ -21,7 +21,7 @@ from monarch_nb.actor import (
 )
 from tests.cluster.actor_tools import Faults
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Child(Actor):

@@ -8,7 +8,7 @@ import pytest
 
 from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, endpoint, this_proc
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 SMALL, LARGE = 1 << 10, 8 << 20
 FORMS = ["numpy", "torch", "bytearray"]
@@ -41,7 +41,7 @@ class Keeper(Actor):
     def hold(self, port: Port[Port[None]]) -> None:
         mine, receiver = Channel[None].open()
         port.send(mine)
-        receiver.recv().get(20)
+        receiver.recv().get(60)
 
     @endpoint
     def keep(self, value: Any) -> None:
@@ -79,20 +79,20 @@ def test_what_the_caller_does_to_an_argument_later_is_not_seen(keepers: Any, for
     value = make(form, nbytes)
     kept = one.keep.call_one(value)
     fill(value, 1)
-    receiver.recv().get(20).send(None)
-    busy.get(20)
-    kept.get(20)
-    assert one.total.call_one().get(20) == 0
+    receiver.recv().get(60).send(None)
+    busy.get(60)
+    kept.get(60)
+    assert one.total.call_one().get(60) == 0
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
 @pytest.mark.parametrize("form", FORMS)
 def test_each_receiver_of_a_cast_may_write_to_its_own(keepers: Any, form: str, nbytes: int) -> None:
     value = make(form, nbytes)
-    keepers.keep.call(value).get(20)
+    keepers.keep.call(value).get(60)
     for rank in range(2):
-        keepers.slice(gpus=rank).fill.call_one(rank + 1).get(20)
-    assert keepers.total.call().get(20).values() == [nbytes * (rank + 1) for rank in range(2)]
+        keepers.slice(gpus=rank).fill.call_one(rank + 1).get(60)
+    assert keepers.total.call().get(60).values() == [nbytes * (rank + 1) for rank in range(2)]
     assert total(value) == 0
 
 
@@ -100,13 +100,13 @@ def test_each_receiver_of_a_cast_may_write_to_its_own(keepers: Any, form: str, n
 @pytest.mark.parametrize("form", FORMS)
 def test_a_result_belongs_to_the_caller(keepers: Any, form: str, nbytes: int) -> None:
     one = keepers.slice(gpus=1)
-    one.keep.call_one(make(form, nbytes)).get(20)
+    one.keep.call_one(make(form, nbytes)).get(60)
     future = one.give.call_one()
-    one.fill.call_one(1).get(20)
-    result = future.get(20)
+    one.fill.call_one(1).get(60)
+    result = future.get(60)
     assert total(result) == 0
     fill(result, 2)
-    assert one.total.call_one().get(20) == nbytes
+    assert one.total.call_one().get(60) == nbytes
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
@@ -114,19 +114,19 @@ def test_a_result_belongs_to_the_caller(keepers: Any, form: str, nbytes: int) ->
 def test_actors_of_the_callers_own_process_get_copies_too(form: str, nbytes: int) -> None:
     here: Any = this_proc().spawn("here", Keeper)
     value = make(form, nbytes)
-    here.keep.call_one(value).get(20)
+    here.keep.call_one(value).get(60)
     fill(value, 1)
-    assert here.total.call_one().get(20) == 0
-    here.fill.call_one(3).get(20)
+    assert here.total.call_one().get(60) == 0
+    here.fill.call_one(3).get(60)
     assert total(value) == nbytes
-    here.stop().get(20)
+    here.stop().get(60)
 
 
 def test_constructor_arguments_are_kept_for_a_heal_as_they_were(quad: ProcMesh) -> None:
     value = np.zeros(1000, np.uint8)
     one: Any = quad.slice(gpus=0).spawn("one", Keeper, value)
     fill(value, 1)
-    assert one.total.call_one().get(20) == 0
+    assert one.total.call_one().get(60) == 0
 
 
 def test_what_a_port_carries_is_a_snapshot_too() -> None:
@@ -134,16 +134,16 @@ def test_what_a_port_carries_is_a_snapshot_too() -> None:
     value = np.zeros(LARGE, np.uint8)
     port.send(value)
     fill(value, 1)
-    assert total(receiver.recv().get(20)) == 0
+    assert total(receiver.recv().get(60)) == 0
 
 
 def test_results_are_decoded_when_they_are_looked_at(keepers: Any) -> None:
-    keepers.keep.call(Picky()).get(20)
-    values = keepers.give.call().get(20)
+    keepers.keep.call(Picky()).get(60)
+    values = keepers.give.call().get(60)
     with pytest.raises(ActorError, match=r"result of keepers.give could not be unpickled in the calling process"):
         values.get(0)
-    keepers.slice(gpus=1).keep.call_one(5).get(20)
-    values = keepers.give.call().get(20)
+    keepers.slice(gpus=1).keep.call_one(5).get(60)
+    values = keepers.give.call().get(60)
     assert values.item(gpus=1) == 5
     with pytest.raises(ActorError, match="not here"):
         values.item(gpus=0)

@@ -13,7 +13,7 @@ from monarch_nb.actor import Actor, MeshFailure, ProcMesh, SupervisionError, end
 from monarch_nb.exceptions import MessageTooLargeError
 from tests.cluster.actor_tools import Faults
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Told(Actor):

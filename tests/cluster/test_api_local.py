@@ -24,7 +24,7 @@ from monarch_nb.actor import (
     returns_future,
 )
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Lines(logging.Handler):

@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.actor import Actor, ProcMesh, endpoint, span
 
 pytest.importorskip("opentelemetry.sdk.trace")
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 _exporter: Any = None
 
 

@@ -11,7 +11,7 @@ from monarch_nb.actor import Actor, ActorError, SupervisionError, context, endpo
 from tests.cluster.fault_tools import SOON, spawned, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 
 
 class Counter(Actor):

@@ -12,7 +12,7 @@ from monarch_nb.debug.actor import DebugController, DebugSessionInfo
 from tests.cluster.actor_tools import spawned
 from tests.cluster.debug_tools import SECONDS, Trainer, resume_all, stopped
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Asker(Actor):

@@ -12,7 +12,7 @@ from monarch_nb.mesh.view import conditions
 from tests.cluster.actor_tools import spawned
 from tests.cluster.debug_tools import SECONDS, Caller, Looper, Owner, Trainer, line, resume_all, stopped
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from monarch_nb.runtime import runtime
 from tests.cluster.actor_tools import spawned
 from tests.cluster.debug_tools import SECONDS, Trainer, resume_all, stopped
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def program(folder: Path, source: str) -> list[str]:

@@ -16,7 +16,7 @@ from monarch_nb.spmd import setup_torch_elastic_env
 from tests.cluster.actor_tools import spawned
 from tests.cluster.debug_tools import SECONDS, Holder, Trainer, resume_all, stopped
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from monarch_nb.actor import Actor, ProcMesh, endpoint
 from monarch_nb.debug import stuck
 from tests.cluster.actor_tools import SECONDS, spawned
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Holder(Actor):

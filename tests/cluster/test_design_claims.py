@@ -16,7 +16,7 @@ from monarch_nb.mesh import interrupt
 from tests.cluster.fault_tools import ROOT, SOON
 from tests.cluster.host_client import hosted
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 CONTROLLER = """
 import os, sys

@@ -10,7 +10,7 @@ from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, controlling, kill, spawned, still_works, until
 from tests.cluster.leftovers import marked
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

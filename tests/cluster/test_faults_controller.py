@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.fault_tools import Program
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize("stage", ["spawning", "set-up", "idle", "call", "broadcast", "heal", "stop"])

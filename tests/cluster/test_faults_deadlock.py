@@ -7,7 +7,7 @@ import pytest
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint
 from tests.cluster.fault_tools import SOON
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Node(Actor):

@@ -11,7 +11,7 @@ from monarch_nb.actor import Channel, MeshFailure, SupervisionError
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, spawned, still_works, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: list[MeshFailure]) -> None:

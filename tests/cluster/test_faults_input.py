@@ -9,7 +9,7 @@ import pytest
 from monarch_nb.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint
 from tests.cluster.fault_tools import SOON, Worker
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Loose:

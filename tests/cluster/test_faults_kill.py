@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.actor import Channel, MeshFailure, ProcMesh, SupervisionError, heal_mesh
 from tests.cluster.fault_tools import SOON, Worker, begun, kill, spawned, status, still_works, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def told(error: BaseException, pid: int, rank: int, mesh: str = "workers") -> None:

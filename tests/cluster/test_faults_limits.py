@@ -14,7 +14,7 @@ import pytest
 from monarch_nb.actor import ActorError, MeshFailure, SupervisionError
 from tests.cluster.fault_tools import SOON, Program, Worker, spawned, still_works, until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
 class Hoarder(Worker):

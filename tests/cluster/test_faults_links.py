@@ -17,7 +17,7 @@ from monarch_nb.wire import Header, Kind, Layout, Run
 from monarch_nb.wire.header import CastPlan
 from tests.cluster.fault_tools import SOON, begun, still_works
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 VERBS = ("reply", "proc.exited", "proc.stop?", "actor.failed", "actor.stop", "mesh.update", "agent.spawn", "agent.stop",
          "agent.tail", "call.blocked", "no such thing")  # fmt: skip

@@ -11,7 +11,7 @@ from monarch_nb.transport import Parcel
 from monarch_nb.wire import Header, Kind
 from tests.cluster.fault_tools import SOON, kill, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def tell(exited: p.Exited) -> None:

@@ -7,7 +7,7 @@ import pytest
 from monarch_nb.actor import Channel, MeshFailure, SupervisionError, heal_mesh
 from tests.cluster.fault_tools import SOON, Worker, begun, kill, spawned, still_works
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_stop_twice(host: Any, shown: list[MeshFailure]) -> None:

@@ -8,7 +8,7 @@ from monarch_nb.actor import heal_mesh
 from tests.cluster.fault_tools import SOON, Worker, kill, spawned, status, still_works, until
 from tests.cluster.host_client import alive
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def template() -> int:

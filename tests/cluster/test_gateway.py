@@ -34,6 +34,7 @@ from tests.cluster.hosts_tools import (
     Member,
     alive,
     faults,
+    key,
     nothing_left,
     user_hosts,
     wait_until,
@@ -41,15 +42,8 @@ from tests.cluster.hosts_tools import (
 from tests.cluster.worker_tools import short_folder
 from tests.proxy import Proxy
 
-pytestmark = pytest.mark.timeout(60)
-__all__ = ["faults", "nothing_left"]
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "job.key"
-    Keys.load_or_create(path)
-    return path
+pytestmark = pytest.mark.timeout(120)
+__all__ = ["faults", "key", "nothing_left"]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.host import protocol
 from tests.cluster.host_client import Client, Refusal, hosted, wait_until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_a_killed_proc_is_told_at_once_with_its_last_lines() -> None:

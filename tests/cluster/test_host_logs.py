@@ -13,7 +13,7 @@ from monarch_nb.host.logs import WINDOW
 from monarch_nb.host.output import ForgivingText
 from tests.cluster.host_client import hosted
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_output_of_python_and_of_c_is_streamed_in_order() -> None:

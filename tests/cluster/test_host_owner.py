@@ -15,13 +15,13 @@ from monarch_nb.host.bootstrap import command
 from monarch_nb.wire.header import Layout
 from tests.cluster.host_client import ROOT, Client, alive, hosted, left_of, wait_until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 OWNER = f"""
 import os, sys, time
 sys.path.insert(0, {ROOT!r})
-from tests.cluster.host_client import Client, start_agent
-handle = start_agent("hown" + os.environ["OWN_HOST"], os.environ["OWN_FOLDER"])
+from tests.cluster.host_client import Client, begin_agent
+handle = begin_agent("hown" + os.environ["OWN_HOST"], os.environ["OWN_FOLDER"]).wait()
 client = Client(handle.host, handle.run_folder)
 print(handle.pid, *[one.pid for one in client.started(*client.spawn(2))], flush=True)
 if len(sys.argv) > 1 and os.fork() == 0:
@@ -128,7 +128,7 @@ def test_a_kept_host_survives_owners_but_their_procs_do_not(tmp_path: Path) -> N
         assert alive(kept_pid)
         assert process.poll() is None
         process.terminate()
-        assert process.wait(5) == 0
+        assert process.wait(30) == 0
         wait_until(lambda: not alive(kept_pid) and not left_of(tmp_path / "r"))
     finally:
         second.close()
@@ -162,5 +162,5 @@ def test_a_detached_host_outlives_its_owner_for_a_while(tmp_path: Path) -> None:
         assert handle._process.stdin is not None
         handle._process.stdin.close()
         assert client.status().procs[0].pid == started.pid
-        handle.wait(5)
+        handle.wait(30)
         wait_until(lambda: not left_of(handle.run_folder))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from monarch_nb.host import AgentStartError
-from tests.cluster.host_client import Client, Refusal, alive, hosted, left_of, start_agent, wait_until
+from tests.cluster.host_client import Client, Refusal, alive, begin_agent, hosted, left_of, wait_until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 WITH_TORCH = {**os.environ, "MONARCH_NB_PRELOAD": "numpy,torch"}
 
@@ -209,7 +209,7 @@ def test_a_life_is_started_once() -> None:
 def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(AgentStartError, match="key"):
-        start_agent("hx", folder, tcp="tcp://0.0.0.0:0", prewarm=False)
+        begin_agent("hx", folder, tcp="tcp://0.0.0.0:0", prewarm=False).wait()
     assert not left_of(folder)
 
 

@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.host import protocol
 from tests.cluster.host_client import hosted, left_of, wait_until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_stopping_escalates_until_all_are_gone() -> None:

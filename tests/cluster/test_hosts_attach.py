@@ -22,20 +22,14 @@ from tests.cluster.hosts_tools import (
     HostProcess,
     Member,
     alive,
+    key,
     nothing_left,
     user_hosts,
     wait_until,
 )
 
-pytestmark = pytest.mark.timeout(60)
-__all__ = ["nothing_left"]
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "job.key"
-    Keys.load_or_create(path)
-    return path
+pytestmark = pytest.mark.timeout(120)
+__all__ = ["key", "nothing_left"]
 
 
 @pytest.fixture(scope="module")

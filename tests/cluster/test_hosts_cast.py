@@ -16,7 +16,7 @@ from monarch_nb.wire import Kind
 from tests.cluster.hosts_tools import SOON, Caller, Member, faults, nothing_left, user_hosts
 from tests.proxy import Proxy
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 __all__ = ["faults", "nothing_left"]
 MANY = sending.DIRECT + 2
 

@@ -20,7 +20,7 @@ from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys
 from tests.cluster.hosts_tools import SOON, HostProcess, Member, nothing_left, wait_until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 __all__ = ["nothing_left"]
 
 AUDIT = """

@@ -17,7 +17,6 @@ from monarch_nb.actor import MeshFailure, SupervisionError
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
 from monarch_nb.mesh import attach_hosts, heal_mesh, remote
-from monarch_nb.transport import Keys
 from tests.cluster.hosts_tools import (
     SOON,
     Caller,
@@ -25,21 +24,15 @@ from tests.cluster.hosts_tools import (
     Member,
     alive,
     faults,
+    key,
     nothing_left,
     user_hosts,
     wait_until,
 )
 from tests.proxy import Proxy
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
-__all__ = ["faults", "nothing_left"]
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    path = tmp_path / "job.key"
-    Keys.load_or_create(path)
-    return path
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+__all__ = ["faults", "key", "nothing_left"]
 
 
 @pytest.fixture
@@ -96,7 +89,7 @@ def test_a_cut_longer_than_the_lease_fails_the_host_by_name_and_it_can_be_healed
         waiting.get(SOON)
     assert f"no connection to its agent at {proxies[1].endpoint} for 1.5 s" in str(caught.value)
     assert agents[1].host in str(caught.value)
-    wait_until(lambda: not alive(pids[1]), 6)  # over there the lease is over, too
+    wait_until(lambda: not alive(pids[1]))  # over there the lease is over, too
     assert alive(pids[0])
     assert callers.slice(hosts=0).where.call_one().get(SOON)[1] == pids[0]
     with pytest.raises(SupervisionError, match=agents[1].host):
@@ -204,7 +197,7 @@ def test_procs_end_with_the_lease_of_a_controller_that_is_killed_and_the_host_li
                 time.sleep(1.6)
                 assert all(map(alive, pids))
                 os.kill(controller.pid, signal.SIGKILL)
-            wait_until(lambda: not any(map(alive, pids)), 6)
+            wait_until(lambda: not any(map(alive, pids)))
         finally:
             controller.kill()
             controller.wait()

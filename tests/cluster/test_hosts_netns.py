@@ -13,7 +13,7 @@ import pytest
 from monarch_nb.transport import Keys
 from tests.cluster.hosts_tools import HostProcess, nothing_left
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 __all__ = ["nothing_left"]
 
 CONTROLLER = """

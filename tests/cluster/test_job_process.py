@@ -28,7 +28,7 @@ from monarch_nb.job import (
 from tests.cluster.fault_tools import ROOT, SOON, until
 from tests.cluster.worker_tools import alive, cold, light_host, where  # noqa: F401 - a fixture
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from monarch_nb.actor import ActorError, this_proc
 from monarch_nb.job import PortForwarder, exec_command, shell
 from tests.cluster.fault_tools import ROOT, SOON, spawned
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 
 
 # -- commands

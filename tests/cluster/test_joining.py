@@ -30,14 +30,15 @@ from tests.cluster.hosts_tools import (
     Member,
     alive,
     faults,
+    key,
     nothing_left,
     user_hosts,
     wait_until,
 )
 from tests.proxy import Proxy
 
-pytestmark = pytest.mark.timeout(60)
-__all__ = ["faults", "nothing_left"]
+pytestmark = pytest.mark.timeout(120)
+__all__ = ["faults", "key", "nothing_left"]
 
 
 class DiallingHost(HostProcess):
@@ -56,13 +57,6 @@ class DiallingHost(HostProcess):
         self.host = ready["host"]
         self.run_folder = Path(ready["run_folder"])
         assert ready["endpoint"] is None, "it listens on no port"
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "job.key"
-    Keys.load_or_create(path)
-    return path
 
 
 def free_endpoint() -> str:

@@ -15,7 +15,7 @@ from monarch_nb.actor import Actor, endpoint, heal_mesh, this_host
 from monarch_nb.mesh.log_lines import Line, merged
 from tests.cluster.actor_tools import spawned
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 PROGRAM = """
 import asyncio, logging, sys, time

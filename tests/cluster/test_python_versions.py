@@ -6,7 +6,7 @@ import monarch_nb.actor
 from monarch_nb.actor import Actor, SupervisionError, endpoint, this_host
 from monarch_nb.mesh import spawning
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Quiet(Actor):

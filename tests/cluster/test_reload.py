@@ -19,7 +19,7 @@ from monarch_nb.actor import (
 )
 from monarch_nb.wire import register_pickle_by_value, unregister_pickle_by_value
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 OLD = """
 from monarch_nb.actor import Actor, endpoint

@@ -16,7 +16,7 @@ from monarch_nb.mesh.registry import (
     unregister_proc_mesh_spawn_callback,
 )
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 
 
 class Probe(Actor):

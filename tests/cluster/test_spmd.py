@@ -15,7 +15,7 @@ from tests.cluster.fault_tools import SOON, spawned
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(120),
     pytest.mark.usefixtures("host"),
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed"),
 ]

@@ -35,7 +35,7 @@ from tests.cluster.worker_tools import (
     workers_at,
 )
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(60), pytest.mark.usefixtures("host")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 
 
 @pytest.fixture

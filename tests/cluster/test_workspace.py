@@ -17,7 +17,7 @@ from monarch_nb.mesh.workspace import reload_code
 from monarch_nb.transport import Keys
 from tests.cluster.hosts_tools import user_hosts
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 HELPER = "FACTOR = {factor}\n\ndef scaled(x):\n    return FACTOR * x\n"
 MODEL = """

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 WRITTEN = """
 actor.endpoint(method=None, *, propagate=None, explicit_response_port=False, instrument=True)

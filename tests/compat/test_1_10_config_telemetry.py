@@ -13,7 +13,7 @@ import monarch
 from monarch.actor import Accumulator, Actor, ProcMesh, current_rank, endpoint, get_meter, span, traced
 from monarch.config import clear_runtime_config, configure, configured, get_global_config, get_runtime_config
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 DEFAULTS: dict[str, Any] = {
     "message_delivery_timeout": "30s",

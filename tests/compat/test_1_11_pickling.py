@@ -16,7 +16,7 @@ import pytest
 
 from monarch.actor import Actor, ActorError, Channel, Extent, Point, ProcMesh, ValueMesh, endpoint, this_host
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class CannotGo:

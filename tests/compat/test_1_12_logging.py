@@ -10,7 +10,7 @@ import pytest
 
 from monarch.actor import ProcMesh
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 PROGRAM = """
 import asyncio, logging

@@ -34,7 +34,7 @@ from monarch.job import (
 from monarch.spmd import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from tests.cluster.worker_tools import short_folder, workers_at
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Echo(Actor):

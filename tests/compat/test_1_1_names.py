@@ -9,7 +9,7 @@ import pytest
 import monarch
 import monarch.actor
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 _TEXT = (
     "Accumulator Actor ActorError current_actor_name as_endpoint current_rank current_size "

@@ -28,7 +28,7 @@ from monarch.actor import (
     send,
 )
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Counter(Actor):

@@ -14,7 +14,7 @@ import pytest
 
 from monarch.actor import Actor, Channel, Port, ProcMesh, concurrent_endpoint, context, endpoint, this_proc
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Threads(Actor):

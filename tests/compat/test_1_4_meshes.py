@@ -31,7 +31,7 @@ from monarch.actor import (
 )
 from tests.cluster.actor_tools import spawned
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Place(Actor):

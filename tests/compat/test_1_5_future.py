@@ -11,7 +11,7 @@ import pytest
 
 from monarch.actor import Actor, ActorError, Channel, Future, ProcMesh, endpoint, returns_future
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Sleeper(Actor):

@@ -8,7 +8,7 @@ import pytest
 
 from monarch.actor import Actor, ActorError, Channel, Port, PortReceiver, ProcMesh, current_rank, endpoint, send
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Sender(Actor):

@@ -16,7 +16,7 @@ from monarch.actor import (
     endpoint,
 )
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Teller(Actor):

@@ -30,7 +30,7 @@ from monarch.actor import (
 )
 from tests.cluster.worker_tools import short_folder, workers_at
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Registry(Actor):

@@ -26,7 +26,7 @@ from monarch.actor import (
     this_host,
 )
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Worker(Actor):

@@ -27,7 +27,7 @@ from monarch.actor import (
 from tests.cluster.hosts_tools import alive, wait_until
 from tests.cluster.worker_tools import short_folder
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("faults")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 HEAD = "import asyncio, atexit, os, sys\nfrom monarch.actor import *\n"
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.notebook.notebook import Notebook
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 IMPORTS = "from monarch.actor import Actor, endpoint, reload_mesh"
 COUNTER = """%%actor {line}

@@ -11,7 +11,7 @@ from tests.notebook.conftest import ACTORS
 from tests.notebook.face_client import FaceClient
 from tests.notebook.notebook import Notebook
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def open_failures(face: FaceClient) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.notebook.notebook import Notebook
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 MADE = """
 from monarch_nb.mesh import controller

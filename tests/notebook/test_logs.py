@@ -9,7 +9,7 @@ import pytest
 from tests.notebook.notebook import Cell, Notebook
 from tests.notebook.test_output import ranks
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 TALKER = """
 import ctypes, logging, subprocess, sys, threading, time, warnings

@@ -6,7 +6,7 @@ import pytest
 
 from tests.notebook.notebook import Notebook
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_mesh_binds_its_name_and_shows_itself(nb: Notebook) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.notebook.notebook import Cell, Notebook
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def ranks(text: str, line: str) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.notebook.notebook import Notebook
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 MODEL = """
 from monarch.actor import Actor, endpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.demo import MARK, left_behind
+from scripts.processes import MARK, left_behind
 from tests.soak.samples import MEGABYTE, Samples
 
 ROOT = Path(__file__).resolve().parents[2]

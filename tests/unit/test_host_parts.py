@@ -10,11 +10,20 @@ import pytest
 
 from monarch_nb.host import exits, folders
 from monarch_nb.host.cold import binding_prefix
-from monarch_nb.host.environment import overlaid, reason_for_cold_start, wanted_threads
+from monarch_nb.host.environment import HELD_BACK, held_back, overlaid, reason_for_cold_start, wanted_threads
 from monarch_nb.host.journal import ERR, TEXT
 from monarch_nb.host.leases import Leases
 
 pytestmark = pytest.mark.timeout(10)
+
+
+def test_a_template_is_held_back_but_for_what_the_user_has_set_and_its_forks_get_that_back() -> None:
+    base = {"OMP_NUM_THREADS": "8", "PATH": "/bin"}
+    held = held_back(base)
+    assert held["OMP_NUM_THREADS"] == held["OPENBLAS_NUM_THREADS"] == "1"
+    assert int(held["OPENBLAS_THREAD_TIMEOUT"]) < 26  # what OpenBLAS does by itself
+    assert held_back({"OPENBLAS_THREAD_TIMEOUT": "28"})["OPENBLAS_THREAD_TIMEOUT"] == "28"
+    assert overlaid(held, {name: base.get(name) for name in HELD_BACK}) == base
 
 
 @pytest.mark.parametrize(
