@@ -15,7 +15,7 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup panel browser demo lab test test-slow check bench soak clean
+.PHONY: help setup panel browser demo lab test test-slow check bench soak screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -60,6 +60,9 @@ bench: setup ## measure; PEERS=torchmonarch,ray measures those too, in environme
 soak: setup ## ten minutes of everything at once, in which nothing may grow; SECONDS= for another while
 	@mkdir -p build
 	$(PY) -m tests.soak --seconds $(or $(SECONDS),600) > build/soak.log
+
+screenshots: setup browser ## take the pictures of docs/images that README shows again
+	$(PY) scripts/screenshots.py --readme
 
 clean: ## remove what the other targets made, but .venv
 	rm -rf build dist labextension/lib labextension/built .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,10 +1,13 @@
 """Takes the pictures of the live displays: a real JupyterLab, real ranks where few will do, told ones where many are.
 
     .venv/bin/python scripts/screenshots.py [FOLDER] [SCENE ...]
+    .venv/bin/python scripts/screenshots.py --readme
 
-Writes FOLDER/SCENE-light.png and -dark.png (build/screenshots without FOLDER).
+Writes FOLDER/SCENE-light.png and -dark.png (build/screenshots without FOLDER); with --readme, in docs/images, those
+that README.md shows, and nothing else.
 """
 
+import re
 import sys
 import tempfile
 import time
@@ -13,7 +16,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.browser.lab import SCREENSHOTS, lab, page, theme, write_notebook
+from tests.browser.lab import ROOT, SCREENSHOTS, lab, page, run_cell, theme, write_notebook
 
 BEGIN = """
 %load_ext monarch
@@ -39,9 +42,27 @@ class Trainer(Actor):
         raise FloatingPointError("loss is nan at step 211")
 """
 
+STOPPING = """
+class Learner(Actor):
+    @endpoint
+    def step(self, batch):
+        rank = current_rank().rank
+        samples = [0.5 + 0.1 * rank, 0.7, float("nan") if rank == 2 else 0.9]
+        loss = sum(samples) / len(samples)
+        if loss != loss:
+            breakpoint()
+        else:
+            breakpoint()
+        return loss
+
+learners = workers.spawn("learners", Learner)
+learners.initialized.get()
+"""
+
 # Ranks of which only the store is told: what it shows does not depend on whether there are processes.
 TOLD = """
 import random, time
+random.seed(7)
 from monarch_nb.runtime import runtime
 from monarch_nb.store import store_of, events as e
 
@@ -74,7 +95,10 @@ class Scene(NamedTuple):
     wait: str
     after: Any = None  # of the page and the cell's output, before the picture is taken
     width: int = 1000
+    height: int = 1000
     whole: bool = False  # the page, with the panel, not the cell's output alone
+    before: str = ""  # a cell of its own before it
+    answer: str = ""  # what is answered to the question that the cell asks, once the picture is taken
 
 
 def pick(index: int, more: tuple[int, ...] = ()) -> Any:
@@ -88,6 +112,26 @@ def pick(index: int, more: tuple[int, ...] = ()) -> Any:
     return do
 
 
+def ask(command: str) -> Any:
+    """Answers the prompt of the debugger, and opens the view below it."""
+
+    def do(shown: Any, output: Any) -> None:
+        answer(output, command)
+        output.get_by_text("! nan").wait_for(timeout=20_000)
+        view = output.locator(".mnb-debug")
+        view.get_by_role("button", name="details").click(timeout=20_000)
+        view.locator(".mnb-vars tr", has_text="loss").wait_for(timeout=20_000)
+
+    return do
+
+
+def answer(output: Any, text: str) -> None:
+    box = output.locator(".jp-Stdin-input").last
+    box.wait_for(timeout=20_000)
+    box.fill(text)
+    box.press("Enter")
+
+
 def open_frames(shown: Any, output: Any) -> None:
     output.get_by_role("button", name="Post-mortem").first.click()
     output.locator(".mnb-frames", has_text="raise FloatingPointError").wait_for(timeout=10_000)
@@ -97,6 +141,7 @@ def side_by_side(row: str, section: str = "") -> Any:
     """Opens the panel, picks a row of its tree, and opens a section."""
 
     def do(shown: Any, output: Any) -> None:
+        shown.evaluate("window.jupyterapp.commands.execute('notebook:hide-all-cell-code')")
         shown.evaluate("window.jupyterapp.commands.execute('monarch-nb:open')")
         panel = shown.locator(".mnb-panel")
         if row:
@@ -246,6 +291,14 @@ shown("pmany")
         side_by_side("fleet"),
         whole=True,
     ),
+    "debugger": Scene(
+        "learners.step.call(1).get()",
+        ".jp-Stdin-input",
+        ask("diff loss"),
+        before="clear_output()\n%heal workers\n" + STOPPING,
+        answer="c all",
+        height=1500,
+    ),
     "metrics": Scene(
         """
 %heal workers
@@ -277,8 +330,10 @@ def run(shown: Any, code: str) -> Any:
 
 
 def take(shown: Any, scene: Scene, folder: Path, name: str) -> None:
-    shown.set_viewport_size({"width": scene.width, "height": 1000})
-    output = run(shown, scene.code)
+    shown.set_viewport_size({"width": scene.width, "height": scene.height})
+    if scene.before:
+        run(shown, scene.before)
+    output = run_cell(shown, scene.code) if scene.answer else run(shown, scene.code)
     output.locator(scene.wait).first.wait_for(timeout=40_000)
     shown.wait_for_timeout(1500)
     if scene.after is not None:
@@ -290,11 +345,31 @@ def take(shown: Any, scene: Scene, folder: Path, name: str) -> None:
         output.scroll_into_view_if_needed()
         pictured = shown if scene.whole else output
         pictured.screenshot(path=folder / f"{name}-{kind.lower()}.png")
+    if scene.answer:
+        answer(output, scene.answer)
+    if scene.whole:
+        shown.evaluate("window.jupyterapp.commands.execute('notebook:show-all-cell-code')")
+        shown.evaluate("window.jupyterapp.shell.collapseLeft()")
     print(f"{name}: {folder / name}-light.png, -dark.png")
+
+
+def published() -> set[str]:
+    """The scenes that README.md shows."""
+    shown = set(re.findall(r"docs/images/([\w-]+)-light\.png", (ROOT / "README.md").read_text(encoding="utf-8")))
+    if unknown := shown - set(SCENES):
+        raise SystemExit(f"README.md shows pictures that nothing here takes: {', '.join(sorted(unknown))}")
+    return shown
 
 
 def main() -> None:
     arguments = sys.argv[1:]
+    shown_there = published() if arguments == ["--readme"] else None
+    if shown_there:
+        arguments = [
+            str(ROOT / "docs" / "images"),
+            "idle",
+            *(name for name in SCENES if name in shown_there - {"idle"}),
+        ]
     folder = Path(arguments[0]) if arguments else SCREENSHOTS
     wanted = arguments[1:] or list(SCENES)
     folder.mkdir(parents=True, exist_ok=True)
@@ -305,7 +380,8 @@ def main() -> None:
             shown.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
             run(shown, BEGIN)
             for name in wanted:
-                take(shown, SCENES[name], folder, name)
+                wanted_there = shown_there is None or name in shown_there  # "idle" makes the processes of others
+                take(shown, SCENES[name], folder if wanted_there else Path(made), name)
             print(f"{time.monotonic() - began:.0f} s")
 
 

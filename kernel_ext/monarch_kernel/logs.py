@@ -140,6 +140,8 @@ class Logs:
             for (address, stream, call), (text, over, _) in self._output.open_lines().items()
             if over and text
         ]
+        sources = {bar.address: source_of(self._engine, bar.address) for bar in bars}
+        bars.sort(key=lambda bar: (sources[bar.address].uid, sources[bar.address].point))
         return "".join(text for _, _, text in self._pieces(bars)).rstrip("\n")
 
     # -- what is held back ------------------------------------------------------------------------------------------

@@ -191,6 +191,7 @@ export class Connection implements IDisposable {
       };
       comm.onClose = () => {
         if (this._comm !== comm) return;
+        this._comm = null; // which JupyterLab ends itself
         this._forget();
         this.cluster.lost("the kernel has closed the connection", true);
         this._set({ comm: "refused" });

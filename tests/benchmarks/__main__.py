@@ -106,6 +106,7 @@ def main(argv: list[str]) -> int:
     measured[OURS] |= measure(f"{OURS}, debugger", "program_debug.py", sys.executable)
     measured[OURS] |= measure(f"{OURS}, live displays", "program_faces.py", sys.executable)
     measured[OURS] |= measure(f"{OURS}, faces of kernels", "program_sight.py", sys.executable)
+    measured[OURS] |= measure(f"{OURS}, page", "program_page.py", sys.executable)
     for name in asked:
         try:
             python = interpreter(name)

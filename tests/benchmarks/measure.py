@@ -31,6 +31,7 @@ class Plan:
     face_events: int = 50_000
     face_s: float = 60.0  # of the page; none of it with 0
     kernels: tuple[str, ...] = ("ipykernel-7.3", "ipykernel-7.4")  # of scripts/kernels.py, or "installed"
+    face_rounds: int = 10  # of what is seen in a page, and when
     heavy: str = "torch"  # what an idle process has imported
 
     def encode(self) -> str:

@@ -1,14 +1,8 @@
-"""What the live displays cost: the reducer at 10,000 ranks, and 1,000 ranks with 1,000 events/s in a real JupyterLab.
-
-Events enter where messages of workers are decoded. The page's figures come of the browser itself: its long tasks, and
-its heap after a collection. Without Chromium those rows stay empty.
-"""
+"""What the live displays cost without a page: the reducer at 10,000 ranks, watched and not."""
 
 import json
 import random
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -81,13 +75,6 @@ def nothing(header, parcel):
 print("ready", os.getpid())
 """
 
-OBSERVE = """() => {
-    window.tasks = [];
-    new PerformanceObserver(list => {
-        for (const entry of list.getEntries()) window.tasks.push(entry.duration);
-    }).observe({type: "longtask"});
-}"""
-
 
 def reducer(plan: Plan) -> None:
     """The store by itself: so many ranks, one face that reads everything."""
@@ -134,98 +121,8 @@ def reducer(plan: Plan) -> None:
         store.close()
 
 
-class Trace:
-    """The processor time of the page's tasks; their length by the clock says as much of who else uses the machine."""
-
-    def __init__(self, shown: Any) -> None:
-        self._shown = shown
-        self._session = shown.context.browser.new_browser_cdp_session()
-        self._events: list[dict[str, Any]] = []
-        self._over: list[Any] = []
-        self._session.on("Tracing.dataCollected", lambda told: self._events.extend(told["value"]))
-        self._session.on("Tracing.tracingComplete", lambda told: self._over.append(told))
-        self._session.send("Tracing.start", {"traceConfig": {"includedCategories": ["toplevel"]}})
-
-    def longest(self) -> float:
-        """Milliseconds of the longest task."""
-        self._session.send("Tracing.end")
-        while not self._over:
-            self._shown.wait_for_timeout(100)
-        return max((one.get("tdur", 0) / 1000 for one in self._events if one["name"].endswith("RunTask")), default=0.0)
-
-
-class Kernel:
-    """The notebook in the page, and what its cells print."""
-
-    def __init__(self, shown: Any) -> None:
-        self.shown = shown
-
-    def run(self, code: str, until: str, timeout: float = 60) -> str:
-        from tests.browser.lab import run_cell
-
-        output = run_cell(self.shown, code)
-        found = output.get_by_text(until).first
-        found.wait_for(timeout=timeout * 1000)
-        return str(output.inner_text())
-
-
-def heap(session: Any) -> float:
-    """Bytes in use after a collection."""
-    session.send("HeapProfiler.collectGarbage")
-    found = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
-    return float(found["JSHeapUsedSize"])
-
-
-def page_figures(plan: Plan) -> None:
-    """A mesh view and the failures in a page, while the ranks' states change 1,000 times a second."""
-    from tests.browser.lab import lab, page, write_notebook
-
-    seconds = plan.face_s
-    with tempfile.TemporaryDirectory() as folder:
-        notebook = write_notebook(Path(folder) / "faces.ipynb", ["0"])
-        with lab(Path(folder) / "lab", notebook, {}) as address, page(address) as shown:
-            kernel = Kernel(shown)
-            kernel.run(DRIVER.replace("RANKS", str(plan.face_ranks)), "ready")
-            idle = float(kernel.run(f"print('alone', tell({seconds / 3}, nothing)[0])", "alone").split()[-1])
-            kernel.run("widgets.show('mesh', {'mesh': 'p'}, 'p')", "workers")
-            shown.wait_for_selector(".mnb-cell, .mnb-canvas", state="attached", timeout=30_000)
-            kernel.run("%failures", "Failures")
-            session = shown.context.new_cdp_session(shown)
-            session.send("Performance.enable")
-            shown.wait_for_timeout(1000 * min(5.0, seconds))  # what the page itself does at first
-            shown.evaluate(OBSERVE)
-            before = heap(session)
-            kernel.run(f"watched({seconds}); print('begun')", "begun")
-            shown.wait_for_timeout(1000 * seconds / 2)
-            middle = heap(session)
-            shown.evaluate("window.tasks.length = 0")  # collections are ours
-            trace = Trace(shown)
-            shown.wait_for_timeout(1000 * seconds / 2)
-            tasks = shown.evaluate("window.tasks")
-            cpu = trace.longest()
-            after = heap(session)
-            told = kernel.run("while result is None: time.sleep(0.1)\nprint('told', *result)", "told").split()
-            share, rate = float(told[-2]), float(told[-1])
-            figure("faces: kernel", share=100 * max(0.0, share - idle), rate=rate)
-            figure(
-                "faces: page", longest=max(tasks, default=0.0), cpu=cpu, over=float(sum(1 for t in tasks if t > 100))
-            )
-            figure(
-                "faces: heap", begin=before / 1e6, middle=middle / 1e6, end=after / 1e6, grown=(after - middle) / 1e6
-            )
-
-
 def main() -> None:
-    plan = plan_of(sys.argv)
-    reducer(plan)
-    from tests.browser.lab import BROWSERS
-
-    if not plan.face_s:
-        leave()
-    if any(shutil.which(name) for name in BROWSERS):
-        page_figures(plan)
-    else:
-        print("no Chromium: the page is not measured", file=sys.stderr)
+    reducer(plan_of(sys.argv))
     leave()
 
 

@@ -293,7 +293,7 @@ def menu(shown: Any, name: str, item: str) -> None:
 def theme(shown: Any, name: str) -> None:
     """Changes the theme and waits until it is there."""
     shown.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", name)
-    shown.wait_for_selector(f'body[data-jp-theme-name="{name}"]', state="attached", timeout=15_000)
+    shown.wait_for_selector(f'body[data-jp-theme-name="{name}"]', state="attached", timeout=40_000)
 
 
 def whole(shown: Any, picture: Path) -> None:

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.browser.lab import KERNEL_IS_IDLE, Desk, Lab, write_notebook
+from tests.browser.seen import Seen, rank, told
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -132,7 +134,11 @@ def test_a_rank_is_seen_busy_while_a_cell_blocks_and_a_click_interrupts_it(noteb
 
 
 def test_a_killed_rank_turns_red_and_the_button_heals_it(notebook: Lab, grid: Any) -> None:
-    os.kill(pids(notebook)[2], signal.SIGKILL)
+    pid = pids(notebook)[2]
+    seen = Seen(notebook.shown, {"mesh": rank(2, "failed")})
+    began = time.time()
+    os.kill(pid, signal.SIGKILL)
+    print(told("killed to red", seen.after(began)))
     notebook.cell(grid, 2, "failed")
     assert "1 failed" in grid.locator(".mnb-legend").inner_text()
     failures = notebook.run("%failures")

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.browser.lab import KERNEL_IS_IDLE, Desk, Lab, panel_built, write_notebook
+from tests.browser.seen import Seen, row, told
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -122,10 +124,12 @@ def test_what_a_click_did_can_be_put_into_the_notebook_as_code(panel: Panel) -> 
 
 
 def test_a_rank_is_seen_busy_while_a_cell_blocks_and_is_interrupted(panel: Panel) -> None:
-    panel.lab.start("trainers.slice(gpus=1).step.call_one(3600).get()")
-    row = panel.row("gpus=1", "busy")
-    assert "trainers.step" in row.inner_text()
-    row.click()
+    seen = Seen(panel.shown, {"panel": row("gpus=1", "busy")})
+    output = panel.lab.start("print('at', time.time())\ntrainers.slice(gpus=1).step.call_one(3600).get()")
+    busy = panel.row("gpus=1", "busy")
+    print(told("called to busy", seen.after(float(output.inner_text().split()[1]))))
+    assert "trainers.step" in busy.inner_text()
+    busy.click()
     panel.button("Stack").click()
     panel.node.locator(".mnb-lines", has_text="in Trainer.step").wait_for(timeout=10_000)
     assert panel.shown.locator(".jp-InputPrompt").last.inner_text().strip() == "[*]:"  # all of that while it waits
@@ -136,7 +140,11 @@ def test_a_rank_is_seen_busy_while_a_cell_blocks_and_is_interrupted(panel: Panel
 
 
 def test_a_killed_process_turns_red_everywhere_and_the_panel_heals_it(panel: Panel) -> None:
-    os.kill(pids(panel)[2], signal.SIGKILL)
+    pid = pids(panel)[2]
+    seen = Seen(panel.shown, {"panel": row("gpus=2", "failed"), "status bar": (".mnb-status-item", "1 failed")})
+    began = time.time()
+    os.kill(pid, signal.SIGKILL)
+    print(told("killed to red", seen.after(began)))
     panel.row("gpus=2", "failed").click()
     panel.summary("3/4 ranks · 1 failed")
     status = panel.shown.locator(".mnb-status-item")

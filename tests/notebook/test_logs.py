@@ -145,6 +145,25 @@ def test_progress_bars_of_ranks_are_kept_apart(nb: Notebook) -> None:
     assert len(cell.stderr.splitlines()) < 12
 
 
+def test_tqdm_on_ranks_is_one_bar_each_in_place_and_one_line_each_at_the_end(nb: Notebook) -> None:
+    cell = nb.run(
+        "%%on w\nimport time\nfrom tqdm.auto import tqdm\nfor _ in tqdm(range(50), desc='epoch'):\n    time.sleep(0.05)"
+    )
+    cell.ok()
+    lines = cell.stderr.splitlines()
+    assert sorted(re.findall(r"gpus=(\d)\] epoch: 100%", cell.stderr)) == ["0", "1", "2", "3"]
+    assert len(lines) == 4
+    assert all("50/50" in line for line in lines)
+    shown = [told["text/plain"] for told in (*cell.displays, *cell.updates) if "epoch" in told.get("text/plain", "")]
+    assert shown, "they are drawn while the cell waits"
+    for told in shown:
+        bars = re.findall(r"gpus=(\d)\] epoch", told)
+        assert bars == sorted(set(bars)), "one each, in order"
+    streams = [message for message in cell.messages if message["msg_type"] == "stream"]
+    assert len(streams) <= 4
+    assert len(cell.displays) + len(cell.updates) <= 20, "not one for each of 200 steps"
+
+
 def test_a_traceback_that_a_rank_prints_has_the_lines_of_the_cell(nb: Notebook) -> None:
     cell = nb.run(
         "%%on w gpus=0\nimport traceback\ntry:\n    1 / 0  # the line\nexcept Exception:\n    traceback.print_exc()"

@@ -117,7 +117,7 @@ export function debugView(cluster, root, options) {
         h("b", { text: label }),
         h("span", { text: at }),
         h("span", { text: where }),
-        h("span", { class: "mnb-dim", text: why }),
+        h("span", { class: "mnb-dim", text: why, title: why }),
       );
     groups.replaceChildren(
       ...now.groups.map((group) =>

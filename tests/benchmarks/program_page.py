@@ -1,0 +1,202 @@
+"""What a person sees in a real JupyterLab, and what that costs the page and the kernel.
+
+How long after it happens a rank is shown busy, or dead, in the cell's mesh, the panel and the status bar, while a cell
+blocks; and 1,000 ranks with 1,000 events/s, which enter where messages of workers are decoded. The page's figures come
+of the browser itself: its long tasks, and its heap after a collection. Without Chromium these rows stay empty, and it
+says so.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from measure import Plan, figure, leave, plan_of, times
+from program_faces import DRIVER
+
+# Real processes; `step` lasts until a file is there.
+BEGIN = """
+import os, time
+os.environ["MONARCH_NB_PRELOAD"] = ""
+%load_ext monarch
+from monarch.actor import Actor, endpoint, heal_mesh
+
+class Trainer(Actor):
+    @endpoint
+    def step(self, until):
+        while not os.path.exists(until):
+            time.sleep(0.02)
+
+    @endpoint
+    def pid(self):
+        return os.getpid()
+
+%mesh workers gpus=4
+trainers = workers.spawn("trainers", Trainer)
+trainers.pid.call().get()
+print("ready")
+"""
+HEAL = "heal_mesh(workers)\nprint('pids', *trainers.pid.call().get().values())"
+BLOCK = "print('at', time.time())\ntrainers.slice(gpus=1).step.call_one({flag!r}).get()\nprint('over')"
+
+OBSERVE = """() => {
+    window.tasks = [];
+    new PerformanceObserver(list => {
+        for (const entry of list.getEntries()) window.tasks.push(entry.duration);
+    }).observe({type: "longtask"});
+}"""
+
+
+class Trace:
+    """The processor time of the page's tasks; their length by the clock says as much of who else uses the machine."""
+
+    def __init__(self, shown: Any) -> None:
+        self._shown = shown
+        self._session = shown.context.browser.new_browser_cdp_session()
+        self._events: list[dict[str, Any]] = []
+        self._over: list[Any] = []
+        self._session.on("Tracing.dataCollected", lambda told: self._events.extend(told["value"]))
+        self._session.on("Tracing.tracingComplete", lambda told: self._over.append(told))
+        self._session.send("Tracing.start", {"traceConfig": {"includedCategories": ["toplevel"]}})
+
+    def longest(self) -> float:
+        """Milliseconds of the longest task."""
+        self._session.send("Tracing.end")
+        while not self._over:
+            self._shown.wait_for_timeout(100)
+        return max((one.get("tdur", 0) / 1000 for one in self._events if one["name"].endswith("RunTask")), default=0.0)
+
+
+class Kernel:
+    """The notebook in the page, and what its cells print."""
+
+    def __init__(self, shown: Any) -> None:
+        self.shown = shown
+
+    def start(self, code: str) -> Any:
+        from tests.browser.lab import run_cell
+
+        return run_cell(self.shown, code)
+
+    def run(self, code: str, until: str, timeout: float = 60) -> str:
+        output = self.start(code)
+        found = output.get_by_text(until).first
+        found.wait_for(timeout=timeout * 1000)
+        return str(output.inner_text())
+
+
+def heap(session: Any) -> float:
+    """Bytes in use after a collection."""
+    session.send("HeapProfiler.collectGarbage")
+    found = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    return float(found["JSHeapUsedSize"])
+
+
+def latencies(shown: Any, kernel: Kernel, rounds: int, folder: str) -> None:
+    """From what happens to what is shown, while a cell blocks."""
+    from tests.browser.lab import PANEL
+    from tests.browser.seen import Seen, rank, row
+
+    kernel.run(BEGIN, "ready")
+    panel = (PANEL / "package.json").exists()
+    if panel:
+        shown.evaluate("() => void window.jupyterapp.commands.execute('monarch-nb:open')")
+        shown.wait_for_selector(".mnb-panel .mnb-outline-row", timeout=30_000)
+    else:
+        print("labextension/built is not there: the panel is not measured", file=sys.stderr)
+    kernel.run("workers", "4 procs")
+    found: dict[str, list[float]] = {}
+
+    def add(what: str, seen: Seen, began: float) -> None:
+        for where, ms in seen.after(began).items():
+            found.setdefault(f"page: {what}, {where}", []).append(ms / 1000)
+
+    for at in range(rounds):
+        pid = int(kernel.run(HEAL, "pids").split()[3])
+        flag = str(Path(folder) / f"over-{at}")
+        seen = Seen(shown, {"mesh": rank(1, "busy"), **({"panel": row("gpus=1", "busy")} if panel else {})})
+        output = kernel.start(BLOCK.format(flag=flag))
+        output.get_by_text("at ").first.wait_for(timeout=30_000)
+        add("busy", seen, float(output.inner_text().split()[1]))
+        everywhere = {"panel": row("gpus=2", "failed"), "status bar": (".mnb-status-item", "1 failed")} if panel else {}
+        seen = Seen(shown, {"mesh": rank(2, "failed"), **everywhere})
+        began = time.time()
+        os.kill(pid, signal.SIGKILL)
+        add("killed", seen, began)
+        Path(flag).touch()
+        output.get_by_text("over").first.wait_for(timeout=30_000)
+    for name, seconds in found.items():
+        times(name, seconds)
+
+
+def crowd(plan: Plan) -> None:
+    """A mesh view and the failures in a page, while the ranks' states change 1,000 times a second."""
+    from tests.browser.lab import lab, page, write_notebook
+
+    seconds = plan.face_s
+    with tempfile.TemporaryDirectory() as folder:
+        notebook = write_notebook(Path(folder) / "faces.ipynb", ["0"])
+        with lab(Path(folder) / "lab", notebook, {}) as address, page(address) as shown:
+            kernel = Kernel(shown)
+            kernel.run(DRIVER.replace("RANKS", str(plan.face_ranks)), "ready")
+            idle = float(kernel.run(f"print('alone', tell({seconds / 3}, nothing)[0])", "alone").split()[-1])
+            kernel.run("widgets.show('mesh', {'mesh': 'p'}, 'p')", "workers")
+            shown.wait_for_selector(".mnb-cell, .mnb-canvas", state="attached", timeout=30_000)
+            kernel.run("%failures", "Failures")
+            session = shown.context.new_cdp_session(shown)
+            session.send("Performance.enable")
+            shown.wait_for_timeout(1000 * min(5.0, seconds))  # what the page itself does at first
+            shown.evaluate(OBSERVE)
+            before = heap(session)
+            kernel.run(f"watched({seconds}); print('begun')", "begun")
+            shown.wait_for_timeout(1000 * seconds / 2)
+            middle = heap(session)
+            shown.evaluate("window.tasks.length = 0")  # collections are ours
+            trace = Trace(shown)
+            shown.wait_for_timeout(1000 * seconds / 2)
+            tasks = shown.evaluate("window.tasks")
+            cpu = trace.longest()
+            after = heap(session)
+            told = kernel.run("while result is None: time.sleep(0.1)\nprint('told', *result)", "told").split()
+            share, rate = float(told[-2]), float(told[-1])
+            figure("faces: kernel", share=100 * max(0.0, share - idle), rate=rate)
+            figure(
+                "faces: page", longest=max(tasks, default=0.0), cpu=cpu, over=float(sum(1 for t in tasks if t > 100))
+            )
+            figure(
+                "faces: heap", begin=before / 1e6, middle=middle / 1e6, end=after / 1e6, grown=(after - middle) / 1e6
+            )
+
+
+def shown_in_time(plan: Plan) -> None:
+    """The latencies, in a page of their own."""
+    from tests.browser.lab import lab, page, write_notebook
+
+    with tempfile.TemporaryDirectory() as folder:
+        notebook = write_notebook(Path(folder) / "shown.ipynb", ["0"])
+        with lab(Path(folder) / "lab", notebook, {}) as address, page(address) as shown:
+            latencies(shown, Kernel(shown), plan.face_rounds, folder)
+
+
+def main() -> None:
+    plan = plan_of(sys.argv)
+    from tests.browser.lab import BROWSERS
+
+    if not plan.face_s:
+        leave()
+    if any(shutil.which(name) for name in BROWSERS):
+        shown_in_time(plan)
+        crowd(plan)
+    else:
+        print("SKIP: no Chromium on PATH, the page is not measured", file=sys.stderr)
+    leave()
+
+
+if __name__ == "__main__":
+    main()
