@@ -8,8 +8,8 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 EXTRAS := notebook,torch,telemetry,debug,examples,dev
 NOTEBOOK := examples/quickstart.ipynb
-# Test modules at a time, each on a controller of its own: one more than cores, as many wait. JOBS=0: one by one.
-JOBS ?= 3
+# Test modules at a time, each on a controller of its own: two more than cores, as many wait. JOBS=0: one by one.
+JOBS ?= 4
 PYTEST_ARGS ?=
 LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.

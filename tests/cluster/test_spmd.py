@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ pytestmark = [
     pytest.mark.usefixtures("host"),
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def born_with_torch() -> Iterator[None]:
+    """As procs of users are; its import takes longer than all else here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MONARCH_NB_PRELOAD", raising=False)
+        yield
 
 
 class Trainer(Actor):
