@@ -17,6 +17,7 @@ from monarch_nb.transport import Node, Parcel
 from monarch_nb.wire import Header, Kind, Layout, Run, unfold
 
 ROOT = str(Path(__file__).resolve().parents[2])
+SOON = 40.0  # seconds: what takes longer has failed, on a busy machine, too
 RUNNERS = "tests.cluster.host_runners"
 FORMS: dict[str, type[msgspec.Struct]] = {
     "proc.started": protocol.Started,
@@ -78,7 +79,7 @@ class Client:
         header = Header(kind=Kind.CONTROL, dst=self.agent, src=self.address, method=verb, port=port)
         self.node.send(header, Parcel([protocol.encode(body)]), lane=1)
 
-    def ask(self, verb: str, body: msgspec.Struct, form: type[protocol.S], timeout: float = 20.0) -> protocol.S:
+    def ask(self, verb: str, body: msgspec.Struct, form: type[protocol.S], timeout: float = SOON) -> protocol.S:
         port = next(self._ports)
         self._replies[port] = queue.Queue()
         self.send(verb, body, port)
@@ -105,7 +106,7 @@ class Client:
             self.node.send(header, Parcel([body]))
         return port
 
-    def answers(self, port: int, count: int, timeout: float = 20.0) -> tuple[dict[int, list[bytes]], list[Header]]:
+    def answers(self, port: int, count: int, timeout: float = SOON) -> tuple[dict[int, list[bytes]], list[Header]]:
         """The next `count` answers to a cast by place, and the messages they came in."""
         found: dict[int, list[bytes]] = {}
         messages = []
@@ -119,13 +120,13 @@ class Client:
                 found[header.index] = frames
         return found, messages
 
-    def started(self, *addresses: str, timeout: float = 30.0) -> list[protocol.Started]:
+    def started(self, *addresses: str, timeout: float = SOON) -> list[protocol.Started]:
         return [self.event("proc.started", lambda e, a=address: e.address == a, timeout) for address in addresses]
 
-    def exited(self, *addresses: str, timeout: float = 20.0) -> list[protocol.Exited]:
+    def exited(self, *addresses: str, timeout: float = SOON) -> list[protocol.Exited]:
         return [self.event("proc.exited", lambda e, a=address: e.address == a, timeout) for address in addresses]
 
-    def event(self, method: str, fits: Callable[[Any], bool] = lambda _e: True, timeout: float = 20.0) -> Any:
+    def event(self, method: str, fits: Callable[[Any], bool] = lambda _e: True, timeout: float = SOON) -> Any:
         """The first event that fits, kept or to come; it is taken out."""
         deadline = time.monotonic() + timeout
         while True:
@@ -139,7 +140,7 @@ class Client:
             except queue.Empty:
                 raise AssertionError(f"no {method} within {timeout} s; there were {self.events}") from None
 
-    def log(self, address: str, until: str, timeout: float = 20.0) -> str:
+    def log(self, address: str, until: str, timeout: float = SOON) -> str:
         """Follow a proc's output until some text is in it."""
         self.ask("agent.tail", protocol.Tail((address,)), protocol.Done)
         data = b""
@@ -157,7 +158,7 @@ class Client:
         self.node.close(0.2)
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout: float = SOON) -> None:
     """Poll for a fact of the operating system that nobody reports."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -137,14 +137,14 @@ def test_a_kept_host_survives_owners_but_their_procs_do_not(tmp_path: Path) -> N
 
 
 def test_a_remote_owner_that_answers_keeps_its_lease() -> None:
-    with hosted(lease_s=0.8) as (handle, client):
+    with hosted(lease_s=2.0) as (handle, client):
         far = Client(handle.host, handle.run_folder, "c", at="hfar")
         far.answers_pings = True
         try:
             [address] = far.spawn(1)
             [started] = far.started(address)
             client.ask("agent.watch", protocol.Addresses((address,)), protocol.Done)
-            deadline = time.monotonic() + 2.5
+            deadline = time.monotonic() + 4.5
             while time.monotonic() < deadline and not client.events:
                 assert alive(started.pid)
                 wait_until(lambda: far.pings > 0)
