@@ -26,6 +26,8 @@ import os, time
 os.environ["MONARCH_NB_PRELOAD"] = ""
 %load_ext monarch
 from monarch.actor import Actor, endpoint, heal_mesh
+from monarch.config import configure
+configure(heal_max_restarts=1000)
 
 class Trainer(Actor):
     @endpoint
