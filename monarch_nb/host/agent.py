@@ -131,10 +131,10 @@ class Agent:
             seconds=time.monotonic() - child.requested_at))  # fmt: skip
 
     def exited(self, child: Child) -> None:
-        """A process is gone, or never came to be: first of all its watchers are told."""
+        """A process is gone, or never came to be: its watchers are told at once."""
         assert child.exit is not None
+        self._caster.proc_gone(child.address, child.exit.reason)  # first: what is cast after the news is sent back
         self._post.tell_all(child.watchers - {child.address}, "proc.exited", child.exit)
-        self._caster.proc_gone(child.address, child.exit.reason)
         self._node.forget(child.address, child.exit.reason)
         folders.remove_socket(self._folder, child.address)  # one that was killed could not
         self._logs.ended(child.address)
