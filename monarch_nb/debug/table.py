@@ -49,7 +49,7 @@ def table_text(
     opened = len(records) - len(held)
     told = [f"{_count(len(held))} stopped"] if held else []
     told += [f"{opened} failed call{'' if opened == 1 else 's'} opened"] if opened else []
-    lines = [f"⏸ {', '.join(told)}"]
+    lines = [f"■ {', '.join(told)}"]
     rows = [_row(group, (sizes or {}).get(group.first.mesh), name) for group in groups]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for group, row in zip(groups, rows, strict=True):

@@ -47,7 +47,7 @@ class Shown:
         self.answered: list[float] = []
 
     def write(self, text: str) -> None:
-        if text.startswith("⏸"):
+        if text.startswith("■"):
             self.at = time.time()
             self.after.append(self.at - max(one.since for one in debug.sessions()))
 

@@ -68,7 +68,7 @@ def _cell(view: MeshView, rank: RankView) -> str:
     if rank.pid:
         told.append(f"pid {rank.pid}")
     text = str(rank.point[-1] if rank.point else rank.rank)
-    sign = {"failed": "✕", "healing": "↻", "paused": "⏸", "unresponsive": "…"}.get(rank.state, "")  # not by colour only
+    sign = {"failed": "✕", "healing": "↻", "paused": "■", "unresponsive": "…"}.get(rank.state, "")  # not by colour only
     colour = COLOURS.get(rank.state, "")  # front ends that do not trust a notebook take its style sheets away
     style = f' style="background-color:{colour}"' if colour else ""
     return f'<td class="mnb-{rank.state}"{style} title="{escape(" · ".join(told))}">{text}{sign}</td>'
