@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from monarch_nb.actor import Channel, SupervisionError, heal_mesh, runtime, this_host
+from monarch_nb.actor import Channel, ProcMesh, SupervisionError, heal_mesh, runtime, this_host
 from monarch_nb.exceptions import DescriptorLimitError
 from monarch_nb.mesh import controller, notebook_mode
+from monarch_nb.mesh.state import ProcState
 from monarch_nb.routing.actions import LinkConfig
 from tests.cluster.fault_tools import SOON, Worker, begun, status, until
 
@@ -200,11 +201,9 @@ def cycles(times: str) -> None:
     """Spawns, heals and stops while it is interrupted; then all of it works, and nothing is left over."""
     quiet()
     chance = random.Random(5)
-    kept: list[Any] = []
 
     def cycle() -> None:
         procs, workers = spawn()
-        kept.append(procs)
         pids = workers.pid.call().get(SOON).values()
         os.kill(pids[1], signal.SIGKILL)
         with contextlib.suppress(SupervisionError):
@@ -219,8 +218,9 @@ def cycles(times: str) -> None:
     usual = time.monotonic() - begin
     interrupter = Interrupter(12)
     cuts = sum(interrupter.during(usual * chance.random(), cycle) for _ in range(int(times)))
-    for procs in kept:
-        procs.stop().get(SOON)
+    for state in list(runtime().meshes.values()):
+        if isinstance(state, ProcState) and state.born is not None and state.stopped is None:
+            ProcMesh(state, state.region).stop().get(SOON)  # also one that was there before it had a name
     cycle()
     left = [one.address for one in status().procs if one.state != "exited"]
     say("done", cuts, left)

@@ -264,8 +264,11 @@ def test_an_endpoint_whose_own_call_is_cancelled_raises_an_ordinary_error(quad: 
     class Outer(Actor):
         @endpoint
         async def call(self, workers: Any, port: Port[int]) -> None:
-            future = workers.hang.call(port)
-            asyncio.get_running_loop().call_later(0.01, future.cancel)
+            begun, receiver = Channel[int].open()
+            future = workers.hang.call(begun)
+            for _ in range(4):
+                port.send(await receiver.recv())
+            future.cancel()
             await future
 
     outer: Any = quad.slice(gpus=0).spawn("outer", Outer)
