@@ -67,7 +67,7 @@ class Agent:
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
             leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
-            gateway=self._gateway,
+            later=self._loop.call_later, gateway=self._gateway,
         )  # fmt: skip
         self._caster = Caster(self._node, self.address, self._later)
         self._dialler: Dialler | None = None

@@ -14,6 +14,7 @@ import msgspec
 
 from monarch_nb._version import __version__
 from monarch_nb.host import protocol as p
+from monarch_nb.host.child import Child
 from monarch_nb.host.children import Children, Start
 from monarch_nb.host.environment import HELD_BACK
 from monarch_nb.host.gateway import Gateway
@@ -24,19 +25,22 @@ from monarch_nb.host.stopping import Stopper
 from monarch_nb.wire.header import Header
 
 log = logging.getLogger(__name__)
+_PATIENCE = 2.0  # seconds in which what others know of already is spawned here
 
 
 class Service:
     """Answers requests on the loop's thread.
 
-    `learn(host, endpoint, via)`, `forget(host, reason)`, `follow(owner, pid)` and `end(reason, timeout, done)` are the
-    agent's. Verbs return their answer, or None if it has been or will be given elsewhere.
+    `learn(host, endpoint, via)`, `forget(host, reason)`, `follow(owner, pid)`, `later(seconds, call)` and
+    `end(reason, timeout, done)` are the agent's. Verbs return their answer, or None if it has been or will be given
+    elsewhere.
     """
 
     def __init__(self, *, host: str, folder: Path, children: Children, stopper: Stopper, leases: Leases,
                  logs: LogTailer, post: Post, kept: bool,
                  learn: Callable[[str, str, str], None], forget: Callable[[str, str], None],
-                 follow: Callable[[str, int], None], gateway: Gateway,
+                 follow: Callable[[str, int], None], later: Callable[[float, Callable[[], None]], object],
+                 gateway: Gateway,
                  end: Callable[[str, float, Callable[[list[p.Exited]], None]], None]) -> None:  # fmt: skip
         self._host = host
         self._folder = folder
@@ -49,6 +53,8 @@ class Service:
         self._learn = learn
         self._forget = forget
         self._follow = follow
+        self._later = later
+        self._awaited: dict[str, set[str]] = {}  # who watches procs that were not spawned yet
         self._gateway = gateway
         self._life = secrets.token_hex(4)
         self._end = end
@@ -120,6 +126,8 @@ class Service:
             child = self._children.find(start.spec.address)
             if child is not None:
                 child.log_file = file
+                for watcher in self._awaited.pop(child.address, ()):
+                    self._attend(child, watcher)
 
     def _see_owner(self, owner: str) -> None:
         """Make sure that this host learns of the owner's end, one way or the other."""
@@ -148,16 +156,27 @@ class Service:
     def _watch(self, header: Header, wish: p.Addresses) -> p.Done:
         for address in wish.addresses:
             child = self._children.find(address)
-            if child is not None and child.exit is None:
-                child.watchers.add(header.src)
-                continue
-            why = f"not known on host {self._host}: never started here, or ended long ago"
-            unknown = p.Exited(address=address, host=self._host, at=time.time(), reason=why)
-            self._post.tell(header.src, "proc.exited", child.exit if child and child.exit else unknown)
+            if child is not None:
+                self._attend(child, header.src)
+            else:  # who spawns it may have passed it on before its wish was read here
+                self._awaited.setdefault(address, set()).add(header.src)
+                self._later(_PATIENCE, lambda address=address: self._wait_no_longer(address))  # type: ignore[misc]
         return p.Done()
+
+    def _attend(self, child: Child, watcher: str) -> None:
+        if child.exit is None:
+            child.watchers.add(watcher)
+        else:
+            self._post.tell(watcher, "proc.exited", child.exit)
+
+    def _wait_no_longer(self, address: str) -> None:
+        why = f"not known on host {self._host}: never started here, or ended long ago"
+        unknown = p.Exited(address=address, host=self._host, at=time.time(), reason=why)
+        self._post.tell_all(self._awaited.pop(address, ()), "proc.exited", unknown)
 
     def _unwatch(self, header: Header, wish: p.Addresses) -> p.Done:
         for address in wish.addresses:
+            self._awaited.get(address, set()).discard(header.src)
             child = self._children.find(address)
             if child is not None:
                 child.watchers.discard(header.src)

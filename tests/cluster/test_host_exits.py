@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from monarch_nb.host import protocol
+from monarch_nb.wire import Layout
 from tests.cluster.host_client import Client, Refusal, hosted, wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -57,7 +58,19 @@ def test_everyone_who_watches_is_told_and_who_stopped_watching_is_not() -> None:
             third.close()
 
 
-def test_watching_what_was_never_there_is_answered_at_once() -> None:
+def test_who_watches_a_proc_before_it_is_spawned_hears_of_its_end_alone() -> None:
+    with hosted(prewarm=False) as (handle, client):
+        layout = Layout("p9", (client.host,), 1)
+        other = Client(handle.host, handle.run_folder, "other")
+        other.ask("agent.watch", protocol.Addresses((layout.address(0, 0),)), protocol.Done)
+        [started] = client.started(*client.spawn(1, layout=layout))
+        os.kill(started.pid, signal.SIGKILL)
+        [exited] = other.exited(started.address)
+        other.close()
+        assert "sig=9" in exited.reason
+
+
+def test_watching_what_was_never_there_is_answered_soon() -> None:
     with hosted(prewarm=False) as (_, client):
         client.ask("agent.watch", protocol.Addresses((f"{client.host}/p9.0.0",)), protocol.Done)
         assert "never started here" in client.exited(f"{client.host}/p9.0.0")[0].reason

@@ -53,7 +53,8 @@ def run(tmp_path: Path, body: str) -> list[str]:
 
 def test_streamed_lines_begin_with_their_rank(tmp_path: Path) -> None:
     lines = run(tmp_path, "option(stream_to_client=True)\ntalkers.say.call('hello').get()")
-    assert sorted(lines[:2]) == ["[talk gpus=0] hello", "[talk gpus=1] hello"]
+    hellos = sorted(line for line in lines if "hello" in line)  # one rank's may come after another's goodbye
+    assert hellos == ["[talk gpus=0] hello", "[talk gpus=1] hello"]
 
 
 def test_equal_lines_of_a_window_are_shown_once(tmp_path: Path) -> None:
