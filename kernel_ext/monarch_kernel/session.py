@@ -51,7 +51,7 @@ class Session:
         engine = runtime()
         return {
             uid: state
-            for uid, state in engine.meshes.items()
+            for uid, state in tuple(engine.meshes.items())
             if state.stopped is None and state.home == engine.address and state.born is not None
         }
 

@@ -103,6 +103,17 @@ class Keeper:
         self.driver.feed(register)
         self.event("spawned", state)
 
+    def disown(self, state: MeshState, uids: "Sequence[str]") -> None:
+        """A mesh of this process was stopped long ago, and the actors on it: nothing is known of them any more."""
+        self.driver.feed(lambda machine: machine.disown(state.uid))
+        for uid in uids:
+            self.news.forget(uid)
+            for owned in tuple(self._owned.values()):
+                if uid in owned:
+                    owned.remove(uid)
+        if isinstance(state, ProcState):
+            self.watching.forget(f"{state.uid}.")
+
     def subscribe(self, state: MeshState) -> None:
         """A reference to a mesh owned elsewhere has come here: learn of its failures, heals and end."""
 

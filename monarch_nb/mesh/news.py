@@ -53,6 +53,10 @@ class News:
         """The processes that hold references to a mesh."""
         return tuple(self._holders.get(uid, ()))
 
+    def forget(self, uid: str) -> None:
+        """A mesh was stopped long ago, as all who hold references have been told."""
+        self._holders.pop(uid, None)
+
     def subscribe(self, state: MeshState) -> None:
         """Have the owner of a mesh tell this process."""
         self._engine.control(state.home, "mesh.subscribe", state.uid)

@@ -186,8 +186,9 @@ def spawn_proc_mesh(
         layout=Layout(uid, hosts, per_host),
         born=born,
     )
-    living = [known for known in engine.meshes.values() if isinstance(known, ProcState) and known.stopped is None]
-    warn_of_shared(name, hosts, env, [known for known in living if isinstance(known.born, ProcBorn)])
+    known = tuple(engine.meshes.values())
+    living = [one for one in known if isinstance(one, ProcState) and one.stopped is None]
+    warn_of_shared(name, hosts, env, [one for one in living if isinstance(one.born, ProcBorn)])
     engine.meshes[uid] = state
     engine.keeper.own(instance, state)
     try:

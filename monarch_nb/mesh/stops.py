@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
+KEPT = 64  # stopped meshes of this process that it can still tell of
 
 
 class _StopActor(msgspec.Struct, array_like=True, frozen=True):
@@ -47,6 +49,7 @@ class Stops:
         self._keeper = keeper
         self._engine = keeper.engine
         self._whole: dict[str, Future[None]] = {}
+        self._former: deque[MeshState] = deque()
         self._engine.controls.update({"actor.stop": self._stop_actor, "mesh.stop": self._asked})
 
     def stop(self, state: MeshState, reason: str, region: Region | None = None) -> Future[None]:
@@ -58,6 +61,8 @@ class Stops:
         ranks = None if whole or region is None else tuple(region.ranks())
         if state.home != self._engine.address:
             return self._ask(state, ranks, reason)
+        if state.stopped is not None and state.uid not in self._engine.meshes:
+            return Future._resolved(None)  # it was forgotten long ago
         if isinstance(state, ProcState) and state.born is None:
             raise RuntimeError("this process cannot stop itself: stop the actors on it, or leave by shutdown_context()")
         return self._stop(state, ranks, reason)
@@ -125,6 +130,8 @@ class Stops:
                 self._let_go(state)
             self._keeper.news.stopped(state, ranks, reason, over=True)
             self._keeper.event("stopped", state)
+            if ranks is None:
+                self._forget_formers(state)
             future._set(None)
 
         under_way._on_done(done)
@@ -136,6 +143,19 @@ class Stops:
             if one.born is not None:
                 one.born.let_go()
             self._engine.root.outbox.forget(one.uid)
+
+    def _forget_formers(self, stopped: MeshState) -> None:
+        """What is written down of a mesh goes some time after it: a notebook may spawn meshes for weeks."""
+        self._former.append(stopped)
+        while len(self._former) > KEPT:
+            old = self._former.popleft()
+            gone = (old, *(old.actors.values() if isinstance(old, ProcState) else ()))
+            for one in gone:
+                self._engine.meshes.pop(one.uid, None)
+                self._whole.pop(one.uid, None)
+            if isinstance(old, ActorState):
+                old.procs.actors.pop(old.uid, None)
+            self._keeper.disown(old, [one.uid for one in gone])
 
     def _under_way(self, state: MeshState, ranks: Sequence[int], reason: str) -> Future[None]:
         if isinstance(state, ProcState):

@@ -64,6 +64,12 @@ class Watching:
         for host, mine in by_host.items():
             self._engine.control(f"{host}/agent", "agent.watch", p.Addresses(tuple(mine)))
 
+    def forget(self, prefix: str) -> None:
+        """The processes whose names begin so ended long ago."""
+        for known in (self.pids, self.log_files):
+            for address in [one for one in tuple(known) if one.partition("/")[2].startswith(prefix)]:
+                known.pop(address, None)
+
     def hosts(self, spec: SpawnActor) -> None:
         """An actor of an owner elsewhere lives here from now on: it ends when its owner's process does."""
         if spec.owner_process != self._engine.address and spec.owner_process not in self._owners:
@@ -83,7 +89,7 @@ class Watching:
         driver = self._keeper.driver
         pending = set().union(*(driver.pending(rank) for rank in ranks))
         driver.feed(lambda machine: machine.host_lost([host], cause, pending))
-        gone = {f"{host}/agent", *(address for address in self.pids if address.startswith(f"{host}/"))}
+        gone = {f"{host}/agent", *(address for address in tuple(self.pids) if address.startswith(f"{host}/"))}
         self._engine.host_lost(host, reason)
         fail_requests(self._engine, gone, reason)
         for address in gone:

@@ -25,7 +25,7 @@ from monarch_nb.supervision.actions import (
     Supervise,
     Tell,
 )
-from monarch_nb.supervision.cause import Cause
+from monarch_nb.supervision.cause import Cause, stop_cause
 from monarch_nb.supervision.causes import FAILED, Causes, Refusal
 from monarch_nb.supervision.errors import HealError, SupervisionError
 from monarch_nb.supervision.failure import MeshFailure
@@ -268,6 +268,12 @@ class Driver(Causes):
         """What a call on a slice must raise at once."""
         with self._lock:
             failure = self.machine.check(state.uid, self.hands.selection(state, region))
+        if failure is None and state.stopped is not None:  # so long ago that nothing else is known of it
+            whole = state.region
+            extent = (tuple(whole.labels), tuple(whole.ndslice.sizes))
+            failure = MeshFailure(
+                mesh_name=state.name, mesh_uid=state.uid, cause=stop_cause(state.stopped), extent=extent
+            )
         return None if failure is None else self._error(failure, call)
 
     def actor_failed(self, cell: ActorLife) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, SupervisionError, context, endpoint, this_host
+from monarch_nb.mesh import stops
+from monarch_nb.runtime import runtime
 from tests.cluster.actor_tools import Faults
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -190,6 +192,32 @@ def test_a_clean_up_that_raises_is_a_failure_of_the_actor(quad: ProcMesh, faults
     assert one.ping.call_one().get(20) == "pong"
     one.stop().get(20)
     assert faults.left() == []
+
+
+def test_what_was_stopped_long_ago_is_forgotten_and_who_still_has_it_is_told(
+    quad: ProcMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stops, "KEPT", 2)
+    procs = this_host().spawn_procs(per_host={"gpus": 1}, name="former")
+    on_them: Any = procs.spawn("on them", Stoppable)
+    alone: Any = quad.spawn("alone", Stoppable)
+    for mesh in (on_them, alone):
+        mesh.ping.call().get(20)
+    alone.stop("not needed").get(20)
+    procs.stop("all done").get(20)
+    uids = [mesh._state.uid for mesh in (procs, on_them, alone)]
+    assert all(uid in runtime().meshes for uid in uids)
+    for _ in range(2):
+        quad.spawn("next", Stoppable).stop().get(20)
+    assert not any(uid in runtime().meshes for uid in uids)
+    assert not any(uid in address for uid in uids for address in runtime().keeper.pids)
+    for mesh, why in ((on_them, "due to proc mesh shutdown"), (alone, "not needed")):
+        with pytest.raises(SupervisionError, match=why):
+            mesh.ping.call().get(20)
+        mesh.stop().get(20)
+    with pytest.raises(RuntimeError, match="all done"):
+        procs.spawn("late", Stoppable)
+    assert "all done" in repr(procs)
 
 
 def test_a_mesh_may_be_stopped_before_it_is_there() -> None:
