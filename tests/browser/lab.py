@@ -109,6 +109,15 @@ class Served(NamedTuple):
             return bytes(answer.read())
 
 
+def _kernel(folder: Path, python: str) -> None:
+    """Has notebooks run in this Python, which finds the library by PYTHONPATH."""
+    folder.mkdir(parents=True)
+    argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    env = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "kernel_ext")))}
+    told = {"argv": argv, "display_name": "Python 3", "language": "python", "env": env}
+    (folder / "kernel.json").write_text(json.dumps(told))
+
+
 @contextlib.contextmanager
 def serve(folder: Path, env: dict[str, str]) -> Iterator[Served]:
     """A JupyterLab with these variables in its environment, and nothing of what the user has set."""
@@ -120,6 +129,8 @@ def serve(folder: Path, env: dict[str, str]) -> Iterator[Served]:
     (folder / "share" / "labextensions").mkdir(parents=True)
     if PANEL.exists():  # the one of this checkout, whatever is installed
         (folder / "share" / "labextensions" / "monarch-nb-lab").symlink_to(PANEL)
+    if python := os.environ.get("MONARCH_TEST_KERNEL"):
+        _kernel(folder / "share" / "kernels" / "python3", python)
     token = secrets.token_hex(16)
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(

@@ -16,10 +16,11 @@ TESTS = (
     *("test_faces", "test_magics", "test_output", "test_failures"),
     *("test_debug_prompt", "test_debug_magics", "test_debug_faces", "test_debug_lifetime"),
 )
+PAGES = ("test_panel", "test_live_displays", "test_debugger_lab")
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_the_notebook_works_in_the_kernel_of(name: str) -> None:
+def again(name: str, modules: list[str]) -> None:
+    """Runs these modules in the kernel of this name."""
     try:
         python = interpreter(name)
     except subprocess.CalledProcessError as error:
@@ -29,13 +30,23 @@ def test_the_notebook_works_in_the_kernel_of(name: str) -> None:
         "MONARCH_TEST_KERNEL": str(python),
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "kernel_ext"))),
     }
-    modules = [f"tests/notebook/{module}.py" for module in TESTS]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *modules],
+        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", *modules],
         cwd=ROOT,
         env=env,
         capture_output=True,
         text=True,
         timeout=600,
     )
+    print(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_notebook_works_in_the_kernel_of(name: str) -> None:
+    again(name, [f"tests/notebook/{module}.py" for module in TESTS])
+
+
+@pytest.mark.parametrize("name", ["ipykernel-7.3", "ipykernel-7.4"])
+def test_the_page_works_with_the_kernel_of(name: str) -> None:
+    again(name, [f"tests/browser/{module}.py" for module in PAGES])
