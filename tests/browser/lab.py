@@ -254,7 +254,11 @@ class Lab:
     def __init__(self, shown: Any) -> None:
         self.shown = shown
         self.errors: list[str] = []
-        shown.on("pageerror", lambda error: self.errors.append(str(error)))
+        shown.on("pageerror", self._wrong)
+
+    def _wrong(self, error: Any) -> None:
+        self.errors.append(str(error))
+        print(error.stack)  # whose it is: JupyterLab and its other extensions have errors, too
 
     def start(self, code: str) -> Any:
         """Runs code in a new last cell; gives its output area, at once."""
