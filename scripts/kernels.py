@@ -5,6 +5,7 @@
 Each holds a kernel of one version and what the library needs; the library itself comes by PYTHONPATH.
 """
 
+import os
 import subprocess
 import sys
 import venv
@@ -12,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "kernels"
+PATH = os.pathsep.join((str(ROOT), str(ROOT / "kernel_ext")))  # PYTHONPATH, for them to find the library
 LIBRARY = ("pyzmq>=26,<28", "msgspec>=0.19,<1", "cloudpickle>=3.0,<4", "numpy>=1.26")  # numpy for what is displayed
 
 KERNELS = {

@@ -18,11 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from measure import leave, plan_of, times
 
-from scripts.kernels import interpreter
+from scripts.kernels import PATH, interpreter
 from tests.notebook.face_client import FaceClient
 from tests.notebook.notebook import Notebook
 
-ROOT = Path(__file__).resolve().parents[2]
 ACTORS = """
 import os, random, threading, time
 from monarch.actor import Actor, current_rank, endpoint, this_host
@@ -146,7 +145,7 @@ class Watched:
 def main() -> None:
     plan = plan_of(sys.argv)
     os.environ["MONARCH_NB_HEAL_MAX_RESTARTS"] = "1000"
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "kernel_ext")))  # kernels have not installed it
+    os.environ["PYTHONPATH"] = PATH
     for name in plan.kernels:
         try:
             python = str(interpreter(name)) if name != "installed" else sys.executable

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from scripts.kernels import PATH
 from scripts.processes import left_behind, marked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,8 +114,7 @@ def _kernel(folder: Path, python: str) -> None:
     """Has notebooks run in this Python, which finds the library by PYTHONPATH."""
     folder.mkdir(parents=True)
     argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    env = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "kernel_ext")))}
-    told = {"argv": argv, "display_name": "Python 3", "language": "python", "env": env}
+    told = {"argv": argv, "display_name": "Python 3", "language": "python", "env": {"PYTHONPATH": PATH}}
     (folder / "kernel.json").write_text(json.dumps(told))
 
 

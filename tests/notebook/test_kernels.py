@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from scripts.kernels import KERNELS, ROOT, interpreter
+from scripts.kernels import KERNELS, PATH, ROOT, interpreter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(620)]
 TESTS = (
@@ -25,11 +25,7 @@ def again(name: str, modules: list[str]) -> None:
         python = interpreter(name)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"SKIPPED {name}: its environment cannot be made: {error.stderr[-500:]}")
-    env = {
-        **os.environ,
-        "MONARCH_TEST_KERNEL": str(python),
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "kernel_ext"))),
-    }
+    env = {**os.environ, "MONARCH_TEST_KERNEL": str(python), "PYTHONPATH": PATH}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", *modules],
         cwd=ROOT,
