@@ -15,7 +15,7 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup panel browser demo lab test test-slow check bench soak screenshots clean
+.PHONY: help setup panel browser demo lab test test-slow fuzz check bench soak screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -44,7 +44,10 @@ test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds argume
 
 test-slow: setup browser ## run the slow tests, and those of random histories with ten times as many
 	$(PY) -m pytest -m slow $(PYTEST_ARGS)
-	MONARCH_TEST_EFFORT=thorough $(PY) -m pytest -q tests/unit/test_*_random.py tests/unit/test_routing_*.py tests/unit/test_wire_*.py $(PYTEST_ARGS)
+	MONARCH_TEST_EFFORT=10 $(PY) -m pytest -q tests/unit/test_*_random.py tests/unit/test_routing_*.py tests/unit/test_wire_*.py $(PYTEST_ARGS)
+
+fuzz: setup ## feed the parsers of bytes and words from outside for about a quarter of an hour; EFFORT= for another while
+	MONARCH_TEST_EFFORT=$(or $(EFFORT),1000) $(PY) -m pytest -n 2 -m fuzz --timeout 3600 --durations 20 tests/unit $(PYTEST_ARGS)
 
 check: setup ## lint, format, types, layers, stubs
 	$(PY) -m ruff check .

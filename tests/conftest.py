@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
-from tests.effort import THOROUGH, tries
+from tests.effort import EFFORT, tries
 
 # Born without torch and numpy, which cost each host agent a second; tests that want them say so.
 os.environ.setdefault("MONARCH_NB_PRELOAD", "")
@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in what a shell runs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
-    "ours", max_examples=tries(100), deadline=None, derandomize=not THOROUGH, print_blob=True, database=None
+    "ours", max_examples=tries(100), deadline=None, derandomize=EFFORT == 1, print_blob=True, database=None
 )
 settings.load_profile("ours")
 

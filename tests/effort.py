@@ -1,14 +1,14 @@
-"""How much tests of random histories try: enough for every day, and ten times that with MONARCH_TEST_EFFORT=thorough.
+"""How much tests of random histories try: enough for every day, or MONARCH_TEST_EFFORT times as much.
 
-Every day the same histories are tried, so that a failure is of what was changed and not of luck; the thorough ones
+Every day the same histories are tried, so that a failure is of what was changed and not of luck; those of more effort
 are others each time, and a failure prints how to meet it again.
 """
 
 import os
 
-THOROUGH = os.environ.get("MONARCH_TEST_EFFORT") == "thorough"
+EFFORT = int(os.environ.get("MONARCH_TEST_EFFORT", "1"))
 
 
 def tries(count: int) -> int:
-    """`count`, or ten times as many."""
-    return count * 10 if THOROUGH else count
+    """`count` times the effort."""
+    return count * EFFORT

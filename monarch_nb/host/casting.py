@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from monarch_nb.host.post import Sender
 from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
 from monarch_nb.transport import Parcel
-from monarch_nb.wire import Header, Kind, fold, unfold
+from monarch_nb.wire import Header, Kind, decode_plain, fold, unfold
 from monarch_nb.wire.header import SKIP, TOLD_ELSEWHERE, CastPlan
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
@@ -195,8 +195,11 @@ def _places(first: int, count: int, stride: int) -> range:
     return range(first, first + count * stride, stride) if stride else range(first, first + 1)
 
 
+_words = msgspec.msgpack.Decoder(list[str])
+
+
 def _reason(parcel: Parcel) -> str:
     try:
-        return str(msgspec.msgpack.decode(parcel.frames[0], type=list[str])[0])
+        return decode_plain(parcel.frames[0], _words)[0]
     except (IndexError, msgspec.MsgspecError):
         return "it was returned"

@@ -5,6 +5,7 @@ from typing import TypeVar
 import msgspec
 
 from monarch_nb.wire.header import Layout
+from monarch_nb.wire.plain import decode_plain
 
 RUNNER = "monarch_nb.runtime:run_proc"
 Environment = dict[str, str | None]  # laid over the agent's own environment; None removes a name
@@ -315,5 +316,5 @@ def encode(body: msgspec.Struct) -> bytes:
 
 
 def decode(data: bytes | memoryview, form: type[S]) -> S:
-    """The body in a frame. Raises msgspec.DecodeError or ValidationError on anything else."""
-    return msgspec.msgpack.decode(data, type=form)
+    """The body in a frame. Raises msgspec.DecodeError on anything else."""
+    return decode_plain(data, msgspec.msgpack.Decoder(form))

@@ -5,6 +5,8 @@ from typing import NoReturn
 
 import msgspec
 
+from monarch_nb.wire.plain import decode_plain
+
 from .cause import Cause
 from .name import MeshName
 from .ranks import Extent, where
@@ -136,4 +138,4 @@ _decoder = msgspec.msgpack.Decoder(MeshFailure)
 
 def decode_failure(data: bytes | memoryview) -> MeshFailure:
     """The failure of some bytes. Raises msgspec.DecodeError on garbage."""
-    return _decoder.decode(data)
+    return decode_plain(data, _decoder)

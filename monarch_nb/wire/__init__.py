@@ -23,6 +23,7 @@ from monarch_nb.wire.header import (
     decode_header,
     encode_header,
 )
+from monarch_nb.wire.plain import decode_plain
 from monarch_nb.wire.sources import gather_sources, received_sources, register_sources
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "decode",
     "decode_exception",
     "decode_header",
+    "decode_plain",
     "encode",
     "encode_exception",
     "encode_header",

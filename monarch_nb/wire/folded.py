@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb.wire.header import Header, Kind
+from monarch_nb.wire.plain import decode_plain
 
 
 class _Part(msgspec.Struct, array_like=True):
@@ -30,10 +31,10 @@ def fold(replies: Iterable[tuple[Header, Sequence[Any]]]) -> list[Any]:
 
 
 def unfold(header: Header, frames: Sequence[Any]) -> list[tuple[Header, list[Any]]]:
-    """The replies in a FOLDED message. Raises msgspec.DecodeError or ValidationError on anything else."""
+    """The replies in a FOLDED message. Raises msgspec.DecodeError on anything else."""
     found = []
     at = 1
-    for part in _decoder.decode(frames[0]):
+    for part in decode_plain(frames[0], _decoder):
         reply = Header(
             Kind.REPLY,
             header.dst,

@@ -4,6 +4,8 @@ from enum import IntEnum
 
 import msgspec
 
+from monarch_nb.wire.plain import decode_plain
+
 
 class Kind(IntEnum):
     """What a message is for."""
@@ -115,7 +117,4 @@ def encode_header(header: Header) -> bytes:
 
 def decode_header(data: bytes | memoryview) -> Header:
     """The header of some bytes. Raises msgspec.DecodeError on garbage."""
-    try:
-        return _decoder.decode(data)
-    except UnicodeDecodeError as error:  # which msgspec lets through
-        raise msgspec.DecodeError(str(error)) from None
+    return decode_plain(data, _decoder)

@@ -27,6 +27,7 @@ from tests.cluster.hosts_tools import (
     user_hosts,
     wait_until,
 )
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
 __all__ = ["key", "nothing_left"]
@@ -120,8 +121,7 @@ def test_shutdown_ends_attached_hosts(tmp_path: Path, key: Path) -> None:
 
 
 def nobody() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        return f"tcp://127.0.0.1:{unused.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def test_a_tcp_endpoint_without_a_key_is_refused_with_a_line_that_says_how_to_get_one() -> None:

@@ -16,6 +16,7 @@ import pytest
 from monarch_nb.actor import ActorError, this_proc
 from monarch_nb.job import PortForwarder, exec_command, shell
 from tests.cluster.fault_tools import ROOT, SOON, spawned
+from tests.ports import free_port, free_ports
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 
@@ -139,14 +140,6 @@ def echo() -> Iterator[int]:
         thread.join()
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        doors = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for door in doors:
-            door.bind(("127.0.0.1", 0))
-        return [int(door.getsockname()[1]) for door in doors]
-
-
 @contextlib.contextmanager
 def forwarder() -> Iterator[Any]:
     actor: Any = this_proc().spawn("forwarder", PortForwarder)
@@ -194,7 +187,7 @@ def test_many_connections_go_both_ways_and_end_cleanly(host: Any, echo: int) -> 
 
 
 def test_stopping_the_forwarder_closes_what_it_forwarded(host: Any, echo: int) -> None:
-    [port] = free_ports(1)
+    port = free_port()
     with spawned(host, 1) as procs:
         with forwarder() as forward:
             forward.forward.call(procs, echo, procs, f"127.0.0.1:{port}").get(SOON)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +34,7 @@ from tests.cluster.hosts_tools import (
     user_hosts,
     wait_until,
 )
+from tests.ports import free_port
 from tests.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(120)
@@ -60,8 +60,7 @@ class DiallingHost(HostProcess):
 
 
 def free_endpoint() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 @pytest.fixture(scope="module")

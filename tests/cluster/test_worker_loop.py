@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.cluster.worker_tools import (
     where,
     workers_at,
 )
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 
@@ -42,12 +42,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120), pytest.mark.usefixture
 def folder() -> Any:
     with short_folder() as place:
         yield place
-
-
-def free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
 
 
 def attach(*workers: Any, **more: Any) -> HostMesh:

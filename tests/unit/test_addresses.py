@@ -68,6 +68,7 @@ def test_what_is_written_is_read_back(process: str, ends: tuple[Endpoint, Endpoi
     assert parse_worker_address(str(address)) == address
 
 
+@pytest.mark.fuzz
 @settings(max_examples=tries(300))
 @given(st.text(max_size=60) | st.text(alphabet="tcpi:/@[]*.0149ab%\0 ", max_size=40) | st.lists(
     st.sampled_from(["tcp://", "ipc://", "tls://", "@", "[::1]", "*", ":", "h", "1", "65535", "/p", " "]), max_size=9

@@ -186,6 +186,7 @@ def test_what_a_controller_hands_on_arrives_whole(values: dict[str, Any]) -> Non
     assert proc.runtime() == {}
 
 
+@pytest.mark.fuzz
 @given(st.one_of(st.text(), st.dictionaries(st.sampled_from(sorted(KEYS)), st.text()).map(str)))
 def test_any_text_handed_on_is_taken_or_left(text: str) -> None:
     mine = Settings({})
@@ -193,6 +194,7 @@ def test_any_text_handed_on_is_taken_or_left(text: str) -> None:
     mine.everything()
 
 
+@pytest.mark.fuzz
 @given(st.sampled_from(sorted(KEYS)), st.text(max_size=60))
 def test_any_word_in_the_environment_is_taken_or_left(name: str, text: str) -> None:
     import warnings
@@ -210,6 +212,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.fuzz
 @given(st.sampled_from(sorted(KEYS)), ANYTHING)
 def test_any_value_is_set_or_refused(name: str, value: Any) -> None:
     mine = Settings({})

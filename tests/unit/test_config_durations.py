@@ -77,6 +77,7 @@ def test_what_is_shown_reads_back_exactly(nanoseconds: int) -> None:
     assert parse_duration(format_duration(nanoseconds)) == nanoseconds
 
 
+@pytest.mark.fuzz
 @given(st.one_of(st.text(max_size=300), st.from_regex(r"[0-9.]{0,40} ?[a-zµ]{0,5}( [0-9]{1,3}[a-z]{1,3}){0,40}")))
 def test_any_text_is_a_duration_or_refused(text: str) -> None:
     try:

@@ -64,6 +64,7 @@ def test_every_id_reads_back(value: int, label: str | None) -> None:
     assert Uid.from_string(str(uid)).label == label
 
 
+@pytest.mark.fuzz
 @given(st.text(max_size=30))
 def test_any_text_is_an_id_or_refused(text: str) -> None:
     try:

@@ -122,6 +122,7 @@ def test_garbage_ends_the_connection_and_nothing_else(reader: Reader, garbage: b
     assert other.wait(1) == [(b"still", [])]
 
 
+@pytest.mark.fuzz
 @settings(max_examples=tries(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=400), places=st.lists(st.integers(0, 400), max_size=5))
 def test_any_bytes_are_messages_or_end_the_connection(reader: Reader, data: bytes, places: list[int]) -> None:
@@ -136,6 +137,7 @@ def test_any_bytes_are_messages_or_end_the_connection(reader: Reader, data: byte
     end.stream.close(0)
 
 
+@pytest.mark.fuzz
 @settings(max_examples=tries(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sent=st.lists(st.tuples(st.binary(max_size=60), st.lists(st.binary(max_size=300), max_size=9)), max_size=6),
        places=st.lists(st.integers(0, 3000), max_size=8))  # fmt: skip

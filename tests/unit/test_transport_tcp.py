@@ -10,6 +10,7 @@ import zmq
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.transport import Keys, Limits, Node, TransportError, TrustError
 from monarch_nb.wire.header import Kind
+from tests.ports import free_port
 from tests.proxy import Proxy
 from tests.unit.transport_tools import End, ends, reader_threads
 
@@ -142,10 +143,8 @@ def test_large_bodies_survive_cut_connections() -> None:
 
 
 def test_without_a_connection_for_too_long_messages_fail_with_a_reason() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
     a = End("h1/agent", keys=Keys.create(), config=LinkConfig(down_timeout=0.3))
-    a.node.learn("h2", f"tcp://127.0.0.1:{port}")
+    a.node.learn("h2", f"tcp://127.0.0.1:{free_port()}")
     with ends(a):
         a.send("h2/agent", b"p", port=5)
         header, _, reason = a.failed.get(timeout=20)

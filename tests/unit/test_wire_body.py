@@ -30,6 +30,22 @@ def test_plain_values_survive(value):
     assert trip(value) == value
 
 
+def code_and_large_bytes():
+    """They make a message with a prologue."""
+    return (lambda: 1), b"x" * 300_000
+
+
+@pytest.mark.fuzz
+@given(values, st.integers(0, 10**6), st.integers(0, 4), st.booleans())
+def test_a_message_that_lacks_its_end_is_refused(value, cut, kept, prologue):
+    first, *others = encode((value, np.arange(4), code_and_large_bytes() if prologue else None))
+    with pytest.raises(Exception):  # noqa: B017 - pickle's errors are of many types
+        decode([bytes(first)[: cut % len(first)], *map(bytearray, others)])
+    if kept < len(others):
+        with pytest.raises(Exception):  # noqa: B017
+            decode([bytes(first), *map(bytearray, others[:kept])])
+
+
 def test_plain_arguments_are_one_plain_pickle():
     obj = ((1, "a", None, b"x", [1, 2.5]), {"k": (True, {"n": 3})})
     assert encode(obj) == [pickle.dumps(obj, 5)]

@@ -2,6 +2,8 @@
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from monarch_nb.wire import Header, Kind, Status, fold, unfold
 
@@ -19,6 +21,24 @@ def test_replies_come_out_as_they_went_in():
         (0, Status.EXCEPTION, "h/p.0.0", 0, 7, "k"),
     ]
     assert [frames for _, frames in found] == [[b"two", b"buffer"], [b"zero"]]
+
+
+DAMAGE = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 255)), max_size=6)
+
+
+@pytest.mark.fuzz
+@given(st.binary(max_size=200), DAMAGE, st.integers(0, 4))
+def test_any_bytes_are_replies_or_refused(data, changes, kept):
+    good, *frames = fold([(_reply(2), [b"two", b"buffer"]), (_reply(0, Status.EXCEPTION), [b"zero"])])
+    damaged = bytearray(good)
+    for place, value in changes:
+        damaged[place % len(damaged)] = value
+    for first in (data, bytes(damaged)):
+        try:
+            found = unfold(Header(Kind.FOLDED, "h/c.0.0", "h/agent", port=7), [first, *frames[:kept]])
+        except msgspec.DecodeError:  # ValidationError is one
+            continue
+        assert all(isinstance(header, Header) for header, _ in found)
 
 
 def test_garbage_is_refused():

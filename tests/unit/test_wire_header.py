@@ -1,4 +1,5 @@
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,11 +42,13 @@ def test_layout_places_ranks_row_major():
     assert LAYOUT.address(3, 2) == "h1/p1.3.2"
 
 
+@pytest.mark.fuzz
 @given(st.binary(max_size=400))
 def test_random_bytes_raise_nothing_but_decode_errors(data):
     decodes_or_refuses(data)
 
 
+@pytest.mark.fuzz
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8), st.integers(0, 10_000))
 @settings(max_examples=tries(300))
 def test_damaged_headers_raise_nothing_but_decode_errors(changes, cut):
