@@ -259,7 +259,8 @@ class Agent:
         options = self._options
         return Node(
             self.address, run_folders={options.host: self._folder}, handler=self._handle, tcp_bind=options.tcp,
-            on_link_failed=self._link_failed, insecure_loopback=options.insecure_loopback,
+            tcp_bound=options.tcp_fd, on_link_failed=self._link_failed,
+            insecure_loopback=options.insecure_loopback,
             keys=self._keys, on_connection=self._connection,
         )  # fmt: skip
 
@@ -303,7 +304,7 @@ def _settle(options: Options) -> None:
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     name_process("mnb-agent")
-    close_other_fds({fd for fd in (options.owner_fd, options.ready_fd) if fd is not None})
+    close_other_fds({fd for fd in (options.owner_fd, options.ready_fd, options.tcp_fd) if fd is not None})
     if options.owner_fd is not None:
         os.set_inheritable(options.owner_fd, False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -79,6 +79,7 @@ def begin_agent(
     python: str | None = None,
     env: Mapping[str, str] | None = None,
     tcp: str | None = None,
+    tcp_fd: int | None = None,
     key: Path | None = None,
     insecure_loopback: bool = False,
     lease_s: float = 60.0,
@@ -95,6 +96,7 @@ def begin_agent(
     folders.make_run_folder(folder)
     options: list[object] = ["--host", host, "--run-folder", folder, "--lease-s", lease_s]
     options += ["--tcp", tcp] if tcp is not None else []
+    options += ["--tcp-fd", tcp_fd] if tcp_fd is not None else []
     options += ["--key", key] if key is not None else []
     options += ["--insecure-loopback"] * insecure_loopback
     options += ["--prewarm"] * prewarm + ["--keep-folder"] * keep_folder
@@ -104,7 +106,7 @@ def begin_agent(
             process = subprocess.Popen(
                 command("monarch_nb.host.agent", *options, python=python or sys.executable),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-                env=None if env is None else dict(env),
+                env=None if env is None else dict(env), pass_fds=() if tcp_fd is None else (tcp_fd,),
             )  # fmt: skip
         except OSError as error:
             folders.remove_run_folder(folder)

@@ -17,6 +17,7 @@ class Options(Struct, frozen=True):
     owner_fd: int | None
     ready_fd: int
     tcp: str | None
+    tcp_fd: int | None
     dial: str | None
     key: Path | None
     insecure_loopback: bool
@@ -31,6 +32,7 @@ def parse(argv: Sequence[str]) -> Options:
     parser.add_argument("--host", help="host id (default: a new one; with --keep and a port, that of this place)")
     parser.add_argument("--run-folder", type=Path, help="private folder for sockets and logs (default: a new one)")
     parser.add_argument("--tcp", help="also listen here, such as tcp://0.0.0.0:0")
+    parser.add_argument("--tcp-fd", type=int, help="also listen by the bound socket of this descriptor")
     parser.add_argument("--dial", help="join the controller that takes in hosts here, such as tcp://login:22222")
     parser.add_argument("--key", type=Path, help="key file for TCP")
     parser.add_argument("--insecure-loopback", action="store_true", help="allow TCP without a key, on loopback only")
@@ -44,7 +46,7 @@ def parse(argv: Sequence[str]) -> Options:
     host = found.host or (lasting_host_id(found.tcp) if found.keep else None) or new_host_id()
     return Options(
         host=host, run_folder=(found.run_folder or run_folder_for(host)).absolute(), tcp=found.tcp,
-        dial=found.dial, key=found.key,
+        tcp_fd=found.tcp_fd, dial=found.dial, key=found.key,
         insecure_loopback=found.insecure_loopback,
         owner_fd=None if found.keep else found.owner_fd, ready_fd=found.ready_fd, lease_s=found.lease_s,
         prewarm=found.prewarm, keep_folder=found.keep_folder,

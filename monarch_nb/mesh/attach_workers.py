@@ -11,7 +11,7 @@ from monarch_nb.mesh.gateway import Gateway
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.neighbour import meet
 from monarch_nb.mesh.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
-from monarch_nb.routing.addresses import Endpoint, parse_worker_address
+from monarch_nb.routing.addresses import Endpoint, parse_dialled
 from monarch_nb.runtime import Future, Runtime, runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import Keys
@@ -59,7 +59,7 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
     answered. The same again does nothing.
     Raises AttachError where it does not answer, RuntimeError for another one than before.
     """
-    endpoint = local_name(parse_worker_address(addr).dial)
+    endpoint = local_name(parse_dialled(addr))
     if ways.gateway is not None:
         if ways.gateway.address == endpoint.url:
             return
@@ -73,7 +73,7 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
 
 
 def _endpoint(text: str, keys: Keys | None) -> Endpoint:
-    endpoint = parse_worker_address(text).dial
+    endpoint = parse_dialled(text)
     if ways.gateway is None or endpoint.scheme == "ipc":
         endpoint = local_name(endpoint)
         check_trust(endpoint, keys)

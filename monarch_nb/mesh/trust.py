@@ -44,10 +44,10 @@ def _read(given: "bytes | Path | str | None", what: str) -> Keys | None:
     raise TrustError(f"{what}={given!r} is none of: {known}")
 
 
-def check_trust(endpoint: Endpoint, keys: Keys | None) -> None:
+def check_trust(endpoint: Endpoint | str, keys: Keys | None) -> None:
     """Raises TrustError for a TCP endpoint without a key, unless it means this machine alone."""
     try:
-        require_keys(endpoint.url, keys, True)
+        require_keys(str(endpoint), keys, True)
     except TrustError:
         raise TrustError(
             f"{endpoint} needs a key: ca={TRUST_ALL!r} without one is honoured only for ipc:// and loopback addresses, "

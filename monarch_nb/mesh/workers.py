@@ -14,7 +14,7 @@ from monarch_nb.mesh.trust import CA, PrivateKey, check_trust, numeric, read_key
 from monarch_nb.routing.addresses import WorkerAddress, parse_worker_address
 from monarch_nb.runtime import Future
 from monarch_nb.settings import settings
-from monarch_nb.transport import Keys
+from monarch_nb.transport import Keys, bound_at
 
 _ENDING_S = 2.0
 
@@ -25,11 +25,14 @@ class _Worker:
     def __init__(self, address: WorkerAddress, keys: Keys | None) -> None:
         self.address = address
         self._link = os.path.abspath(address.bind.path) if address.bind.scheme == "ipc" else ""
-        bind = numeric(address.bind)
+        fd = address.bind.fd
+        bind = numeric(address.bind) if fd is None else bound_at(fd)
         check_trust(bind, keys)
         if self._link:
             _make_room(self._link)
-        self.handle = self._start(bind.url if bind.scheme == "tcp" else None, keys)
+        self.handle = self._start(None if self._link or fd is not None else str(bind), fd, keys)
+        if fd is not None:
+            os.close(fd)  # it is the agent's now
         if self._link:
             try:
                 os.symlink(self.handle.run_folder / "agent", self._link)
@@ -39,7 +42,7 @@ class _Worker:
                 raise
         atexit.register(self.close)
 
-    def _start(self, tcp: str | None, keys: Keys | None) -> AgentHandle:
+    def _start(self, tcp: str | None, tcp_fd: int | None, keys: Keys | None) -> AgentHandle:
         host = new_host_id()
         folder = run_folder_for(host)
         make_run_folder(folder)
@@ -50,7 +53,9 @@ class _Worker:
                 key.touch(0o600)
                 key.write_bytes(keys.to_text())
             lease_s = settings.get("mesh_orphan_timeout")
-            coming = begin_agent(host, folder, tcp=tcp, key=key, insecure_loopback=keys is None, lease_s=lease_s)
+            coming = begin_agent(
+                host, folder, tcp=tcp, tcp_fd=tcp_fd, key=key, insecure_loopback=keys is None, lease_s=lease_s
+            )
             return coming.wait(settings.get("host_spawn_ready_timeout"))
         except BaseException:
             remove_run_folder(folder)
@@ -121,11 +126,13 @@ def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address
 def run_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: str) -> None:
     """Makes this machine a host at an address, until it is shut down by who attached it: that ends this process.
 
-    `address` is `ipc://path` or `tcp://name:port`, with `@tcp://0.0.0.0:port` behind it to bind elsewhere.
-    `private_key` is the job's key file (or its content), the same on both sides; `ca="trust_all_connections"` without a
-    key is honoured on ipc and loopback addresses only. What runs on the host ends with who spawned it, or with this
-    process; the host itself waits for the next to attach. Blocks.
-    Raises AddressError, TrustError, AgentStartError, and OSError for an ipc path that is in use.
+    `address` is `ipc://path` or `tcp://name:port`, with `@tcp://0.0.0.0:port` behind it to bind elsewhere; `fdN` for a
+    port is a socket that is bound already, which this process was given as descriptor N. `private_key` is the job's key
+    file (or its content), the same on both sides; `ca="trust_all_connections"` without a key is honoured on ipc and
+    loopback addresses only. What runs on the host ends with who spawned it, or with this process; the host itself waits
+    for the next to attach. Blocks.
+    Raises AddressError, TrustError, AgentStartError, TransportError for a descriptor that is no such socket, and
+    OSError for an ipc path that is in use.
     """
     run_worker_loop_until_shutdown(private_key=private_key, ca=ca, address=address)
     sys.exit(0)

@@ -1,18 +1,22 @@
 """Where a worker listens, as users write it: `tcp://host:port`, `ipc://path`, with a bind address or a process id.
 
 address  = [process-id "@"] endpoint ["@" endpoint]      (where to dial it, then where it binds)
-endpoint = "tcp://" host ":" port | "ipc://" path
+endpoint = "tcp://" host ":" port | "tcp://" host ":fd" number | "ipc://" path
+
+`fd` is a socket that the worker was born with and that is bound already: whoever starts workers can so choose free
+ports without a race.
 """
 
 import re
 
 from msgspec import Struct
 
-__all__ = ["AddressError", "Endpoint", "WorkerAddress", "parse_worker_address"]
+__all__ = ["AddressError", "Endpoint", "WorkerAddress", "parse_dialled", "parse_worker_address"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 _V6 = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?")
+_DESCRIPTOR = re.compile(r"fd[0-9]{1,7}", re.ASCII)
 _PROCESS = re.compile(r"[^\s@/]+")
 _LONGEST = 4096
 _FORMS = "known forms are tcp://host:port, ipc://path, tcp://host:port@tcp://0.0.0.0:port and process-id@tcp://..."
@@ -23,12 +27,13 @@ class AddressError(ValueError):
 
 
 class Endpoint(Struct, frozen=True):
-    """One end of a channel: a TCP host and port, or the path of a socket on this machine."""
+    """One end of a channel: a TCP host and port, an inherited socket, or the path of a socket on this machine."""
 
     scheme: str  # tcp or ipc
     host: str = ""
     port: int = 0  # 0: any free one, only where it binds
     path: str = ""
+    fd: int | None = None  # of a bound socket, only where it binds
 
     @property
     def url(self) -> str:
@@ -36,7 +41,7 @@ class Endpoint(Struct, frozen=True):
         if self.scheme == "ipc":
             return f"ipc://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}"
+        return f"tcp://{host}:{self.port if self.fd is None else f'fd{self.fd}'}"
 
     def __str__(self) -> str:
         return self.url
@@ -77,6 +82,14 @@ def parse_worker_address(text: str) -> WorkerAddress:
     return WorkerAddress(dialled, bound, process)
 
 
+def parse_dialled(text: str) -> Endpoint:
+    """Where to dial the worker at an address. Raises what `parse_worker_address` does."""
+    found = parse_worker_address(text).dial
+    if found.fd is not None:
+        raise AddressError(f"{_shown(text)} is a descriptor of the worker alone; dial the port that it is bound to")
+    return found
+
+
 def _split(rest: str) -> tuple[str, str | None]:
     """At the @ that another transport follows; paths may have @ in them."""
     for place in (match.start() for match in re.finditer("@", rest)):
@@ -108,6 +121,9 @@ def _tcp(rest: str, whole: str, *, binds: bool) -> Endpoint:
             "tcp://* does not say under which name others reach this host, nor its port; write "
             "tcp://its-name:22222@tcp://0.0.0.0:22222"
         )
+    fd = int(number[2:]) if _DESCRIPTOR.fullmatch(number) else None
+    if fd is not None:
+        number = "0"
     if not colon or not (number.isascii() and number.isdigit() and len(number) <= 5 and int(number) <= 65535):
         raise AddressError(f"{_shown(whole)}: tcp:// needs a host and a port from 1 to 65535")
     port = int(number)
@@ -125,9 +141,9 @@ def _tcp(rest: str, whole: str, *, binds: bool) -> Endpoint:
         good = len(host) <= 255 and _NAME.fullmatch(host) is not None
     if not good:
         raise AddressError(f"{_shown(whole)}: {_shown(host)} is neither a host name nor an IP address ([...] for IPv6)")
-    if port == 0 and not binds:
+    if port == 0 and fd is None and not binds:
         raise AddressError(f"{_shown(whole)}: nobody can dial port 0; choose one")
-    return Endpoint("tcp", host=host, port=port)
+    return Endpoint("tcp", host=host, port=port, fd=fd)
 
 
 def _shown(text: str) -> str:

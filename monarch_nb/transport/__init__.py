@@ -12,7 +12,7 @@ from monarch_nb.transport.interrupts import throw_into, uninterrupted
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.node import Node
 from monarch_nb.transport.parcel import Parcel
-from monarch_nb.transport.sockets import Limits
+from monarch_nb.transport.sockets import Limits, bound_at
 
 __all__ = [
     "DescriptorLimitError",
@@ -25,6 +25,7 @@ __all__ = [
     "TrustError",
     "UnreachableError",
     "Unready",
+    "bound_at",
     "greet",
     "knock",
     "require_keys",

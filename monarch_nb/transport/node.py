@@ -46,7 +46,8 @@ class Node:
     """A process's address on the network.
 
     `run_folders` names the folders of the hosts on this machine; the process listens in its own host's, if that is
-    among them. `agent` takes what has no other way. `tcp_bind` (needs `keys`) makes it listen on TCP too.
+    among them. `agent` takes what has no other way. `tcp_bind` (needs `keys`) makes it listen on TCP too,
+    `tcp_bound` instead by a socket that is bound already, given as its descriptor.
     `handler`, `on_link_failed` (a message of this process will never arrive, and why) and `on_connection` (a TCP peer's
     address, whether it is connected, a word) are called on the reader thread, the latter two also from `forget` and
     `close`: they must be quick and run no user code. All methods may be called from any thread.
@@ -62,6 +63,7 @@ class Node:
         on_link_failed: LinkFailed,
         keys: Keys | None = None,
         tcp_bind: str | None = None,
+        tcp_bound: int | None = None,
         insecure_loopback: bool = False,
         on_connection: Connection | None = None,
         config: LinkConfig | None = None,
@@ -74,7 +76,8 @@ class Node:
         self.garbage = 0  # messages dropped because they made no sense
         self._own_folder = run_folders.get(self.host)
         self._handler, self._on_link_failed = handler, on_link_failed
-        self._keys, self._tcp_bind, self._insecure_loopback = keys, tcp_bind, insecure_loopback
+        self._keys, self._insecure_loopback = keys, insecure_loopback
+        self._tcp_bind, self._tcp_bound = tcp_bind, tcp_bound
         self._limits = limits or Limits()
         config = config or LinkConfig()
         self._portable = not available()
@@ -115,6 +118,8 @@ class Node:
 
     def start(self) -> None:
         """Listen and start to read. Raises TrustError, DescriptorLimitError or TransportError; then nothing is left."""
+        if self._tcp_bound is not None:
+            self._tcp_bind = sockets.bound_at(self._tcp_bound)
         if self._tcp_bind is not None:
             require_keys(self._tcp_bind, self._keys, self._insecure_loopback)
         with self._life:
@@ -143,7 +148,7 @@ class Node:
         context = self._links.context()
         if keys is not None:
             self._gatekeeper = Gatekeeper(context, self._reader, keys)
-        router = sockets.listen_tcp(context, bind, keys, self._limits)
+        router = sockets.listen_tcp(context, bind, keys, self._limits, self._tcp_bound)
         found = self.tcp_endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._turnstile = Turnstile(router, self._reader, int(found.rpartition(":")[2]), self._limits)
         self._router = router

@@ -3,6 +3,8 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from socket import AF_INET, AF_INET6
+from socket import socket as PlainSocket  # noqa: N812 - beside ZeroMQ's
 from typing import Any, TypeAlias
 
 import zmq
@@ -50,8 +52,11 @@ def new_context() -> Context:
     return context
 
 
-def listen_tcp(context: Context, endpoint: str, keys: Keys | None, limits: Limits) -> Socket:
-    """A ROUTER on TCP that talks only to those who have the same keys, if any are given."""
+def listen_tcp(context: Context, endpoint: str, keys: Keys | None, limits: Limits, bound: int | None = None) -> Socket:
+    """A ROUTER on TCP that talks only to those who have the same keys, if any are given.
+
+    `bound` is the descriptor of a socket that is bound there already; it becomes the ROUTER's.
+    """
     router = _router(context, limits)
     _tcp(router, endpoint, limits)
     router.setsockopt(zmq.HANDSHAKE_IVL, limits.handshake_ms)
@@ -59,6 +64,8 @@ def listen_tcp(context: Context, endpoint: str, keys: Keys | None, limits: Limit
         router.setsockopt(zmq.CURVE_SERVER, 1)
         router.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         router.setsockopt(zmq.ZAP_DOMAIN, b"monarch-nb")
+    if bound is not None:
+        _adopt(router, bound, limits)
     return _bind(router, endpoint)
 
 
@@ -173,6 +180,29 @@ def _tcp(socket: Socket, endpoint: str, limits: Limits) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, limits.heartbeat_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, limits.heartbeat_timeout_ms)
     socket.setsockopt(zmq.HEARTBEAT_TTL, limits.heartbeat_timeout_ms)
+
+
+def bound_at(fd: int) -> str:
+    """Where a socket is bound, as ZeroMQ writes it. Raises TransportError unless it is one of TCP with a port."""
+    try:
+        with PlainSocket(fileno=os.dup(fd)) as same:
+            host, port, *_ = same.getsockname() if same.family in (AF_INET, AF_INET6) else ("", 0)
+    except OSError as error:
+        raise TransportError(f"descriptor {fd} is no socket: {error}") from error
+    if not port:
+        raise TransportError(f"descriptor {fd} is no TCP socket that is bound to a port")
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _adopt(router: Socket, fd: int, limits: Limits) -> None:
+    try:
+        os.set_inheritable(fd, False)
+        with PlainSocket(fileno=os.dup(fd)) as same:
+            same.listen(limits.backlog)
+    except OSError as error:
+        router.close(0)
+        raise TransportError(f"cannot listen on descriptor {fd}: {error}") from error
+    router.setsockopt(zmq.USE_FD, fd)
 
 
 def _bind(router: Socket, endpoint: str) -> Socket:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from monarch_nb.actor import (
 from monarch_nb.config import configured
 from monarch_nb.exceptions import TrustError
 from monarch_nb.routing.addresses import AddressError
-from monarch_nb.transport import Keys
+from monarch_nb.transport import Keys, TransportError
 from tests.cluster.fault_tools import ROOT, SOON, spawned, until
 from tests.cluster.worker_tools import (
     TRUST_ALL,
@@ -110,6 +111,34 @@ def test_an_alias_binds_elsewhere_and_a_process_id_is_no_hindrance() -> None:
         hosts = attach(f"service<2MuA>@tcp://127.0.0.1:{port}")
         assert hosts.initialized.get(30) is True
         hosts.shutdown().get(SOON)
+
+
+def test_a_worker_listens_by_a_socket_it_is_given_whose_port_needed_no_luck() -> None:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        port, fd = door.getsockname()[1], door.fileno()
+        worker = start_worker(f"tcp://127.0.0.1:fd{fd}", pass_fds=(fd,))
+    try:
+        hosts = attach(f"tcp://127.0.0.1:{port}")
+        assert len(where(cold(hosts, per_host={"x": 2})).pid.call().get(30)) == 2
+        hosts.shutdown().get(SOON)
+        assert worker.wait(SOON) == 0
+        with pytest.raises(ConnectionRefusedError):  # nobody holds it any more
+            socket.create_connection(("127.0.0.1", port), timeout=SOON)
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_a_socket_that_others_reach_needs_a_key_whatever_the_address_says() -> None:
+    with socket.socket() as door, pytest.raises(TransportError, match="no TCP socket that is bound"):
+        run_worker_loop_forever(ca=TRUST_ALL, address=f"tcp://127.0.0.1:fd{door.fileno()}")
+    with pytest.raises(TransportError, match="descriptor 999999 is no socket"):
+        run_worker_loop_forever(ca=TRUST_ALL, address="tcp://127.0.0.1:fd999999")
+    with socket.socket() as door:
+        door.bind(("0.0.0.0", 0))
+        with pytest.raises(TrustError, match=r"tcp://0\.0\.0\.0:\d+ needs a key"):
+            run_worker_loop_forever(ca=TRUST_ALL, address=f"tcp://127.0.0.1:fd{door.fileno()}")
 
 
 def test_without_a_key_only_this_machine_can_be_trusted() -> None:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,11 @@ class Where(Actor):
         return os.environ.get(name)
 
 
-def start_worker(address: str, key: "bytes | None" = None) -> "subprocess.Popen[bytes]":
+def start_worker(address: str, key: "bytes | None" = None, pass_fds: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
     line = LINE.format(address, TRUST_ALL, key)
     env = {**os.environ, "PYTHONPATH": ROOT}
-    return subprocess.Popen([sys.executable, "-c", line], env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+    command = [sys.executable, "-c", line]
+    return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=pass_fds)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.routing.addresses import AddressError, Endpoint, WorkerAddress, parse_worker_address
+from monarch_nb.routing.addresses import AddressError, Endpoint, WorkerAddress, parse_dialled, parse_worker_address
 from tests.effort import tries
 
 pytestmark = pytest.mark.timeout(30)
@@ -29,6 +29,15 @@ def test_an_alias_is_dialled_at_one_place_and_binds_to_another() -> None:
     assert parse_worker_address("tcp://adv:4444@tcp://*:0").bind == Endpoint("tcp", host="0.0.0.0", port=0)
 
 
+def test_a_worker_may_bind_to_a_socket_that_it_is_given() -> None:
+    found = parse_worker_address("tcp://127.0.0.1:fd7")
+    assert (found.bind, str(found)) == (Endpoint("tcp", host="127.0.0.1", fd=7), "tcp://127.0.0.1:fd7")
+    found = parse_worker_address("tcp://adv:4444@tcp://0.0.0.0:fd0")
+    assert (found.dial.port, found.bind.fd) == (4444, 0)
+    with pytest.raises(AddressError, match="dial the port that it is bound to"):
+        parse_dialled("tcp://127.0.0.1:fd7")
+
+
 def test_a_process_id_comes_first() -> None:
     found = parse_worker_address("service<2MuAHeDj>@tcp://adv:1@tcp://[::]:1")
     assert (found.process, found.dial.host, found.bind.host) == ("service<2MuAHeDj>", "adv", "::")
@@ -50,7 +59,8 @@ def test_transports_that_are_not_there_yet_are_named(text: str) -> None:
     "text",
     ["", "host:1", "tcp://", "tcp://h", "tcp://h:", "tcp://h:0", "tcp://h:65536", "tcp://h:-1", "tcp://h:٣", "tcp://:1",
      "tcp://a b:1", "tcp://[h]:1", "tcp://::1:1", "ipc://", "ipc://@abstract", "@tcp://h:1", "p q@tcp://h:1",
-     "p tcp://h:1", "tcp://h:1@ipc:///x", "tcp://h:1@tcp://h", "http://h:1", "tcp://h:1\n", "ipc:///a\0b", "x" * 5000],
+     "p tcp://h:1", "tcp://h:1@ipc:///x", "tcp://h:1@tcp://h", "http://h:1", "tcp://h:1\n",
+     "tcp://h:fd", "tcp://h:fd-1", "tcp://h:fd1x", "tcp://h:FD1", "tcp://h:fd12345678", "ipc:///a\0b", "x" * 5000],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(AddressError):
@@ -71,7 +81,7 @@ def test_what_is_written_is_read_back(process: str, ends: tuple[Endpoint, Endpoi
 @pytest.mark.fuzz
 @settings(max_examples=tries(300))
 @given(st.text(max_size=60) | st.text(alphabet="tcpi:/@[]*.0149ab%\0 ", max_size=40) | st.lists(
-    st.sampled_from(["tcp://", "ipc://", "tls://", "@", "[::1]", "*", ":", "h", "1", "65535", "/p", " "]), max_size=9
+    st.sampled_from(["tcp://", "ipc://", "tls://", "@", "[::1]", "*", ":", "fd", "h", "1", "65535", "/p"]), max_size=9
 ).map("".join))  # fmt: skip
 def test_any_text_is_an_address_or_refused(text: str) -> None:
     try:
