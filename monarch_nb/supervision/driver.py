@@ -194,7 +194,7 @@ class Driver(Causes):
             self._tell(OwnerSaid(failure.failure_id, owner, handled))
             self.feed(lambda machine: machine.owner_result(failure.failure_id, handled))
 
-        def failed(error: Exception) -> None:
+        def failed(error: BaseException) -> None:
             text = "".join(format_exception(error))
             raised = self.cause_of("raised", error, text, cell, "__supervise__")
             self._tell(OwnerSaid(failure.failure_id, owner, False))
@@ -310,7 +310,7 @@ class Driver(Causes):
                 cause = self.cause_of("undeliverable", RuntimeError(told), "", cell, "")
                 self._fail_actor(cell.instance.stream, cause)
 
-        def failed(error: Exception) -> None:
+        def failed(error: BaseException) -> None:
             method = "_handle_undeliverable_message"
             text = "".join(format_exception(error))
             self._fail_actor(cell.instance.stream, self.cause_of("exception", error, text, cell, method))

@@ -20,9 +20,13 @@ class UndeliverableMessage(msgspec.Struct, frozen=True):
 
 
 def run_hook(
-    cell: ActorLife, hook: Callable[[], Any], done: Callable[[bool], None], failed: Callable[[Exception], None]
+    cell: ActorLife, hook: Callable[[], Any], done: Callable[[bool], None], failed: Callable[[BaseException], None]
 ) -> None:
-    """Has an actor run a hook; what it says comes as a bool. Any thread; does not block."""
+    """Has an actor run a hook; what it says comes as a bool. Any thread; does not block.
+
+    Whatever it raises counts, CancelledError and SystemExit too, or nobody would ever be told: unless the actor ends,
+    which whoever owns it is told of by itself.
+    """
 
     def run() -> Any:
         try:
@@ -31,8 +35,8 @@ def run_hook(
             if inspect.iscoroutine(result):
                 return finish(result)
             done(bool(result))
-        except Exception as error:
-            failed(error)
+        except BaseException as error:
+            raised(error)
         return None
 
     async def finish(result: Any) -> None:
@@ -40,7 +44,12 @@ def run_hook(
             with cell.acting():
                 handled = bool(await result)
             done(handled)
-        except Exception as error:
-            failed(error)
+        except BaseException as error:
+            raised(error)
+
+    def raised(error: BaseException) -> None:
+        if cell.ending and not isinstance(error, Exception):
+            raise error
+        failed(error)
 
     cell.executor.urge(run)

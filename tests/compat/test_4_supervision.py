@@ -157,6 +157,18 @@ class Handler(Actor):
         self.port.send(("cleanup", exc))
 
 
+class AwaitsWhatIsCancelled(Handler):
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        given_up = asyncio.get_running_loop().create_future()
+        given_up.cancel("given up")
+        return bool(await given_up)
+
+
+class Exits(SyncOwner):
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        raise SystemExit("given up")
+
+
 def test_failures_are_supervised_one_at_a_time_beside_messages(quad: ProcMesh) -> None:
     port, receiver = Channel[Any].open()
     handler = quad.slice(gpus=0).spawn("handler", Handler, port)
@@ -170,6 +182,21 @@ def test_failures_are_supervised_one_at_a_time_beside_messages(quad: ProcMesh) -
     assert handler.ping.call_one().get(20) == "pong"
     handler.let.call_one().get(20)
     assert [receiver.recv().get(20) for _ in range(2)] == [("begins", 1)] * 2
+
+
+@pytest.mark.parametrize("owner", [AwaitsWhatIsCancelled, Exits])
+def test_a_supervise_that_raises_no_exception_has_failed_all_the_same(
+    quad: ProcMesh, faults: Any, owner: type[Handler]
+) -> None:
+    port, _ = Channel[Any].open()
+    owners: Any = quad.slice(gpus=0).spawn("owners", owner, port)
+    owners.own.call_one(quad).get(20).slice(gpus=1).fail.broadcast()
+    failure = faults.next()
+    assert failure.mesh_name == "owners"
+    report = failure.report()
+    for words in ("given up", "This error occurred while handling another failure", "workers{'gpus': 1/4}"):
+        assert words in report
+    owners.stop().get(20)
 
 
 def test_a_stop_cancels_a_supervise_that_has_not_ended(quad: ProcMesh, faults: Any) -> None:
