@@ -216,7 +216,8 @@ def test_after_a_restart_it_offers_to_load_the_extension_again(panel: Panel) -> 
     shown.wait_for_function(KERNEL_IS_IDLE, timeout=40_000)
     told = panel.lab.run("%load_ext monarch")  # in a cell this time
     panel.note("No meshes")
-    assert told.inner_text().strip() == ""  # nor does it tell of who asked before
+    # Nor does it tell of who asked before. ipykernel may, of what jupyter-widgets sent to a subshell that has ended.
+    assert "monarch_nb.cluster" not in told.inner_text()
     assert panel.lab.errors == []
 
 

@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { band, number } from "./static/chart.js";
+import { Cluster } from "./static/cluster.js";
 import { coloursOf, rangeOf } from "./static/colours.js";
 import { factsOf, words } from "./static/details.js";
 import { storyOf } from "./static/failures.js";
@@ -65,6 +66,12 @@ test("a rank is told with its actors, an actor with its process", () => {
   assert.equal(actor.process, proc.process);
   assert.equal(actor["stopped at"], "train.py:3 in step");
   assert.equal(words({ stopped: "by you" }, { state: "busy" }), "stopped");
+});
+
+test("what was saved of one mesh is enough to tell of its ranks", () => {
+  const { hosts, meshes, ranks, failures } = STATE;
+  const cluster = new Cluster({ send: () => {}, onMessage: () => {} }, { now: 100, state: { hosts, meshes, ranks, failures } });
+  assert.equal(Object.fromEntries(factsOf(cluster, "p", meshes.p, 3)).state, "busy with trainers.step, 10 s");
 });
 
 test("ranks are picked by number, by range and by dimension; what means nothing is said to", () => {

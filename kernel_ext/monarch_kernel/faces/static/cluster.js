@@ -24,7 +24,7 @@ const REQUEST_MS = 120000;
 /** One connection to the kernel, shared by all views of a model. `channel` has send(message) and onMessage(callback). */
 export class Cluster {
   constructor(channel, saved) {
-    this.state = saved?.state ?? structuredClone(EMPTY);
+    this.state = { ...structuredClone(EMPTY), ...saved?.state }; // of which sections may be left out
     this.savedAt = saved?.now ?? 0;
     this.live = false;
     this.skew = 0; // what the kernel's clock is ahead of ours, in seconds
