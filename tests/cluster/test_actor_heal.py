@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -439,6 +440,7 @@ class Stuck(Actor):
     def hold(self) -> None:
         """Reacts to no interrupt: a C call that does not return."""
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(3600)  # another thread may be the first to be stopped, and this one go on for a moment
 
     @endpoint
     def who(self) -> tuple[int, int]:

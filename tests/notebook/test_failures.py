@@ -153,13 +153,19 @@ def test_a_cell_left_alone_on_the_ranks_can_be_interrupted_later(nb: Notebook) -
 
 
 def test_ranks_that_do_not_stop_come_with_the_command_that_kills_and_heals_them(nb: Notebook) -> None:
-    source = "import os, signal\nprint('begun', flush=True)\nif rank in (1, 2): os.kill(os.getpid(), signal.SIGSTOP)"
+    source = """
+import os, signal, time
+print('begun', flush=True)
+if rank in (1, 2):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(3600)  # this thread may be stopped a moment later
+"""
     nb.run("import monarch; monarch.configure(heal_max_restarts=50)").ok()  # other tests have healed these ranks too
     patience = nb.run("from monarch_kernel import running; running.GIVE_UP_SECONDS").ok().text
     assert float(patience) == 5
     nb.run("running.GIVE_UP_SECONDS = 1.0").ok()
     before = [pid_of(nb, rank) for rank in range(4)]
-    request = nb.start(f"%%on w\n{source}")
+    request = nb.start(f"%%on w{source}")
     cell = Cell()
     nb.until(request, cell, "begun")
     nb.interrupt()
