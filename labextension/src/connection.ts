@@ -13,6 +13,8 @@ const TARGET = "monarch_nb.cluster";
 const PROTOCOL = 1;
 const SUBSHELL_MS = 2000;
 const INFO_MS = 800;
+// A page that is new keeps what it sends for up to 3 s, until it hears what kernel it is; and the cell may last for hours.
+const OWN_MS = 15_000;
 // JupyterLab ends the subshell of the last comm of a target a moment after that comm; a comm that is made in that moment
 // gets the one that is ended, and speaks to nobody.
 const PAUSE_MS = 300;
@@ -242,13 +244,28 @@ async function ownSubshell(kernel: Kernel.IKernelConnection, comm: Shelled): Pro
       const asked = kernel.sendControlMessage(message as never, true, true);
       asked.onReply = (reply) => resolve((reply as KernelMessage.IMessage).content as { subshell_id?: string });
     });
-  const id = (await within(SUBSHELL_MS, ask("create_subshell_request", {})))?.subshell_id;
-  if (!id) return () => undefined;
-  comm._subshellId = id;
-  return () => {
-    if (kernel.isDisposed || kernel.connectionStatus !== "connected") return;
-    setTimeout(() => kernel.isDisposed || void ask("delete_subshell_request", { subshell_id: id }), PAUSE_MS); // after the comm's end
+  const end = (id: string): void => {
+    if (!kernel.isDisposed && kernel.connectionStatus === "connected") void ask("delete_subshell_request", { subshell_id: id });
   };
+  const asked = ask("create_subshell_request", {});
+  const id = (await within(OWN_MS, Promise.race([asked, untilIdle(kernel)])))?.subshell_id;
+  if (!id) {
+    void asked.then(({ subshell_id }) => subshell_id && end(subshell_id)); // it comes too late
+    return () => undefined;
+  }
+  comm._subshellId = id;
+  return () => void setTimeout(() => end(id), PAUSE_MS); // after the comm's end
+}
+
+function untilIdle(kernel: Kernel.IKernelConnection): Promise<undefined> {
+  return new Promise((resolve) => {
+    const heard = (_: Kernel.IKernelConnection, status: Kernel.Status): void => {
+      if (status !== "idle") return;
+      kernel.statusChanged.disconnect(heard);
+      resolve(undefined);
+    };
+    kernel.statusChanged.connect(heard);
+  });
 }
 
 /** What a promise gives, if it does so in time. */

@@ -68,11 +68,14 @@ class Cancels:
         cell = self._runtime.cells.get((word.mesh, word.rank))
         if cell is None:
             return
-        cell.cancel(word.call)
-        for nested in tuple(self._runtime.calls.values()):  # after it: an `async def` sees its own cancellation
-            made_by = nested.caller
-            if made_by.call == word.call and made_by.actor_instance.cell is cell:
-                nested.cancel()
+
+        def cancel_nested() -> None:
+            for nested in tuple(self._runtime.calls.values()):
+                made_by = nested.caller
+                if made_by.call == word.call and made_by.actor_instance.cell is cell:
+                    nested.cancel()
+
+        cell.cancel(word.call, cancel_nested)
 
 
 def dropped() -> asyncio.CancelledError:

@@ -290,16 +290,23 @@ class ActorCell(ActorLife):
         self.runtime.node.consumed(parcel)
         self._reply(header, Status.EXCEPTION, encode_exception(dropped()))
 
-    def cancel(self, call: str) -> None:
-        """Cancels an `async def` endpoint that runs for this call (reading thread). One that is `def` goes on."""
-        if isinstance(self.executor, AsyncExecutor):
+    def cancel(self, call: str, then: Callable[[], None]) -> None:
+        """Cancels an `async def` endpoint that runs for this call, and does `then` (reading thread).
 
-            def cancel() -> None:
-                task = self._calls.get(call)
-                if task is not None:
-                    task.cancel("the call was cancelled")
+        One that is `def` goes on. `then` ends what the endpoint waits for, on its loop: an endpoint that is just on its
+        way to an `await` would else see the end of that call there, and not its own cancellation.
+        """
+        if not isinstance(self.executor, AsyncExecutor):
+            then()
+            return
 
-            self.executor.urge(cancel)
+        def cancel() -> None:
+            task = self._calls.get(call)
+            if task is not None:
+                task.cancel("the call was cancelled")
+            then()
+
+        self.executor.urge(cancel)
 
     def interrupt(self) -> None:
         """Raises KeyboardInterrupt in the running endpoint; best effort: one that sits in C code notices later."""

@@ -1,6 +1,7 @@
 """Giving up a call whose endpoint waits for calls of its own: those are given up too, down to the last."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
@@ -31,6 +32,17 @@ class Async(Actor):
     async def ask(self, last: Any, began: Port[str], ended: Port[str]) -> None:
         try:
             await last.hang.call_one(began, ended)
+        except asyncio.CancelledError:
+            ended.send("async")
+            raise
+
+    @endpoint
+    async def ask_slowly(self, last: Any, began: Port[str], ended: Port[str]) -> None:
+        """Has made a call, and does not wait for it yet when it is cancelled."""
+        call = last.hang.call_one(began, ended)
+        time.sleep(1)  # noqa: ASYNC251 - its loop is not to get on
+        try:
+            await call
         except asyncio.CancelledError:
             ended.send("async")
             raise
@@ -102,6 +114,11 @@ def last(quad: ProcMesh) -> Any:
 def test_an_async_endpoint_and_what_it_waits_for_are_cancelled(quad: ProcMesh, last: Any) -> None:
     middle: Any = quad.slice(gpus=0).spawn("middle", Async)
     assert cancelled(lambda *ports: middle.ask.call_one(last, *ports), 2) == ["async", "last"]
+
+
+def test_an_async_endpoint_that_does_not_wait_yet_sees_its_own_cancellation_too(quad: ProcMesh, last: Any) -> None:
+    middle: Any = quad.slice(gpus=0).spawn("middle", Async)
+    assert cancelled(lambda *ports: middle.ask_slowly.call_one(last, *ports), 2) == ["async", "last"]
 
 
 def test_a_def_that_waits_for_a_call_is_woken_by_its_cancellation(quad: ProcMesh, last: Any) -> None:
