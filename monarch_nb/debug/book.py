@@ -42,13 +42,17 @@ class Book:
             self._sessions[session] = record
         self._tell("looked", record)
 
-    def resumed(self, session: str) -> None:
-        """It goes on."""
+    def resumed(self, session: str, number: int | None = None) -> bool:
+        """It goes on; of stop `number` only, if that is given: it may have stopped anew. Whether it was stopped."""
         with self._changed:
-            record = self._sessions.pop(session, None)
+            record = self._sessions.get(session)
+            if number is not None and (record is None or record.number != number):
+                return False
+            self._sessions.pop(session, None)
             self._touch()
         if record is not None:
             self._tell("resumed", record)
+        return record is not None
 
     def over(self, session: str, why: str) -> None:
         """It goes on, and what it was stepping through has ended."""

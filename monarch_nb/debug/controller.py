@@ -137,9 +137,7 @@ class Controller:
         answers = [_answer(one, asked[one.session], limit) for one in sessions]
         for one, answer in zip(sessions, answers, strict=True):
             if answer.resumed:  # its own word of that may still be on its way
-                now = self.book.get(one.session)
-                if now is not None and now.number == one.number:
-                    self.book.resumed(one.session)
+                if self.book.resumed(one.session, one.number):
                     self._unpause(one)
             elif answer.source:
                 self.book.looked(one.session, answer.current, answer.source, answer.first)

@@ -1,5 +1,6 @@
 """Actors that stop, and how tests wait for that: never by sleeping."""
 
+import contextlib
 import multiprocessing
 import threading
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 from monarch_nb import debug
 from monarch_nb.actor import Actor, MeshFailure, breakpoint_if, current_rank, endpoint
-from monarch_nb.debug import Stopped
+from monarch_nb.debug import DebugError, Stopped
 
 SECONDS = 20.0
 
@@ -179,12 +180,12 @@ def stopped(count: int, mesh: Any = None) -> list[Stopped]:
 def resume_all() -> None:
     """Whatever a test has left stopped goes on."""
     debug.clear_breakpoint()
-    for _ in range(100):
-        if not debug.sessions():
-            return
-        debug.resume()
+    deadline = time.monotonic() + SECONDS
+    while debug.sessions():
+        assert time.monotonic() < deadline, f"still stopped: {debug.sessions()}"
+        with contextlib.suppress(DebugError):  # the last of them may be gone by now
+            debug.resume()
         time.sleep(0.01)
-    raise AssertionError(f"still stopped: {debug.sessions()}")
 
 
 def line(text: str, nth: int = 1) -> int:

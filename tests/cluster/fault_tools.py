@@ -58,6 +58,13 @@ class Worker(Actor):
         return "slept"
 
     @endpoint
+    def wait_for(self, path: str, started: Any) -> None:
+        """Until there is such a file."""
+        started.send(os.getpid())
+        while not os.path.exists(path):
+            time.sleep(0.01)
+
+    @endpoint
     def boom(self) -> None:
         raise ValueError("no such luck")
 

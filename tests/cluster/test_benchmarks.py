@@ -82,7 +82,7 @@ def test_an_unknown_peer_is_refused() -> None:
         env={**os.environ, "PEERS": "nobody"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
     )
     assert done.returncode == 2
     assert "known are torchmonarch, ray" in done.stderr

@@ -86,11 +86,11 @@ def test_expressions_statements_and_steps_go_to_all_and_locals_can_be_changed(tr
     assert group.eval("loss").values == {0: 1, 1: 2, 2: 3}
     assert group.run("[loss * n for n in range(2)]").text.splitlines()[0].startswith("[0, ")
     assert (
-        group.next().text
+        group.next(timeout=SECONDS).text
         == f"gpus=0-2  debug_tools.py:{line('doubled = loss * 2')} in Trainer.step  → doubled = loss * 2"
     )
     group.run("!loss = 100")
-    group.next()
+    group.next(timeout=SECONDS)
     assert group.eval("doubled").values == {0: 200, 1: 200, 2: 200}
     assert group.run("for n in range(2):\n    print(n)\n").text == "0\n1"
     assert "doubled" in group.locals()[0]
@@ -123,17 +123,17 @@ def test_stepping_into_returning_and_running_off_the_end_of_an_endpoint(trainers
     stopped(1)
     group = debug.group(trainers)
     for _ in range(3):
-        group.step()
+        group.step(timeout=SECONDS)
     assert group.sessions[0].frame.function == "Trainer.add"
     assert [frame.function for frame in group.sessions[0].stack] == ["Trainer.quiet", "Trainer.add"]
     assert "Trainer.quiet" in group.where()
-    group.finish()
+    group.finish(timeout=SECONDS)
     assert "--Return--" in group.sessions[0].note
     group.run("u")
     assert group.eval("value").values == {0: 1.0}
     debug.clear_breakpoint()
     while group.sessions:
-        told = group.next(timeout=5).text
+        told = group.next(timeout=SECONDS).text
     assert told == "trainers gpus=0: the endpoint has ended"
     assert future.get(SECONDS) == 3.0
 
@@ -192,7 +192,7 @@ def test_an_async_actor_stops_its_loop_only_and_steps_over_an_await(procs: ProcM
     assert set(conditions(loopers._state).values()) == {"paused"}
     group = debug.group(loopers)
     for _ in range(3):
-        group.next()
+        group.next(timeout=SECONDS)
     assert {one.frame.text for one in group.sessions} == {"z = y + 1"}
     group.resume()
     assert list(future.get(SECONDS).values()) == [3, 3, 3]

@@ -1,6 +1,7 @@
 """Where a rank is that one long call in C holds, so that no Python of its process can run."""
 
 import ctypes
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,22 @@ from monarch_nb import debug
 from monarch_nb.actor import Actor, ProcMesh, endpoint
 from monarch_nb.debug import stuck
 from tests.cluster.actor_tools import SECONDS, spawned
+from tests.cluster.fault_tools import until
 
 pytestmark = pytest.mark.timeout(120)
 
 
 class Holder(Actor):
     @endpoint
-    def hold(self, seconds: int) -> int:
-        return ctypes.PyDLL(None).sleep(seconds)  # PyDLL: nobody else in the process gets the GIL meanwhile
+    def hold(self, pipe: str, begun: str) -> int:
+        """Until somebody writes into the pipe."""
+        opened = os.open(pipe, os.O_RDWR)
+        try:
+            byte = ctypes.create_string_buffer(1)
+            Path(begun).touch()  # no message: who sends it might need the GIL
+            return int(ctypes.PyDLL(None).read(opened, byte, 1))  # PyDLL: nobody else in the process gets the GIL
+        finally:
+            os.close(opened)
 
     @endpoint
     def ping(self) -> str:
@@ -36,19 +45,24 @@ def holders() -> Iterator[Any]:
 
 @pytest.mark.parametrize("with_py_spy", [False, True])
 def test_the_stack_of_a_rank_that_sits_in_c_is_shown(
-    holders: Any, with_py_spy: bool, monkeypatch: pytest.MonkeyPatch
+    holders: Any, with_py_spy: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if with_py_spy and stuck.py_spy() is None:
         pytest.skip("py-spy is not installed")
     if not with_py_spy:
         monkeypatch.setattr(stuck, "py_spy", lambda: None)
-    future = holders.slice(gpus=1).hold.call_one(4)
-    debug.controller().book.wait(0.5, lambda: False)  # it has begun
-    text = debug.stacks(holders)
+    pipe, begun = tmp_path / "pipe", tmp_path / "begun"
+    os.mkfifo(pipe)
+    future = holders.slice(gpus=1).hold.call_one(str(pipe), str(begun))
+    until(begun.exists, "it has begun")
+    try:
+        text = debug.stacks(holders)
+    finally:
+        pipe.write_bytes(b"x")
     assert "Holder.hold" in text or "hold" in text
     assert "test_debug_stuck.py" in text
     assert "1  idle  [gpus=0]" in text
-    assert future.get(SECONDS) == 0
+    assert future.get(SECONDS) == 1
     assert list(holders.ping.call().get(SECONDS).values()) == ["pong"] * 2
 
 

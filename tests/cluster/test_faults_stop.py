@@ -28,7 +28,7 @@ def test_stop_during_a_call(host: Any, shown: list[MeshFailure]) -> None:
     port, receiver = Channel.open()
     with spawned(host, name="busy") as procs:
         actors = procs.spawn("busy", Worker)
-        call = actors.nap.call(0.3, port)
+        call = actors.nap.call(2.0, port)  # longer than the word of the stop takes
         waits = actors.echo.call(1)
         begun(receiver, 2)
         actors.stop().get(SOON)  # after the current message
