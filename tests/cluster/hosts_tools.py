@@ -124,8 +124,10 @@ class Caller(Actor):
         return list(others.where.call().get(SOON).values())
 
     @endpoint
-    def nested(self, others: Any, rank: int) -> int:
-        return int(others.nap.call_one(300, rank).get(SOON))
+    def nested(self, others: Any, rank: int, asks: Path) -> int:
+        answer = others.nap.call_one(300, rank)
+        asks.touch()
+        return int(answer.get(SOON))
 
     @endpoint
     def tell(self, others: Any, count: int, who: str) -> int:
@@ -164,7 +166,12 @@ class HostProcess:
         """Nobody is left to tidy up: the next agent on this machine would, half a minute later."""
         self.process.kill()
         self.process.wait()
-        shutil.rmtree(self.run_folder, ignore_errors=True)
+
+        def removed() -> bool:
+            shutil.rmtree(self.run_folder, ignore_errors=True)
+            return not self.run_folder.exists()
+
+        wait_until(removed)  # its procs, which end a moment later, may yet write there
 
     def close(self) -> None:
         self.process.terminate()

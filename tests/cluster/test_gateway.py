@@ -170,6 +170,8 @@ time.sleep(600)
 def test_what_a_client_had_behind_the_gateway_ends_with_it(
     tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
+    folders.sweep()  # what earlier modules have left
     with user_hosts(tmp_path, 2, "--lease-s", "1", key=key) as agents:
         client = subprocess.Popen(
             [sys.executable, "-c", CLIENT, agents[0].endpoint, agents[1].endpoint, str(key)],
@@ -183,7 +185,6 @@ def test_what_a_client_had_behind_the_gateway_ends_with_it(
         client.wait()
         wait_until(lambda: not alive(pid))
         assert all(agent.process.poll() is None for agent in agents)
-    monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
     assert len(folders.sweep()) == 1  # the client's
 
 

@@ -19,6 +19,7 @@ def test_a_cast_reaches_every_proc_once_and_its_answers_come_folded() -> None:
     with hosted() as (_, client):
         layout = Layout("p", (client.host,), 4)
         client.started(*client.spawn(4, "echoes", layout=layout))
+        client.answers(client.cast(layout, [Run(0, 4)], "hello"), 4)  # all can hear now, which takes each its time
         found, messages = client.answers(client.cast(layout, [Run(0, 4, seq=5)], "hello", b"x" * 100), 4)
         assert found == {n: [f"{n}.0.5".encode(), b"x" * 100] for n in range(4)}
         assert len(messages) < 4
@@ -100,8 +101,10 @@ def test_a_cast_goes_down_a_tree_of_hosts_and_its_answers_come_back_up() -> None
 def test_a_host_lost_under_a_cast_does_not_hold_back_the_others() -> None:
     with three_hosts() as (clients, layout):
         os.kill(clients[2].status().pid, signal.SIGKILL)
-        found, _ = clients[0].answers(clients[0].cast(layout, [Run(0, 6)], "hello"), 4)
-        assert sorted(found) == [0, 1, 2, 3]
+        port = clients[0].cast(layout, [Run(0, 6)], "hello")
+        found: dict[int, list[bytes]] = {}
+        while not {0, 1, 2, 3} <= found.keys():  # those of the lost host may be sent back at any time
+            found |= clients[0].answers(port, 1)[0]
 
 
 def test_a_caller_that_is_gone_costs_the_agent_nothing() -> None:

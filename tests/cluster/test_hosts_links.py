@@ -109,13 +109,16 @@ def back(hosts: Any) -> None:
     wait_until(lambda: not any(ways.remotes[host].lost for host in hosts._hosts))
 
 
-def test_procs_elsewhere_learn_that_a_host_is_lost(proxied: Any, key: Path, faults: list[MeshFailure]) -> None:
+def test_procs_elsewhere_learn_that_a_host_is_lost(
+    proxied: Any, key: Path, faults: list[MeshFailure], tmp_path: Path
+) -> None:
     agents, proxies = proxied
     hosts = attach_hosts([agents[0].endpoint, proxies[1].endpoint], key=key, lease=1.0)
     procs = hosts.spawn_procs(name="pair")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
-    asked = callers.slice(hosts=0).nested.call_one(members.slice(hosts=1), 1)
-    members.where.call().get(SOON)
+    members.where.call().get(SOON)  # before one of them is busy for minutes
+    asked = callers.slice(hosts=0).nested.call_one(members.slice(hosts=1), 1, tmp_path / "asks")
+    wait_until((tmp_path / "asks").exists)
     agents[1].kill()
     with pytest.raises(monarch_nb.actor.ActorError, match=agents[1].host):
         asked.get(SOON)
@@ -180,6 +183,8 @@ time.sleep(600)
 def test_procs_end_with_the_lease_of_a_controller_that_is_killed_and_the_host_lives(
     tmp_path: Path, key: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
+    folders.sweep()  # what earlier modules have left
     with user_hosts(tmp_path, 1, "--lease-s", "1", key=key) as [agent]:
         controller = subprocess.Popen(
             [sys.executable, "-c", CONTROLLER, agent.endpoint, str(key)], stdout=subprocess.PIPE, text=True,
@@ -202,7 +207,6 @@ def test_procs_end_with_the_lease_of_a_controller_that_is_killed_and_the_host_li
             controller.kill()
             controller.wait()
         assert agent.process.poll() is None
-        monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
         assert len(folders.sweep()) == 1  # the controller's
         procs = attach_hosts([agent.endpoint], key=key).spawn_procs(name="next")
         assert len(procs.spawn("members", Member).where.call().get(SOON)) == 1

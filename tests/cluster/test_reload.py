@@ -75,9 +75,9 @@ def test_state_stays_and_order_holds(procs, module):
     done = reload_mesh(counters)
     after = counters.add.call(1)
     done.get(20)
-    assert before[-1].get(10).values() == [50, 50]
-    assert after.get(10).values() == [60, 60]
-    assert counters.twice.call().get(10).values() == [(120, "new", "Counter")] * 2
+    assert before[-1].get(40).values() == [50, 50]
+    assert after.get(40).values() == [60, 60]
+    assert counters.twice.call().get(40).values() == [(120, "new", "Counter")] * 2
 
 
 def test_a_changed_init_is_said(procs, module):
@@ -115,7 +115,7 @@ def test_changed_slots_are_refused(procs):
     mesh = procs.spawn("slotted", Slotted)
     with pytest.raises(TypeError, match="__slots__ of Wider have changed"):
         reload_mesh(mesh, Wider)
-    assert mesh.get.call().get(10).values() == [1, 1]
+    assert mesh.get.call().get(40).values() == [1, 1]
 
 
 def test_a_slice_is_refused(procs):
@@ -134,19 +134,19 @@ class Asker(Actor):
 
     @endpoint
     def ask(self, name, *args):
-        return getattr(self.counters, name).call(*args).get(10).values()
+        return getattr(self.counters, name).call(*args).get(40).values()
 
 
 def test_references_in_other_processes_see_new_endpoints(procs, module):
     counters = procs.spawn("counters", module.Counter)
     asker = procs.slice(gpus=0).spawn("asker", Asker)
-    asker.take.call_one(counters).get(10)
-    assert asker.ask.call_one("add", 1).get(10) == [1, 1]
+    asker.take.call_one(counters).get(40)
+    assert asker.ask.call_one("add", 1).get(40) == [1, 1]
     source = NEW.replace("def add(self, k)", "def add(self, k, extra=0)")
     exec(compile(source, "reload_me.py", "exec"), module.__dict__)
     reload_mesh(counters).get(20)
-    assert asker.ask.call_one("add", 1, 5).get(10) == [11, 11]
-    assert asker.ask.call_one("twice").get(10) == [(22, "new", "Counter")] * 2
+    assert asker.ask.call_one("add", 1, 5).get(40) == [11, 11]
+    assert asker.ask.call_one("twice").get(40) == [(22, "new", "Counter")] * 2
 
 
 def test_a_healed_rank_has_the_reloaded_class(module, monkeypatch):
@@ -157,7 +157,7 @@ def test_a_healed_rank_has_the_reloaded_class(module, monkeypatch):
         counters.add.call(1).get(20)
         exec(compile(NEW, "reload_me.py", "exec"), module.__dict__)
         reload_mesh(counters).get(20)
-        pid = procs.slice(gpus=1).run(os.getpid).get(10).item()
+        pid = procs.slice(gpus=1).run(os.getpid).get(40).item()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(SupervisionError):
             [counters.add.call(1).get(20) for _ in range(100)]
@@ -175,4 +175,4 @@ def test_a_hook_that_raises_is_told(procs, module):
     exec(compile(source, "reload_me.py", "exec"), module.__dict__)
     with pytest.raises(ActorError, match="cannot follow"):
         reload_mesh(counters).get(20)
-    assert counters.add.call(1).get(10).values() == [10, 10]
+    assert counters.add.call(1).get(40).values() == [10, 10]

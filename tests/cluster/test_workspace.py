@@ -83,34 +83,34 @@ def sync(*args, **kwargs):
 
 def test_living_actors_take_edited_code_over_and_keep_state(code, procs):
     counters = procs.spawn("counters", code.module.Counter)
-    assert counters.add.call(1).get(10).values() == [1, 1]
+    assert counters.add.call(1).get(40).values() == [1, 1]
     code.edit(10, TWICE)
     sync(code.folder, auto_reload=True)
-    assert counters.add.call(1).get(10).values() == [11, 11]
-    assert counters.twice.call().get(10).values() == [22, 22]
+    assert counters.add.call(1).get(40).values() == [11, 11]
+    assert counters.twice.call().get(40).values() == [22, 22]
 
 
 def test_a_module_that_imports_an_edited_one_is_loaded_again_too(code, procs):
     counters = procs.spawn("counters", code.module.Counter)
-    counters.add.call(1).get(10)
+    counters.add.call(1).get(40)
     code.edit(100)  # of the two only the helper
     report = reload_code([str(code.folder)], procs=[procs])
     assert report.modules == (code.helper, code.model)
     assert report.meshes == ("counters",)
-    assert counters.add.call(1).get(10).values() == [101, 101]
+    assert counters.add.call(1).get(40).values() == [101, 101]
 
 
 def test_without_auto_reload_running_code_stays(code, procs):
     counters = procs.spawn("counters", code.module.Counter)
-    counters.add.call(1).get(10)
+    counters.add.call(1).get(40)
     code.edit(10)
     sync(code.folder)
-    assert counters.add.call(1).get(10).values() == [2, 2]
+    assert counters.add.call(1).get(40).values() == [2, 2]
 
 
 def test_nothing_edited_is_nothing_done(code, procs):
     counters = procs.spawn("counters", code.module.Counter)
-    counters.add.call(1).get(10)
+    counters.add.call(1).get(40)
     code.edit(10)
     reload_code([str(code.folder)], procs=[procs])
     report = reload_code([str(code.folder)], procs=[procs])
@@ -119,16 +119,16 @@ def test_nothing_edited_is_nothing_done(code, procs):
 
 def test_a_syntax_error_is_told_before_anything_changes(code, procs):
     counters = procs.spawn("counters", code.module.Counter)
-    counters.add.call(1).get(10)
+    counters.add.call(1).get(40)
     code.edit(10, "\n    def broken(:\n")
     with pytest.raises(SyntaxError):
         sync(code.folder, auto_reload=True)
-    assert counters.add.call(1).get(10).values() == [2, 2]
+    assert counters.add.call(1).get(40).values() == [2, 2]
 
 
 def test_actors_that_cannot_follow_keep_their_class_and_it_is_said(code, procs):
     counters = procs.spawn("counters", code.module.Counter)
-    counters.add.call(1).get(10)
+    counters.add.call(1).get(40)
     code.edit(10, model=MODEL.replace("    def add", "    async def add"))
     with pytest.warns(UserWarning, match="counters keeps its old class: Counter is async now and was sync"):
         sync(code.folder, auto_reload=True)
