@@ -279,17 +279,23 @@ class Door:
 
     def _turn_away(self) -> None:
         """No descriptors are left: the caller hears that it was closed, and tries again."""
-        os.close(self._spare)
+        self._give_up_spare()
         with contextlib.suppress(OSError):
             self._socket.accept()[0].close()
         with contextlib.suppress(OSError):
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
+    def _give_up_spare(self) -> None:
+        """Once only: if another thread takes its number and none is left for us, closing it again would hit that."""
+        spare, self._spare = self._spare, -1
+        if spare >= 0:
+            os.close(spare)
+
     def close(self) -> None:
         """Listen no more; after the reading thread has ended."""
         self._reader.unwatch(self._fd)
         self._socket.close()
-        os.close(self._spare)
+        self._give_up_spare()
 
 
 def _same_user(connection: socket.socket) -> bool:

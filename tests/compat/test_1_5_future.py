@@ -41,7 +41,7 @@ def test_result_is_get(sleeper: Any) -> None:
 
 
 def test_a_time_out_is_that_of_the_builtins_and_the_call_goes_on(sleeper: Any) -> None:
-    future = sleeper.nap.call_one(0.2)
+    future = sleeper.nap.call_one(1.0)
     with pytest.raises(TimeoutError):
         future.get(timeout=0.01)
     with pytest.raises(TimeoutError):
@@ -69,7 +69,7 @@ def test_asyncio_tools_take_futures(sleeper: Any) -> None:
         gathered = await asyncio.gather(sleeper.nap.call_one(0), sleeper.nap.call_one(0))
         waited = await asyncio.wait_for(sleeper.nap.call_one(0).as_asyncio(), 20)
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(sleeper.nap.call_one(0.3).as_asyncio(), 0.01)
+            await asyncio.wait_for(sleeper.nap.call_one(1.0).as_asyncio(), 0.01)
         return (*gathered, waited)
 
     first, second, third = asyncio.run(main())

@@ -150,7 +150,7 @@ for word in ("tcp", "ipc", "tls", "metatls", "metatls-hostname", "tcp://127.0.0.
 
 
 def test_every_word_for_a_transport_is_taken_once_and_before_all_else() -> None:
-    done = subprocess.run([sys.executable, "-c", ENABLE], capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run([sys.executable, "-c", ENABLE], capture_output=True, text=True, timeout=100, check=True)
     words = [line.rpartition(" ") for line in done.stdout.splitlines()]
     assert len(words) == 6, done.stderr
     assert {status for *_, status in words} == {"0"}, done.stdout + done.stderr

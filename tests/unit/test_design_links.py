@@ -17,7 +17,7 @@ from tests.unit.transport_tools import End, ends, run_folder
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
 
-# Says where it listens; holds the GIL, from its first message on, for a second and a half in one C call.
+# Says where it listens; holds the GIL, from its first message on, for three seconds in one C call.
 BUSY = """
 import ctypes, sys, threading
 from monarch_nb.transport import Node
@@ -29,7 +29,7 @@ node.start()
 print(node.tcp_endpoint, flush=True)
 come.wait()
 print("holds", flush=True)
-ctypes.PyDLL(None).usleep(1_500_000)
+ctypes.PyDLL(None).usleep(3_000_000)
 node.send(Header(Kind.CONTROL, "h1/agent", "h2/agent"), node.snapshot([b"back"]))
 sys.stdin.read()
 """
@@ -84,7 +84,7 @@ def test_heartbeats_need_no_gil() -> None:
     )  # fmt: skip
     assert child.stdout is not None
     try:
-        limits = Limits(heartbeat_ms=50, heartbeat_timeout_ms=500)
+        limits = Limits(heartbeat_ms=50, heartbeat_timeout_ms=1000)
         a = End("h1/agent", insecure_loopback=True, limits=limits)
         a.node.learn("h2", child.stdout.readline().strip())
         with ends(a):

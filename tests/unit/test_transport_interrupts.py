@@ -114,9 +114,13 @@ def test_ctrl_c_ends_the_wait_for_credits_and_the_message_was_not_sent() -> None
             a.send("h/b", b"x" * 2000)
             _, parcel = b.inbox.get(timeout=20)
             timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
-            with pytest.raises(KeyboardInterrupt):
+
+            def wait() -> None:
+                timer.start()  # within what is expected to be struck, for that may be before the wait has begun
                 a.send("h/b", b"never")
+
+            with pytest.raises(KeyboardInterrupt):
+                wait()
             b.node.consumed(parcel)
             a.send("h/b", b"later")
             assert b.get()[1] == [b"later"]

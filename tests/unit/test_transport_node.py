@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.transport import Node, Parcel, TransportError, TrustError
 from monarch_nb.wire.header import Header, Kind
-from tests.unit.transport_tools import End, ends, reader_threads, run_folder
+from tests.unit.transport_tools import End, ends, reader_threads, run_folder, settled
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,6 +26,7 @@ def test_messages_arrive_whole_and_in_order_both_ways() -> None:
                 assert [bytes(frame) for frame in frames] == [b"pickle", b"x" * number]
                 header, frames = a.get()
                 assert (header.index, frames) == (number, [str(number).encode()])
+            settled(a, b)
         assert a.failed.empty()
         assert b.failed.empty()
 

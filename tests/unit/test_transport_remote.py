@@ -6,6 +6,7 @@ import pytest
 
 from monarch_nb.transport import Keys, Parcel, TrustError, UnreachableError, Unready, greet, knock, split
 from monarch_nb.wire.header import Header, Kind
+from tests.ports import free_port
 from tests.unit.transport_tools import End, ends
 
 pytestmark = pytest.mark.timeout(30)
@@ -55,8 +56,8 @@ def test_both_lanes_are_there_for_a_process_that_nobody_can_dial() -> None:
 def test_an_agent_that_had_dialled_and_is_gone_is_dialled_when_it_listens_again() -> None:
     keys = Keys.create()
     stays = agent("h1", keys)
-    goes = agent("h2", keys)
-    endpoint = goes.node.tcp_endpoint
+    endpoint = f"tcp://127.0.0.1:{free_port()}"  # one that nobody is given while nobody listens there
+    goes = End("h2/agent", keys=keys, tcp_bind=endpoint)
     goes.node.learn("h1", stays.node.tcp_endpoint)
     with ends(stays):
         goes.send("h1/agent")

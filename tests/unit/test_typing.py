@@ -101,13 +101,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     # So its cache is not that of `make check` either.
     options = ["--config-file", "pyproject.toml", "--no-pretty", "--no-site-packages", "--cache-dir", "build/mypy"]
     command = [sys.executable, "-m", "mypy", "--strict", *options, str(program)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     found = re.findall(r"program\.py:(\d+): (?:error|note): (.*)", done.stdout)
     assert found, done.stdout + done.stderr
     return {int(line): re.sub(r"\b(?:monarch_nb|typing)(?:\.\w+)*\.(?=\w)", "", text) for line, text in found}
 
 
-@pytest.mark.timeout(180)  # where nothing has been checked before, the library is first
+@pytest.mark.timeout(300)  # where nothing has been checked before, the library is first
 def test_calls_know_parameters_and_results_and_spawned_meshes_what_meshes_can_do(said: dict[int, str]) -> None:
     wanted = {number: line.partition("#: ")[2] for number, line in enumerate(PROGRAM.splitlines(), 1) if "#: " in line}
     seen = {

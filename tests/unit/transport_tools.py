@@ -6,7 +6,8 @@ import resource
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,19 @@ def ends(*made: End) -> Iterator[None]:
     finally:
         for end in made:
             end.node.close(0.2)
+
+
+def wait_until(true: Callable[[], object], seconds: float = 20) -> None:
+    """Wait for what the nodes' own threads bring about, and tell nobody."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to be"
+        time.sleep(0.005)
+
+
+def settled(*made: End) -> None:
+    """Wait until all that these have sent was acknowledged: who closes before says that it was lost."""
+    wait_until(lambda: all(end.node._links.settled for end in made))
 
 
 def reader_threads() -> list[str]:
