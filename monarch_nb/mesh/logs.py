@@ -181,8 +181,9 @@ def follow_logs(
             waiting.append(record)
             came.set()
 
-    before = logs_of(mesh, grep, level=level, since=since, stream=stream)
-    stop = output.listen(wrote)
+    with output.still():  # or a line that comes between the two would be in neither
+        before = logs_of(mesh, grep, level=level, since=since, stream=stream)
+        stop = output.listen(wrote)
     try:
         yield from before
         while True:

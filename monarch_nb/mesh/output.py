@@ -197,6 +197,10 @@ class Output:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
+    def still(self) -> threading.Condition:
+        """While it is held nothing arrives: for whoever looks at what there is and listens from then on."""
+        return self._arrived
+
     def _chunk(self, header: Header, parcel: "Parcel") -> None:
         chunk = decode(parcel.frames[0], LogChunk)
         with self._arrived:

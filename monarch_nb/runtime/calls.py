@@ -252,7 +252,7 @@ class StreamCall(PendingCall):
                 self._claims.popleft()._set_lazy(thunk)
             except IndexError:  # another thread matched the last claim
                 self._ready.appendleft(thunk)
-                break
+                continue  # a claim made meanwhile found nothing ready
         if self._error is not None and not self._ready:
             while self._claims:
                 self._claims.popleft()._fail(self._error)

@@ -1,6 +1,5 @@
 """call, call_one, choose, stream, broadcast and send."""
 
-import time
 from typing import Any
 
 import pytest
@@ -27,10 +26,11 @@ class Worker(Actor):
         return self.seen
 
     @endpoint
-    def slow(self, seconds: list[float]) -> int:
-        rank = current_rank().rank
-        time.sleep(seconds[rank])
-        return rank
+    def when_told(self, port: Port[Port[None]]) -> int:
+        mine, receiver = Channel[None].open()
+        port.send(mine)
+        receiver.recv().get(20)
+        return current_rank().rank
 
     @endpoint
     def fail_on(self, ranks: list[int]) -> int:
@@ -73,7 +73,13 @@ def test_choose_picks_any_member(workers: Any) -> None:
 
 
 def test_stream_gives_answers_as_they_arrive(workers: Any) -> None:
-    got = [future.get(20) for future in workers.slow.stream([0.6, 0.4, 0.2, 0.0])]
+    port, receiver = Channel[Port[None]].open_ranked()
+    stream = iter(workers.when_told.stream(port))
+    keys = dict(receiver.recv().get(20) for _ in range(4))
+    got = []
+    for rank in (3, 2, 1, 0):  # each only once the one before has arrived
+        keys[rank].send(None)
+        got.append(next(stream).get(20))
     assert got == [3, 2, 1, 0]
 
 

@@ -141,9 +141,11 @@ def test_it_goes_on_through_several_actors(quad: ProcMesh, last: Any) -> None:
 
 def test_a_call_that_was_not_answered_in_its_time_takes_what_it_waits_for_with_it(quad: ProcMesh, last: Any) -> None:
     middle: Any = quad.slice(gpus=0).spawn("middle", Async)
+    for actor in (middle, last):  # the limit is for the calls alone, which both have to begin in that time
+        actor.initialized.get(20)
     began, begun = Channel[str].open()
     ended, ends = Channel[str].open()
-    future = middle.ask.options(timeout=1).call_one(last, began, ended)
+    future = middle.ask.options(timeout=3).call_one(last, began, ended)
     assert begun.recv().get(20) == "last"
     with pytest.raises(TimeoutError, match="was cancelled there"):
         future.get(20)

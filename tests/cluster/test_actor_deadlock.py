@@ -35,8 +35,9 @@ class Caller(Actor):
         return str(self.future.get())
 
     @endpoint
-    def begin_at_and_nap(self, other: Any, me: Any, seconds: float) -> str:
+    def begin_at_and_nap(self, other: Any, me: Any, seconds: float, begun: Port[None]) -> str:
         other.begin.call_one(me).get()
+        begun.send(None)
         time.sleep(seconds)
         return "rested"
 
@@ -107,8 +108,9 @@ def test_a_call_that_is_not_waited_for_makes_no_circle(quad: ProcMesh) -> None:
     alice, bob = (quad.slice(gpus=n).spawn(name, Caller) for n, name in enumerate(("alice", "bob")))
     a: Any = alice
     b: Any = bob
-    resting = a.begin_at_and_nap.call_one(b, a, 0.5)  # bob's call to alice waits while she rests
-    time.sleep(0.1)
+    begun, receiver = Channel[None].open()
+    resting = a.begin_at_and_nap.call_one(b, a, 0.5, begun)  # bob's call to alice waits while she rests
+    receiver.recv().get(20)
     assert b.finish.call_one().get(20) == "pong"
     assert resting.get(20) == "rested"
 

@@ -116,9 +116,14 @@ class Cancelled(Actor):
 
 class Blocked(Actor):
     @endpoint
-    def sleep(self, seconds: float) -> float:
-        time.sleep(seconds)
-        return time.monotonic()
+    def hold(self, port: Port[Port[None]]) -> None:
+        mine, receiver = Channel[None].open()
+        port.send(mine)
+        receiver.recv().get(30)
+
+    @endpoint
+    def ping(self) -> str:
+        return "pong"
 
 
 def test_a_sync_actor_has_a_thread_of_its_own_without_a_loop(quad: ProcMesh) -> None:
@@ -169,8 +174,13 @@ def test_outstanding_concurrent_endpoints_are_cancelled_before_the_clean_up(quad
 def test_actors_of_one_process_run_side_by_side(quad: ProcMesh) -> None:
     one = quad.slice(gpus=0)
     slow, quick = one.spawn("slow", Blocked), one.spawn("quick", Blocked)
-    waiting = slow.sleep.call_one(0.5)
-    assert quick.sleep.call_one(0).get(20) < waiting.get(20)
+    port, receiver = Channel[Port[None]].open()
+    waiting = slow.hold.call_one(port)
+    key = receiver.recv().get(20)
+    assert quick.ping.call_one().get(20) == "pong"
+    assert not waiting.done()
+    key.send(None)
+    waiting.get(20)
 
 
 def test_spawn_does_not_wait_for_the_constructor(quad: ProcMesh, tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_a_failure_nobody_handles_ends_the_program_with_status_1(tmp_path: Path)
             def boom(self): raise ValueError("nobody waits for this")
 
         workers = this_host().spawn_procs(per_host={"gpus": 2}).spawn("workers", Worker)
-        workers.slice(gpus=1).boom.broadcast()
-        try:
+        try:  # first: the end may come at once
+            workers.slice(gpus=1).boom.broadcast()
             threading.Event().wait(30)
             print("still here", flush=True)
         finally:

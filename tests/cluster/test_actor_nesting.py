@@ -1,6 +1,7 @@
 """Actors that spawn processes and actors of their own; they end with their owner."""
 
 import os
+import time
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from monarch_nb.actor import Actor, Channel, Port, ProcMesh, context, endpoint, 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
+Said = tuple[float, str]  # when, on the clock that all processes share, and what
+
+
 class Child(Actor):
-    def __init__(self, port: Port[str] | None = None, name: str = "child") -> None:
+    def __init__(self, port: Port[Said] | None = None, name: str = "child") -> None:
         self.port = port
         self.name = name
 
@@ -25,11 +29,11 @@ class Child(Actor):
 
     def __cleanup__(self, exc: Exception | None) -> None:
         if self.port is not None:
-            self.port.send(f"{self.name} cleaned up, {exc!r}")
+            self.port.send((time.monotonic(), f"{self.name} cleaned up, {exc!r}"))
 
 
 class Parent(Actor):
-    def __init__(self, port: Port[str] | None = None) -> None:
+    def __init__(self, port: Port[Said] | None = None) -> None:
         self.port = port
         self.procs: Any = None
 
@@ -59,11 +63,11 @@ class Parent(Actor):
 
     def __cleanup__(self, exc: Exception | None) -> None:
         if self.port is not None:
-            self.port.send("parent cleaned up")
+            self.port.send((time.monotonic(), "parent cleaned up"))
 
 
 class AsyncParent(Actor):
-    def __init__(self, port: Port[str]) -> None:
+    def __init__(self, port: Port[Said]) -> None:
         self.port = port
 
     @endpoint
@@ -73,7 +77,12 @@ class AsyncParent(Actor):
         return (await self.child.pid.call_one())[0] if len(self.child) == 1 else 0
 
     async def __cleanup__(self, exc: Exception | None) -> None:
-        self.port.send("parent cleaned up")
+        self.port.send((time.monotonic(), "parent cleaned up"))
+
+
+def all_said(receiver: Any, count: int) -> list[str]:
+    """In the order in which it was said: what different processes send may arrive in any."""
+    return [text for _, text in sorted(receiver.recv().get(20) for _ in range(count))]
 
 
 def gone(pid: int) -> bool:
@@ -94,31 +103,31 @@ def test_an_actor_spawns_real_processes_on_its_host(quad: ProcMesh) -> None:
 
 
 def test_children_end_before_their_owner_cleans_up(quad: ProcMesh) -> None:
-    port, receiver = Channel[str].open()
+    port, receiver = Channel[Said].open()
     parent: Any = quad.slice(gpus=0).spawn("parent", Parent, port)
     parent.spawn_processes.call_one(2).get(30)
     parent.spawn_here.call_one().get(20)
     parent.stop().get(30)
-    told = [receiver.recv().get(20) for _ in range(4)]
+    told = all_said(receiver, 4)
     assert sorted(told[:3]) == ["far child cleaned up, None"] * 2 + ["near child cleaned up, None"]
     assert told[3] == "parent cleaned up"
 
 
 def test_children_of_an_async_actor_end_before_it_cleans_up(quad: ProcMesh) -> None:
-    port, receiver = Channel[str].open()
+    port, receiver = Channel[Said].open()
     parent: Any = quad.slice(gpus=1).spawn("parent", AsyncParent, port)
     pid = parent.spawn.call_one().get(30)
     parent.stop().get(30)
-    assert [receiver.recv().get(20) for _ in range(2)] == ["child cleaned up, None", "parent cleaned up"]
+    assert all_said(receiver, 2) == ["child cleaned up, None", "parent cleaned up"]
     assert gone(pid)
 
 
 def test_a_whole_tree_ends_with_its_root(quad: ProcMesh) -> None:
-    port, receiver = Channel[str].open()
+    port, receiver = Channel[Said].open()
     parent: Any = quad.slice(gpus=2).spawn("parent", Parent, port)
     (pid,) = parent.grand.call_one().get(30)
     parent.stop().get(30)
-    told = [receiver.recv().get(20) for _ in range(3)]
+    told = all_said(receiver, 3)
     assert told == ["far child cleaned up, None", "parent cleaned up", "parent cleaned up"]
     assert gone(pid)
 

@@ -23,9 +23,13 @@ class Stoppable(Actor):
         return "pong"
 
     @endpoint
-    def nap(self, port: Port[str], seconds: float) -> str:
+    def nap(self, port: Port[str]) -> str:
+        """Sleeps until the actor is told to stop, and then a little."""
+        cell: Any = context().actor_instance.cell
         port.send("begun")
-        time.sleep(seconds)
+        while cell.cause is None:  # nothing tells an endpoint of it
+            time.sleep(0.01)
+        time.sleep(0.05)
         return "slept"
 
     @endpoint
@@ -91,7 +95,7 @@ def test_processes_live_on_when_their_actors_stop(quad: ProcMesh) -> None:
 def test_a_message_under_way_is_finished_and_those_that_wait_are_refused(quad: ProcMesh) -> None:
     port, receiver = Channel[str].open()
     one: Any = quad.slice(gpus=0).spawn("one", Stoppable)
-    napping = one.nap.call_one(port, 0.2)
+    napping = one.nap.call_one(port)
     waiting = one.ping.call_one()
     assert receiver.recv().get(20) == "begun"
     one.stop().get(20)
