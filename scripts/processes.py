@@ -14,7 +14,7 @@ def left_behind(mark: str, seconds: float = GONE_SECONDS, but: Container[int] = 
     deadline = time.monotonic() + seconds
     # Those that are there are waited for; only then is it worth looking at every process of the machine again.
     while (living := [found for found in marked(mark) if found.pid not in but]) and time.monotonic() < deadline:
-        psutil.wait_procs(living, min(0.5, deadline - time.monotonic()))
+        psutil.wait_procs(living, min(0.5, max(0.0, deadline - time.monotonic())))
     told = []
     for process in living:
         try:

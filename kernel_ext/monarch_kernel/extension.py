@@ -128,6 +128,7 @@ class _Attached:
 
     def _show(self, failure: MeshFailure) -> None:
         self._logs.flush()  # what it printed comes before
+        running = self._front.running  # a cell that begins once this is shown has nothing to do with it
         self._front.display({**failure_bundle(failure), **self._widgets.failure(failure)})
-        if settings.get("interrupt_on_failure"):
+        if running and settings.get("interrupt_on_failure"):
             self._front.interrupt()

@@ -206,6 +206,7 @@ def opened(by: Any, address: str, width: int = 1280, height: int = 1000) -> Iter
     """A page at an address, once JupyterLab is there with a kernel that is idle."""
     context = by.new_context(viewport={"width": width, "height": height})
     try:
+        context.set_default_navigation_timeout(60_000)
         shown = context.new_page()
         shown.goto(address)
         shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
@@ -279,7 +280,8 @@ class Lab:
         return self.shown.locator(".jp-Notebook .jp-Cell").last.locator(".jp-InputPrompt")
 
     def idle(self) -> None:
-        self.prompt().filter(has_text="]:").filter(has_not_text="*").wait_for(timeout=40_000)
+        # With its number: a cell that has only just been started may have neither that nor a star.
+        self.prompt().filter(has_text=re.compile(r"\[\d+\]:")).wait_for(timeout=40_000)
         self.shown.wait_for_function(KERNEL_IS_IDLE, timeout=40_000)
 
     def cell(self, output: Any, index: int, state: str) -> Any:

@@ -1,6 +1,7 @@
 """Live displays in a real JupyterLab: ranks at work while a cell blocks, dying, healed by a click, after a reload."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -68,6 +69,11 @@ SAVED = (
     "trainers.metrics",
     "workers",
 )
+# All cells of the notebook are in the page.
+ALL_CELLS = """() => {
+    const count = window.jupyterapp.shell.currentWidget.content.model?.sharedModel.cells.length;
+    return count > 1 && document.querySelectorAll(".jp-Notebook .jp-Cell").length === count;
+}"""
 # Ranks of which only the store is told.
 LARGE = """
 from monarch_nb.runtime import runtime
@@ -125,11 +131,11 @@ def test_a_rank_is_seen_busy_while_a_cell_blocks_and_a_click_interrupts_it(noteb
     grid.get_by_role("button", name="Stack").click()
     grid.locator(".mnb-lines", has_text="in Trainer.step").wait_for(timeout=10_000)
     assert "[*]" in notebook.prompt().inner_text()  # all of that while the cell waits
-    assert grid.locator(".mnb-slice code").inner_text() == "workers.slice(gpus=1)"
+    grid.locator(".mnb-slice code", has_text=re.compile(r"^workers\.slice\(gpus=1\)$")).wait_for(timeout=10_000)
     grid.get_by_role("button", name="Interrupt").click()
     notebook.idle()
     notebook.cell(grid, 1, "idle")
-    assert "KeyboardInterrupt" in notebook.shown.locator(".jp-Notebook .jp-Cell").last.inner_text()
+    notebook.shown.locator(".jp-Notebook .jp-Cell").last.filter(has_text="KeyboardInterrupt").wait_for(timeout=10_000)
     assert notebook.errors == []
 
 
@@ -140,7 +146,7 @@ def test_a_killed_rank_turns_red_and_the_button_heals_it(notebook: Lab, grid: An
     os.kill(pid, signal.SIGKILL)
     print(told("killed to red", seen.after(began)))
     notebook.cell(grid, 2, "failed")
-    assert "1 failed" in grid.locator(".mnb-legend").inner_text()
+    grid.locator(".mnb-legend", has_text="1 failed").wait_for(timeout=10_000)
     failures = notebook.run("%failures")
     newest = failures.locator(".mnb-failure").first
     newest.get_by_text("trainers, gpus=2 died: killed by signal 9 (SIGKILL)").wait_for()
@@ -213,14 +219,16 @@ def test_the_frames_of_a_failure_are_looked_into_with_a_click(notebook: Lab, gri
 
 
 def test_large_meshes_are_shown_by_their_hosts_and_opened_by_a_click(notebook: Lab) -> None:
+    from playwright.sync_api import expect
+
     output = notebook.run(LARGE)
-    assert output.locator(".mnb-cell").count() == 300
+    expect(output.locator(".mnb-cell")).to_have_count(300, timeout=20_000)  # a widget is drawn after its cell is done
     output.locator('.mnb-cell[data-index="7"]').hover()
     output.locator(".mnb-tip", has_text="node7").filter(has_text="1 failed, 7 idle").wait_for(timeout=5_000)
     output.locator('.mnb-cell[data-index="7"]').click()
     inner = output.locator(".mnb-inner")
-    assert inner.locator(".mnb-cell").count() == 8
-    assert output.locator(".mnb-slice code").inner_text() == "fleet.slice(hosts=7)"
+    expect(inner.locator(".mnb-cell")).to_have_count(8, timeout=10_000)
+    expect(output.locator(".mnb-slice code")).to_have_text("fleet.slice(hosts=7)", timeout=10_000)
     inner.locator('.mnb-cell[data-state="failed"]').click()
     output.locator(".mnb-slice code", has_text="fleet.slice(hosts=7, gpus=3)").wait_for(timeout=5_000)
     assert notebook.errors == []
@@ -242,6 +250,9 @@ def test_what_was_run_without_a_page_is_shown_as_it_was(
         "{shouldStart: false, canStart: true, autoStartDefault: false}})",
         name,
     )
+    # Until it is in front, the notebook before it is looked at, which tells of such a failure too.
+    in_front = "name => window.jupyterapp.shell.currentWidget?.context?.path === name"
+    notebook.shown.wait_for_function(in_front, arg=name, timeout=30_000)
     view = notebook.shown.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
     view.get_by_text("trainers, gpus=2 died: killed by signal 9 (SIGKILL)").first.wait_for(timeout=30_000)
     assert notebook.shown.evaluate("() => !window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel")
@@ -260,6 +271,7 @@ def test_after_the_page_is_loaded_again_everything_is_there_and_lives(notebook: 
     shown.reload()
     shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
     shown.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+    shown.wait_for_function(ALL_CELLS, timeout=60_000)
     cells = shown.locator(".jp-Notebook .jp-Cell")
     again = cells.nth(cells.count() - 1).locator(".jp-Cell-outputArea")
     notebook.cell(again, 3, "idle")

@@ -22,6 +22,8 @@ pytestmark = [
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 LAST = "kill to healed"
+ALL_NUMBERED = """() => [...document.querySelectorAll(".jp-CodeCell .jp-InputPrompt")].every(
+    prompt => /\\[\\d+\\]:/.test(prompt.textContent))"""
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -32,6 +34,7 @@ def shown(desk: Desk) -> Iterator[Any]:
         menu(page, "Run", "Run All Cells")
         page.wait_for_selector(f'.jp-OutputArea-output:has-text("{LAST}")', timeout=150_000)
         page.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+        page.wait_for_function(ALL_NUMBERED, timeout=60_000)  # replies come another way than the kernel's state
         yield page
 
 

@@ -12,11 +12,11 @@ from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
 
 class Worker(Actor):
     @endpoint
-    def work(self, seconds=0.0, say=""):
+    def work(self, seconds=0.0, say="", gate=""):
         if say:
             print(say)
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until or (gate and not os.path.exists(gate)):
             time.sleep(0.02)  # an interrupt comes between two of these
         return current_rank().rank
 
@@ -40,6 +40,8 @@ def kernel() -> Iterator[Notebook]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONARCH_NB_HEAL_MAX_RESTARTS", "1000")  # each test that kills a rank has it healed, at any pace
         notebook = Notebook()
+    # A cell waits so long for lines written before its replies; on a busy machine they may need more than 1 s.
+    notebook.run("from monarch_kernel import logs; logs.DRAIN_SECONDS = 10.0").ok()
     try:
         yield notebook
     finally:

@@ -67,6 +67,20 @@ class Trainer(Actor):
 """
 
 
+# What is stopped may go on by itself between two looks at it; then there is nothing to resume.
+LET_GO = """
+import time
+until = time.monotonic() + 20
+while monarch.debug.sessions() and time.monotonic() < until:
+    try:
+        monarch.debug.resume()
+    except monarch.debug.DebugError:
+        pass
+    time.sleep(0.02)
+len(monarch.debug.sessions())
+"""
+
+
 @contextlib.contextmanager
 def stopping(ranks: int) -> "Iterator[Debugged]":
     """A kernel with actors, `t`, that stop in the debugger."""
@@ -145,10 +159,17 @@ class Debugged(Notebook):
         return dict(message) if message["parent_header"].get("msg_id") == request else None
 
     def _drain(self, request: str, cell: Cell) -> None:
-        """What was shown before a question, which comes another way, and may come earlier."""
-        quiet = 0
-        while quiet < 3:
-            message = self._maybe(request)
-            quiet = quiet + 1 if message is None else 0
-            if message is not None:
+        """What was shown before a question, which comes another way, and may come earlier.
+
+        The kernel's thread for control answers while a cell asks, and tells so after what was shown before.
+        """
+        probe = self.client.session.msg("kernel_info_request", {})
+        self.client.control_channel.send(probe)
+        deadline = time.monotonic() + 20
+        while True:
+            message: dict[str, Any] = self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
+            parent = message["parent_header"].get("msg_id")
+            if parent == request:
                 self._take(cell, message)
+            elif parent == probe["header"]["msg_id"] and message["content"].get("execution_state") == "idle":
+                return

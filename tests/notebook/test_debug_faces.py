@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.notebook.debug_tools import Debugged, Talk, stopping
+from tests.notebook.debug_tools import LET_GO, Debugged, Talk, stopping
 from tests.notebook.face_client import FaceClient
 
 pytestmark = pytest.mark.timeout(120)
@@ -27,7 +27,7 @@ def face(kernel: Debugged) -> Iterator[FaceClient]:
         yield made
     finally:
         made.close()
-        kernel.run("monarch.debug.resume() if monarch.debug.sessions() else None").ok()
+        kernel.run(LET_GO).ok()
 
 
 def now(face: FaceClient) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.notebook.debug_tools import STOPPING
+from tests.notebook.debug_tools import LET_GO, STOPPING
 from tests.notebook.notebook import Notebook
 
 pytestmark = pytest.mark.timeout(120)
@@ -24,8 +24,7 @@ def kernel() -> Iterator[Notebook]:
 @pytest.fixture
 def nb(kernel: Notebook) -> Iterator[Notebook]:
     yield kernel
-    left = kernel.run("import time\nfor attempt in range(50):\n    if not monarch.debug.sessions(): break\n"
-                      "    monarch.debug.resume(); time.sleep(0.02)\nlen(monarch.debug.sessions())")  # fmt: skip
+    left = kernel.run(LET_GO)
     assert left.ok().text == "0", left
 
 
@@ -45,7 +44,9 @@ def test_a_call_all_of_whose_ranks_are_stopped_raises_with_the_table_and_can_be_
 
 def test_ranks_that_wait_for_those_that_stopped_do_not_hang_the_cell_for_ever(nb: Notebook) -> None:
     nb.run("monarch.configure(debug_patience='300ms')").ok()
-    cell = nb.run("f = t.only.call([1]); t.slice(gpus=0).step.broadcast(1); f2 = t.only.call([]); f2.get()")
+    cell = nb.run(
+        "f = t.only.call([1]); t.slice(gpus=0).step.broadcast(1); f2 = t.only.call([])\nmonarch.debug.wait(2); f2.get()"
+    )
     assert cell.error is not None
     assert "trainers gpus=0" in cell.traceback
     nb.run("monarch.debug.wait(2); monarch.debug.resume()").ok()
@@ -66,7 +67,9 @@ def test_lines_of_a_cell_are_commands_and_their_results_are_data(nb: Notebook) -
 
 def test_the_list_shows_groups_and_the_mesh_shows_paused_ranks(nb: Notebook) -> None:
     assert nb.run("%mdb").ok().text == "nothing is stopped"
-    nb.run("f = t.only.call([0, 2]); monarch.debug.wait(2)").ok()
+    nb.run("f = t.only.call([0, 2]); others = t.slice(gpus=1).pid.call_one(), t.slice(gpus=3).pid.call_one()").ok()
+    # The others are idle once they have answered a later call.
+    nb.run("monarch.debug.wait(2)\nwhile not all(one.done() for one in others): time.sleep(0.01)").ok()
     text = nb.run("%mdb").ok().text
     assert "2 of 4  at Cell In[3]:25 in Trainer.only  trainers gpus=0,2  asked for" in text
     assert "not stopped: trainers gpus=1,3: idle" in text

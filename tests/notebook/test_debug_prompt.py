@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook.debug_tools import Debugged, Talk, stopping
+from tests.notebook.debug_tools import LET_GO, Debugged, Talk, stopping
 from tests.notebook.face_client import FaceClient
 
 pytestmark = pytest.mark.timeout(120)
@@ -25,8 +25,7 @@ def kernel() -> Iterator[Debugged]:
 @pytest.fixture
 def nb(kernel: Debugged) -> Iterator[Debugged]:
     yield kernel
-    left = kernel.run("import time\nfor attempt in range(50):\n    if not monarch.debug.sessions(): break\n"
-                      "    monarch.debug.resume(); time.sleep(0.02)\nlen(monarch.debug.sessions())")  # fmt: skip
+    left = kernel.run(LET_GO)
     assert left.ok().text == "0", left
 
 
@@ -98,7 +97,9 @@ def test_a_line_is_jumped_over_values_are_displayed_at_each_stop_and_breakpoints
 
 def test_the_call_goes_on_to_the_next_breakpoint_and_asks_again(nb: Debugged) -> None:
     nb.run("%break Trainer.loss on trainers gpus=0:2").ok()
-    talk = nb.talk("f = t.forward.call([1, 2, 4]); monarch.debug.wait(2); f.get()", "p values", "c")
+    # The others are idle once they have answered a later call.
+    idle = "others = t.slice(gpus=slice(2, 8)).pid.call()\nwhile not others.done(): time.sleep(0.01)\n"
+    talk = nb.talk(f"f = t.forward.call([1, 2, 4]); monarch.debug.wait(2)\n{idle}f.get()", "p values", "c")
     assert "2 of 8  at Cell In[3]:34 in Trainer.loss  trainers gpus=0-1" in talk.before[0]
     assert "not stopped: trainers gpus=2-7: idle" in talk.before[0]
     assert "[2, 4, 8]  (all 2)" in talk.text
@@ -131,8 +132,11 @@ def test_under_await_it_is_the_same(nb: Debugged) -> None:
     assert "{'gpus': 7/8}: 7" in talk.cell.text
 
 
-def test_under_on_a_breakpoint_in_the_cell_itself_stops_there(nb: Debugged) -> None:
-    talk = nb.talk("%%on w gpus=0:2\nhere = rank * 10\nbreakpoint()\nhere", "p here", "c")
+def test_under_on_a_breakpoint_in_the_cell_itself_stops_there(nb: Debugged, tmp_path: Path) -> None:
+    # Both are at the breakpoint at about the same time: the first question is about both.
+    meet = f"import os, time\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close()\n"
+    meet += f"while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.001)\n"
+    talk = nb.talk(f"%%on w gpus=0:2\n{meet}here = rank * 10\nbreakpoint()\nhere", "p here", "c")
     assert talk.prompts[0] == "mdb w[gpus=0-1]> "
     assert "0   gpus=0\n10  gpus=1" in talk.text
     assert "10" in talk.cell.text

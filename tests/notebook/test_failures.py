@@ -4,7 +4,10 @@ import os
 import re
 import signal
 import textwrap
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.notebook.notebook import Cell, Notebook
@@ -74,21 +77,31 @@ def test_a_death_while_idle_is_shown_once_in_the_last_cell(nb: Notebook) -> None
     assert "gpus=3 died" in nb.run("a.work.call().get()").traceback  # and raised at the next use
 
 
-def test_a_death_during_an_unrelated_cell_is_shown_in_it_and_does_not_end_it(nb: Notebook) -> None:
-    victim = pid_of(nb, 0)
-    request = nb.start("print('running', flush=True)\ntime.sleep(1.0)\nprint('done')")
+def until_there(gate: Path) -> str:
+    """What a cell runs to go on until a file is there."""
+    return f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
+
+
+def test_a_death_during_an_unrelated_cell_is_shown_in_it_and_does_not_end_it(nb: Notebook, tmp_path: Path) -> None:
+    victim, gate = pid_of(nb, 0), tmp_path / "gate"
+    request = nb.start(f"print('running', flush=True)\n{until_there(gate)}print('done')")
     cell = Cell()
     nb.until(request, cell, "running")
     os.kill(victim, signal.SIGKILL)
+    nb.until(request, cell, "gpus=0 died")
+    gate.touch()
     rest = nb.finish(request).ok()
-    assert len(rest.displays) == 1
-    assert "gpus=0 died" in rest.displays[0]["text/plain"]
+    assert len(cell.displays + rest.displays) == 1
+    assert "gpus=0 died" in cell.displays[0]["text/plain"]
     assert "done" in rest.stdout
 
 
-def test_a_broadcast_that_raises_is_shown_with_its_traceback(nb: Notebook) -> None:
-    request = nb.start("a.slice(gpus=0).divide.broadcast(0)\ntime.sleep(1.0)")
-    cell = nb.finish(request).ok()
+def test_a_broadcast_that_raises_is_shown_with_its_traceback(nb: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    request = nb.start(f"a.slice(gpus=0).divide.broadcast(0)\n{until_there(gate)}")
+    cell = nb.until(request, Cell(), "ZeroDivisionError")
+    gate.touch()
+    assert nb.finish(request).ok().displays == []
     assert len(cell.displays) == 1
     assert "ZeroDivisionError" in cell.displays[0]["text/plain"]
     assert "return 1 / x" in cell.displays[0]["text/html"]
@@ -109,8 +122,9 @@ def test_a_failure_in_on_ends_the_cell(nb: Notebook) -> None:
     nb.run("%interrupt w").ok()
 
 
-def test_the_first_interrupt_stops_waiting_and_says_what_becomes_of_the_call(nb: Notebook) -> None:
-    request = nb.start("future = a.work.call(2, 'begun')\nfuture.get()")
+def test_the_first_interrupt_stops_waiting_and_says_what_becomes_of_the_call(nb: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    request = nb.start(f"future = a.work.call(0, 'begun', {str(gate)!r})\nfuture.get()")
     nb.until(request, Cell(), "begun")
     nb.interrupt()
     cell = nb.finish(request)
@@ -118,15 +132,18 @@ def test_the_first_interrupt_stops_waiting_and_says_what_becomes_of_the_call(nb:
     assert cell.error["ename"] == "KeyboardInterrupt"
     assert "0 of 4 ranks have answered a.work()" in cell.error["evalue"]
     assert len(cell.traceback.splitlines()) == 1
+    gate.touch()
     assert nb.run("future.get().values()").ok().text == "[0, 1, 2, 3]"
 
 
-def test_an_interrupt_reaches_await_too(nb: Notebook) -> None:
-    request = nb.start("future = a.work.call(3, 'begun')\nawait future")
+def test_an_interrupt_reaches_await_too(nb: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    request = nb.start(f"future = a.work.call(0, 'begun', {str(gate)!r})\nawait future")
     nb.until(request, Cell(), "begun")
     nb.interrupt()
     cell = nb.finish(request)
     assert cell.traceback.startswith("KeyboardInterrupt: stopped waiting; 0 of 4 ranks")
+    gate.touch()
     assert nb.run("(await future).values()").ok().text == "[0, 1, 2, 3]"
 
 
@@ -163,17 +180,21 @@ if rank in (1, 2):
     nb.run("import monarch; monarch.configure(heal_max_restarts=50)").ok()  # other tests have healed these ranks too
     patience = nb.run("from monarch_kernel import running; running.GIVE_UP_SECONDS").ok().text
     assert float(patience) == 5
-    nb.run("running.GIVE_UP_SECONDS = 1.0").ok()
+    nb.run("running.GIVE_UP_SECONDS = 2.0").ok()
     before = [pid_of(nb, rank) for rank in range(4)]
     request = nb.start(f"%%on w{source}")
     cell = Cell()
     nb.until(request, cell, "begun")
+    deadline = time.monotonic() + 15
+    while any(psutil.Process(before[rank]).status() != psutil.STATUS_STOPPED for rank in (1, 2)):
+        assert time.monotonic() < deadline, "a rank that is not stopped yet can be interrupted"
+        time.sleep(0.01)
     nb.interrupt()
     nb.until(request, cell, "Interrupt again within 2 s")
     nb.interrupt()
     told = nb.finish(request).traceback
     nb.run(f"running.GIVE_UP_SECONDS = {patience}").ok()
-    assert "w gpus=1-2 has not stopped within 1 s" in told
+    assert "w gpus=1-2 has not stopped within 2 s" in told
     commands = re.findall(r"%heal w gpus=\d --kill", told)
     assert commands == ["%heal w gpus=1 --kill", "%heal w gpus=2 --kill"]
     for command in commands:

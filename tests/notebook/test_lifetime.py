@@ -24,9 +24,15 @@ handles = list(controller._agents.values())
 """
 
 
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it may end at any moment, also between two looks at it
+        return False
+
+
 def gone(pids: list[int], folders: list[str]) -> bool:
-    living = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
-    return not living and not [folder for folder in folders if Path(folder).exists()]
+    return not any(map(lives, pids)) and not [folder for folder in folders if Path(folder).exists()]
 
 
 def kill(notebook: Notebook) -> None:
