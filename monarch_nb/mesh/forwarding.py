@@ -13,7 +13,7 @@ from monarch_nb.runtime import Runtime
 from monarch_nb.settings import settings
 
 STALE_SECONDS = 1.0  # a line without end is written after that long
-DRAIN_SECONDS = 1.0  # how long the end of the program waits for what was written before it
+DRAIN_SECONDS = 5.0  # how long at most the end of the program waits for what was written before it
 FORGET_SECONDS = 5.0  # after the end of a mesh: its last words may still be on their way
 
 logger = logging.getLogger(__name__)

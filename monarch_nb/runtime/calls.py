@@ -1,5 +1,6 @@
 """Calls that wait for replies: one of them collects the answers of every actor it was sent to."""
 
+import contextlib
 import threading
 import weakref
 from collections import deque
@@ -254,8 +255,9 @@ class StreamCall(PendingCall):
                 self._ready.appendleft(thunk)
                 continue  # a claim made meanwhile found nothing ready
         if self._error is not None and not self._ready:
-            while self._claims:
-                self._claims.popleft()._fail(self._error)
+            with contextlib.suppress(IndexError):  # another thread may fail the last
+                while True:
+                    self._claims.popleft()._fail(self._error)
 
     def fail(self, error: BaseException) -> bool:
         """Replies that have come stay; the futures still waiting get the error."""

@@ -142,6 +142,15 @@ def test_the_book_keeps_what_is_stopped_and_forgets_what_is_lost() -> None:
     assert book.why_over("trainers#1") == "killed"
 
 
+def test_an_answer_about_one_stop_does_not_take_the_next_one_away() -> None:
+    book = Book()
+    book.stopped(stop(0, number=2))
+    assert not book.resumed("trainers#0", 1)
+    assert [one.number for one in book.sessions()] == [2]
+    assert book.resumed("trainers#0", 2)
+    assert not book.any
+
+
 def test_a_step_is_over_when_its_rank_has_stopped_anew_or_will_not_any_more() -> None:
     book = Book()
     book.stopped(stop(0, number=2))
