@@ -13,7 +13,7 @@ const TARGET = "monarch_nb.cluster";
 const PROTOCOL = 1;
 const SUBSHELL_MS = 2000;
 const INFO_MS = 800;
-// A page that is new keeps what it sends for up to 3 s, until it hears what kernel it is; and the cell may last for hours.
+// A new page keeps what it sends for up to 3 s, or until it hears what kernel it is; and the cell may last for hours.
 const OWN_MS = 15_000;
 // JupyterLab ends the subshell of the last comm of a target a moment after that comm; a comm that is made in that moment
 // gets the one that is ended, and speaks to nobody.
@@ -225,8 +225,9 @@ async function subshell(kernel: Kernel.IKernelConnection, comm: Kernel.IComm): P
   const more = comm as unknown as Shelled;
   const nothing = (): void => undefined;
   if (!more.subshellStarted || more.commsOverSubshells === "disabled") return nothing;
-  const known = await within(INFO_MS, kernel.info);
-  if (!known && kernel.status !== "idle") return ownSubshell(kernel, more);
+  // Its status says nothing: it is told idle after each message that went past the cell, such as those of the page before.
+  const own = (await within(INFO_MS, kernel.info)) ? null : await ownSubshell(kernel, more);
+  if (own) return own;
   const may = (kernel as unknown as { supportsSubshells?: boolean }).supportsSubshells;
   if (may) await within(SUBSHELL_MS, more.subshellStarted);
   return nothing;
@@ -236,7 +237,7 @@ async function subshell(kernel: Kernel.IKernelConnection, comm: Kernel.IComm): P
  * A page that is loaded while a cell runs does not hear whether the kernel has subshells before the cell ends, and
  * JupyterLab asks for none. Its control channel answers meanwhile; a kernel that knows no subshells says nothing.
  */
-async function ownSubshell(kernel: Kernel.IKernelConnection, comm: Shelled): Promise<() => void> {
+async function ownSubshell(kernel: Kernel.IKernelConnection, comm: Shelled): Promise<(() => void) | null> {
   const ask = (msgType: string, content: object): Promise<{ subshell_id?: string }> =>
     new Promise((resolve) => {
       const head = { msgType, channel: "control", username: kernel.username, session: kernel.clientId, content };
@@ -248,24 +249,14 @@ async function ownSubshell(kernel: Kernel.IKernelConnection, comm: Shelled): Pro
     if (!kernel.isDisposed && kernel.connectionStatus === "connected") void ask("delete_subshell_request", { subshell_id: id });
   };
   const asked = ask("create_subshell_request", {});
-  const id = (await within(OWN_MS, Promise.race([asked, untilIdle(kernel)])))?.subshell_id;
+  const over = kernel.info.then(() => undefined);
+  const id = (await within(OWN_MS, Promise.race([asked, over])))?.subshell_id;
   if (!id) {
     void asked.then(({ subshell_id }) => subshell_id && end(subshell_id)); // it comes too late
-    return () => undefined;
+    return null;
   }
   comm._subshellId = id;
   return () => void setTimeout(() => end(id), PAUSE_MS); // after the comm's end
-}
-
-function untilIdle(kernel: Kernel.IKernelConnection): Promise<undefined> {
-  return new Promise((resolve) => {
-    const heard = (_: Kernel.IKernelConnection, status: Kernel.Status): void => {
-      if (status !== "idle") return;
-      kernel.statusChanged.disconnect(heard);
-      resolve(undefined);
-    };
-    kernel.statusChanged.connect(heard);
-  });
 }
 
 /** What a promise gives, if it does so in time. */
