@@ -202,7 +202,8 @@ class Keeper:
     # -- reading thread ---------------------------------------------------------------------------------------------
 
     def _actor_failed(self, header: Header, parcel: "Parcel") -> None:
-        self.driver.refused(msgspec.msgpack.decode(parcel.frames[0], type=Refusal))
+        refusal = msgspec.msgpack.decode(parcel.frames[0], type=Refusal)
+        self.engine.node.settled(self.driver.refused, refusal)  # what it answered before comes before
 
     def _interrupt(self, header: Header, parcel: "Parcel") -> None:
         mesh, rank = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, int])

@@ -281,6 +281,10 @@ class Node:
         """A process (or host) is dead: its connections are closed; what it did not acknowledge is reported."""
         self._links.forget(where, reason)
 
+    def settled(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function(*args)` once what is here by now has been read: what came first may still be unread."""
+        self._reader.settled(function, *args)
+
     # receiving; the reader thread calls these
 
     def _read(self, router: Socket) -> bool:

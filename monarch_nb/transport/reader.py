@@ -11,13 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from monarch_nb.transport.errors import descriptor_limit, is_descriptor_limit
 
 log = logging.getLogger("monarch_nb.transport")
 _WRITABLE = 4  # EPOLLOUT
 _SPACE = 256 * 1024  # bytes
+_PATIENCE = 0.05  # seconds; how long `settled` waits for quiet
 _RECENT = 5.0  # seconds; a reader that had something to do within them looks up once a second
 
 
@@ -26,6 +27,15 @@ class Ticking(Protocol):
 
     def tick(self, now: float) -> bool:
         """Do what is due; whether there will be more."""
+
+
+class _Settling(NamedTuple):
+    """What is to be done once it is quiet."""
+
+    function: Callable[..., object]
+    args: tuple[Any, ...]
+    until: float
+    seen: bool = False  # a round has begun since it was asked for
 
 
 class Reader:
@@ -38,6 +48,7 @@ class Reader:
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._newly_busy: deque[Ticking] = deque()
         self._busy: list[Ticking] = []
+        self._settling: deque[_Settling] = deque()
         self._again: set[int] = set()  # descriptors whose callback stopped before it had read everything
         try:
             self._selector = _Poll()
@@ -71,6 +82,8 @@ class Reader:
         while self._calls:
             function, args = self._calls.popleft()
             _guarded(function, *args)
+        if self._stopping:
+            self._settle(True, 0.0)
 
     def close(self) -> None:
         """Give the descriptors back; after `stop`."""
@@ -109,6 +122,22 @@ class Reader:
         """Run `function(*args)` on the thread. Any thread, also a finalizer in the middle of something."""
         self._calls.append((function, args))
         self.wake()
+
+    def settled(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function(*args)` on the thread once all has been read that is here by now. Any thread.
+
+        Descriptors are read in any order: the news of a death may come before what was said last. Where it does not
+        become quiet, that is waited for only so long.
+        """
+        self.soon(self._settling.append, _Settling(function, args, time.monotonic() + _PATIENCE))
+
+    def _settle(self, quiet: bool, now: float) -> None:
+        for _ in range(len(self._settling)):
+            waiting = self._settling.popleft()
+            if self._stopping or (waiting.seen and (quiet or now >= waiting.until)):
+                _guarded(waiting.function, *waiting.args)
+            else:  # what was here when it was asked for may not have been looked at yet
+                self._settling.append(waiting._replace(seen=True))
 
     def sometime(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` on the thread when it is awake anyhow, a second later at most, as a rule."""
@@ -149,7 +178,7 @@ class Reader:
         active = next_tick
         while not self._stopping:
             now = clock()
-            if self._again or self._calls:
+            if self._again or self._calls or self._settling:
                 timeout: float | None = 0.0
             elif self._busy or self._newly_busy:
                 timeout = max(0.0, next_tick - now)
@@ -161,6 +190,7 @@ class Reader:
                 timeout = 0.0 if self._newly_busy else None
             ready = self._selector.poll(timeout)
             self.deep = False
+            quiet = not (ready or self._again)
             if self._again:
                 again, self._again = self._again, set()
                 for fd in again.difference(fd for fd, _ in ready):
@@ -174,6 +204,8 @@ class Reader:
                         _guarded(writer)
             self.run_calls()
             now = clock()
+            if self._settling:
+                self._settle(quiet, now)
             if now >= next_tick and (self._busy or self._newly_busy):
                 next_tick = now + self._tick
                 self._tick_all(now)

@@ -1,4 +1,4 @@
-"""The reading thread: nothing that was asked of it is forgotten."""
+"""The reading thread: nothing that was asked of it is forgotten, or done too early."""
 
 import os
 import threading
@@ -51,3 +51,72 @@ def test_what_is_asked_for_while_the_thread_has_something_to_look_at_again_is_no
     reader.look_again(second)
     go_on.set()
     assert looked.wait(SECONDS)
+
+
+class Pipe:
+    """Something to read; `told` gets its name for each byte."""
+
+    def __init__(self, name: str, reader: Reader, told: list[str]) -> None:
+        self.name, self.told, self.reader = name, told, reader
+        self.end, self.start = os.pipe()
+        os.set_blocking(self.end, False)
+
+    def watch(self) -> None:
+        self.reader.watch(self.end, self.read)
+
+    def read(self) -> bool:
+        os.read(self.end, 1)
+        self.told.append(self.name)
+        return False
+
+    def close(self) -> None:
+        self.reader.unwatch(self.end)
+        os.close(self.end)
+        os.close(self.start)
+
+
+def test_what_waits_for_quiet_comes_after_all_that_was_there_to_be_read(reader: Reader) -> None:
+    told: list[str] = []
+    words, news = Pipe("word", reader, told), Pipe("news", reader, told)
+    done = threading.Event()
+
+    def arrived() -> bool:
+        """The news is read first, while words of before lie unread."""
+        os.read(news.end, 1)
+        os.write(words.start, b"xyz")
+        reader.settled(lambda: (told.append("news"), done.set()))
+        return False
+
+    words.watch()
+    reader.watch(news.end, arrived)
+    os.write(news.start, b"n")
+    assert done.wait(SECONDS)
+    assert told == ["word", "word", "word", "news"]
+    words.close()
+    news.close()
+
+
+def test_where_it_is_never_quiet_that_is_waited_for_only_so_long(reader: Reader) -> None:
+    told: list[str] = []
+    endless = Pipe("word", reader, told)
+    done = threading.Event()
+
+    def read() -> bool:
+        os.read(endless.end, 1)
+        os.write(endless.start, b"x")
+        return True
+
+    reader.watch(endless.end, read)
+    os.write(endless.start, b"x")
+    reader.settled(done.set)
+    assert done.wait(SECONDS)
+    endless.close()
+
+
+def test_what_still_waits_is_done_at_the_end() -> None:
+    reader, done = Reader("test-reader", 0.01), threading.Event()
+    reader.settled(done.set)
+    reader.stop()
+    reader.run_calls()
+    assert done.is_set()
+    reader.close()
