@@ -39,21 +39,29 @@ SETTINGS = {
 }
 
 
-# What the page shows as idle may be a kernel that it has not reached yet; cells run then are forgotten.
+# What the page shows as idle may be a kernel that it has not reached yet, or one that runs a cell and was told idle for
+# a message that went past it; cells run then are forgotten. A kernel that has said what it is was reached.
 KERNEL_IS_IDLE = """() => {
     const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
-    return kernel?.connectionStatus === "connected" && kernel?.status === "idle";
+    if (kernel?.connectionStatus !== "connected" || kernel.status !== "idle") return false;
+    const info = kernel.info;  // a promise, another one after a restart
+    if (window.mnbInfo !== info) {
+        window.mnbInfo = info;
+        window.mnbReached = false;
+        info.then(() => { window.mnbReached ||= window.mnbInfo === info; }, () => undefined);
+    }
+    return window.mnbReached;
 }"""
 
 TOP = """() => {
     for (const node of document.querySelectorAll(".jp-Notebook, .jp-Notebook *")) node.scrollTop = 0;
 }"""
 # Cells are laid out anew when they come into view.
-STEADY = """async () => {
-    const bottom = () => [...document.querySelectorAll(".jp-Notebook .jp-Cell")].at(-1).getBoundingClientRect().bottom;
-    const was = bottom();
-    await new Promise(done => setTimeout(done, 400));
-    return bottom() === was;
+STEADY = """() => {
+    const bottom = [...document.querySelectorAll(".jp-Notebook .jp-Cell")].at(-1).getBoundingClientRect().bottom;
+    const now = performance.now();
+    if (window.mnbBottom?.at !== bottom) window.mnbBottom = {at: bottom, since: now};
+    return now - window.mnbBottom.since > 400;
 }"""
 
 
