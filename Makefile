@@ -47,7 +47,7 @@ test-slow: setup browser ## run the slow tests, and those of random histories wi
 	MONARCH_TEST_EFFORT=10 $(PY) -m pytest -q tests/unit/test_*_random.py tests/unit/test_routing_*.py tests/unit/test_wire_*.py $(PYTEST_ARGS)
 
 fuzz: setup ## feed the parsers of bytes and words from outside for about a quarter of an hour; EFFORT= for another while
-	MONARCH_TEST_EFFORT=$(or $(EFFORT),1000) $(PY) -m pytest -n 2 -m fuzz --timeout 3600 --durations 20 tests/unit $(PYTEST_ARGS)
+	MONARCH_TEST_EFFORT=$(or $(EFFORT),400) $(PY) -m pytest -n 2 -m fuzz --timeout 3600 --durations 20 tests/unit $(PYTEST_ARGS)
 
 check: setup ## lint, format, types, layers, stubs
 	$(PY) -m ruff check .

@@ -10,5 +10,5 @@ EFFORT = int(os.environ.get("MONARCH_TEST_EFFORT", "1"))
 
 
 def tries(count: int) -> int:
-    """`count` times the effort."""
+    """`count` times the effort: of examples, or of seconds that they may take."""
     return count * EFFORT

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from monarch_nb.routing.addresses import AddressError, Endpoint, WorkerAddress, parse_dialled, parse_worker_address
 from tests.effort import tries
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(tries(30))
 
 PORTS = st.integers(1, 65535)
 LABELS = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?(\.[a-z0-9]{1,5})?", fullmatch=True)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from monarch_nb import config
 from monarch_nb.settings import KEYS, ChannelTransport, ConfigureArgs, Settings, settings
+from tests.effort import tries
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(tries(60))
 
 
 @pytest.fixture(autouse=True)

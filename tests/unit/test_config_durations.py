@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.settings import DurationError, format_duration, parse_duration
+from tests.effort import tries
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(tries(60))
 SECOND = 10**9
 
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.runtime.ids import ProcId, Uid
+from tests.effort import tries
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(tries(60))
 
 
 @pytest.mark.parametrize(

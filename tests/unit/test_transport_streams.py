@@ -21,7 +21,7 @@ from monarch_nb.transport.streams import Door, Stream, dial
 from tests.effort import tries
 from tests.unit.transport_tools import End, ends, run_folder
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(tries(60))
 
 
 opened: list[socket.socket] = []
