@@ -65,6 +65,7 @@ def test_the_rank_that_failed_is_the_one_that_is_opened(trainers: Any) -> None:
 def test_only_the_newest_are_kept_and_they_can_be_let_go(trainers: Any) -> None:
     one = trainers.slice(gpus=0)
     errors = [failed(one.divide.call_one(0)) for _ in range(3)]
+    one.steps_done.call_one().get(SECONDS)  # a caller is told first, and its frames are kept then
     with pytest.raises(DebugError, match="no frames of it are kept"):
         debug.post_mortem(errors[0])
     debug.post_mortem(errors[1]).resume()

@@ -67,13 +67,10 @@ talkers.slice(gpus=1).say.call('one').get()
 procs.stop().get()
 print('done')
 """
-    assert run(tmp_path, body) == [
-        "[talk gpus=0-1] same",
-        "[talk gpus=0-1] twice (4 times)",
-        "[talk gpus=1] one",
-        "[talk gpus=0-1] bye",
-        "done",
-    ]
+    lines = run(tmp_path, body)
+    assert lines[:2] == ["[talk gpus=0-1] same", "[talk gpus=0-1] twice (4 times)"]
+    assert sorted(lines[2:4]) == ["[talk gpus=0-1] bye", "[talk gpus=1] one"]  # rank 0's goodbye may come first
+    assert lines[4:] == ["done"]
 
 
 def test_a_window_that_is_over_is_shown_while_the_program_goes_on(tmp_path: Path) -> None:
