@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import zmq
 from zmq.backend import Socket as _Raw
 
+from monarch_nb.routing.addresses import Endpoint
 from monarch_nb.transport.chunks import SIZE
 from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.keys import Keys
@@ -191,7 +192,7 @@ def bound_at(fd: int) -> str:
         raise TransportError(f"descriptor {fd} is no socket: {error}") from error
     if not port:
         raise TransportError(f"descriptor {fd} is no TCP socket that is bound to a port")
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return Endpoint("tcp", host=host, port=port).url
 
 
 def _adopt(router: Socket, fd: int, limits: Limits) -> None:

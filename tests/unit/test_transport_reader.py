@@ -61,9 +61,6 @@ class Pipe:
         self.end, self.start = os.pipe()
         os.set_blocking(self.end, False)
 
-    def watch(self) -> None:
-        self.reader.watch(self.end, self.read)
-
     def read(self) -> bool:
         os.read(self.end, 1)
         self.told.append(self.name)
@@ -87,7 +84,7 @@ def test_what_waits_for_quiet_comes_after_all_that_was_there_to_be_read(reader: 
         reader.settled(lambda: (told.append("news"), done.set()))
         return False
 
-    words.watch()
+    reader.watch(words.end, words.read)
     reader.watch(news.end, arrived)
     os.write(news.start, b"n")
     assert done.wait(SECONDS)

@@ -6,8 +6,7 @@ import random
 import socket
 import struct
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from monarch_nb.transport import TransportError
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import Door, Stream, dial
 from tests.effort import tries
-from tests.unit.transport_tools import End, ends, run_folder
+from tests.unit.transport_tools import End, ends, run_folder, wait_until
 
 pytestmark = pytest.mark.timeout(tries(60))
 
@@ -188,13 +187,6 @@ def test_a_name_left_by_the_dead_is_taken_over_and_one_in_use_is_not(reader: Rea
         for connection in (caller, *come):
             connection.close()
         door.close()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_what_is_sent_before_anybody_listens_is_kept_and_arrives_in_order() -> None:
