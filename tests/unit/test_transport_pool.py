@@ -3,13 +3,12 @@
 import gc
 import os
 import time
-from collections.abc import Callable
 
 import pytest
 
 from monarch_nb.transport.pool import IDLE, KEPT, LENT, Pool
 from monarch_nb.transport.shared import MemoryFile, available
-from tests.unit.transport_tools import End, ends, run_folder
+from tests.unit.transport_tools import End, ends, run_folder, wait_until
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -107,13 +106,6 @@ def test_no_more_than_so_many_bytes_lie_idle() -> None:
     assert sum(is_open(*place) for place in places) == 1
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def test_over_the_network_loans_come_back_when_the_receiver_drops_the_value_and_not_before() -> None:
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)
@@ -127,7 +119,7 @@ def test_over_the_network_loans_come_back_when_the_receiver_drops_the_value_and_
             gc.collect()
             assert len(pool._loans) == 2
             assert bytes(b.get()[1][1]) == b"\2" * BIG
-            until(lambda: len(pool._loans) == 1)
+            wait_until(lambda: len(pool._loans) == 1)
             for letter in (b"\3", b"\4", b"\5"):
                 a.send("h/b", b"p", letter * BIG)
                 assert bytes(b.get()[1][1]) == letter * BIG
