@@ -212,13 +212,19 @@ def browser() -> Iterator[Any]:
 @contextlib.contextmanager
 def opened(by: Any, address: str, width: int = 1280, height: int = 1000) -> Iterator[Any]:
     """A page at an address, once JupyterLab is there with a kernel that is idle."""
+    with _page(by, address, width, height) as shown:
+        shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        shown.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+        yield shown
+
+
+@contextlib.contextmanager
+def _page(by: Any, address: str, width: int, height: int) -> Iterator[Any]:
     context = by.new_context(viewport={"width": width, "height": height})
     try:
         context.set_default_navigation_timeout(60_000)
         shown = context.new_page()
         shown.goto(address)
-        shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
-        shown.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
         yield shown
     finally:
         context.close()
@@ -249,6 +255,14 @@ class Desk:
         finally:
             self.served.end_kernels()
         assert left_behind(self.mark, but=before) == []
+
+    @contextlib.contextmanager
+    def empty(self, workspace: str) -> Iterator[Any]:
+        """A page with no notebook and no kernel: what is opened and closed there comes back in no other page."""
+        address = f"{self.served.url}lab/workspaces/{workspace}?token={self.served.token}"
+        with _page(self.by, address, 1280, 1000) as shown:
+            shown.wait_for_selector(".jp-Launcher", timeout=60_000)
+            yield shown
 
     def saved(self, shown: Any, notebook: Path) -> Path:
         """Saves the notebook as the page has it; its file."""

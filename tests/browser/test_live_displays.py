@@ -235,9 +235,7 @@ def test_large_meshes_are_shown_by_their_hosts_and_opened_by_a_click(notebook: L
 
 
 @pytest.mark.parametrize("trusted", [False, True], ids=["untrusted", "trusted"])
-def test_what_was_run_without_a_page_is_shown_as_it_was(
-    desk: Desk, notebook: Lab, executed: "NotebookNode", trusted: bool
-) -> None:
+def test_what_was_run_without_a_page_is_shown_as_it_was(desk: Desk, executed: "NotebookNode", trusted: bool) -> None:
     import nbformat
     from nbformat.sign import NotebookNotary
 
@@ -245,23 +243,19 @@ def test_what_was_run_without_a_page_is_shown_as_it_was(
     nbformat.write(executed, root / name)
     if trusted:
         NotebookNotary(data_dir=str(root.parent / "data")).sign(nbformat.read(root / name, 4))
-    notebook.shown.evaluate(
-        "path => void window.jupyterapp.commands.execute('docmanager:open', {path, kernelPreference: "
-        "{shouldStart: false, canStart: true, autoStartDefault: false}})",
-        name,
-    )
-    # Until it is in front, the notebook before it is looked at, which tells of such a failure too.
-    in_front = "name => window.jupyterapp.shell.currentWidget?.context?.path === name"
-    notebook.shown.wait_for_function(in_front, arg=name, timeout=30_000)
-    view = notebook.shown.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
-    view.get_by_text("trainers, gpus=2 died: killed by signal 9 (SIGKILL)").first.wait_for(timeout=30_000)
-    assert notebook.shown.evaluate("() => !window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel")
-    for text in ("1 failed", "one step", "loss"):
-        view.get_by_text(text).first.wait_for(timeout=10_000)
-    assert view.get_by_role("button", name="Heal").filter(visible=True).count() == 0  # nobody is there to do it
-    notebook.shown.evaluate("window.jupyterapp.commands.execute('application:close')")
-    told, notebook.errors[:] = list(notebook.errors), []
-    assert set(told) <= {"Cannot read properties of null (reading 'kernel')"}  # Lab's own, of panels without one
+    with desk.empty(f"saved-{trusted}") as shown:
+        errors = Lab(shown).errors
+        shown.evaluate(
+            "path => void window.jupyterapp.commands.execute('docmanager:open', {path, kernelPreference: "
+            "{shouldStart: false, canStart: true, autoStartDefault: false}})",
+            name,
+        )
+        view = shown.locator(".jp-NotebookPanel")
+        for text in ("trainers, gpus=2 died: killed by signal 9 (SIGKILL)", "1 failed", "one step", "loss"):
+            view.get_by_text(text).first.wait_for(timeout=30_000)
+        assert view.get_by_role("button", name="Heal").filter(visible=True).count() == 0  # nobody is there to do it
+        assert shown.evaluate("() => !window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel")
+        assert set(errors) <= {"Cannot read properties of null (reading 'kernel')"}  # Lab's own, of panels without one
 
 
 def test_after_the_page_is_loaded_again_everything_is_there_and_lives(notebook: Lab, grid: Any) -> None:

@@ -70,8 +70,9 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
 
 def lab_button(label: str, command: str, arguments: dict[str, Any]) -> str:
     """A button that runs a command of the JupyterLab panel, whose style sheet shows it; hidden elsewhere."""
+    # `hidden` with a value: where a notebook is not trusted, JupyterLab drops our styles and attributes that are empty.
     told = f'data-commandlinker-command="{escape(command)}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
-    return f'<button type="button" class="mnb-lab" {told}>{escape(label)}</button>'
+    return f'<button type="button" class="mnb-lab" hidden="hidden" {told}>{escape(label)}</button>'
 
 
 def folded(summary: str, text: str, *, opened: bool = False) -> str:
