@@ -13,7 +13,7 @@ from monarch_nb.host.post import Sender
 from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
 from monarch_nb.transport import Parcel
 from monarch_nb.wire import Header, Kind, decode_plain, fold, unfold
-from monarch_nb.wire.header import SKIP, TOLD_ELSEWHERE, CastPlan
+from monarch_nb.wire.header import JUDGING, SKIP, TOLD_ELSEWHERE, CastPlan
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
 
@@ -178,8 +178,10 @@ class Caster:
         assert request.plan is not None
         rank = next((run.rank + (place - run.index) // (run.index_stride or 1) * run.stride for run in request.plan.runs
                      if place in _places(run.index, run.count, run.index_stride)), 0)  # fmt: skip
+        flags |= request.flags & JUDGING
         self._send(Header(kind=Kind.RETURNED, dst=request.src, src=self._address, mesh=request.mesh, rank=rank,
-                          method=request.method, port=request.port, index=place, call=request.call, flags=flags),
+                          sender=request.sender, method=request.method, port=request.port, index=place,
+                          call=request.call, flags=flags),
                    Parcel([msgspec.msgpack.encode([reason])]))  # fmt: skip
 
     def _send(self, header: Header, parcel: Parcel) -> None:

@@ -12,7 +12,7 @@ from monarch_nb.runtime.spans import traceparent
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.transport import uninterrupted
 from monarch_nb.wire import Header, Kind, Run
-from monarch_nb.wire.header import SKIP
+from monarch_nb.wire.header import JUDGING, SKIP
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -35,6 +35,7 @@ def _header(
         extent=(tuple(extent.labels), tuple(extent.sizes)),
         call=call,
         chain=context.chain,
+        flags=JUDGING if context.judging else 0,
         actor=str(context.actor_instance),
         trace=traceparent(),
     )

@@ -91,6 +91,7 @@ class Context:
     chain: tuple[str, ...] = ()  # calls that wait for it, outermost first, itself last
     trace: str = ""  # W3C traceparent that came with the message
     cause: str = ""  # outside of calls: the call that led to it
+    judging: bool = False  # a message that did not arrive
 
     @property
     def origin(self) -> str:

@@ -151,9 +151,9 @@ class ActorLife:
     # -- the executor's thread --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def acting(self) -> Iterator[None]:
+    def acting(self, *, judging: bool = False) -> Iterator[None]:
         """The actor is the one who acts, outside a message: its hooks."""
-        token = current.set(Context(self.instance, self.instance.rank))
+        token = current.set(Context(self.instance, self.instance.rank, judging=judging))
         try:
             yield
         finally:

@@ -19,6 +19,7 @@ from monarch_nb.wire import (
     encode_exception,
     unfold,
 )
+from monarch_nb.wire.header import JUDGING
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
@@ -97,7 +98,7 @@ class Port(Generic[T]):
             status=status,
             sender=context.actor_instance.stream,
             call=context.call,
-            flags=0 if self.return_undeliverable else UNRETURNED,
+            flags=(0 if self.return_undeliverable else UNRETURNED) | (JUDGING if context.judging else 0),
         )
         runtime.send(header, runtime.node.snapshot(frames))
 

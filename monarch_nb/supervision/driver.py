@@ -34,6 +34,7 @@ from monarch_nb.supervision.hooks import UndeliverableMessage, run_hook
 from monarch_nb.supervision.machine import Machine, RootPolicy
 from monarch_nb.supervision.ranks import Life
 from monarch_nb.wire import Header, Kind, format_exception
+from monarch_nb.wire.header import JUDGING
 
 if TYPE_CHECKING:
     from monarch_nb.supervision.ranks import Selection
@@ -301,7 +302,8 @@ class Driver(Causes):
         message = UndeliverableMessage(header.sender, destination, header.mesh, header.method, reason)
         told = f"undeliverable: {header.method or 'a value'} to {destination}: {reason}"
         hook = cell.obj._handle_undeliverable_message
-        if getattr(hook, "_monarch_default", False):
+        # What the hook itself sends is not judged when it is lost, too, or that would go on for ever.
+        if getattr(hook, "_monarch_default", False) or header.flags & JUDGING:
             logger.warning("%s: %s", cell.instance, told)
             return
 
@@ -315,7 +317,7 @@ class Driver(Causes):
             text = "".join(format_exception(error))
             self._fail_actor(cell.instance.stream, self.cause_of("exception", error, text, cell, method))
 
-        run_hook(cell, lambda: hook(message), judge, failed)
+        run_hook(cell, lambda: hook(message), judge, failed, judging=True)
 
     def _undelivered(self, header: Header, reason: str) -> None:
         with self._lock:

@@ -20,7 +20,12 @@ class UndeliverableMessage(msgspec.Struct, frozen=True):
 
 
 def run_hook(
-    cell: ActorLife, hook: Callable[[], Any], done: Callable[[bool], None], failed: Callable[[BaseException], None]
+    cell: ActorLife,
+    hook: Callable[[], Any],
+    done: Callable[[bool], None],
+    failed: Callable[[BaseException], None],
+    *,
+    judging: bool = False,
 ) -> None:
     """Has an actor run a hook; what it says comes as a bool. Any thread; does not block.
 
@@ -30,7 +35,7 @@ def run_hook(
 
     def run() -> Any:
         try:
-            with cell.acting():
+            with cell.acting(judging=judging):
                 result = hook()
             if inspect.iscoroutine(result):
                 return finish(result)
@@ -41,7 +46,7 @@ def run_hook(
 
     async def finish(result: Any) -> None:
         try:
-            with cell.acting():
+            with cell.acting(judging=judging):
                 handled = bool(await result)
             done(handled)
         except BaseException as error:

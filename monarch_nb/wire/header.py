@@ -77,6 +77,7 @@ class CastPlan(msgspec.Struct, array_like=True, frozen=True):
 
 SKIP = "__skip__"  # method of a CALL or CAST that stands in the place of one that was numbered and is lost
 TOLD_ELSEWHERE = 1  # flags of a RETURNED: its caller learns of the same end by watching the process
+JUDGING = 2  # flags: sent while its sender judged a message that did not arrive; no such one is judged itself
 
 
 class Header(msgspec.Struct, array_like=True, gc=False):

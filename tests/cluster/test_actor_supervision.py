@@ -1,5 +1,6 @@
 """Who is told of a failure: owners, and upwards until somebody handles it."""
 
+import asyncio
 import os
 import pickle
 import signal
@@ -290,6 +291,41 @@ class Sender(Actor):
         return self.how == "handles"
 
 
+class Stubborn(Actor):
+    """Tells the lost one itself that something is lost, before anybody else."""
+
+    def __init__(self, lost: Port[int], port: Port[str]) -> None:
+        self.lost = lost
+        self.port = port
+
+    @endpoint
+    def fill(self) -> None:
+        self.lost.send(1)
+
+    @endpoint
+    def say(self, text: str) -> None:
+        self.port.send(text)
+
+    def _handle_undeliverable_message(self, message: Any) -> bool:
+        self.lost.send(2)
+        self.port.send(message.reason)
+        return True
+
+
+class AsyncStubborn(Stubborn):
+    @endpoint
+    async def fill(self) -> None:
+        self.lost.send(1)
+
+    @endpoint
+    async def say(self, text: str) -> None:
+        self.port.send(text)
+
+    async def _handle_undeliverable_message(self, message: Any) -> bool:
+        await asyncio.sleep(0)
+        return Stubborn._handle_undeliverable_message(self, message)
+
+
 def call_for_ever(mesh: Any) -> None:
     while True:
         mesh.ping.call().get(20)
@@ -306,6 +342,17 @@ def test_a_sender_that_minds_no_lost_message_lives(quad: ProcMesh, faults: Fault
     sender.fill.call_one(gone_port()).get(20)
     assert "nobody receives" in receiver.recv().get(20)
     assert sender.ping.call_one().get(20) == "pong"
+
+
+@pytest.mark.parametrize("kind", [Stubborn, AsyncStubborn])
+def test_what_is_lost_while_a_loss_is_judged_is_not_judged(quad: ProcMesh, kind: type[Stubborn]) -> None:
+    port, receiver = Channel[str].open()
+    sender: Any = quad.slice(gpus=0).spawn("stubborn", kind, gone_port(), port)
+    for _ in range(3):
+        sender.fill.call_one().get(20)
+        assert "nobody receives" in receiver.recv().get(20)
+    sender.say.call_one("the last").get(20)
+    assert receiver.recv().get(20) == "the last"
 
 
 @pytest.mark.parametrize(("how", "told"), [("ignores", "nobody receives"), ("raises", "while judging")])
