@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -115,10 +116,15 @@ class _Connections:
 class DestinationActor(Actor):
     """Connects to a port of its machine for each connection that the source has accepted."""
 
-    def __init__(self, port: PortNumber) -> None:
+    def __init__(self) -> None:
+        self._port = 0
+        self._connections = _Connections()
+
+    @endpoint
+    async def aim(self, port: PortNumber) -> None:
+        """Where connections go from now on."""
         place = runtime().context().actor_instance.rank
         self._port = checked_port("dst_port", port(place) if callable(port) else port)
-        self._connections = _Connections()
 
     @endpoint
     async def open(self, to: "Port[Message]") -> "Port[Message]":
@@ -139,14 +145,28 @@ class SourceActor(Actor):
         self._connections = _Connections()
         self._server: asyncio.Server | None = None
         self._destination: Any = None
+        self._place = ("", "", 0)
 
     @endpoint
-    async def listen(self, destination: Any, address: Address) -> None:
-        """Accepts connections from now on."""
-        place = runtime().context().actor_instance.rank
-        host, port = checked_address(address(place) if callable(address) else address)
+    async def place(self, address: Address) -> tuple[str, str, int]:
+        """Where it will listen: machine, address there, port."""
+        rank = runtime().context().actor_instance.rank
+        self._place = (socket.gethostname(), *checked_address(address(rank) if callable(address) else address))
+        return self._place
+
+    @endpoint
+    async def check(self, firsts: frozenset[int]) -> None:
+        """Raises OSError where somebody else listens: below nobody would notice. Ranks not in `firsts` do nothing."""
+        if runtime().context().message_rank.rank in firsts:
+            server = await asyncio.start_server(self._accept, *self._place[1:], start_serving=False)
+            server.close()
+
+    @endpoint
+    async def listen(self, destination: Any) -> None:
+        """Accepts connections from now on; ranks with one address share what comes there."""
         self._destination = destination.slice(**dict(runtime().context().message_rank))
-        self._server = await asyncio.start_server(self._accept, host, port)
+        shared = hasattr(socket, "SO_REUSEPORT")
+        self._server = await asyncio.start_server(self._accept, *self._place[1:], reuse_port=shared)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         to, of = Channel[Message].open()
@@ -174,8 +194,10 @@ class PortForwarder(Actor):
         """Has each source process listen at `src_address`, for the destination process at the same place.
 
         Each connection there becomes one to 127.0.0.1:`dst_port` over here, both directions, until both have ended.
-        `dst_port` and `src_address` ("address:port") may be functions of the place. Returns when all listen.
-        Raises ValueError for meshes of different shapes, and for what is no port or address.
+        `dst_port` and `src_address` ("address:port") may be functions of the place; source processes of one machine
+        with the same address share the connections there. Returns when all listen. Raises ValueError for meshes of
+        different shapes, and ActorError for what is no port or address, and where somebody listens already: then
+        none of them listens any more.
         """
         if dst_proc_mesh.extent != src_proc_mesh.extent:
             raise ValueError(
@@ -185,14 +207,20 @@ class PortForwarder(Actor):
             checked_port("dst_port", dst_port)
         if not callable(src_address):
             checked_address(src_address)
-        destination: Any = dst_proc_mesh.spawn("forward_destination", DestinationActor, dst_port)
+        destination: Any = dst_proc_mesh.spawn("forward_destination", DestinationActor)
         source: Any = src_proc_mesh.spawn("forward_source", SourceActor)
         try:
-            await destination.initialized
-            await source.listen.call(destination, src_address)
+            await destination.aim.call(dst_port)
+            firsts: dict[tuple[str, str, int], int] = {}
+            for rank, place in enumerate((await source.place.call(src_address)).values()):
+                firsts.setdefault(place, rank)
+            await source.check.call(frozenset(firsts.values()))
+            await source.listen.call(destination)
         except BaseException:
-            for each in (source, destination):
-                each.stop("the forward could not be made")
+            stops = [each.stop("the forward could not be made") for each in (source, destination)]
+            for stop in stops:
+                with contextlib.suppress(Exception):
+                    await stop
             raise
 
 

@@ -175,7 +175,10 @@ def _forward(stdin: int, stopped: int, port: "Port[Input]") -> None:
         ready, _, _ = select.select([stdin, stopped], [], [])
         if stopped in ready:
             return
-        data = os.read(stdin, _CHUNK)
+        try:
+            data = os.read(stdin, _CHUNK)
+        except OSError:  # the terminal is gone
+            data = b""
         port.send(data or None)
         if not data:
             return

@@ -212,6 +212,32 @@ def test_a_connection_that_nobody_takes_over_there_is_cut_and_others_go_on(host:
         assert exchange(other, b"x") == b"xend 1"
 
 
+def test_ranks_of_one_machine_may_share_an_address_that_is_free(host: Any, echo: int) -> None:
+    port = free_port()
+    with spawned(host, 2) as procs, forwarder() as forward:
+        forward.forward.call(procs, echo, procs, f"127.0.0.1:{port}").get(SOON)
+        assert [exchange(port, b"x" * size) for size in range(8)] == [b"x" * n + b"end %d" % n for n in range(8)]
+        with pytest.raises(ActorError, match="already in use"):
+            forward.forward.call(procs, echo, procs, f"127.0.0.1:{port}").get(SOON)
+        assert exchange(port, b"x") == b"xend 1"
+
+
+def test_a_forward_that_fails_on_one_rank_leaves_none_listening(host: Any, echo: int) -> None:
+    ports = free_ports(2)
+    with spawned(host, 2) as procs, forwarder() as forward, socket.socket() as taken:
+        taken.bind(("127.0.0.1", ports[1]))
+        taken.listen()
+        with pytest.raises(ActorError, match="already in use"):
+            forward.forward.call(procs, echo, procs, lambda point: f"127.0.0.1:{ports[point['gpus']]}").get(SOON)
+        with pytest.raises(ActorError, match="from 1 to 65535"):
+            forward.forward.call(procs, lambda point: 80 * point["gpus"], procs, "127.0.0.1:8080").get(SOON)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", ports[0]))
+        other = free_port()
+        forward.forward.call(procs, echo, procs, f"127.0.0.1:{other}").get(SOON)  # it lives
+        assert exchange(other, b"x") == b"xend 1"
+
+
 def test_what_cannot_be_forwarded_is_refused(host: Any) -> None:
     with spawned(host, 1) as one, spawned(host, 2) as two, forwarder() as forward:
         for arguments, told in (
