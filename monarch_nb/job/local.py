@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 
 from monarch_nb.job.state import JobState
-from monarch_nb.job.trait import JobTrait
+from monarch_nb.job.trait import BATCH_FILE, JobTrait
 from monarch_nb.mesh import this_host
 
 BATCH = "MONARCH_BATCH_JOB"
@@ -32,14 +32,16 @@ class LocalJob(JobTrait):
         if client_script is None:
             return
         os.makedirs(".monarch/logs", mode=0o700, exist_ok=True)
-        self._log_dir = tempfile.mkdtemp(prefix="job_", dir=".monarch/logs")
+        self._log_dir = tempfile.mkdtemp(prefix="job_", dir=os.path.abspath(".monarch/logs"))
+        file = os.path.join(self._log_dir, "job.json")
+        self.dump(file)
         with (
             open(os.path.join(self._log_dir, "stdout.log"), "wb") as out,
             open(os.path.join(self._log_dir, "stderr.log"), "wb") as err,
         ):
             self._process = subprocess.Popen(
                 [sys.executable, client_script], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                env={**os.environ, BATCH: "1"}, start_new_session=True,
+                env={**os.environ, BATCH: "1", BATCH_FILE: file}, start_new_session=True,
             )  # fmt: skip
 
     @property

@@ -16,6 +16,7 @@ from monarch_nb.job.state import JobState
 logger = logging.getLogger("monarch_nb.job")
 
 DEFAULT_JOB_PATH = ".monarch/job_state.json"
+BATCH_FILE = "MONARCH_NB_BATCH_JOB"  # names the file of the job that has started this program
 _OWN = frozenset({"_applied", "_apply_id", "_started", "_origin", "_cached", "_cache_path"})
 
 
@@ -80,9 +81,13 @@ class JobTrait(ABC):
     def apply(self, client_script: str | None = None) -> None:
         """Brings the job into existence, if it is not there; with `client_script`, it gets that for its client."""
         if self._running is None:
-            self._create(client_script)
-            self._applied, self._apply_id = True, str(uuid.uuid4())
-            self._started, self._origin = time.time(), Origin.here()
+            self._apply_id, self._started, self._origin = str(uuid.uuid4()), time.time(), Origin.here()
+            try:
+                self._create(client_script)
+            except BaseException:
+                self._apply_id = None
+                raise
+            self._applied = True
 
     @property
     def _running(self) -> "JobTrait | None":
@@ -104,10 +109,13 @@ class JobTrait(ABC):
         A job that another process has applied and saved at `cached_path` is used again if it still runs and will do,
         and it is said which one that is and since when it runs. One that is gone, or will not do, is ended and said,
         and this job takes its place. None: look for none, save none.
+        In a client script of a job the job found is that one, whatever is asked for here.
         Raises JobFileError for a file that others could have written, or that holds no job.
         """
-        if self._running is None and cached_path is not None and self._cacheable:
-            self._cached = self._look(cached_path)
+        if self._running is None and cached_path is not None:
+            self._cached = _started_by()
+            if self._cached is None and self._cacheable:
+                self._cached = self._look(cached_path)
         if self._running is None:
             self.apply()
             if cached_path is not None and self._cacheable:
@@ -223,6 +231,19 @@ class JobTrait(ABC):
     ) -> NoReturn:
         """Not yet: mounts."""
         not_yet("gather_mount")
+
+
+def _started_by() -> JobTrait | None:
+    """The job of which this program is a client script."""
+    path = os.environ.get(BATCH_FILE)
+    if not path:
+        return None
+    try:
+        found = job_load(path)
+    except FileNotFoundError:
+        return None  # it was ended
+    logger.info("the hosts are those of the job that has started this program: %s", found._told())
+    return found
 
 
 def _job(data: bytes, where: str, *, load: bool) -> JobTrait:

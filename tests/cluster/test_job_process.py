@@ -242,6 +242,26 @@ def test_a_local_job_gives_this_host_under_each_name_and_runs_scripts(folder: Pa
     job.kill()
 
 
+CLIENT = """
+from monarch_nb.job import LocalJob, ProcessJob
+for job in LocalJob(), ProcessJob({"trainers": 1}):  # as it says when somebody starts it by hand
+    print(*job.state()._hosts, job.apply_id)
+print(*LocalJob().state(None)._hosts)
+job.kill()
+"""
+
+
+def test_a_client_script_has_the_hosts_of_the_job_that_has_started_it(folder: Path) -> None:
+    Path("client.py").write_text(CLIENT)
+    job = LocalJob(hosts=("trainers", "loaders"))
+    job.apply("client.py")
+    assert job.process.wait(SOON) == 0
+    [out] = Path(".monarch/logs").glob("*/stdout.log")
+    assert out.read_text().splitlines() == [f"trainers loaders {job.apply_id}"] * 2 + ["hosts"]
+    assert [path.name for path in out.parent.iterdir() if path.suffix == ".json"] == []  # it has ended the job
+    assert not Path(".monarch/job_state.json").exists()
+
+
 def test_what_cannot_be_a_job_is_refused() -> None:
     for meshes in ({"a b": 1}, {"a": 0}, {"a": True}, {"a": 1.5}):
         with pytest.raises(ValueError, match="mesh"):
