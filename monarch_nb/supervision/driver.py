@@ -299,7 +299,7 @@ class Driver(Causes):
                 self._undelivered(header, reason)
             return
         destination = header.src if header.kind == Kind.RETURNED else header.dst
-        message = UndeliverableMessage(header.sender, destination, header.mesh, header.method, reason)
+        message = UndeliverableMessage(str(cell.instance), destination, header.mesh, header.method, reason)
         told = f"undeliverable: {header.method or 'a value'} to {destination}: {reason}"
         hook = cell.obj._handle_undeliverable_message
         # What the hook itself sends is not judged when it is lost, too, or that would go on for ever.

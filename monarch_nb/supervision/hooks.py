@@ -12,11 +12,23 @@ from monarch_nb.runtime import ActorLife
 class UndeliverableMessage(msgspec.Struct, frozen=True):
     """A message that did not arrive, as `_handle_undeliverable_message` gets it."""
 
-    sender: str
-    destination: str
+    source: str  # who sent it
+    destination: str  # address of the process it was for
     mesh: str
-    method: str
+    method: str  # "" for a value sent to a port
     reason: str
+
+    def sender(self) -> str:
+        """Who sent it."""
+        return self.source
+
+    def dest(self) -> str:
+        """What it was for: a process, and the endpoint there if it was for one."""
+        return f"{self.destination}.{self.method}" if self.method else self.destination
+
+    def error_msg(self) -> str:
+        """Why it did not arrive."""
+        return self.reason
 
 
 def run_hook(

@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, ActorError, Channel, Port, PortReceiver, ProcMesh, current_rank, endpoint, send
+from monarch.actor import (
+    Actor,
+    ActorError,
+    Channel,
+    Port,
+    PortReceiver,
+    ProcMesh,
+    UndeliverableMessageEnvelope,
+    current_rank,
+    endpoint,
+    send,
+)
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -30,6 +41,21 @@ class Sender(Actor):
             await failing.fail.call_one()
         except ActorError as error:
             port.exception(error)
+
+
+class Minder(Actor):
+    """Hears of what it has sent in vain."""
+
+    def __init__(self, told: Port[tuple[str, str, str]]) -> None:
+        self.told = told
+
+    @endpoint
+    async def fill(self, port: Port[int]) -> None:
+        port.send(1)
+
+    async def _handle_undeliverable_message(self, message: UndeliverableMessageEnvelope) -> bool:
+        self.told.send((str(message.sender()), str(message.dest()), message.error_msg()))
+        return True
 
 
 class Proxy(Actor):
@@ -90,6 +116,17 @@ def test_a_port_is_pickled_with_what_it_was_told() -> None:
     assert again.return_undeliverable is False
     again.send(3)
     assert receiver.recv().get(20) == 3
+
+
+def test_what_was_sent_in_vain_says_who_sent_it_whereto_and_why_it_did_not_arrive(quad: ProcMesh) -> None:
+    told, receiver = Channel[tuple[str, str, str]].open()
+    gone, _ = Channel[int].open()
+    del _
+    quad.slice(gpus=1).spawn("minder", Minder, told).fill.call_one(gone).get(20)
+    sender, dest, error = receiver.recv().get(20)
+    assert "minder" in sender
+    assert repr(gone).endswith(f" of {dest}>")
+    assert "nobody receives" in error
 
 
 def test_another_actor_may_answer_a_call(quad: ProcMesh) -> None:
