@@ -10,6 +10,7 @@ import pytest
 from monarch_nb.actor import Channel, MeshFailure, SupervisionError
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, spawned, still_works, until
+from tests.frozen import freeze
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -29,7 +30,7 @@ def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: 
     napping = workers.slice(gpus=1).nap.call_one(0.05, port)
     begun(receiver, 1)
     before = time.time()
-    os.kill(pids[1], signal.SIGSTOP)
+    freeze(pids[1])
     try:
         call = workers.pid.call()
         stream = workers.pid.stream()
@@ -55,7 +56,7 @@ def test_a_frozen_process_can_be_stopped(host: Any, impatient: None) -> None:
     with spawned(host, name="ice") as procs:
         actors = procs.spawn("ice", Worker)
         pid = actors.slice(gpus=1).pid.call_one().get(SOON)
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         call = actors.pid.call()
         procs.stop().get(SOON)
         error = call.exception(SOON)  # it may have come to an answer when it was woken to be ended
@@ -66,7 +67,7 @@ def test_a_frozen_process_can_be_killed_and_healed(workers: Any) -> None:
     from monarch_nb.actor import heal_mesh
 
     pid = workers.slice(gpus=1).pid.call_one().get(SOON)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     call = workers.pid.call()
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(SupervisionError, match="SIGKILL"):
@@ -77,7 +78,7 @@ def test_a_frozen_process_can_be_killed_and_healed(workers: Any) -> None:
 
 def test_a_frozen_agent_holds_up_spawns_and_nothing_else(workers: Any, host: Any) -> None:
     pid = agent().pid
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         assert workers.rank.call().get(SOON).values() == [0, 1]
         procs = host.spawn_procs(per_host={"gpus": 1}, name="patient")

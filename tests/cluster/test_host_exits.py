@@ -8,6 +8,7 @@ import pytest
 from monarch_nb.host import protocol
 from monarch_nb.wire import Layout
 from tests.cluster.host_client import Client, Refusal, hosted, wait_until
+from tests.frozen import freeze
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -92,7 +93,7 @@ def test_a_living_proc_that_does_not_answer_is_told_not_failed(how: str) -> None
         [address] = client.spawn(1, "idle" if how == "stopped" else "holds_gil")
         [started] = client.started(address)
         if how == "stopped":
-            os.kill(started.pid, signal.SIGSTOP)
+            freeze(started.pid)
         told = client.event("proc.unresponsive", timeout=20)
         assert told.address == address
         assert client.status().procs[0].unresponsive_since == told.since

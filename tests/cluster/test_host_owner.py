@@ -14,6 +14,7 @@ from monarch_nb.host import protocol
 from monarch_nb.host.bootstrap import command
 from monarch_nb.wire.header import Layout
 from tests.cluster.host_client import ROOT, Client, alive, hosted, left_of, wait_until
+from tests.frozen import freeze
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -79,7 +80,7 @@ def test_when_the_agent_is_killed_its_procs_are_gone(kind: str) -> None:
         [address] = client.spawn(1, "idle" if kind == "frozen" else kind)
         pids = [client.started(address)[0].pid, client.status().template_pid or 0]
         if kind == "frozen":
-            os.kill(pids[0], signal.SIGSTOP)
+            freeze(pids[0])
         elif kind != "idle":
             said = client.log(address, until="\n")
             pids += [int(said.split()[1])] if kind == "with_child" else []

@@ -12,6 +12,7 @@ import pytest
 
 from monarch_nb.host import AgentStartError
 from tests.cluster.host_client import Client, Refusal, alive, begin_agent, hosted, left_of, wait_until
+from tests.frozen import freeze
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -169,7 +170,7 @@ def test_a_template_killed_while_it_is_asked_costs_nothing_but_time() -> None:
         client.started(*client.spawn(1))
         template = client.status().template_pid
         assert template is not None
-        os.kill(template, signal.SIGSTOP)
+        freeze(template)
         addresses = client.spawn(4)
         os.kill(template, signal.SIGKILL)
         for started in client.started(*addresses):

@@ -1,12 +1,12 @@
 """Stopping, killing and interrupting procs."""
 
-import os
 import signal
 
 import pytest
 
 from monarch_nb.host import protocol
 from tests.cluster.host_client import hosted, left_of, wait_until
+from tests.frozen import freeze
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -16,7 +16,7 @@ def test_stopping_escalates_until_all_are_gone() -> None:
         soft, deaf, frozen = client.spawn(1, "idle")[0], client.spawn(1, "deaf")[0], client.spawn(1, "idle")[0]
         pids = {one.address: one.pid for one in client.started(soft, deaf, frozen)}
         client.log(deaf, until="deaf now")
-        os.kill(pids[frozen], signal.SIGSTOP)
+        freeze(pids[frozen])
         wish = protocol.Stop((soft, deaf, frozen), timeout_s=0.2, grace_s=1.0, reason="enough")
         ended = client.ask("agent.stop", wish, protocol.Ended)
         exits = {one.address: one for one in ended.exits}
@@ -30,7 +30,7 @@ def test_stopping_escalates_until_all_are_gone() -> None:
 def test_a_stopped_process_can_be_killed() -> None:
     with hosted() as (_, client):
         [address] = client.spawn(1)
-        os.kill(client.started(address)[0].pid, signal.SIGSTOP)
+        freeze(client.started(address)[0].pid)
         client.ask("agent.kill", protocol.Kill((address,)), protocol.Done)
         assert client.exited(address)[0].signal == signal.SIGKILL
 
