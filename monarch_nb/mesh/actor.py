@@ -224,7 +224,7 @@ def spawn_actors(
         strides=tuple(region.ndslice.strides),
         owner=instance.stream,
         owner_process=engine.address,
-        owner_id=str(instance),
+        creators=instance.lineage,
         where=where,
     )
     frames = spawn_frames(cls, arguments, spec)

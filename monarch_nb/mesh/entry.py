@@ -14,7 +14,7 @@ from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.forwarding import Forwarding
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.spawning import PYTHON, python_version
-from monarch_nb.runtime import Runtime, SpawnActor, dumps, install
+from monarch_nb.runtime import ROOT, Runtime, SpawnActor, dumps, install
 from monarch_nb.runtime.features import install_breakpoints
 from monarch_nb.runtime.log_prefix import levels_are_known
 from monarch_nb.settings import TRAVELS_IN, settings
@@ -62,7 +62,7 @@ def run_proc(spec: ProcSpec) -> int:
             strides=(),
             owner="",
             owner_process=spec.owner,
-            owner_id="<root>",
+            creators=(ROOT,),
             where=1,
         ),
         spec.layout.uid,

@@ -12,7 +12,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.mesh.console import Console, run_source
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.runtime import ActorCell, Runtime, SpawnActor, endpoint, runtime
+from monarch_nb.runtime import ROOT, ActorCell, Runtime, SpawnActor, endpoint, runtime
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Header, Kind
 
@@ -95,7 +95,7 @@ class InlineHost:
             address = wish.layout.address(rank, incarnation)
             spec = SpawnActor(
                 name=wish.name, class_name="Console", kind="sync", labels=(), offset=rank, sizes=(), strides=(),
-                owner="", owner_process=self.engine.address, owner_id="<root>",
+                owner="", owner_process=self.engine.address, creators=(ROOT,),
             )  # fmt: skip
             console = self.engine.host_actor(spec, wish.layout.uid, rank, incarnation, InlineConsole(rank))
             self._alive[address] = console

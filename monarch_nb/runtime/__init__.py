@@ -4,7 +4,7 @@ from monarch_nb.runtime.actor import Actor
 from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
 from monarch_nb.runtime.calls import DeadlockError, PendingCall, StreamCall
 from monarch_nb.runtime.cell import EXEC, HOOK, RELOAD, ActorCell
-from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, current
+from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import (
     EndpointProperty,
     concurrent_endpoint,
@@ -24,6 +24,7 @@ __all__ = [
     "EXEC",
     "HOOK",
     "RELOAD",
+    "ROOT",
     "SPAWN",
     "Actor",
     "ActorCell",
@@ -31,6 +32,7 @@ __all__ = [
     "ActorLife",
     "Channel",
     "Context",
+    "CreatorInstance",
     "DeadlockError",
     "EndpointProperty",
     "Future",

@@ -5,6 +5,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from monarch_nb.routing import Outbox
 from monarch_nb.shape import Extent, Point
 
@@ -20,6 +22,47 @@ class ActorId(str):
     __slots__ = ()
 
 
+class Ancestor(msgspec.Struct, array_like=True, frozen=True):
+    """One of those who spawned an actor, or spawned who did, as it travels."""
+
+    shown: str  # its part of an actor's name
+    name: str
+    class_name: str | None  # None: a root
+    labels: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    rank: int = 0
+
+
+ROOT = Ancestor("<root>", "root", None)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CreatorInstance:
+    """Who spawned an actor, by name and place; it may be gone."""
+
+    name: str
+    class_name: str | None
+    rank: Point
+    creator: "CreatorInstance | None"
+    actor_id: ActorId
+
+    def __repr__(self) -> str:
+        return str(self.actor_id)
+
+
+def _creator(ancestors: tuple[Ancestor, ...]) -> CreatorInstance | None:
+    if not ancestors:
+        return None
+    last = ancestors[-1]
+    place = Point(last.rank, Extent(last.labels, last.sizes))
+    return CreatorInstance(last.name, last.class_name, place, _creator(ancestors[:-1]), actor_id(ancestors))
+
+
+def actor_id(lineage: tuple[Ancestor, ...]) -> ActorId:
+    """The name of the last of them."""
+    return ActorId(".".join(one.shown for one in lineage))
+
+
 class StopRequested(BaseException):
     """Unwinds an endpoint whose actor asked to stop, be killed or aborted."""
 
@@ -32,15 +75,28 @@ class Instance:
     stream: str  # unique per life: the sender of its messages
     actor_id: ActorId
     name: str
-    class_name: str
+    class_name: str | None
     rank: Point = _NOWHERE
-    creator: "str | None" = None
+    ancestors: tuple[Ancestor, ...] = ()  # whoever spawned it last
     mesh: str = ""
     base_rank: int = 0
     incarnation: int = 0
     cell: Any = None
     outbox: Outbox = field(default_factory=Outbox)
     numbering: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def creator(self) -> CreatorInstance | None:
+        """Who spawned it; None for the root."""
+        return _creator(self.ancestors)
+
+    @property
+    def lineage(self) -> tuple[Ancestor, ...]:
+        """Its ancestors and itself, as what it spawns is told."""
+        shown = self.actor_id.removeprefix(f"{actor_id(self.ancestors)}.") if self.ancestors else str(self.actor_id)
+        extent = self.rank.extent
+        place = (tuple(extent.labels), tuple(extent.sizes), self.rank.rank)
+        return (*self.ancestors, Ancestor(shown, self.name, self.class_name, *place))
 
     @property
     def proc_id(self) -> str:

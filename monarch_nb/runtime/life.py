@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from monarch_nb.runtime.context import Context, Instance, StopRequested, current
+from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import Kind as ActorKind
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor, aside
 from monarch_nb.settings import settings
@@ -37,7 +37,7 @@ class SpawnActor(msgspec.Struct, array_like=True, frozen=True):
     strides: tuple[int, ...]
     owner: str  # stream of the owning actor
     owner_process: str
-    owner_id: str  # its human name
+    creators: tuple[Ancestor, ...]  # who spawned whom, the owner last
     where: int = 0  # executed on: 0 its own thread or loop, 1 the main thread
 
 

@@ -61,7 +61,7 @@ class Runtime:
         self.controls: dict[str, Callable[[Header, Parcel], None]] = {}
         self.clock = Clock()
         self.meshes: dict[str, Any] = {}  # what is known here of meshes, by uid; kept by the mesh layer
-        self.root = Instance(self, f"{address}#", ActorId(root_id), "root", "Root")
+        self.root = Instance(self, f"{address}#", ActorId(root_id), "root", None)
         self.root_context = Context(self.root)
         self.run_in_actor: Callable[..., Any] = _no_cells  # set by the mesh layer
         self.inline: Any = None  # a host inside this process, for tests; set by the mesh layer

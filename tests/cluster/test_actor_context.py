@@ -53,6 +53,18 @@ class Self(Actor):
         return int(other.who.call_one().get(20)["pid"])  # type: ignore[attr-defined]
 
     @endpoint
+    def creators(self, deeper: bool) -> list[tuple[str, str | None, str, str]]:
+        """Who spawned this, and who spawned that, up to the root."""
+        if deeper:
+            child: Any = context().actor_instance.proc.spawn("child", Self)
+            return child.creators.call_one(False).get(20)  # type: ignore[no-any-return]
+        found, one = [], context().actor_instance.creator
+        while one is not None:
+            found.append((one.name, one.class_name, str(one.rank), str(one)))
+            one = one.creator
+        return found
+
+    @endpoint
     def take(self, x: Any) -> Any:
         return x
 
@@ -77,6 +89,15 @@ def test_an_instance_knows_its_name_place_and_creator(quad: ProcMesh) -> None:
     assert who["procs"] == {"gpus": 4}
     assert who["proc_id"].endswith(".2.0")
     assert len({one["pid"] for one in selves.who.call().get(20).values()}) == 4
+
+
+def test_creators_are_known_up_to_the_root(quad: ProcMesh) -> None:
+    selves: Any = quad.slice(gpus=slice(0, 2)).spawn("selves", Self)
+    kind = f"{Self.__module__}.{Self.__qualname__}"
+    shown = f"<root>.<{kind} selves{{'gpus': 1/2}}>"
+    root = ("root", None, "{}", "<root>")
+    assert selves.slice(gpus=1).creators.call_one(True).get(20) == [("selves", kind, "{'gpus': 1/2}", shown), root]
+    assert selves.slice(gpus=1).creators.call_one(False).get(20) == [root]
 
 
 def test_the_name_of_the_current_actor_is_for_people(quad: ProcMesh) -> None:
