@@ -225,7 +225,7 @@ class Agent:
     def _watch_leases(self) -> None:
         if self._leases and not self._watching_leases:
             self._watching_leases = True
-            self._loop.call_later(min(1.0, self._leases.seconds / 4), self._look_at_leases)
+            self._loop.call_later(self._leases.pace, self._look_at_leases)
 
     def _look_at_leases(self) -> None:
         self._watching_leases = False

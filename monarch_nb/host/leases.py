@@ -2,17 +2,27 @@
 
 
 class Leases:
-    """Deadlines by owner address."""
+    """Deadlines by owner address.
+
+    Time in which this host did not look (it was frozen, or swapped out) counts for nobody: the owners' signs of life of
+    that time are still unread.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._until: dict[str, float] = {}
         self._length: dict[str, float] = {}
         self._asked: dict[str, float] = {}
+        self._looked = 0.0
         self.detached_until = 0.0  # an agent whose owner pipe has closed lives till then
 
     def __bool__(self) -> bool:
         return bool(self._until)
+
+    @property
+    def pace(self) -> float:
+        """Seconds from one look to the next."""
+        return min(1.0, self.seconds / 4)
 
     @property
     def owners(self) -> list[str]:
@@ -21,6 +31,8 @@ class Leases:
 
     def grant(self, owner: str, now: float, seconds: float | None = None) -> None:
         """Begin or renew a lease; `seconds` stays in force for later renewals."""
+        if not self._until:
+            self._looked = now
         length = self._length[owner] = seconds or self._length.get(owner, self.seconds)
         self._until[owner] = now + length
 
@@ -42,7 +54,10 @@ class Leases:
         return due
 
     def expired(self, now: float) -> list[str]:
-        """Owners whose time is up; they are forgotten."""
+        """Owners whose time is up; they are forgotten. To be called at the pace of `pace`."""
+        away, self._looked = now - self._looked, now
+        if away > 2 * self.pace:
+            self._until = {owner: until + away for owner, until in self._until.items()}
         late = [owner for owner, until in self._until.items() if until <= now]
         for owner in late:
             self.end(owner)

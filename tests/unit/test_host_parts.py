@@ -52,19 +52,36 @@ def test_pools_are_as_large_as_asked_for_or_as_the_machine() -> None:
     assert wanted_threads({"OMP_NUM_THREADS": "none"}, "OMP_NUM_THREADS") == len(os.sched_getaffinity(0))
 
 
+def ends(leases: Leases, first: int, last: int) -> dict[str, int]:
+    """When leases end, where it is looked at them once a second."""
+    return {owner: now for now in range(first, last + 1) for owner in leases.expired(float(now))}
+
+
 def test_a_lease_lives_from_sign_to_sign_of_life() -> None:
     leases = Leases(10.0)
     leases.grant("a/c", 0.0)
     leases.grant("b/c", 0.0, 100.0)
+    assert ends(leases, 1, 8) == {}
     leases.renew("a/c", 8.0)
     leases.renew("nobody", 8.0)
-    assert leases.expired(17.9) == []
-    assert leases.expired(18.0) == ["a/c"]
-    assert leases.expired(99.0) == []
+    assert ends(leases, 9, 99) == {"a/c": 18}
     leases.renew("b/c", 99.0)  # as long as it was granted for
-    assert leases.expired(198.0) == []
+    assert ends(leases, 100, 198) == {}
     leases.end("b/c")
     assert not leases
+
+
+def test_time_in_which_nobody_looked_at_the_leases_ends_none() -> None:
+    leases = Leases(10.0)
+    leases.grant("a/c", 0.0)
+    assert ends(leases, 1, 9) == {}
+    assert ends(leases, 1000, 1000) == {}  # frozen from 9 to 1000: what owners have said since then is still unread
+    leases.renew("a/c", 1000.5)
+    assert ends(leases, 1001, 1030) == {"a/c": 1011}
+    leases.grant("b/c", 5000.0)  # nobody looks where there is no lease
+    assert ends(leases, 5001, 5030) == {"b/c": 5010}
+    leases.grant("c/c", 6000.0)
+    assert ends(leases, 6100, 6130) == {"c/c": 6110}
 
 
 def test_owners_are_asked_after_four_times_in_a_lease() -> None:
