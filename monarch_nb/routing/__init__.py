@@ -1,4 +1,4 @@
-"""Sans-I/O routing: links, order, casts, membership. Events go in, actions come out; no clock, thread or socket."""
+"""Sans-I/O routing: links, order, casts, ways. Events go in, actions come out; no clock, thread or socket."""
 
 from monarch_nb.routing.actions import (
     PREFIX,
@@ -18,8 +18,8 @@ from monarch_nb.routing.actions import (
 from monarch_nb.routing.cast import Branch, Delivery, Expansion, below, expand, indices, plan_cast, size_of
 from monarch_nb.routing.fold import Batch, Fold, Lost
 from monarch_nb.routing.link import Link
-from monarch_nb.routing.membership import Expired, Hop, Leases, NoRoute, Responsiveness, Routes, Silence
 from monarch_nb.routing.order import Gap, Inbox, InboxOverflow, InboxStats, Outbox
+from monarch_nb.routing.routes import Hop, NoRoute, Routes
 
 __all__ = [
     "PREFIX",
@@ -31,7 +31,6 @@ __all__ = [
     "Deliver",
     "Delivery",
     "Expansion",
-    "Expired",
     "Failed",
     "Fold",
     "Gap",
@@ -39,7 +38,6 @@ __all__ = [
     "Inbox",
     "InboxOverflow",
     "InboxStats",
-    "Leases",
     "Link",
     "LinkConfig",
     "LinkState",
@@ -48,9 +46,7 @@ __all__ = [
     "NoRoute",
     "Outbox",
     "PrefixKind",
-    "Responsiveness",
     "Routes",
-    "Silence",
     "Skipped",
     "Transmit",
     "Unblocked",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.routing.membership import Hop, NoRoute, Routes
+from monarch_nb.routing.routes import Hop, NoRoute, Routes
 from monarch_nb.transport import monitor, sockets, streams
 from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.errors import TransportError, UnreachableError

@@ -1,8 +1,8 @@
-"""Ways to processes, leases, and who answers."""
+"""Ways to processes."""
 
 import pytest
 
-from monarch_nb.routing import Hop, Leases, NoRoute, Responsiveness, Routes
+from monarch_nb.routing import Hop, NoRoute, Routes
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -73,68 +73,6 @@ def test_newer_knowledge_replaces_older_and_forgetting_removes_it():
     routes.forget("h2")
     with pytest.raises(NoRoute):
         routes.next_hop("h2/p.0.0")
-
-
-def test_a_lease_runs_out_once_after_silence():
-    leases = Leases()
-    leases.hold("k/c", 0.0)
-    leases.heard("k/c", 30.0)
-    assert leases.deadline() == 90.0
-    assert leases.expired(89.9) == []
-    (lease,) = leases.expired(90.0)
-    assert (lease.owner, lease.seconds) == ("k/c", 60.0)
-    assert leases.expired(1000.0) == []
-    assert leases.deadline() is None
-
-
-def test_a_detached_owner_may_be_silent_longer_and_a_dropped_lease_never_ends():
-    leases = Leases(10.0)
-    leases.hold("k/c", 0.0, seconds=3600.0)
-    leases.hold("k/d", 0.0)
-    leases.drop("k/d")
-    assert "k/c" in leases
-    assert "k/d" not in leases
-    assert leases.expired(3599.0) == []
-    assert [lease.owner for lease in leases.expired(3600.0)] == ["k/c"]
-
-
-def test_signs_of_life_without_a_lease_mean_nothing():
-    leases = Leases()
-    leases.heard("k/c", 0.0)
-    assert leases.expired(1000.0) == []
-
-
-def test_silence_is_told_once_and_so_is_its_end():
-    who = Responsiveness(every=1.0, after=5.0)
-    who.watch("h1/p.0.0")
-    assert who.due(0.0) == ["h1/p.0.0"]
-    assert who.answered("h1/p.0.0", 0.1) is None
-    assert who.due(0.5) == []
-    assert who.due(1.0) == ["h1/p.0.0"]
-    assert who.silent(5.9) == []
-    (silence,) = who.silent(6.0)
-    assert (silence.address, silence.since) == ("h1/p.0.0", 1.0)
-    assert who.silent(7.0) == []
-    assert who.since("h1/p.0.0") == 1.0
-    assert who.answered("h1/p.0.0", 60.0) == silence
-    assert who.since("h1/p.0.0") is None
-    assert who.answered("h1/p.0.0", 61.0) is None
-
-
-def test_questions_do_not_pile_up_at_a_stopped_process():
-    who = Responsiveness()
-    who.watch("h1/p.0.0")
-    assert sum(len(who.due(second)) for second in range(1000)) == 1
-
-
-def test_processes_no_longer_watched_are_not_told():
-    who = Responsiveness()
-    who.watch("h1/p.0.0")
-    who.due(0.0)
-    who.forget("h1/p.0.0")
-    assert who.silent(100.0) == []
-    assert who.due(100.0) == []
-    assert who.answered("h1/p.0.0", 100.0) is None
 
 
 def test_a_way_through_somebody_goes_before_an_endpoint_until_it_is_taken_back():

@@ -1,10 +1,10 @@
-"""Who is where, and who was heard of when. Pure bookkeeping: time is passed in."""
+"""Ways from one process to all others: who is where, and through whom. Pure bookkeeping."""
 
 from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["Expired", "Hop", "Leases", "NoRoute", "Responsiveness", "Routes", "Silence"]
+__all__ = ["Hop", "NoRoute", "Routes"]
 
 HopKind = Literal["self", "ipc", "tcp", "inbound", "agent"]
 
@@ -124,108 +124,3 @@ class Routes:
         if head in self._inbound:
             return Hop("inbound", head)
         return None
-
-
-class Expired(Struct, frozen=True):
-    """A lease that ran out: its owner was silent for `seconds`."""
-
-    owner: str
-    seconds: float
-
-
-class Leases:
-    """Who must be heard of now and then, lest what it owns is stopped."""
-
-    __slots__ = ("_held", "seconds")
-
-    def __init__(self, seconds: float = 60.0) -> None:
-        self.seconds = seconds
-        self._held: dict[str, tuple[float, float]] = {}  # last heard, allowed silence
-
-    def hold(self, owner: str, now: float, seconds: float | None = None) -> None:
-        """From now on `owner` may be silent for `seconds` (default: self.seconds); for a detached one, longer."""
-        self._held[owner] = (now, self.seconds if seconds is None else seconds)
-
-    def heard(self, owner: str, now: float) -> None:
-        """A sign of life; nothing if no lease is held."""
-        lease = self._held.get(owner)
-        if lease is not None:
-            self._held[owner] = (max(now, lease[0]), lease[1])
-
-    def drop(self, owner: str) -> None:
-        """No lease any more: it ended in good order."""
-        self._held.pop(owner, None)
-
-    def expired(self, now: float) -> list[Expired]:
-        """The leases that ran out; each is told once and then no longer held."""
-        over = [Expired(owner, now - last) for owner, (last, allowed) in self._held.items() if now - last >= allowed]
-        for lease in over:
-            del self._held[lease.owner]
-        return over
-
-    def deadline(self) -> float | None:
-        """When the next one runs out if nobody is heard of."""
-        return min((last + allowed for last, allowed in self._held.values()), default=None)
-
-    def __contains__(self, owner: object) -> bool:
-        return owner in self._held
-
-
-class Silence(Struct, frozen=True):
-    """A living process that has not answered since `since` (when it was first asked in vain)."""
-
-    address: str
-    since: float
-
-
-class Responsiveness:
-    """Asks processes whether they answer: silence is told once, and so is its end. It never means death."""
-
-    __slots__ = ("_asked", "_last", "_told", "after", "every")
-
-    def __init__(self, every: float = 1.0, after: float = 5.0) -> None:
-        """Ask `every` so many seconds; unresponsive `after` so many without an answer."""
-        self.every = every
-        self.after = after
-        self._asked: dict[str, float | None] = {}  # when the oldest unanswered question was put
-        self._last: dict[str, float] = {}  # when it was last asked
-        self._told: dict[str, float] = {}
-
-    def watch(self, address: str) -> None:
-        """Begin to ask this process."""
-        self._asked.setdefault(address, None)
-
-    def forget(self, address: str) -> None:
-        """Stop asking it (it ended)."""
-        for known in (self._asked, self._last, self._told):
-            known.pop(address, None)
-
-    def due(self, now: float) -> list[str]:
-        """Whom to ask now: one question at a time is open per process, so none pile up at a stopped one."""
-        ask = []
-        for address, open_since in self._asked.items():
-            if open_since is None and now - self._last.get(address, float("-inf")) >= self.every:
-                self._asked[address] = self._last[address] = now
-                ask.append(address)
-        return ask
-
-    def answered(self, address: str, now: float) -> Silence | None:
-        """It answered; the silence this ends, if that was told."""
-        if address not in self._asked:
-            return None
-        self._asked[address] = None
-        since = self._told.pop(address, None)
-        return Silence(address, since) if since is not None else None
-
-    def silent(self, now: float) -> list[Silence]:
-        """Those that have become unresponsive since the last call."""
-        new = []
-        for address, open_since in self._asked.items():
-            if open_since is not None and address not in self._told and now - open_since >= self.after:
-                self._told[address] = open_since
-                new.append(Silence(address, open_since))
-        return new
-
-    def since(self, address: str) -> float | None:
-        """Since when it is unresponsive; None if it is not."""
-        return self._told.get(address)
