@@ -1,6 +1,10 @@
 """What can go wrong, to catch by name."""
 
 from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
+from monarch_nb.host.launch import AgentStartError
+from monarch_nb.mesh.attach import AttachError
+from monarch_nb.mesh.requests import RequestError
+from monarch_nb.routing.addresses import AddressError
 from monarch_nb.runtime import DeadlockError, WouldBlockRuntime
 from monarch_nb.supervision import DeviceMeshError, HealError, SupervisionError
 from monarch_nb.transport import DescriptorLimitError, TransportError, TrustError
@@ -8,6 +12,9 @@ from monarch_nb.wire import ActorError, MessageTooLargeError
 
 __all__ = [
     "ActorError",
+    "AddressError",
+    "AgentStartError",
+    "AttachError",
     "DeadlockError",
     "DebugError",
     "DescriptorLimitError",
@@ -15,6 +22,7 @@ __all__ = [
     "HealError",
     "MessageTooLargeError",
     "QuitDebugger",
+    "RequestError",
     "StoppedAtBreakpoint",
     "SupervisionError",
     "TransportError",

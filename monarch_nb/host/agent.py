@@ -32,7 +32,7 @@ from monarch_nb.host.service import Service
 from monarch_nb.host.stopping import Stopper
 from monarch_nb.host.template import Early, can_fork_early, fork_early
 from monarch_nb.settings import TRAVELS_IN, settings
-from monarch_nb.transport import Keys, Node, Parcel, split
+from monarch_nb.transport import Keys, Node, Parcel, TransportError, split
 from monarch_nb.wire.header import Header, Kind
 
 log = logging.getLogger(__name__)
@@ -291,7 +291,11 @@ def main(argv: Sequence[str]) -> int:
         if options.ready_fd > 2:
             os.close(options.ready_fd)
 
-    agent.run(say_ready)
+    try:
+        agent.run(say_ready)
+    except TransportError as error:  # it cannot listen where it should
+        sys.stderr.write(f"{error}\n")
+        return 1
     return 0
 
 

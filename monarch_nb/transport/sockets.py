@@ -213,7 +213,7 @@ def _bind(router: Socket, endpoint: str) -> Socket:
         router.close(0)
         if is_descriptor_limit(None, error.errno):
             raise descriptor_limit(f"listening on {endpoint}") from error
-        raise TransportError(f"cannot listen on {endpoint}: {error}") from error
+        raise TransportError(f"cannot listen on {endpoint}: {zmq.strerror(error.errno or 0)}") from error
     return router
 
 

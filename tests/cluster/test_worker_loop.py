@@ -20,7 +20,7 @@ from monarch_nb.actor import (
     run_worker_loop_forever,
 )
 from monarch_nb.config import configured
-from monarch_nb.exceptions import TrustError
+from monarch_nb.exceptions import AgentStartError, TrustError
 from monarch_nb.routing.addresses import AddressError
 from monarch_nb.transport import Keys, TransportError
 from tests.cluster.fault_tools import ROOT, SOON, spawned, until
@@ -209,6 +209,14 @@ def test_a_path_in_use_is_not_taken_over(folder: Path, monkeypatch: pytest.Monke
     (folder / "file").write_text("mine")
     with pytest.raises(OSError, match="another file"):
         run_worker_loop_forever(ca=TRUST_ALL, address=f"ipc://{folder}/file")
+
+
+def test_a_port_in_use_is_told_without_the_traceback_of_another_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(AgentStartError) as raised:
+            run_worker_loop_forever(ca=TRUST_ALL, address=address)
+    assert str(raised.value).endswith(f"It said:\ncannot listen on {address}: Address already in use")
 
 
 CLIENT = """
