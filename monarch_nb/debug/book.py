@@ -102,6 +102,12 @@ class Book:
         with self._changed:
             return self._sessions.get(session)
 
+    def in_the_way(self, place: tuple[str, int]) -> Stopped | None:
+        """What keeps a rank from its messages, if anything of it is stopped so."""
+        with self._changed:
+            found = [one for one in self._sessions.values() if one.place == place and one.in_the_way]
+        return found[-1] if found else None
+
     def why_over(self, session: str) -> str:
         """Why a session that was let go by a step will not stop; "" while that is not known."""
         with self._changed:

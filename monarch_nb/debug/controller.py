@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ class Controller:
         self.book = Book()
         self.breakpoints: dict[int, Breakpoint] = {}
         self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
         self._leasing = False
         self.attended = False  # somebody shows in waits what is stopped
         engine.controls.update(
@@ -52,14 +54,14 @@ class Controller:
         if self._passed_on(header, parcel):
             return
         record = msgspec.msgpack.decode(parcel.frames[0], type=r.Stopped)
-        if record.in_the_way:
-            frame = record.frame
-            self.engine.keeper.paused[record.place] = f"{frame.function}, line {frame.line}"
         if not self.attended and not self.engine.is_worker:
             from monarch_nb.debug.attending import attend  # it needs this module
 
             attend(self)
+        if record.in_the_way:  # before somebody who waits for the book looks
+            self.engine.keeper.paused[record.place] = _where(record)
         self.book.stopped(record)
+        self._mark(record.place)
         self.engine.keeper.event("paused", record)
         self._keep_leases()
 
@@ -77,9 +79,17 @@ class Controller:
         if record is not None:
             self._unpause(record)
 
+    def _mark(self, place: tuple[str, int]) -> None:
+        """Has a rank shown as the book has it, whichever thread has changed that last."""
+        with self._lock:
+            record = self.book.in_the_way(place)
+            if record is None:
+                self.engine.keeper.paused.pop(place, None)
+            else:
+                self.engine.keeper.paused[place] = _where(record)
+
     def _unpause(self, record: r.Stopped) -> None:
-        if not any(other.place == record.place for other in self.book.sessions()):
-            self.engine.keeper.paused.pop(record.place, None)
+        self._mark(record.place)
         self.engine.keeper.event("resumed", record)
 
     def _happened(self, kind: str, about: Any) -> None:
@@ -93,21 +103,27 @@ class Controller:
 
     def _keep_leases(self) -> None:
         """Stopped ranks hear that somebody is there, for as long as there are any."""
-        if self._leasing:
-            return
-        self._leasing = True
+        with self._lock:
+            if self._leasing:
+                return
+            self._leasing = True
 
-        def beat() -> bool:
-            addresses = {record.address for record in self.book.sessions()}
+        def wait() -> None:  # the setting may change meanwhile
+            self.engine.later(max(0.2, settings.get("debug_lease") / 4), beat)
+
+        def beat() -> None:
+            with self._lock:
+                addresses = {record.address for record in self.book.sessions()}
+                self._leasing = bool(addresses)
             for address in addresses:
                 try:
                     self.engine.control(address, "debug.lease", r.Lease())
                 except Exception:  # gone: supervision tells
                     continue
-            self._leasing = bool(addresses)
-            return self._leasing
+            if addresses and not self.engine.closed:
+                wait()
 
-        self.engine.clock.every(max(0.2, settings.get("debug_lease") / 4), beat)
+        wait()
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
@@ -253,6 +269,10 @@ class Breakpoint:
         wrong = [f"rank {rank}: {told.error}" for rank, told in self.ranks.items() if told.error]
         told = f" (not {'; '.join(wrong)})" if wrong else ""
         return f"breakpoint {self.number} at {self.where}{condition} on {self.mesh._state.name}{told}"
+
+
+def _where(record: r.Stopped) -> str:
+    return f"{record.frame.function}, line {record.frame.line}"
 
 
 def _answer(one: r.Stopped, future: "Future[r.Answer]", limit: float) -> r.Answer:

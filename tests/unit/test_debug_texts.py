@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from monarch_nb.debug.book import Book
 from monarch_nb.debug.errors import DebugError
@@ -149,6 +150,21 @@ def test_an_answer_about_one_stop_does_not_take_the_next_one_away() -> None:
     assert [one.number for one in book.sessions()] == [2]
     assert book.resumed("trainers#0", 2)
     assert not book.any
+
+
+def test_a_rank_is_held_up_by_what_is_stopped_in_it_but_not_by_frames_that_are_looked_at() -> None:
+    book = Book()
+    place = stop(0).place
+    assert book.in_the_way(place) is None
+    book.stopped(replace(stop(0), session="looked at", post_mortem=True))
+    assert book.in_the_way(place) is None
+    book.stopped(stop(0, number=2))
+    book.stopped(stop(1))
+    held = book.in_the_way(place)
+    assert held is not None
+    assert held.number == 2
+    book.resumed("trainers#0")
+    assert book.in_the_way(place) is None
 
 
 def test_a_step_is_over_when_its_rank_has_stopped_anew_or_will_not_any_more() -> None:
