@@ -13,6 +13,7 @@ from pathlib import Path
 
 _MARK = "mnb"
 _STALE_AFTER_S = 30.0
+_chosen: dict[str, Path] = {}  # by host: those there are sockets in already
 _LONGEST = 60  # leaves room for "/<proc uid>.<rank>.<incarnation>" below the 100 bytes a socket path may have
 
 
@@ -43,8 +44,9 @@ def base_folder() -> Path:
 
 
 def run_folder_for(host: str, base: Path | None = None) -> Path:
-    """The path of a host's run folder; nothing is made."""
-    return (base or base_folder()) / f"{_MARK}-{os.getuid()}-{host}"
+    """The path of a host's run folder; nothing is made. The same each time, whatever the environment says later."""
+    name = f"{_MARK}-{os.getuid()}-{host}"
+    return base / name if base is not None else _chosen.setdefault(host, base_folder() / name)
 
 
 def make_run_folder(path: Path) -> None:

@@ -124,6 +124,9 @@ class Before:
 @pytest.fixture(scope="session")
 def own_place() -> Iterator[Path]:
     """Run folders of this test session go to a short folder of its own, and its processes carry a mark."""
+    from monarch_nb.mesh.controller import shutdown
+
+    shutdown()  # that of an earlier module, which lives elsewhere
     place = Path(f"/tmp/mt{secrets.token_hex(3)}")
     place.mkdir(mode=0o700)
     before = os.environ.get("XDG_RUNTIME_DIR")

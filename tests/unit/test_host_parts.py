@@ -189,6 +189,17 @@ def test_the_folder_of_a_killed_client_without_an_agent_is_swept(listening: bool
             assert bool(folders.sweep(Path(place))) != listening
 
 
+def test_a_host_keeps_its_folder_when_the_environment_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "_chosen", {})
+    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as here, tempfile.TemporaryDirectory(dir="/tmp") as there:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", here)
+        folder = folders.run_folder_for("mine")
+        assert folder.parent == Path(here)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", there)
+        assert folders.run_folder_for("mine") == folder  # where its sockets are
+        assert folders.run_folder_for("another").parent == Path(there)
+
+
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "shared"
     path.mkdir(mode=0o755)
