@@ -76,7 +76,7 @@ print('done')
 def test_a_window_that_is_over_is_shown_while_the_program_goes_on(tmp_path: Path) -> None:
     body = """
 talkers.say.call().get()  # both are there: their lines fall into one window
-option(stream_to_client=True, aggregate_window_sec=1)
+option(stream_to_client=True, aggregate_window_sec=3)
 talkers.say.call('first').get()
 deadline = time.monotonic() + 30
 class Watch:
