@@ -40,7 +40,7 @@ lab: setup ## open the quickstart notebook in JupyterLab; LAB_ARGS= adds argumen
 	$(PY) -m jupyterlab $(AS_ROOT) $(LAB_ARGS) $(NOTEBOOK)
 
 test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds arguments
-	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' --durations 40 $(PYTEST_ARGS)
 
 test-slow: setup browser ## run the slow tests, and those of random histories with ten times as many
 	$(PY) -m pytest -m slow $(PYTEST_ARGS)
