@@ -3,6 +3,7 @@
 import itertools
 import os
 import socket
+from typing import Any
 
 # Below those that systems hand out by themselves (from 32768, or 49152), where another test may get it first.
 _FIRST, _EACH = 20_000, 500
@@ -26,3 +27,9 @@ def free_port() -> int:
 def free_ports(count: int) -> list[int]:
     """So many of them."""
     return [free_port() for _ in range(count)]
+
+
+def kernel_ports() -> dict[str, Any]:
+    """What a KernelManager is given, so that it picks none itself, which others may be given until the kernel is up."""
+    names = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+    return {"cache_ports": False, **dict(zip(names, free_ports(len(names)), strict=True))}

@@ -115,15 +115,18 @@ class Controller:
             with self._lock:
                 addresses = {record.address for record in self.book.sessions()}
                 self._leasing = bool(addresses)
-            for address in addresses:
-                try:
-                    self.engine.control(address, "debug.lease", r.Lease())
-                except Exception:  # gone: supervision tells
-                    continue
+            self._lease(addresses)
             if addresses and not self.engine.closed:
                 wait()
 
         wait()
+
+    def _lease(self, addresses: Iterable[str]) -> None:
+        for address in addresses:
+            try:
+                self.engine.control(address, "debug.lease", r.Lease())
+            except Exception:  # gone: supervision tells
+                continue
 
     # -- commands -----------------------------------------------------------------------------------------------------
 

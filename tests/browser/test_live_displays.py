@@ -5,12 +5,14 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.browser.lab import KERNEL_IS_IDLE, Desk, Lab, write_notebook
 from tests.browser.seen import Seen, rank, told
+from tests.ports import kernel_ports
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -33,6 +35,11 @@ class Trainer(Actor):
         print("one step")
         until = time.monotonic() + seconds
         while time.monotonic() < until:
+            time.sleep(0.02)
+
+    @endpoint
+    def until(self, path):
+        while not os.path.exists(path):
             time.sleep(0.02)
 
     @endpoint
@@ -101,11 +108,17 @@ def notebook(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
 def executed(tmp_path_factory: pytest.TempPathFactory) -> "NotebookNode":
     """A notebook that nbclient has run: a mesh of which one rank has died."""
     import nbformat  # here: Jupyter's libraries take seconds, and collecting tests must not
+    from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
 
     path = write_notebook(tmp_path_factory.mktemp("executed") / "saved.ipynb", [BEGIN, MESHES, *SAVED])
     run = nbformat.read(path, 4)
-    return NotebookClient(run, timeout=60, allow_errors=True).execute()
+
+    class Manager(AsyncKernelManager):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options, **kernel_ports())
+
+    return NotebookClient(run, kernel_manager_class=Manager, timeout=60, allow_errors=True).execute()
 
 
 @pytest.fixture
@@ -258,7 +271,7 @@ def test_what_was_run_without_a_page_is_shown_as_it_was(desk: Desk, executed: "N
         assert set(errors) <= {"Cannot read properties of null (reading 'kernel')"}  # Lab's own, of panels without one
 
 
-def test_after_the_page_is_loaded_again_everything_is_there_and_lives(notebook: Lab, grid: Any) -> None:
+def test_after_the_page_is_loaded_again_everything_is_there_and_lives(notebook: Lab, grid: Any, tmp_path: Path) -> None:
     shown = notebook.shown
     shown.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
     shown.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=15_000)
@@ -269,7 +282,9 @@ def test_after_the_page_is_loaded_again_everything_is_there_and_lives(notebook: 
     cells = shown.locator(".jp-Notebook .jp-Cell")
     again = cells.nth(cells.count() - 1).locator(".jp-Cell-outputArea")
     notebook.cell(again, 3, "idle")
-    notebook.start("trainers.slice(gpus=3).step.call_one(2).get()")
+    go = tmp_path / "go"
+    notebook.start(f"trainers.slice(gpus=3).until.call_one({str(go)!r}).get()")
     notebook.cell(again, 3, "busy")
+    go.touch()
     notebook.idle()
     notebook.cell(again, 3, "idle")

@@ -217,8 +217,8 @@ def test_without_a_word_of_the_controller_a_stopped_rank_resumes_or_ends(
         procs = spawned(1, "orphans")
         trainers: Any = next(procs).spawn("trainers", Trainer)
         controller = debug.controller()
-        # As if the controller were gone: no word comes. (A flag would be reset by a beat that an earlier test began.)
-        monkeypatch.setattr(controller, "_keep_leases", lambda: None)
+        # As if the controller were gone: no word comes, of beats that an earlier test began neither.
+        monkeypatch.setattr(controller, "_lease", lambda addresses: None)
         try:
             future = trainers.step.call_one(1)
             assert controller.book.wait(SECONDS, future.done)

@@ -12,6 +12,8 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
+from tests.ports import kernel_ports
+
 # Another interpreter's kernel can be put to the same tests, such as one with the versions of a hosted notebook.
 PYTHON = os.environ.get("MONARCH_TEST_KERNEL") or sys.executable
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -50,7 +52,7 @@ class Notebook:
     """One kernel with the extension loaded."""
 
     def __init__(self, *, load: bool = True, python: str = PYTHON) -> None:
-        self.manager = KernelManager(kernel_name="python3")
+        self.manager = KernelManager(kernel_name="python3", **kernel_ports())
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
         spec = self.manager.kernel_spec
         assert spec is not None
