@@ -21,7 +21,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MONARCH_NB_PRELOAD", raising=False)  # as a user's kernels would be
         served = _running.enter_context(serve(tmp_path_factory.mktemp("lab"), {MARK: mark}))
-    yield Desk(served, _running.enter_context(browser()), mark)
+    yield Desk(served, _running.enter_context(browser()).new_context(), mark)
     _running.close()  # where the last test was not reached
 
 

@@ -220,14 +220,14 @@ def opened(by: Any, address: str, width: int = 1280, height: int = 1000) -> Iter
 
 @contextlib.contextmanager
 def _page(by: Any, address: str, width: int, height: int) -> Iterator[Any]:
-    context = by.new_context(viewport={"width": width, "height": height})
+    shown = by.new_page()
     try:
-        context.set_default_navigation_timeout(60_000)
-        shown = context.new_page()
+        shown.set_viewport_size({"width": width, "height": height})
+        shown.set_default_navigation_timeout(60_000)
         shown.goto(address)
         yield shown
     finally:
-        context.close()
+        shown.close()
 
 
 @contextlib.contextmanager
@@ -238,7 +238,10 @@ def page(address: str, width: int = 1280, height: int = 1000) -> Iterator[Any]:
 
 
 class Desk:
-    """One JupyterLab and one browser, in which notebooks are opened one after the other."""
+    """One JupyterLab and one browser, in which notebooks are opened one after the other.
+
+    Their pages share what the browser has fetched and compiled, which is most of what a page costs.
+    """
 
     def __init__(self, served: Served, by: Any, mark: str) -> None:
         self.served = served
