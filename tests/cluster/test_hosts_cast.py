@@ -19,7 +19,6 @@ from tests.proxy import Proxy
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 __all__ = ["faults", "nothing_left"]
 MANY = sending.DIRECT + 2
-TRIES = 30  # a busy machine may make a rank late, and then its answer comes on its own
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def test_answers_of_a_host_come_folded(
     procs = request.getfixturevalue(which)
     members = procs.spawn("members", Member)
     members.where.call().get(SOON)
-    for _ in range(TRIES):
+    for _ in range(3):  # a busy machine may make a rank late, and then its answer comes on its own
         arrived.clear()
         answers = members.where.call().get(SOON)
         assert [rank for rank, _ in answers.values()] == list(range(len(procs)))
@@ -119,13 +118,9 @@ def test_a_large_body_crosses_to_each_host_once_and_answers_cross_folded(
             assert members.length.call(data).get(SOON).values() == [8_000_000] * 4
             for proxy, sent in zip(proxies, before, strict=True):
                 assert 8_000_000 < proxy.sent - sent < 8_800_000
-            for _ in range(TRIES):
-                arrived.clear()
-                members.where.call().get(SOON)
-                if sum(arrived[kind] for kind in (Kind.FOLDED, Kind.REPLY)) < 4:
-                    break
-            else:
-                pytest.fail(f"not folded: {arrived}")
+            arrived.clear()
+            members.where.call().get(SOON)
+            assert sum(arrived[kind] for kind in (Kind.FOLDED, Kind.REPLY)) < 4
             hosts.shutdown().get(SOON)
         finally:
             for proxy in proxies:
