@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.debug.controller import Controller
+from monarch_nb.debug.controller import Controller, asking
 from monarch_nb.debug.errors import StoppedAtBreakpoint
 from monarch_nb.debug.prompt import NoPrompt, Waiting
 from monarch_nb.runtime import Future, current, future, waiters
@@ -39,11 +39,11 @@ class Attending:
 
     def waiting(self, future: Future[Any], seconds: float) -> None:
         """A tick of a wait. Raises StoppedAtBreakpoint."""
-        if self._here():
+        if not asking.now and self._here():
             self._waiting.look(future)
 
     def _begin(self, future: Future[Any], unlimited: bool) -> None:
-        if self._here():
+        if not asking.now and self._here():
             self._waiting.begin()
 
     def _awaited(self, future: Future[Any], signal: "asyncio.Future[None]") -> Callable[[], None] | None:

@@ -4,7 +4,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -21,8 +21,26 @@ if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 ANSWER_S = 5.0  # beyond debug_command_timeout, for an answer to arrive
 STEP_S = 2.0  # for a step to stop again, before it is said that the rank still runs
+
+
+class Asking(threading.local):
+    """Whether this thread waits for an answer to the debugger: no prompt opens in waits of its own."""
+
+    now = False
+
+    def answer(self, future: "Future[T]", timeout: float) -> T:
+        """What was answered; blocks. Raises what `Future.get` does."""
+        self.now = True
+        try:
+            return future.get(timeout)
+        finally:
+            self.now = False
+
+
+asking = Asking()
 
 
 class Controller:
@@ -251,7 +269,7 @@ class Controller:
         found: dict[str, tuple[r.Thread, ...] | str] = {}
         for address, future in asked.items():
             try:
-                found[address] = future.get(timeout).threads
+                found[address] = asking.answer(future, timeout).threads
             except Exception as error:
                 found[address] = f"{error}"
         return found
@@ -280,7 +298,7 @@ def _where(record: r.Stopped) -> str:
 
 def _answer(one: r.Stopped, future: "Future[r.Answer]", limit: float) -> r.Answer:
     try:
-        return future.get(limit)
+        return asking.answer(future, limit)
     except TimeoutError:
         return r.Answer(
             session=one.session,
@@ -293,7 +311,7 @@ def _answer(one: r.Stopped, future: "Future[r.Answer]", limit: float) -> r.Answe
 def told_of(future: "Future[r.Told]") -> r.Told:
     """What was answered, or why nothing was."""
     try:
-        return future.get(settings.get("debug_command_timeout"))
+        return asking.answer(future, settings.get("debug_command_timeout"))
     except Exception as error:
         return r.Told(error=str(error))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.frozen import freeze
 from tests.notebook.debug_tools import LET_GO, Debugged, Talk, stopping
 from tests.notebook.face_client import FaceClient
 
@@ -122,6 +123,19 @@ def test_a_rank_that_stops_while_the_prompt_is_open_is_told_before_the_next_ques
     assert talk.prompts[3] == "mdb trainers[gpus=0-1]> "
     assert talk.text.count("meanwhile") == 1
     assert talk.text.rstrip().endswith("trainers gpus=0-1 go on")
+    assert talk.cell.error is None
+
+
+def test_looking_at_what_is_stopped_asks_nothing_while_another_rank_does_not_answer(nb: Debugged) -> None:
+    pid = int(nb.run("f = t.slice(gpus=0).step.call_one(2)\nt.slice(gpus=1).pid.call_one().get()").ok().text)
+    nb.run("monarch.debug.wait(1);").ok()
+    freeze(pid)
+    try:
+        talk = nb.talk("%mdb")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert "gpus=1: does not answer" in talk.cell.text
+    assert talk.text == "", "it is shown once"
     assert talk.cell.error is None
 
 
