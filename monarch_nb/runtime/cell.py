@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.routing import Inbox, InboxOverflow
 from monarch_nb.runtime.cancels import dropped
-from monarch_nb.runtime.context import ActorId, Context, Instance, StopRequested, actor_id, current
+from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.runtime.life import ActorLife, SpawnActor
@@ -50,15 +50,13 @@ class ActorCell(ActorLife):
         self._spawn = (header, parcel)
         region = Region(spec.labels, NDSlice(spec.offset, spec.sizes, spec.strides))
         point = region.point_of_base_rank(header.rank)
-        shown = f"{actor_id(spec.creators)}.<{spec.class_name} {spec.name}{point if spec.labels else ''}>"
+        shown = f"<{spec.class_name} {spec.name}{point if spec.labels else ''}>"
+        itself = Ancestor(shown, spec.name, spec.class_name, spec.labels, spec.sizes, point.rank)
         self.instance = Instance(
             runtime,
             stream=f"{header.mesh}.{header.rank}.{header.incarnation}",
-            actor_id=ActorId(shown),
-            name=spec.name,
-            class_name=spec.class_name,
+            lineage=(*spec.creators, itself),
             rank=point,
-            ancestors=spec.creators,
             mesh=header.mesh,
             base_rank=header.rank,
             incarnation=header.incarnation,

@@ -23,7 +23,7 @@ class ActorId(str):
 
 
 class Ancestor(msgspec.Struct, array_like=True, frozen=True):
-    """One of those who spawned an actor, or spawned who did, as it travels."""
+    """An actor in a line of those who spawned each other, as it travels."""
 
     shown: str  # its part of an actor's name
     name: str
@@ -50,17 +50,16 @@ class CreatorInstance:
         return str(self.actor_id)
 
 
-def _creator(ancestors: tuple[Ancestor, ...]) -> CreatorInstance | None:
-    if not ancestors:
-        return None
-    last = ancestors[-1]
-    place = Point(last.rank, Extent(last.labels, last.sizes))
-    return CreatorInstance(last.name, last.class_name, place, _creator(ancestors[:-1]), actor_id(ancestors))
-
-
-def actor_id(lineage: tuple[Ancestor, ...]) -> ActorId:
-    """The name of the last of them."""
+def _named(lineage: tuple[Ancestor, ...]) -> ActorId:
     return ActorId(".".join(one.shown for one in lineage))
+
+
+def _creator(lineage: tuple[Ancestor, ...]) -> CreatorInstance | None:
+    if not lineage:
+        return None
+    last = lineage[-1]
+    place = Point(last.rank, Extent(last.labels, last.sizes))
+    return CreatorInstance(last.name, last.class_name, place, _creator(lineage[:-1]), _named(lineage))
 
 
 class StopRequested(BaseException):
@@ -73,30 +72,26 @@ class Instance:
 
     runtime: "Runtime"
     stream: str  # unique per life: the sender of its messages
-    actor_id: ActorId
-    name: str
-    class_name: str | None
+    lineage: tuple[Ancestor, ...]  # the root first, itself last
     rank: Point = _NOWHERE
-    ancestors: tuple[Ancestor, ...] = ()  # whoever spawned it last
     mesh: str = ""
     base_rank: int = 0
     incarnation: int = 0
     cell: Any = None
     outbox: Outbox = field(default_factory=Outbox)
     numbering: threading.Lock = field(default_factory=threading.Lock)
+    actor_id: ActorId = field(init=False)
+    name: str = field(init=False)
+    class_name: str | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.actor_id = _named(self.lineage)
+        self.name, self.class_name = self.lineage[-1].name, self.lineage[-1].class_name
 
     @property
     def creator(self) -> CreatorInstance | None:
         """Who spawned it; None for the root."""
-        return _creator(self.ancestors)
-
-    @property
-    def lineage(self) -> tuple[Ancestor, ...]:
-        """Its ancestors and itself, as what it spawns is told."""
-        shown = self.actor_id.removeprefix(f"{actor_id(self.ancestors)}.") if self.ancestors else str(self.actor_id)
-        extent = self.rank.extent
-        place = (tuple(extent.labels), tuple(extent.sizes), self.rank.rank)
-        return (*self.ancestors, Ancestor(shown, self.name, self.class_name, *place))
+        return _creator(self.lineage[:-1])
 
     @property
     def proc_id(self) -> str:

@@ -17,7 +17,7 @@ from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cancels import Cancels
 from monarch_nb.runtime.cell import HOOK, ActorCell
 from monarch_nb.runtime.clock import Clock
-from monarch_nb.runtime.context import ActorId, Context, Instance, current
+from monarch_nb.runtime.context import ROOT, Context, Instance, current
 from monarch_nb.runtime.failures import Failures
 from monarch_nb.runtime.future import _wait_guards
 from monarch_nb.runtime.life import ActorLife, SpawnActor
@@ -61,7 +61,7 @@ class Runtime:
         self.controls: dict[str, Callable[[Header, Parcel], None]] = {}
         self.clock = Clock()
         self.meshes: dict[str, Any] = {}  # what is known here of meshes, by uid; kept by the mesh layer
-        self.root = Instance(self, f"{address}#", ActorId(root_id), "root", None)
+        self.root = Instance(self, f"{address}#", (msgspec.structs.replace(ROOT, shown=root_id),))
         self.root_context = Context(self.root)
         self.run_in_actor: Callable[..., Any] = _no_cells  # set by the mesh layer
         self.inline: Any = None  # a host inside this process, for tests; set by the mesh layer
