@@ -17,7 +17,7 @@ logger = logging.getLogger("monarch_nb.job")
 
 DEFAULT_JOB_PATH = ".monarch/job_state.json"
 BATCH_FILE = "MONARCH_NB_BATCH_JOB"  # names the file of the job that has started this program
-_OWN = frozenset({"_applied", "_apply_id", "_started", "_origin", "_cached", "_cache_path"})
+_OWN = frozenset({"_apply_id", "_started", "_origin", "_cached", "_cache_path"})
 
 
 def not_yet(what: str) -> NoReturn:
@@ -40,8 +40,7 @@ class JobTrait(ABC):
         self._fresh()
 
     def _fresh(self) -> None:
-        self._applied = False
-        self._apply_id: str | None = None
+        self._apply_id: str | None = None  # of what was applied
         self._started = 0.0
         self._origin: Origin | None = None
         self._cached: JobTrait | None = None
@@ -87,11 +86,10 @@ class JobTrait(ABC):
             except BaseException:
                 self._apply_id = None
                 raise
-            self._applied = True
 
     @property
     def _running(self) -> "JobTrait | None":
-        return self if self._applied else self._cached
+        return self if self._apply_id is not None else self._cached
 
     @property
     def active(self) -> bool:
@@ -177,7 +175,7 @@ class JobTrait(ABC):
             cached = job_load(path)
         except FileNotFoundError:
             return None
-        if not cached._applied:
+        if cached._apply_id is None:
             return None
         lost = cached._lost()
         if not lost and cached.can_run(self):
@@ -254,7 +252,6 @@ def _job(data: bytes, where: str, *, load: bool) -> JobTrait:
     job: JobTrait = cls.__new__(cls)
     job._fresh()
     vars(job).update({name: value for name, value in found.fields.items() if name not in _OWN | cls._transient})
-    job._applied = found.apply_id is not None
     job._apply_id, job._started, job._origin = found.apply_id, found.started, found.origin
     try:
         job._restored()
