@@ -15,6 +15,7 @@ from monarch_nb.host import AgentHandle, begin_agent, protocol
 from monarch_nb.routing import plan_cast
 from monarch_nb.transport import Node, Parcel
 from monarch_nb.wire import Header, Kind, Layout, Run, unfold
+from tests.processes import alive
 
 ROOT = str(Path(__file__).resolve().parents[2])
 SOON = 40.0  # seconds: what takes longer has failed, on a busy machine, too
@@ -166,14 +167,6 @@ def wait_until(condition: Callable[[], bool], timeout: float = SOON) -> None:
         time.sleep(0.005)
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; zombies do not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def left_of(run_folder: Path) -> list[str]:
     """What there still is of a host: processes that write to its folder or name it, and the folder itself."""
     found = [str(path) for path in [run_folder] if path.exists()]
@@ -202,4 +195,4 @@ def hosted(**options: Any) -> Iterator[tuple[AgentHandle, Client]]:
         wait_until(lambda: not left_of(handle.run_folder))
 
 
-__all__ = ["ROOT", "AgentHandle", "Client", "Refusal", "alive", "begin_agent", "hosted", "left_of", "wait_until"]
+__all__ = ["ROOT", "AgentHandle", "Client", "Refusal", "begin_agent", "hosted", "left_of", "wait_until"]

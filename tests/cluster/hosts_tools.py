@@ -204,10 +204,3 @@ def wait_until(true: Callable[[], Any], seconds: float = SOON) -> None:
     while not true():
         assert time.monotonic() < deadline, "it did not come to be"
         time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

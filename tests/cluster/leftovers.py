@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import proc_stat
+
 MARK = f"MNB_TEST_MARK={os.getpid()}-{secrets.token_hex(4)}"
 CHECKED = ("test_faults_", "test_job_", "test_spawn_options", "test_spmd", "test_worker_loop")  # modules
 PATIENCE = 20.0  # seconds; what is let go asynchronously is gone long before, even where the machine is busy
@@ -28,7 +30,7 @@ def marked() -> dict[int, str]:
         with contextlib.suppress(OSError):
             if MARK.encode() not in (entry / "environ").read_bytes().split(b"\0"):
                 continue
-            if (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            if proc_stat(entry)[0] != "Z":
                 name = (entry / "comm").read_text().strip()
                 line = (entry / "cmdline").read_bytes().decode().replace("\0", " ")
                 found[int(entry.name)] = f"{name}: {line[-60:]}"
@@ -41,7 +43,7 @@ def zombies() -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                state, parent = proc_stat(entry)[:2]
                 if state == "Z" and int(parent) == os.getpid():
                     found.append(int(entry.name))
     return found

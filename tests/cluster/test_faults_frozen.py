@@ -10,7 +10,7 @@ import pytest
 from monarch_nb.actor import Channel, MeshFailure, SupervisionError
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, spawned, still_works, until
-from tests.frozen import freeze
+from tests.processes import freeze
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -6,7 +6,7 @@ import pytest
 
 from monarch_nb.actor import heal_mesh
 from tests.cluster.fault_tools import SOON, Worker, kill, spawned, status, still_works, until
-from tests.cluster.host_client import alive
+from tests.processes import alive
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -32,7 +32,6 @@ from tests.cluster.hosts_tools import (
     Caller,
     HostProcess,
     Member,
-    alive,
     faults,
     key,
     nothing_left,
@@ -40,6 +39,7 @@ from tests.cluster.hosts_tools import (
     wait_until,
 )
 from tests.cluster.worker_tools import short_folder
+from tests.processes import alive
 from tests.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(120)

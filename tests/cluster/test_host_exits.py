@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.host import protocol
 from monarch_nb.wire import Layout
 from tests.cluster.host_client import Client, Refusal, hosted, wait_until
-from tests.frozen import freeze
+from tests.processes import freeze
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -13,8 +13,8 @@ import pytest
 from monarch_nb.host import protocol
 from monarch_nb.host.bootstrap import command
 from monarch_nb.wire.header import Layout
-from tests.cluster.host_client import ROOT, Client, alive, hosted, left_of, wait_until
-from tests.frozen import freeze
+from tests.cluster.host_client import ROOT, Client, hosted, left_of, wait_until
+from tests.processes import alive, freeze
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.host import AgentStartError
-from tests.cluster.host_client import Client, Refusal, alive, begin_agent, hosted, left_of, wait_until
-from tests.frozen import freeze
+from tests.cluster.host_client import Client, Refusal, begin_agent, hosted, left_of, wait_until
+from tests.processes import alive, freeze, proc_stat
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -25,7 +25,7 @@ def facts(client: Client, address: str) -> dict[str, Any]:
 
 
 def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return int(proc_stat(Path(f"/proc/{pid}"))[1])
 
 
 def test_procs_are_forked_from_a_single_threaded_template_and_adopted_by_the_agent() -> None:

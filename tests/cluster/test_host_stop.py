@@ -6,7 +6,7 @@ import pytest
 
 from monarch_nb.host import protocol
 from tests.cluster.host_client import hosted, left_of, wait_until
-from tests.frozen import freeze
+from tests.processes import freeze
 
 pytestmark = pytest.mark.timeout(120)
 

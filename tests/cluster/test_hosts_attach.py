@@ -21,13 +21,13 @@ from tests.cluster.hosts_tools import (
     Caller,
     HostProcess,
     Member,
-    alive,
     key,
     nothing_left,
     user_hosts,
     wait_until,
 )
 from tests.ports import free_port
+from tests.processes import alive
 
 pytestmark = pytest.mark.timeout(120)
 __all__ = ["key", "nothing_left"]

@@ -22,13 +22,13 @@ from tests.cluster.hosts_tools import (
     Caller,
     HostProcess,
     Member,
-    alive,
     faults,
     key,
     nothing_left,
     user_hosts,
     wait_until,
 )
+from tests.processes import alive
 from tests.proxy import Proxy
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]

@@ -26,7 +26,8 @@ from monarch_nb.job import (
     set_current_job,
 )
 from tests.cluster.fault_tools import ROOT, SOON, until
-from tests.cluster.worker_tools import alive, cold, light_host, where  # noqa: F401 - a fixture
+from tests.cluster.worker_tools import cold, light_host, where  # noqa: F401 - a fixture
+from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 

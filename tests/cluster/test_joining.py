@@ -27,7 +27,6 @@ from tests.cluster.hosts_tools import (
     Caller,
     HostProcess,
     Member,
-    alive,
     faults,
     key,
     nothing_left,
@@ -35,6 +34,7 @@ from tests.cluster.hosts_tools import (
     wait_until,
 )
 from tests.ports import free_port
+from tests.processes import alive
 from tests.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(120)

@@ -26,7 +26,6 @@ from monarch_nb.transport import Keys, TransportError
 from tests.cluster.fault_tools import ROOT, SOON, spawned, until
 from tests.cluster.worker_tools import (
     TRUST_ALL,
-    alive,
     cold,
     light_host,  # noqa: F401 - a fixture
     short_folder,
@@ -35,6 +34,7 @@ from tests.cluster.worker_tools import (
     workers_at,
 )
 from tests.ports import free_port
+from tests.processes import alive
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 

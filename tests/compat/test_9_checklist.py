@@ -24,8 +24,9 @@ from monarch.actor import (
     get_or_spawn_controller,
     this_host,
 )
-from tests.cluster.hosts_tools import alive, wait_until
+from tests.cluster.hosts_tools import wait_until
 from tests.cluster.worker_tools import short_folder
+from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 

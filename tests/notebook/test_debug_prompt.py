@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.frozen import freeze
 from tests.notebook.debug_tools import LET_GO, Debugged, Talk, stopping
 from tests.notebook.face_client import FaceClient
+from tests.processes import freeze
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 8
