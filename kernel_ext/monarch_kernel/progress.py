@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.mesh.places import places
 from monarch_nb.runtime import Future
 from monarch_nb.runtime.future import WAIT_TICK
+from monarch_nb.shape import places
 
 from .front import Front, Line
 from .logs import Logs

@@ -3,8 +3,8 @@
 from typing import Any
 
 from monarch_nb.mesh import ValueMesh, interrupt, run_on
-from monarch_nb.mesh.places import places
 from monarch_nb.runtime import Future, runtime
+from monarch_nb.shape import places
 
 from .display.errors import cell_syntax
 from .front import Front

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from monarch_nb.debug.records import Frame, Stopped
-from monarch_nb.mesh.places import places, spans
+from monarch_nb.shape import places, spans
 
 FileName = Callable[[str], str]
 

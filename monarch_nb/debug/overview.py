@@ -7,8 +7,8 @@ from monarch_nb.debug.controller import Controller
 from monarch_nb.debug.groups import FileName, named, place, short, tree, tree_text
 from monarch_nb.debug.records import Stopped, Thread
 from monarch_nb.debug.table import Missing
-from monarch_nb.mesh.places import places
 from monarch_nb.mesh.view import conditions
+from monarch_nb.shape import places
 
 LOOK_S = 0.3  # for ranks to say where they are, while a table waits for it
 MOST = 256  # ranks of a mesh from which on they are not asked

@@ -8,7 +8,7 @@ from monarch_nb.debug.groups import FileName, Group, Node, grouped, named, ranks
 from monarch_nb.debug.merge import Merged, Pair, number_of, outliers, shown, sparkline
 from monarch_nb.debug.records import Answer, Frame, Stopped, Value
 from monarch_nb.debug.table import Missing
-from monarch_nb.mesh.places import places
+from monarch_nb.shape import places
 
 Picture = dict[str, Any]
 LONGEST = 400  # characters of one value

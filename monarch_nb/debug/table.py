@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from monarch_nb.debug.groups import FileName, Group, grouped, place, short
 from monarch_nb.debug.records import Stopped
-from monarch_nb.mesh.places import places
+from monarch_nb.shape import places
 
 
 class Missing:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import Struct
 
 from monarch_nb.mesh.output import Written
-from monarch_nb.mesh.places import places
 from monarch_nb.mesh.state import MeshState, ProcState
 from monarch_nb.runtime import Future, Runtime, runtime
 from monarch_nb.settings import settings
-from monarch_nb.shape import NDSlice, Region
+from monarch_nb.shape import NDSlice, Region, places
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.proc import ProcMesh

@@ -10,11 +10,10 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, overload
 
 from monarch_nb.mesh.output import Written, output_of
-from monarch_nb.mesh.places import places
 from monarch_nb.mesh.state import ActorState, ProcState
 from monarch_nb.runtime import runtime
 from monarch_nb.settings import parse_duration
-from monarch_nb.shape import Point
+from monarch_nb.shape import Point, places
 
 SHOWN = 200  # lines, of those that are looked at as a whole
 TICK = 0.25  # seconds, between looks whether somebody wants to stop following

@@ -4,7 +4,7 @@ from monarch_nb.host.overwriting import UP, overwritten
 from monarch_nb.host.protocol import LogBlock, LogChunk
 from monarch_nb.mesh.log_lines import briefly
 from monarch_nb.mesh.output import Written, _Log
-from monarch_nb.mesh.places import places, spans
+from monarch_nb.shape import places, spans
 
 
 class Log:

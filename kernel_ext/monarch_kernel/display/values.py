@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from monarch_nb.mesh.places import places
 from monarch_nb.mesh.value_text import grouped
+from monarch_nb.shape import places
 
 from .html import framed, heading, table
 
