@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from jupyter_client.manager import KernelManager
@@ -51,13 +52,13 @@ class Cell:
 class Notebook:
     """One kernel with the extension loaded."""
 
-    def __init__(self, *, load: bool = True, python: str = PYTHON) -> None:
+    def __init__(self, *, load: bool = True, python: str = PYTHON, folder: Path | None = None) -> None:
         self.manager = KernelManager(kernel_name="python3", **kernel_ports())
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
         spec = self.manager.kernel_spec
         assert spec is not None
         spec.argv = [python, "-m", "ipykernel", "-f", "{connection_file}"]
-        self.manager.start_kernel(env=env)
+        self.manager.start_kernel(env=env, cwd=str(folder or Path.cwd()))
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=30)

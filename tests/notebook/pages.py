@@ -1,0 +1,59 @@
+"""Pages of the documentation as cells: what their fenced blocks are, and what they say comes of them.
+
+A block ```python is a cell; `EXPRESSION  # -> VALUE` in it says what the expression gives, `python raises NAME` what
+the cell raises. A block ```output is what the cell before it shows, line by line and in any order. A cell of
+`python machines` needs the machines it names; `sh` is typed at a shell; `text` is neither.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (
+    "README.md",
+    "docs/quickstart.md",
+    *sorted(f"docs/manual/{path.name}" for path in ROOT.glob("docs/manual/*.md")),
+)
+KINDS = re.compile(r"python( raises \w+| machines)?|output|sh|text")
+CHECK = "def _check(found, wanted): assert found == wanted, f'{found!r} is not {wanted!r}'"
+
+_FENCED = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_CHECKED = re.compile(r"^(?P<expression>\S.*?)  # -> (?P<value>.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: str
+    line: int
+    kind: str
+    text: str
+
+    @property
+    def raises(self) -> str | None:
+        """The name of the error that ends the cell, where it is meant to."""
+        return self.kind.removeprefix("python raises ") if self.kind.startswith("python raises ") else None
+
+    @property
+    def is_cell(self) -> bool:
+        """Whether it runs where there is nothing but a kernel."""
+        return self.kind == "python" or self.raises is not None
+
+    @property
+    def cell(self) -> str:
+        """Its code; lines that say what they give fail where they do not. CHECK has run before it."""
+        return _CHECKED.sub(r"_check(\g<expression>, \g<value>)", self.text)
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, found.start()) + 1, found["kind"].strip(), found["text"])
+        for found in _FENCED.finditer(text)
+    ]

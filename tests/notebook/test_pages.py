@@ -1,0 +1,102 @@
+"""What people paste from the README, the quickstart and the manual runs as it stands, each page in a fresh kernel."""
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.notebook import ANSI, Cell, Notebook
+from tests.notebook.pages import CHECK, KINDS, PAGES, ROOT, blocks
+from tests.ports import free_port
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
+WITH_CODE = [page for page in PAGES if any(block.is_cell for block in blocks(page))]
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Notebook]:
+    """A kernel as a stranger has it: nothing is loaded, and its folder is empty."""
+    notebook = Notebook(load=False, folder=tmp_path)
+    notebook.run(CHECK).ok()
+    try:
+        yield notebook
+    finally:
+        notebook.close()
+
+
+def _lines(shown: Cell) -> list[str]:
+    return sorted(ANSI.sub("", f"{shown.stdout}{shown.stderr}{shown.text}").splitlines())
+
+
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_a_page_runs_from_top_to_bottom_and_gives_what_it_says(page: str, fresh: Notebook) -> None:
+    shown = Cell()
+    for block in blocks(page):
+        if block.is_cell:
+            shown = fresh.run(block.cell, timeout=60)
+            ended = shown.error["ename"] if shown.error else None
+            assert (ended, shown.stderr) == (block.raises, ""), f"{block}\n{shown.traceback}"
+        elif block.kind == "output":
+            assert _lines(shown) == sorted(block.text.splitlines()), block
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert [
+        (str(block), block.kind) for page in PAGES for block in blocks(page) if not KINDS.fullmatch(block.kind)
+    ] == []
+
+
+def test_every_chapter_is_in_the_table_of_contents_and_links_lead_somewhere() -> None:
+    manual = ROOT / "docs" / "manual"
+    contents = (manual / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in manual.glob("[a-z]*.md") if f"({path.name})" not in contents] == []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+            assert (ROOT / page).parent.joinpath(link).exists(), f"{page}: {link}"
+
+
+def _machines(page: str) -> dict[str, int]:
+    """The machines that a page names, each as a port of this one; the kernel's own is `my-machine` and 0.0.0.0."""
+    text = "".join(block.text for block in blocks(page))
+    names = sorted(set(re.findall(r"tcp://([\w.-]+):22222", text)) - {"0.0.0.0", "my-machine"})
+    ports = {name: free_port() for name in [*names, "my-machine"]}
+    return {**ports, "0.0.0.0": ports["my-machine"]}
+
+
+def _here(text: str, ports: dict[str, int]) -> str:
+    return re.sub(r"tcp://([\w.-]+):22222", lambda found: f"tcp://127.0.0.1:{ports[found[1]]}", text)
+
+
+def test_what_the_chapter_on_hosts_does_with_machines_works_on_agents_started_as_it_says(
+    fresh: Notebook, tmp_path: Path
+) -> None:
+    page = "docs/manual/hosts.md"
+    ports = _machines(page)
+    listening, dialling = (block.text for block in blocks(page) if block.kind == "sh")
+    commands = [listening.replace("0.0.0.0", name) for name in ports if name not in ("0.0.0.0", "my-machine")]
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    with contextlib.ExitStack() as agents:
+        for command in (*commands, dialling, dialling):
+            agent = subprocess.Popen(
+                shlex.split(_here(command, ports)),
+                cwd=tmp_path,
+                env={**os.environ, "PATH": path},
+                stdout=subprocess.PIPE,
+            )
+            agents.callback(agent.wait, 20)
+            agents.callback(agent.terminate)
+            assert agent.stdout is not None
+            agents.callback(agent.stdout.close)
+            assert command is dialling or agent.stdout.readline(), command
+        for block in blocks(page):
+            if block.kind == "python machines":
+                shown = fresh.run(_here(block.cell, ports), timeout=60)
+                assert shown.error is None, f"{block}\n{shown.traceback}"
+        assert fresh.run("hosts.spawn_procs().initialized.get(timeout=30)").ok().stderr == ""
+        fresh.run("from monarch.actor import shutdown_context; shutdown_context().get()").ok()
