@@ -97,7 +97,7 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     def __repr__(self) -> str:
         extent = self.extent
-        return f"ValueMesh({extent!r}):\n" + "\n".join(describe(extent, self.get))
+        return f"ValueMesh({extent!r}):" + describe(extent, self.get)
 
 
 def _region_of(shape: Shape | Region | Extent) -> Region:

@@ -13,17 +13,30 @@ COSTLY = 256  # at most so many values that are not plain scalars are asked for 
 SCALARS = frozenset({int, bool, str, bytes, type(None)})  # cheap to compare, and equal ones read the same
 
 
-def describe(extent: Extent, get: Callable[[int], Any]) -> list[str]:
-    """The lines under a value mesh's heading. Never raises for what a value or its decoding does."""
+def describe(extent: Extent, get: Callable[[int], Any]) -> str:
+    """What follows a value mesh's heading: lines of their own, or the rest of its line where there is nothing to see.
+
+    Never raises for what a value or its decoding does.
+    """
     if not extent.nelements:
-        return ["  (no values)"]
+        return "\n  (no values)"
+    if nothing_in(extent.nelements, get):
+        return f" None on {'its rank' if extent.nelements == 1 else f'all {extent.nelements} ranks'}"
     groups, unseen = grouped(extent.nelements, get)
     shown = groups if len(groups) + bool(unseen) <= LINES else groups[: LINES - 1]
     lines = [f"  {_where(extent, ranks)}: {text}" for ranks, text in shown]
     hidden = sum(len(ranks) for ranks, _ in groups[len(shown) :]) + unseen
     if hidden:
         lines.append(f"  … and {hidden} more rank{'s' if hidden > 1 else ''}; see .items() or .get(rank)")
-    return lines
+    return "".join(f"\n{line}" for line in lines)
+
+
+def nothing_in(count: int, get: Callable[[int], Any]) -> bool:
+    """Whether all these values are None, as of calls that return nothing. Never raises for what decoding one does."""
+    try:
+        return all(get(rank) is None for rank in range(count))
+    except Exception:  # a value that cannot be decoded is something
+        return False
 
 
 def grouped(count: int, get: Callable[[int], Any]) -> tuple[list[tuple[list[int], str]], int]:

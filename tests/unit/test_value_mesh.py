@@ -36,8 +36,12 @@ def test_a_slice_holds_the_values_of_its_places(rows: int, columns: int, data: s
 @given(st.lists(st.integers() | st.text(max_size=3) | st.none() | st.floats(), max_size=40))
 def test_the_text_is_never_long(values: list[Any]) -> None:
     lines = repr(mesh_of(values, gpus=len(values))).splitlines()
-    assert lines[0] == f"ValueMesh({{gpus: {len(values)}}}):"
-    assert 2 <= len(lines) <= 12
+    told = f"ValueMesh({{gpus: {len(values)}}}):"
+    if values and all(value is None for value in values):
+        assert lines == [f"{told} None on {'its rank' if len(values) == 1 else f'all {len(values)} ranks'}"]
+    else:
+        assert lines[0] == told
+        assert 2 <= len(lines) <= 12
 
 
 def test_iterating_gives_points_and_values_in_rank_order() -> None:
@@ -181,6 +185,8 @@ def test_few_different_values_are_shown_each_with_its_place() -> None:
 
 
 def test_equal_values_are_shown_once_with_their_ranks() -> None:
+    assert repr(mesh_of([None] * 8, gpus=8)) == "ValueMesh({gpus: 8}): None on all 8 ranks"
+    assert repr(mesh_of([None, 1], gpus=2)).count("\n") == 2
     assert repr(mesh_of(["ok"] * 10_000, gpus=10_000)) == "ValueMesh({gpus: 10000}):\n  all 10000 ranks: 'ok'"
     text = repr(mesh_of([0, 0, 0, 1, 0, 1, True], gpus=7))
     assert text.splitlines()[1:] == ["  ranks 0–2, 4: 0", "  ranks 3, 5: 1", "  {'gpus': 6/7}: True"]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from monarch_nb.mesh.value_text import grouped
+from monarch_nb.mesh.value_text import grouped, nothing_in
 from monarch_nb.shape import places
 
 from .html import framed, heading, table
@@ -15,6 +15,8 @@ def value_mesh_html(mesh: Any) -> str:
     extent = mesh.extent
     count = extent.nelements
     dims = " ".join(f"{label}={size}" for label, size in extent.items())
+    if count and nothing_in(count, mesh.get):
+        return framed(heading("ValueMesh", dims, "None on its rank" if count == 1 else f"None on all {count} ranks"))
     head = heading("ValueMesh", dims, f"{count} value{'' if count == 1 else 's'}")
     groups, unseen = grouped(count, mesh.get)
     rows = []
