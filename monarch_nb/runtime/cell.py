@@ -22,7 +22,19 @@ from monarch_nb.runtime.spans import continued, instrumented
 from monarch_nb.settings import settings
 from monarch_nb.shape import Extent, NDSlice, Point, Region
 from monarch_nb.transport import throw_into
-from monarch_nb.wire import Header, Status, decode, encode, encode_exception, pickle_failure
+from monarch_nb.wire import (
+    Header,
+    RemoteException,
+    Status,
+    decode,
+    encode,
+    encode_exception,
+    error_line,
+    format_exception,
+    pickle_failure,
+    text_of,
+    type_name,
+)
 from monarch_nb.wire.header import SKIP
 
 if TYPE_CHECKING:
@@ -260,12 +272,23 @@ class ActorCell(ActorLife):
             self._refuse_current(header)
             return
         self.errors += 1
-        kept = self.runtime.failures.keep(self, header, error)
+        kept = None
         try:
+            kept = self.runtime.failures.keep(self, header, error)
             self._tell_raised(header, error)
-        finally:
-            if kept is not None:
-                self.runtime.failures.ease(kept)
+        except BaseException as failure:
+            self._untellable(header, error, failure)
+        if kept is not None:
+            self.runtime.failures.ease(kept)
+
+    def _untellable(self, header: Header, error: BaseException, failure: BaseException) -> None:
+        """What was raised could not be told as it is, or an interrupt broke that off: it is told in words."""
+        story, why = "".join(format_exception(error)), f"{error_line(failure)} was raised when it was told"
+        told = RemoteException(type_name(error), text_of(error), story, why)
+        if header.port and not self._explicit(header):
+            self._reply(header, Status.EXCEPTION, encode_exception(told))
+        elif self.cause is None:
+            self.fail("exception", told, header)
 
     def _tell_raised(self, header: Header, error: BaseException) -> None:
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))

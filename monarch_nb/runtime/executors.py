@@ -7,6 +7,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.settings import settings
+
 if TYPE_CHECKING:
     from monarch_nb.runtime.cell import ActorCell
     from monarch_nb.transport import Parcel
@@ -56,7 +58,16 @@ class SyncExecutor:
         return _drain(self._items)
 
     def run(self) -> None:
-        """The thread's whole life."""
+        """The thread's whole life. Whatever ends it, the actor's end is told."""
+        try:
+            self._live()
+        except BaseException as error:
+            if self._cell.thread_lost(error):
+                self._cell.finish()
+            if self._main:
+                raise
+
+    def _live(self) -> None:
         cell = self._cell
         cell.construct()
         while not cell.ending:
@@ -132,7 +143,19 @@ class AsyncExecutor:
 
     def _run(self) -> None:
         with asyncio.Runner() as runner:
-            runner.run(self._main())
+            try:
+                runner.run(self._main())
+            except BaseException as error:  # also of a task or a callback of the user's own: those end a loop
+                if self._cell.thread_lost(error):
+                    runner.run(self._finish())
+
+    async def _finish(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=settings.get("cleanup_timeout"))
+        await self._cell.finish_async()
 
     def _controls(self) -> None:
         while self._control and not self._cell.ending:

@@ -14,7 +14,7 @@ from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequeste
 from monarch_nb.runtime.endpoint import Kind as ActorKind
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor, aside
 from monarch_nb.settings import settings
-from monarch_nb.wire import Header, Status, format_exception
+from monarch_nb.wire import Header, Status, error_line, format_exception
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
@@ -58,6 +58,7 @@ class ActorLife:
         self.cause: Any = None  # a supervision Cause, once failed or stopped
         self.ending = False  # the executor is to look at no more messages
         self.ended = False
+        self._cleaning = False
         self.muted = False
         self.end_error: Exception | None = None
         self._arriving = threading.Lock()
@@ -87,12 +88,32 @@ class ActorLife:
 
     def fail(self, kind: str, error: BaseException, header: Header) -> None:
         """The actor has failed: its owner is told, all that wait for it are told. On its thread."""
-        text = "".join(format_exception(error))
-        cause = self.runtime.cause_of(kind, error, text, self, header.method)
-        self._failed(cause, error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}"))
+        self._fail(kind, error, header.method)
         if header.port:
             self._refuse(header)
         self.refuse_queued()
+
+    def _fail(self, kind: str, error: BaseException, method: str) -> None:
+        cause = self.runtime.cause_of(kind, error, "".join(format_exception(error)), self, method)
+        self._failed(cause, error if isinstance(error, Exception) else RuntimeError(error_line(error)))
+
+    def thread_lost(self, error: BaseException) -> bool:
+        """Its thread ends of `error`, though the actor was not to end: that is told as a failure. On that thread.
+
+        False where the clean-up was what failed; then there is none any more.
+        """
+        try:
+            if self.cause is None:
+                lost = RuntimeError(f"the thread that runs {self.instance} has ended: {error_line(error)}")
+                lost.__cause__ = error
+                self._fail("exception", lost, "")
+            self.refuse_queued()
+        except Exception:
+            logger.exception("the end of %s could not be told", self.instance)
+        self.ending = True
+        if self._cleaning:
+            self._cleaned(None)
+        return not self._cleaning
 
     def fail_with(self, cause: Any, error: Exception) -> None:
         """The actor fails for a reason from outside: a failure it did not handle."""
@@ -162,6 +183,7 @@ class ActorLife:
 
     def finish(self) -> None:
         """The thread's last act: owned meshes first, then the user's clean-up."""
+        self._cleaning = True
         error: BaseException | None = None
         try:
             with self.acting():
@@ -175,6 +197,7 @@ class ActorLife:
 
     async def finish_async(self) -> None:
         """The same on a loop."""
+        self._cleaning = True
         error: BaseException | None = None
         current.set(Context(self.instance, self.instance.rank))
         try:
@@ -193,14 +216,18 @@ class ActorLife:
         return None if hook is None or self.muted or getattr(hook, "_monarch_default", False) else hook
 
     def _cleaned(self, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, asyncio.CancelledError):
-            text = "".join(format_exception(error))
-            logger.error("%s: __cleanup__ failed:\n%s", self.instance, text)
-            self.cause = self.runtime.cause_of("cleanup", error, text, self, "__cleanup__")
-            self.runtime.actor_failed(self)  # of no interest to the owner if it is the one who stops it
-        self.refuse_queued()
-        self.obj = None
-        self.runtime.cell_ended(self)
+        with contextlib.ExitStack() as steps:  # each is taken, whatever comes of those before it
+            steps.callback(self._ended)
+            steps.callback(self.runtime.cell_ended, self)
+            steps.callback(self.refuse_queued)
+            self.obj = None
+            if error is not None and not isinstance(error, asyncio.CancelledError):
+                text = "".join(format_exception(error))
+                logger.error("%s: __cleanup__ failed:\n%s", self.instance, text)
+                self.cause = self.runtime.cause_of("cleanup", error, text, self, "__cleanup__")
+                self.runtime.actor_failed(self)  # of no interest to the owner if it is the one who stops it
+
+    def _ended(self) -> None:
         with self._arriving:
             self.ended = True
             waiting, self._on_end = self._on_end, []

@@ -7,7 +7,7 @@ import msgspec
 
 from monarch_nb.runtime import ActorLife, Runtime
 from monarch_nb.supervision.cause import Cause, CauseKind, stop_cause
-from monarch_nb.wire import Header
+from monarch_nb.wire import Header, error_line
 
 # An actor that ended so has failed: whoever hears of it first, a caller or its own process, takes note.
 FAILED = frozenset({"exception", "init", "aborted", "unhandled", "raised"})
@@ -36,7 +36,7 @@ class Causes:
         where = f"{cell.spec.name}.{method}: " if kind != "init" and method else ""
         return Cause(
             kind=known,
-            text=f"{where}{type(error).__name__}: {error}",
+            text=f"{where}{error_line(error)}",
             traceback=text,
             actor=str(cell.instance),
             host=self.runtime.host,

@@ -33,7 +33,7 @@ from monarch_nb.supervision.hands import Hands
 from monarch_nb.supervision.hooks import UndeliverableMessage, run_hook
 from monarch_nb.supervision.machine import Machine, RootPolicy
 from monarch_nb.supervision.ranks import Life
-from monarch_nb.wire import Header, Kind, format_exception
+from monarch_nb.wire import Header, Kind, error_line, format_exception
 from monarch_nb.wire.header import JUDGING
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ class Driver(Causes):
         try:
             bring(uid, lives)
         except BaseException as error:
-            cause = Cause(kind="spawn", text=f"{type(error).__name__}: {error}", at=time.time())
+            cause = Cause(kind="spawn", text=error_line(error), at=time.time())
             if isinstance(error, SupervisionError) and error.failure is not None:
                 cause = msgspec.structs.replace(error.failure.cause)
             self.feed(lambda machine: machine.heal_failed(uid, lives, cause))

@@ -25,6 +25,7 @@ from monarch_nb.wire.header import (
 )
 from monarch_nb.wire.plain import decode_plain
 from monarch_nb.wire.sources import gather_sources, received_sources, register_sources
+from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_name
 
 __all__ = [
     "ActorError",
@@ -46,15 +47,20 @@ __all__ = [
     "encode",
     "encode_exception",
     "encode_header",
+    "error_line",
     "explain_unpicklable",
     "fold",
     "format_exception",
     "gather_sources",
+    "harmless",
     "pickle_failure",
     "received_sources",
     "register_pickle_by_value",
     "register_sources",
+    "repr_of",
+    "text_of",
     "travels_by_value",
+    "type_name",
     "unfold",
     "unpickle_failure",
     "unregister_pickle_by_value",

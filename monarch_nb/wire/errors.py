@@ -8,10 +8,12 @@ from typing import Any
 
 from monarch_nb.wire.body import Frame, decode, encode
 from monarch_nb.wire.codec import current_codec
+from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_name
 
 _PACKAGE = str(Path(__file__).parent.parent) + "/"
 # Attribute of an exception that came from another process: its formatted traceback there, a list of str.
 _STORY = "__monarch_traceback__"
+_traceback_of: Any = vars(BaseException)["__traceback__"].__get__
 
 
 class ActorError(Exception):
@@ -32,6 +34,9 @@ class ActorError(Exception):
     def __str__(self) -> str:
         story = "".join(self.exception_formatted)
         return f"{self.message}\n Traceback of where the remote call failed (most recent call last):\n{story}"
+
+    def __repr__(self) -> str:
+        return f"ActorError({repr_of(self.exception)}, {self.message!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         frames = [bytes(frame) for frame in encode_exception(self.exception, current_codec())]
@@ -60,15 +65,26 @@ def format_exception(exc: BaseException) -> list[str]:
 
     For one that came from another process it is the traceback there. Never raises.
     """
-    story = getattr(exc, _STORY, None)
-    if isinstance(story, list):
-        return list(story)
     try:
+        story = getattr(exc, _STORY, None)
+        if isinstance(story, list):
+            return [text_of(line) for line in story]
         whole = traceback.TracebackException.from_exception(exc)
         _trim(whole, set())
-        return list(whole.format())
-    except Exception as failure:
-        return [f"{_type_name(exc)}: {_text(exc)} (its traceback could not be formatted: {_type_name(failure)})\n"]
+        return [text_of(line) for line in whole.format()]
+    except BaseException as failure:  # of the exception's own code, which may also want to end the process
+        told = f"{type_name(exc)}: {text_of(exc)} (its traceback could not be formatted: {error_line(failure)})\n"
+        return [*_frames(exc), told]
+
+
+def _frames(exc: BaseException) -> list[str]:
+    """Where it was raised, without asking the exception itself anything."""
+    try:
+        stack = traceback.StackSummary.extract(traceback.walk_tb(_traceback_of(exc)))
+        _without_own(stack)
+        return ["Traceback (most recent call last):\n", *map(text_of, stack.format())]
+    except BaseException:  # of a module's loader, which is asked for the lines
+        return []
 
 
 def encode_exception(exc: BaseException, context: object = None) -> list[Frame]:
@@ -78,23 +94,26 @@ def encode_exception(exc: BaseException, context: object = None) -> list[Frame]:
     try:
         frames = encode(exc, context)
     except BaseException as failure:
-        frames, reason = [], f"it could not be pickled: {_type_name(failure)}: {_text(failure)}"
-    return [pickle.dumps((_type_name(exc), _text(exc), formatted, reason), 5), *frames]
+        frames, reason = [], f"it could not be pickled: {type_name(failure)}: {text_of(failure)}"
+    return [pickle.dumps((type_name(exc), text_of(exc), formatted, reason), 5), *frames]
 
 
 def decode_exception(frames: Sequence[Any], context: object = None) -> BaseException:
     """The exception in `frames`, or a RemoteException in its place. Raises only on frames of something else."""
-    type_name, text, formatted, reason = pickle.loads(frames[0])
+    name, text, formatted, reason = pickle.loads(frames[0])
+    formatted = [harmless(line) for line in formatted]
     if not reason:
         try:
             exc = decode(frames[1:], context)
-        except Exception as failure:
-            reason = f"it could not be unpickled: {_type_name(failure)}: {_text(failure)}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as failure:  # an exception's own code may raise anything
+            reason = f"it could not be unpickled: {type_name(failure)}: {text_of(failure)}"
         else:
             if isinstance(exc, BaseException):
                 return _tell(exc, formatted)
             reason = f"it unpickled as a {type(exc).__name__}"
-    return _tell(RemoteException(type_name, text, "".join(formatted), reason), formatted)
+    return _tell(RemoteException(harmless(name), harmless(text), "".join(formatted), reason), formatted)
 
 
 def unpickle_failure(failure: BaseException, what: str, where: str) -> ActorError:
@@ -105,7 +124,7 @@ def unpickle_failure(failure: BaseException, what: str, where: str) -> ActorErro
 def _tell(exc: BaseException, formatted: list[str]) -> BaseException:
     try:
         setattr(exc, _STORY, formatted)
-    except Exception:  # an exception that refuses attributes
+    except BaseException:  # an exception that refuses attributes
         pass
     return exc
 
@@ -119,25 +138,13 @@ def _trim(story: traceback.TracebackException, seen: set[int]) -> None:
     if id(story) in seen:
         return
     seen.add(id(story))
-    own = 0
-    for frame in story.stack:
-        if not frame.filename.startswith(_PACKAGE):
-            break
-        own += 1
-    if own < len(story.stack):
-        del story.stack[:own]
+    _without_own(story.stack)
     for other in (story.__cause__, story.__context__, *(story.exceptions or ())):
         if other is not None:
             _trim(other, seen)
 
 
-def _type_name(exc: BaseException) -> str:
-    cls = type(exc)
-    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _text(exc: BaseException) -> str:
-    try:
-        return str(exc)
-    except Exception:
-        return "<its str() failed>"
+def _without_own(stack: traceback.StackSummary) -> None:
+    own = next((at for at, frame in enumerate(stack) if not frame.filename.startswith(_PACKAGE)), len(stack))
+    if own < len(stack):
+        del stack[:own]

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from monarch_nb.wire.body import encode
+from monarch_nb.wire.texts import full_name, repr_of, text_of, type_name
 
+# What an object's own code may raise; an interrupt is whoever waits' own.
+_OWN = (Exception, SystemExit, GeneratorExit)
 _TRIES = 500
 _SECONDS = 2.0
 _DEPTH = 20
@@ -53,7 +56,7 @@ def explain_unpicklable(obj: object, label: str) -> str:
     if failure is None:
         return f"{label} can be sent"
     path, culprit, failure = search.smallest(obj, quoted[1] if quoted else "it", failure)
-    name = _type_name(culprit)
+    name = full_name(culprit)
     advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), "")
     told = (
         f"`{path}` is {_article(name)} {name.removeprefix('builtins.')}"
@@ -75,7 +78,7 @@ class _Search:
         self.tries -= 1
         try:
             encode(obj)
-        except Exception as failure:
+        except _OWN as failure:
             return failure
         return None
 
@@ -139,7 +142,7 @@ def _refuses(obj: Any) -> bool:
         return False
     try:
         obj.__reduce__()
-    except Exception:
+    except _OWN:
         return True
     return False
 
@@ -147,17 +150,17 @@ def _refuses(obj: Any) -> bool:
 def _attributes(obj: Any) -> Iterator[tuple[str, Any]]:
     try:
         state = obj.__getstate__()
-    except Exception:
+    except _OWN:
         state = None
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     for part in parts:
         if isinstance(part, dict):
             for name, value in list(part.items())[:_MEMBERS]:
-                yield f"{{}}.{_escape(str(name))}", value
+                yield f"{{}}.{_escape(text_of(name))}", value
     for name in ("func", "args", "keywords", "__wrapped__", "fget", "__func__"):
         try:
             yield f"{{}}.{name}", object.__getattribute__(obj, name)
-        except Exception:
+        except _OWN:
             pass
     yield "type of {}", type(obj)
 
@@ -175,10 +178,7 @@ def _index(key: object) -> str:
 
 
 def _short(value: object) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        text = type(value).__name__
+    text = repr_of(value)
     return _escape(text if len(text) <= 40 else text[:37] + "...")
 
 
@@ -186,14 +186,9 @@ def _escape(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def _type_name(obj: object) -> str:
-    cls = type(obj)
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def _article(name: str) -> str:
     return "an" if name.removeprefix("builtins.")[:1].lower() in "aeiou" else "a"
 
 
 def _first_line(failure: BaseException) -> str:
-    return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+    return (text_of(failure).strip().splitlines() or [type_name(failure)])[0]

@@ -1,0 +1,75 @@
+"""Texts of what is not ours: whatever an object's own code does there is a text, and a terminal does not obey it."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+# Colours and weights (SGR) stay. Commands that move the cursor, clear the screen, set titles or write to the clipboard
+# go, with what they are told; of anything left over each character is shown as an escape, and commands nobody.
+_COMMANDS = re.compile(
+    r"(?P<kept>\x1b\[[0-9;:]*m)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC
+    r"|\x1b[ -/]+[0-~]"  # character sets
+    r"|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+)
+_SUSPECT = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_TYPE: Any = vars(type)  # a metaclass may have names of its own
+
+
+def harmless(text: str) -> str:
+    """A text without commands to a terminal but colours, tabs, ends of lines, carriage returns and backspaces."""
+    return _COMMANDS.sub(_without_command, text) if _SUSPECT.search(text) else text
+
+
+def _without_command(found: re.Match[str]) -> str:
+    command = found[0]
+    if found["kept"]:
+        return command
+    return f"\\x{ord(command):02x}" if len(command) == 1 else ""
+
+
+def text_of(value: object) -> str:
+    """`str(value)`, harmless; where that raises, a text that says so."""
+    return _guarded(str, value, "__str__")
+
+
+def repr_of(value: object) -> str:
+    """`repr(value)`, harmless; where that raises, a text that says so."""
+    return _guarded(repr, value, "__repr__")
+
+
+def _guarded(function: Callable[[object], str], value: object, method: str) -> str:
+    try:
+        # A subclass of str may do anything when it is joined or formatted; surrogates alone cannot be sent.
+        text = str.__str__(function(value))
+        return harmless(text if text.isascii() else text.encode("utf-8", "backslashreplace").decode())
+    except BaseException as failure:  # also SystemExit and KeyboardInterrupt: who wants a text wants nothing else
+        return f"<{_name(type(value), '__name__')}: its {method} raised {_name(type(failure), '__name__')}>"
+
+
+def type_name(value: object) -> str:
+    """The full name of a value's type, without `builtins` and `__main__`."""
+    return full_name(value).removeprefix("builtins.").removeprefix("__main__.")
+
+
+def full_name(value: object) -> str:
+    """The full name of a value's type."""
+    cls = type(value)
+    return f"{_module(cls)}.{_name(cls, '__qualname__')}"
+
+
+def error_line(error: BaseException) -> str:
+    """An exception in one piece: `ValueError: text`, or its type's name alone where it says nothing."""
+    name, text = _name(type(error), "__name__"), text_of(error)
+    return f"{name}: {text}" if text else name
+
+
+def _name(cls: type, attribute: str) -> str:
+    found: str = _TYPE[attribute].__get__(cls)
+    return harmless(found.encode("utf-8", "backslashreplace").decode())
+
+
+def _module(cls: type) -> str:
+    found = _TYPE["__module__"].__get__(cls)
+    return text_of(found) if isinstance(found, str) else "?"

@@ -1,0 +1,150 @@
+"""Texts of objects whose own code misbehaves, and texts that would command a terminal."""
+
+import time
+
+import pytest
+
+from monarch_nb.wire import (
+    ActorError,
+    PickleFailure,
+    decode_exception,
+    encode_exception,
+    error_line,
+    explain_unpicklable,
+    format_exception,
+    harmless,
+    pickle_failure,
+    repr_of,
+    text_of,
+    type_name,
+)
+
+WAYS = [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), RecursionError(), "no text"]
+
+
+def hostile(way, base=Exception):
+    def give(self, *_):
+        if isinstance(way, BaseException):
+            raise way
+        return 7
+
+    class Hostile(base):
+        __str__ = __repr__ = __format__ = __dir__ = give
+        __notes__ = property(give)
+
+    return Hostile("x")
+
+
+def caught(error):
+    try:
+        raise error
+    except BaseException as raised:
+        return raised
+
+
+@pytest.mark.parametrize("way", WAYS, ids=repr)
+@pytest.mark.parametrize("base", [Exception, SystemExit, KeyboardInterrupt])
+def test_an_exception_whose_own_code_raises_is_told_all_the_same(way, base):
+    error = caught(hostile(way, base))
+    assert "Hostile: its __str__ raised" in text_of(error)
+    assert "Hostile: its __repr__ raised" in repr_of(error)
+    assert error_line(error).startswith("Hostile: <")
+    story = "".join(format_exception(error))
+    assert "in caught" in story
+    assert "Hostile" in story
+    back = decode_exception([bytes(frame) for frame in encode_exception(error)])
+    assert "Hostile" in repr_of(back) + text_of(back)
+    assert "Hostile" in repr(ActorError(error))
+    assert "Hostile" in str(ActorError(error))
+
+
+class Loads(Exception):
+    def __init__(self, way):
+        self.way = way
+
+    def __reduce__(self):
+        return _raise, (type(self.way), self.way.args)
+
+
+def _raise(kind, args):
+    raise kind(*args)
+
+
+@pytest.mark.parametrize("way", [ValueError("no"), SystemExit(3), GeneratorExit()])
+def test_an_exception_that_raises_when_it_is_unpickled_is_stood_for(way):
+    back = decode_exception([bytes(frame) for frame in encode_exception(caught(Loads(way)))])
+    assert "could not be unpickled" in back.reason
+    assert type(way).__name__ in back.reason
+
+
+def test_attributes_and_chains_that_raise_do_not_hide_where_it_was_raised():
+    class Shut(Exception):
+        def __getattribute__(self, name):
+            raise SystemExit(name)
+
+    story = "".join(format_exception(caught(Shut())))
+    assert "in caught" in story
+    assert "Shut" in story
+    cause = caught(hostile(SystemExit(1)))
+    outer = caught(RuntimeError("outer"))
+    outer.__cause__ = cause
+    assert "RuntimeError: outer" in "".join(format_exception(outer))
+
+
+def test_names_of_types_are_their_own_whatever_their_metaclass_says():
+    class Meta(type):
+        @property
+        def __name__(cls):
+            raise SystemExit("name")
+
+    class Odd(metaclass=Meta):
+        __module__ = 3
+
+    assert type_name(Odd()).endswith("Odd")
+    assert error_line(Odd()).startswith("Odd: ")
+    assert text_of(caught(ValueError("\ud800")))  # what cannot be sent is escaped
+    assert text_of("a\udcffb") == "a\\udcffb"
+
+
+def test_what_cannot_be_sent_is_explained_also_when_its_error_has_no_text():
+    class Refuses:
+        def __reduce__(self):
+            raise caught(hostile(ValueError("no"), TypeError))
+
+    assert "Hostile" in explain_unpicklable(Refuses(), "the `result`")
+    assert isinstance(pickle_failure(hostile(SystemExit(3), TypeError), Refuses(), "the `result`"), PickleFailure)
+
+
+def test_a_text_keeps_colours_and_loses_every_other_command_to_a_terminal():
+    assert harmless("\x1b[1;31mred\x1b[0m \x1b[38:5:9mx\t|\r\n\b") == "\x1b[1;31mred\x1b[0m \x1b[38:5:9mx\t|\r\n\b"
+    commands = [
+        "\x1b[2J",
+        "\x1b[10;10H",
+        "\x1b[?25l",
+        "\x1b[>4;2m",
+        "\x9b31;1H",
+        "\x1b]0;title\x07",
+        "\x1b]52;c;Y2F0\x1b\\",
+        "\x1b]8;;http://x\x07",
+        "\x9d0;t\x9c",
+        "\x1bP+q544e\x1b\\",
+        "\x1b(0",
+        "\x1b_G payload\x1b\\",
+    ]
+    for command in commands:
+        assert harmless(f"a{command}b") == "ab"
+    # Incomplete ones, which would take in what follows, and single controls are made visible.
+    assert harmless("a\x1b]0;never ends") == "a\\x1b]0;never ends"
+    assert harmless("a\x1b[") == "a\\x1b["
+    assert harmless("bell\x07 \x0e \x85 \x7f") == "bell\\x07 \\x0e \\x85 \\x7f"
+    for text in ("\x1b]" * 50_000, "\x1b[" + "1;" * 100_000, "\x1bP" + "x" * 200_000):
+        begun = time.monotonic()
+        assert "\x1b" not in harmless(text)
+        assert time.monotonic() - begun < 2
+
+
+def test_no_text_of_any_kind_of_exception_commands_a_terminal():
+    error = caught(ValueError("\x1b]52;c;cm0=\x07\x1b[2J\x9b2Jx"))
+    back = decode_exception([bytes(frame) for frame in encode_exception(error)])
+    for text in (*format_exception(back), *format_exception(error), str(ActorError(back)), text_of(back)):
+        assert not {"\x1b", "\x9b", "\x07"} & set(text), text
