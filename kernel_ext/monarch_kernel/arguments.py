@@ -1,14 +1,24 @@
 """What people write after a magic's name, read into plain values; what is wrong with it is said with a way out."""
 
+import difflib
+import functools
 import keyword
 import re
 from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 from IPython.core.error import UsageError
 from msgspec import Struct, field
 
+from monarch_nb.mesh import ActorMesh, ProcMesh
+from monarch_nb.shape import Region
+
+Mesh: TypeAlias = "ProcMesh | ActorMesh[Any]"
+
+USUAL_DIMS = ("hosts", "gpus")  # what almost everybody means by a dimension of a similar name
 _DIM = re.compile(r"([^\W\d]\w*)=(.*)", re.ASCII)
-_PICK = re.compile(r"\[?(-?\d*)(:-?\d*)?(:-?\d*)?\]?")
+_SLICE = re.compile(r"(-?\d*):(-?\d*)(?::(-?\d*))?")
+_SPAN = re.compile(r"(-?\d+)(?:-(\d+))?")
 
 
 class MeshWish(Struct, frozen=True):
@@ -20,12 +30,27 @@ class MeshWish(Struct, frozen=True):
     dedup: bool = True
 
 
-class Place(Struct, frozen=True):
-    """`%%on NAME gpus=0:2`: a mesh, or the slice of it that is picked."""
+Picks: TypeAlias = "dict[str, int | slice | list[int]]"
 
+
+class Place(Struct, frozen=True):
+    """`%%on NAME gpus=0-2,5`: a mesh, or the ranks of it that are picked; `hosts=0 gpus=1; hosts=1` picks both."""
+
+    magic: str
     name: str
-    picks: "dict[str, int | slice]" = field(default_factory=dict)
+    picks: tuple[Picks, ...] = ()
     options: frozenset[str] = frozenset()
+
+    def of(self, mesh: Mesh) -> Mesh:
+        """The part of `mesh` that is picked. Raises UsageError for a dimension or an index that it does not have."""
+        if not self.picks:
+            return mesh
+        region = mesh._region
+        try:
+            parts = [region.pick(**picks) for picks in self.picks]
+        except (TypeError, IndexError, ValueError) as error:
+            raise UsageError(f"{self.magic}: {error}") from None
+        return mesh._new_with_region(functools.reduce(Region.union, parts))
 
 
 class ActorWish(Struct, frozen=True):
@@ -112,6 +137,11 @@ def mesh_wish(line: str) -> MeshWish:
     dims: dict[str, int] = {}
     for word in words:
         label, text = _dim(word, "gpus=4")
+        usual = difflib.get_close_matches(label, USUAL_DIMS, n=1, cutoff=0.8)
+        if usual and label not in USUAL_DIMS:
+            raise UsageError(
+                f"%mesh: there are {' and '.join(USUAL_DIMS)}, but no {label}; did you mean {usual[0]}={text}?"
+            )
         if not text.isdecimal() or int(text) < 1:
             raise UsageError(f"%mesh: {label}={text} is no size: write a whole number from 1 on, as in {label}=4")
         if label in dims:
@@ -121,22 +151,53 @@ def mesh_wish(line: str) -> MeshWish:
 
 
 def place(magic: str, line: str, options: Iterable[str] = ()) -> Place:
-    """Reads a mesh's name and what is picked of it. Raises UsageError."""
-    name, words, given = _split(f"{magic} NAME gpus=0:2", line, set(options))
-    picks: dict[str, int | slice] = {}
+    """Reads a mesh's name and what is picked of it, as people write ranks and as output names them: `gpus=0-2,5`.
+
+    Raises UsageError.
+    """
+    first, *others = line.split(";")
+    name, words, given = _split(f"{magic} NAME gpus=0-2", first, set(options))
+    picks = [_picks(magic, words)] if words else []
+    for other in others:
+        words = _split_words(other)
+        given |= {word for word in words if word.startswith("-")}
+        picks.append(_picks(magic, [word for word in words if not word.startswith("-") and word != name]))
+    _check_options(magic, given, set(options))
+    return Place(magic, name, tuple(each for each in picks if each), frozenset(given))
+
+
+def _picks(magic: str, words: Iterable[str]) -> Picks:
+    picks: Picks = {}
     for word in words:
-        label, text = _dim(word, "gpus=0:2")
-        found = _PICK.fullmatch(text)
-        if found is None or not text.strip("[]"):
-            raise UsageError(
-                f"{magic}: {label}={text} picks nothing: write an index ({label}=0) or a slice ({label}=0:2)"
-            )
+        label, text = _dim(word, "gpus=0-2")
         if label in picks:
             raise UsageError(f"{magic}: {label} is given twice")
-        first, *rest = found.groups()
-        parts = [_number(first), *(_number(part[1:]) for part in rest if part is not None)]
-        picks[label] = slice(*parts) if len(parts) > 1 else int(first)
-    return Place(name, picks, frozenset(given))
+        parts = [_pick(magic, label, part) for part in text.strip("[]").split(",")]
+        if len(parts) == 1:
+            picks[label] = parts[0]
+        elif any(isinstance(part, slice) for part in parts):
+            raise UsageError(f"{magic}: {label}={text} mixes a list and a slice: write {label}=0,2-4")
+        else:
+            flat = [[part] if isinstance(part, int) else part for part in parts if not isinstance(part, slice)]
+            picks[label] = [index for part in flat for index in part]
+    return picks
+
+
+def _pick(magic: str, label: str, text: str) -> int | slice | list[int]:
+    if found := _SLICE.fullmatch(text):
+        return slice(*(_number(part or "") for part in found.groups()))
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"{magic}: {label}={text} picks nothing: write an index ({label}=0), a list ({label}=0,2-4) or a slice "
+            f"({label}=0:2)"
+        )
+    first, last = found.groups()
+    if last is None:
+        return int(first)
+    if int(last) < int(first):
+        raise UsageError(f"{magic}: {label}={text} runs backwards: write {label}={last}-{first}")
+    return list(range(int(first), int(last) + 1))
 
 
 def names(magic: str, line: str, options: Iterable[str] = ()) -> tuple[list[str], set[str]]:
@@ -157,8 +218,7 @@ def check_name(name: str) -> None:
 
 
 def _split(usage: str, line: str, options: set[str]) -> tuple[str, list[str], set[str]]:
-    # The brackets with which documentation marks what may be left out are often typed along.
-    words = [word.strip("[]") if "=" in word else word for word in re.split(r"[\s,]+", line.strip()) if word]
+    words = _split_words(line)
     magic = usage.split()[0]
     given = {word for word in words if word.startswith("-")}
     _check_options(magic, given, options)
@@ -166,6 +226,12 @@ def _split(usage: str, line: str, options: set[str]) -> tuple[str, list[str], se
     if not words or "=" in words[0]:
         raise UsageError(f"{magic}: the name of a mesh comes first: {usage}")
     return words[0], words[1:], given
+
+
+def _split_words(line: str) -> list[str]:
+    # The brackets with which documentation marks what may be left out are often typed along. A comma before a number
+    # goes on with a list of indices.
+    return [word.strip("[]") if "=" in word else word for word in re.split(r"\s*,(?!\d)\s*|\s+", line.strip()) if word]
 
 
 def _check_options(magic: str, given: set[str], known: set[str]) -> None:

@@ -31,7 +31,7 @@ class LogMagics(Magics):
     def logs(self, line: str) -> Logs | LogView | None:
         """Show the last lines that the ranks of a mesh wrote, also those that no cell has shown.
 
-        %logs NAME [dim=index] [dim=from:to] ... [--follow] [--grep RE] [--level L] [--since T] [--last N] [--stderr]
+        %logs NAME [dim=0] [dim=0-2,5] ... [--follow] [--grep RE] [--level L] [--since T] [--last N] [--stderr]
 
             %logs workers                        # all ranks, in the order of time; live where widgets are
             %logs workers gpus=3 --since 5m
@@ -44,9 +44,8 @@ class LogMagics(Magics):
         whose .files says where all that each rank wrote is kept.
         """
         where, options = read(line)
-        mesh: Any = self._session.find(where.name)
+        part: Any = where.of(self._session.find(where.name))
         try:
-            part = mesh.slice(**where.picks) if where.picks else mesh
             last = int(options["--last"]) if "--last" in options else None
             stream = next((name[2:] for name in ("--stderr", "--stdout") if name in options), None)
             wishes: Any = {

@@ -65,13 +65,13 @@ class MonarchMagics(Magics):
     def on(self, line: str, cell: str) -> ValueMesh[Any] | None:
         """Run a cell on the ranks of a mesh.
 
-        %%on NAME [dim=index] [dim=from:to] ...
+        %%on NAME [dim=0] [dim=0-2,5] [dim=from:to] ...
 
             %%on workers
             x = torch.ones(3) * rank        # x stays there for the next %%on
             x.sum()                         # the last expression comes back, as a ValueMesh
 
-            %%on workers gpus=0:2           # only the first two
+            %%on workers gpus=0-1           # only the first two; gpus=0,2-3 and gpus=0:2 go, too
             %%on trainers gpus=0            # actors: between messages, with self
             self.optimizer
 
@@ -80,11 +80,7 @@ class MonarchMagics(Magics):
         seconds it interrupts the ranks. From Python: monarch.actor.run_on(workers, "x.sum()").get().
         """
         wish = place("%%on", line)
-        mesh: Any = self._session.find(wish.name)
-        try:
-            part = mesh.slice(**wish.picks) if wish.picks else mesh
-        except (TypeError, IndexError, ValueError) as error:
-            raise UsageError(f"%%on: {error}") from None
+        part = wish.of(self._session.find(wish.name))
         return run_cell(self._front, part, wish.name, numbered("%%on", line, cell), self._cell())
 
     @no_var_expand  # braces are those of expressions
@@ -153,9 +149,10 @@ class MonarchMagics(Magics):
         if not line.strip():
             raise UsageError("%heal: which mesh? Write %heal NAME, or %heal NAME gpus=3 --kill")
         wish = place("%heal", line, ("--kill",))
-        mesh, told = self._session.heal(wish.name, wish.picks, kill="--kill" in wish.options)
+        whole = self._session.find(wish.name)
+        told = self._session.heal(wish.name, wish.of(whole), kill="--kill" in wish.options)
         self._say(told)
-        return mesh
+        return whole
 
     @line_magic
     def stop(self, line: str) -> None:
@@ -183,14 +180,19 @@ class MonarchMagics(Magics):
     def interrupt(self, line: str) -> None:
         """Raise KeyboardInterrupt in what runs on the ranks of a mesh now.
 
-        %interrupt NAME
+        %interrupt NAME ...
+        %interrupt NAME gpus=0,2-3  # only these ranks
 
         A rank that sits in C code notices when it returns from it; %heal NAME gpus=3 --kill does not wait for that.
         From Python: monarch_nb.mesh.interrupt(workers).
         """
+        if "=" in line:
+            wish = place("%interrupt", line)
+            self._say(self._session.interrupt(wish.name, wish.of(self._session.find(wish.name))))
+            return
         found, _ = names("%interrupt", line)
         for name in found:
-            self._say(self._session.interrupt(name))
+            self._say(self._session.interrupt(name, self._session.find(name)))
 
     def _cell(self) -> str:
         """The file name of the cell that is running: what is made of it elsewhere goes under that name too."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch_nb.runtime import Future
 from monarch_nb.runtime.future import WAIT_TICK
-from monarch_nb.shape import places
+from monarch_nb.shape import places_of
 
 from .front import Front, Line
 from .logs import Logs
@@ -112,8 +112,7 @@ class _Ticking:
 
 
 def _where(state: Any, ranks: list[int]) -> str:
-    points = [state.region.point_of_base_rank(rank) for rank in ranks]
-    return places(state.region.labels, ([point[label] for label in point.labels] for point in points)) or "its rank"
+    return places_of(state.region, ranks) or "its rank"
 
 
 def _duration(seconds: float) -> str:

@@ -183,18 +183,11 @@ class Session:
         what = _count(len(state.region), "proc" if kind is ProcMesh else "actor")
         return f"stopped {state.name}: {what}" + (f", and with them {', '.join(actors)}" if actors else "")
 
-    def heal(
-        self, name: str, picks: "Mapping[str, int | slice] | None" = None, *, kill: bool = False
-    ) -> tuple[Mesh, str]:
-        """Heals a mesh or slice, and everything on its processes; gives a line about it. Blocks until it is whole.
+    def heal(self, name: str, mesh: Mesh, *, kill: bool = False) -> str:
+        """Heals a mesh of that name, or a part of it, and everything on its processes; gives a line about it.
 
-        With `kill` the processes that live are killed first.
+        Blocks until it is whole. With `kill` the processes that live are killed first.
         """
-        whole = self.find(name)
-        try:
-            mesh = whole.slice(**picks) if picks else whole
-        except (IndexError, TypeError) as error:
-            raise UsageError(f"%heal: {error}") from None
         stopped = mesh._state.stopped
         if stopped is not None:
             raise UsageError(f"%heal: {name} is not broken, it was stopped ({stopped}); spawn a new one")
@@ -202,8 +195,8 @@ class Session:
         heal_mesh(mesh, kill=kill)
         what = "proc" if isinstance(mesh, ProcMesh) else "actor"
         if kill:
-            return whole, f"killed {_count(len(mesh) - len(broken), what)} of {name} and healed {len(mesh)}"
-        return whole, f"healed {_count(len(broken), what)} of {name}" if broken else f"{name} is whole: nothing to heal"
+            return f"killed {_count(len(mesh) - len(broken), what)} of {name} and healed {len(mesh)}"
+        return f"healed {_count(len(broken), what)} of {name}" if broken else f"{name} is whole: nothing to heal"
 
     def reload(self, names: Sequence[str]) -> Report:
         """Loads edited modules again and gives living actors their newest classes; all of them, or what is named.
@@ -234,9 +227,8 @@ class Session:
         reload_each(states, report)
         return report
 
-    def interrupt(self, name: str) -> str:
-        """Interrupts what runs on the ranks of a mesh; gives a line about it."""
-        mesh = self.find(name)
+    def interrupt(self, name: str, mesh: Mesh) -> str:
+        """Interrupts what runs on the ranks of a mesh of that name, or a part of it; gives a line about it."""
         interrupt(mesh)
         return f"interrupting {_count(len(mesh), 'rank')} of {name}"
 

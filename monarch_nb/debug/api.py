@@ -114,11 +114,11 @@ def sessions() -> list[Stopped]:
     return controller().book.sessions()
 
 
-def group(mesh: Any = None, **picks: int | slice) -> Group:
+def group(mesh: Any = None, **picks: int | slice | Sequence[int]) -> Group:
     """The stopped ranks of a mesh (an ActorMesh, a slice of one, or its name), or all; `gpus=3` picks some of them."""
     engine_controller = controller()
     if mesh is not None and not isinstance(mesh, str) and picks:
-        mesh = mesh.slice(**picks)
+        mesh = mesh._new_with_region(mesh._region.pick(**picks))
         picks = {}
 
     def choose() -> list[Stopped]:
@@ -135,9 +135,11 @@ def group(mesh: Any = None, **picks: int | slice) -> Group:
     return Group(choose)
 
 
-def _picked(one: Stopped, label: str, pick: int | slice) -> bool:
+def _picked(one: Stopped, label: str, pick: int | slice | Sequence[int]) -> bool:
     place = one.point[one.labels.index(label)]
-    return place in range(*pick.indices(1 << 30)) if isinstance(pick, slice) else place == pick
+    if isinstance(pick, slice):
+        return place in range(*pick.indices(1 << 30))
+    return place in pick if isinstance(pick, Sequence) else place == pick
 
 
 def eval(expression: str, mesh: Any = None) -> Answers:  # noqa: A001

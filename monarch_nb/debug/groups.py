@@ -47,7 +47,9 @@ def ranks_of(records: Sequence[Stopped]) -> str:
     if not records or not records[0].labels:
         return ""
     whole = {len(one.point) for one in records} == {len(records[0].labels)}
-    return places(records[0].labels, (one.point for one in records)) if whole else spans(one.rank for one in records)
+    if not whole:
+        return spans(one.rank for one in records)
+    return places(records[0].labels, (one.point for one in records), records[0].sizes)
 
 
 def named(records: Sequence[Stopped]) -> str:

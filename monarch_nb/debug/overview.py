@@ -8,7 +8,7 @@ from monarch_nb.debug.groups import FileName, named, place, short, tree, tree_te
 from monarch_nb.debug.records import Stopped, Thread
 from monarch_nb.debug.table import Missing
 from monarch_nb.mesh.view import conditions
-from monarch_nb.shape import places
+from monarch_nb.shape import places_of
 
 LOOK_S = 0.3  # for ranks to say where they are, while a table waits for it
 MOST = 256  # ranks of a mesh from which on they are not asked
@@ -34,7 +34,7 @@ def missing(
             continue
         what = _doing(controller, state, rest, name)
         points = {rank: tuple(state.region.point_of_base_rank(rank).values()) for rank in rest}
-        found.append(Missing(state.name, state.region.labels, {points[rank]: what.get(rank, "") for rank in rest}))
+        found.append(Missing(state.name, state.region.extent, {points[rank]: what.get(rank, "") for rank in rest}))
     return sizes, found
 
 
@@ -81,7 +81,7 @@ def stacks_text(controller: Controller, state: Any, ranks: Sequence[int], name: 
     threads = controller.threads([procs.address(rank) for rank in ranks])
 
     def label(them: Sequence[str]) -> str:
-        return places(state.region.labels, (state.region.point_of_base_rank(int(r)).values() for r in them)) or "it"
+        return places_of(state.region, map(int, them)) or "it"
 
     stacks, idle, silent = [], [], []
     for rank in ranks:

@@ -8,7 +8,6 @@ from monarch_nb.debug.groups import FileName, Group, Node, grouped, named, ranks
 from monarch_nb.debug.merge import Merged, Pair, number_of, outliers, shown, sparkline
 from monarch_nb.debug.records import Answer, Frame, Stopped, Value
 from monarch_nb.debug.table import Missing
-from monarch_nb.shape import places
 
 Picture = dict[str, Any]
 LONGEST = 400  # characters of one value
@@ -31,7 +30,7 @@ def picture(
         "groups": [_group(group, (sizes or {}).get(group.first.mesh), name, index) for group in grouped(records)],
         "tree": [_node(node, by_id, name) for node in nodes],
         "missing": [
-            {"name": each.name, "where": places(each.labels, points), "what": what}
+            {"name": each.name, "where": each.where(points), "what": what}
             for each in missing
             for what, points in each.by_what().items()
         ],

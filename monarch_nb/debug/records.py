@@ -30,6 +30,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     labels: tuple[str, ...] = ()
     point: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
     endpoint: str = ""
     call: str = ""
     chain: tuple[str, ...] = ()  # calls that wait for it

@@ -1,18 +1,18 @@
 """What is stopped, as the table that a waiting cell shows. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from monarch_nb.debug.groups import FileName, Group, grouped, place, short
 from monarch_nb.debug.records import Stopped
-from monarch_nb.shape import places
+from monarch_nb.shape import Extent, places
 
 
 class Missing:
     """Ranks of a mesh that are not stopped, and what they do instead."""
 
-    def __init__(self, name: str, labels: Sequence[str], what: Mapping[tuple[int, ...], str]) -> None:
+    def __init__(self, name: str, extent: Extent, what: Mapping[tuple[int, ...], str]) -> None:
         self.name = name
-        self.labels = tuple(labels)
+        self.extent = extent
         self.what = dict(what)  # point -> what it does
 
     def by_what(self) -> dict[str, list[tuple[int, ...]]]:
@@ -22,10 +22,14 @@ class Missing:
             found.setdefault(what, []).append(point)
         return found
 
+    def where(self, points: Iterable[tuple[int, ...]]) -> str:
+        """Some of its places: `gpus=0-2`."""
+        return places(self.extent.labels, points, self.extent.sizes)
+
     def lines(self) -> list[str]:
         """`not stopped: trainers gpus=5 (runs step for 3 s, at model.py:88 in forward)`."""
         return [
-            f"not stopped: {self.name} {places(self.labels, points)}".rstrip() + (f": {what}" if what else "")
+            f"not stopped: {self.name} {self.where(points)}".rstrip() + (f": {what}" if what else "")
             for what, points in self.by_what().items()
         ]
 

@@ -116,6 +116,7 @@ class Worker:
             name=name,
             labels=tuple(point.extent.labels),
             point=tuple(point.values()),
+            sizes=tuple(point.extent.sizes),
             endpoint=running[1] if running is not None else ("__init__" if cell is not None else ""),
             call=context.call,
             chain=context.chain,

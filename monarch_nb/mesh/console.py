@@ -150,7 +150,12 @@ def _exec(mesh: ActorMesh[Any], source: str, filename: str) -> Future[ValueMesh[
     engine = runtime()
     state, region = mesh._state, mesh._region
     call = PendingCall(
-        engine, f"{state.name}[cell]", state.uid, region.ranks, len(region), lambda r: ValueMesh._of_thunks(region, r)
+        engine,
+        f"{state.name}[cell]",
+        state.uid,
+        region.ranks,
+        len(region),
+        lambda replies: ValueMesh._of_thunks(region, replies, state.region),
     )
     broken = engine.supervisor.check(state, region, call)
     if broken is not None:

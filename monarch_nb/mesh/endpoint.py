@@ -140,7 +140,8 @@ class Endpoint(Generic[P, R]):
         """Runs it on every member; the future gives a ValueMesh, or raises the first error in rank order."""
         frames = self._frames(args, kwargs)
         region = self._mesh._region
-        call = self._pending(region, lambda replies: ValueMesh._of_thunks(region, replies))
+        base = self._mesh._state.region
+        call = self._pending(region, lambda replies: ValueMesh._of_thunks(region, replies, base))
         self._begin(call, region, frames)
         return call.future
 

@@ -171,6 +171,7 @@ class Source(NamedTuple):
     name: str
     labels: tuple[str, ...]
     point: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
 
 
 def mesh_of(address: str) -> str:
@@ -201,13 +202,13 @@ def source_of(engine: Runtime, address: str) -> Source:
     if state is None:
         return Source(uid, uid, ("rank",), (int(rank),))
     point = state.region.point_of_base_rank(int(rank))
-    return Source(uid, state.name, tuple(point.labels), tuple(point[label] for label in point.labels))
+    return Source(uid, state.name, tuple(point.labels), tuple(point.values()), tuple(point.extent.sizes))
 
 
 def prefix(sources: Sequence[Source], *, named: bool) -> str:
     """`[workers gpus=0-3] `, or without the mesh's name."""
     first = sources[0]
-    where = places(first.labels, (source.point for source in sources))
+    where = places(first.labels, (source.point for source in sources), first.sizes)
     both = " ".join(filter(None, (first.name if named else "", where)))
     return f"[{both}] " if both else ""
 

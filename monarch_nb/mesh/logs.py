@@ -32,7 +32,7 @@ class LogRecord(NamedTuple):
 
     def __str__(self) -> str:
         at = datetime.fromtimestamp(self.time).strftime("%H:%M:%S.%f")[:-3]
-        where = places(self.rank.labels, [tuple(self.rank[label] for label in self.rank.labels)])
+        where = places(self.rank.labels, [tuple(self.rank.values())], self.rank.extent.sizes)
         return f"{at} {f'[{where}] ' if where else ''}{self.text}"
 
 

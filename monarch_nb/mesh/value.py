@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 
-from monarch_nb.shape import Extent, MeshTrait, Point, Region, Shape
+from monarch_nb.shape import Extent, MeshTrait, Point, Region, Shape, places_of
 
 from .lazy import Lazy
 from .value_text import describe
@@ -18,6 +18,7 @@ class ValueMesh(MeshTrait, Generic[T]):
     """
 
     _values: Sequence[T | Lazy[T]]
+    _base: Region | None = None
 
     def __init__(self, shape: Shape | Region | Extent, values: Iterable[T]) -> None:
         self._fill(_region_of(shape), tuple(values))
@@ -30,9 +31,16 @@ class ValueMesh(MeshTrait, Generic[T]):
         return mesh
 
     @classmethod
-    def _of_thunks(cls, shape: Shape | Region | Extent, thunks: Iterable[Callable[[], T]]) -> Self:
-        """A mesh whose values these callables make, each called at most once with success."""
-        return cls._of_lazy(shape, map(Lazy, thunks))
+    def _of_thunks(
+        cls, shape: Shape | Region | Extent, thunks: Iterable[Callable[[], T]], base: Region | None = None
+    ) -> Self:
+        """A mesh whose values these callables make, each called at most once with success.
+
+        `base` is the whole mesh that `shape` is a part of: values are shown with their places there.
+        """
+        mesh = cls._of_lazy(shape, map(Lazy, thunks))
+        mesh._base = base
+        return mesh
 
     def _fill(self, region: Region, values: Sequence[T | Lazy[T]]) -> None:
         if len(values) != len(region):
@@ -47,7 +55,14 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     def _new_with_region(self, region: Region) -> Self:
         index = self._ndslice.index
-        return self._of_lazy(region, [self._values[index(rank)] for rank in region.ndslice])
+        part = self._of_lazy(region, [self._values[index(rank)] for rank in region.ndslice])
+        part._base = self._base or self._region
+        return part
+
+    def _where(self, indices: Sequence[int]) -> str:
+        """The places of some of its values, as `gpus=2-3`: those that they have in the mesh this is a part of."""
+        ranks = self._ndslice
+        return places_of(self._base or self._region, [ranks.get(index) for index in indices])
 
     def get(self, rank: SupportsIndex) -> T:
         """The value at a row-major index in this mesh. IndexError outside 0 … len - 1."""
@@ -96,8 +111,8 @@ class ValueMesh(MeshTrait, Generic[T]):
         return type(self), (self._region, self.values())
 
     def __repr__(self) -> str:
-        extent = self.extent
-        return f"ValueMesh({extent!r}):" + describe(extent, self.get)
+        whole = len(self) == len(self._base or self._region)
+        return f"ValueMesh({self.extent!r}):" + describe(len(self), self.get, self._where, whole=whole)
 
 
 def _region_of(shape: Shape | Region | Extent) -> Region:

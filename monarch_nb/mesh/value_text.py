@@ -3,28 +3,28 @@
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.shape import Extent, Point
-
 from .array_text import array_text, content
 
 LINES = 11  # at most, without the heading
 WIDTH = 120  # characters of one value
+PLACES = 40  # characters of the places that have it
 COSTLY = 256  # at most so many values that are not plain scalars are asked for their repr
 SCALARS = frozenset({int, bool, str, bytes, type(None)})  # cheap to compare, and equal ones read the same
 
 
-def describe(extent: Extent, get: Callable[[int], Any]) -> str:
+def describe(count: int, get: Callable[[int], Any], where: Callable[[list[int]], str], *, whole: bool = True) -> str:
     """What follows a value mesh's heading: lines of their own, or the rest of its line where there is nothing to see.
 
-    Never raises for what a value or its decoding does.
+    `where` names places, `whole` says that there are no others in the mesh. Never raises for what a value or its
+    decoding does.
     """
-    if not extent.nelements:
+    if not count:
         return "\n  (no values)"
-    if nothing_in(extent.nelements, get):
-        return f" None on {'its rank' if extent.nelements == 1 else f'all {extent.nelements} ranks'}"
-    groups, unseen = grouped(extent.nelements, get)
+    if nothing_in(count, get):
+        return f" None on {'its rank' if count == 1 else f'all {count} ranks'}"
+    groups, unseen = grouped(count, get)
     shown = groups if len(groups) + bool(unseen) <= LINES else groups[: LINES - 1]
-    lines = [f"  {_where(extent, ranks)}: {text}" for ranks, text in shown]
+    lines = [f"  {_named(ranks, count, where, whole)}{text}" for ranks, text in shown]
     hidden = sum(len(ranks) for ranks, _ in groups[len(shown) :]) + unseen
     if hidden:
         lines.append(f"  … and {hidden} more rank{'s' if hidden > 1 else ''}; see .items() or .get(rank)")
@@ -95,22 +95,10 @@ def _line(text: str) -> str:
     return joined if len(joined) <= WIDTH else joined[: WIDTH - 1] + "…"
 
 
-def _where(extent: Extent, ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return repr(Point(ranks[0], extent))
-    if len(ranks) == extent.nelements:
-        return f"all {len(ranks)} ranks"
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        elif len(spans) == 8:
-            return f"ranks {', '.join(map(_span, spans))}, … ({len(ranks)} ranks)"
-        else:
-            spans.append([rank, rank])
-    return f"ranks {', '.join(map(_span, spans))}"
-
-
-def _span(span: list[int]) -> str:
-    first, last = span
-    return str(first) if first == last else f"{first}–{last}"
+def _named(ranks: list[int], count: int, where: Callable[[list[int]], str], whole: bool) -> str:
+    if whole and len(ranks) == count > 1:
+        return f"all {count} ranks: "
+    told = where(ranks)
+    if len(told) > PLACES:
+        told = f"{told[:PLACES].rpartition(',')[0]},… ({len(ranks)} ranks)"
+    return f"{told}: " if told else ""

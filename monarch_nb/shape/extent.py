@@ -1,5 +1,6 @@
 """Named sizes, and places in them."""
 
+import difflib
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +12,13 @@ if TYPE_CHECKING:
     from .region import Region
 
 
-def known_dims(labels: Sequence[str]) -> str:
-    """The end of an error text about a dimension that is not there: says which ones are."""
+def known_dims(labels: Sequence[str], meant: str = "") -> str:
+    """The end of an error text about a dimension that is not there: says which ones are, and the one closest to it."""
     if not labels:
         return "it has no dimensions"
-    return f"its dimensions are {', '.join(map(repr, labels))}"
+    close = difflib.get_close_matches(meant, labels, n=1)
+    asked = f"; did you mean {close[0]!r}?" if close else ""
+    return f"its dimensions are {', '.join(map(repr, labels))}{asked}"
 
 
 def _shown(label: str) -> str:

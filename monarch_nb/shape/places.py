@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from .region import Region
+
 
 def spans(numbers: Iterable[int]) -> str:
     """Numbers with runs drawn together: `0-2,5`."""
@@ -14,9 +16,25 @@ def spans(numbers: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
-def places(labels: Sequence[str], points: Iterable[Sequence[int]]) -> str:
-    """Some places of a mesh with these dimensions; "" for a mesh without any."""
-    return "; ".join(_places(tuple(labels), {tuple(point) for point in points}))
+def places(labels: Sequence[str], points: Iterable[Sequence[int]], sizes: Sequence[int] = ()) -> str:
+    """Some places of a mesh with these dimensions; "" for a mesh without any.
+
+    Where `sizes` are given, dimensions of size 1 are left out as long as another one stays: they tell nobody apart.
+    """
+    told = _telling(sizes) if sizes else range(len(labels))
+    shown = {tuple(point[dim] for dim in told) for point in points}
+    return "; ".join(_places(tuple(labels[dim] for dim in told), shown))
+
+
+def places_of(region: Region, ranks: Iterable[int]) -> str:
+    """The places in a mesh of some of its base ranks; "" for a mesh without dimensions."""
+    points = (region.ndslice.coordinates(rank) for rank in ranks)
+    return places(region.labels, points, region.ndslice.sizes)
+
+
+def _telling(sizes: Sequence[int]) -> Sequence[int]:
+    """The dimensions that tell ranks apart; the last one of a mesh with a single rank."""
+    return [dim for dim, size in enumerate(sizes) if size > 1] or range(len(sizes))[-1:]
 
 
 def _places(labels: tuple[str, ...], points: set[tuple[int, ...]]) -> list[str]:

@@ -2,12 +2,13 @@
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import SupportsIndex, TypeAlias
 
 from .extent import Extent, Point, known_dims
 from .frozen import Frozen
 from .ndslice import NDSlice, row_major_strides
+from .picked import PickedSlice
 from .splitting import split_sizes
 
 # What picks along one dimension: an integer takes the dimension away, a slice keeps it.
@@ -62,21 +63,57 @@ class Region(Frozen):
 
         TypeError on an unknown dimension, IndexError on an index outside 0 … size - 1, ValueError on an empty slice.
         """
+        self._check(dims)
+        sizes = self._extent
+        return self._chosen({name: _picked(name, sizes[name], selector) for name, selector in dims.items()})
+
+    def pick(self, /, **dims: "Selector | Sequence[int]") -> "Region":
+        """Like `slice`, and also the part at some indices of a dimension, in rising order: `pick(gpus=[0, 2, 3])`.
+
+        Raises what `slice` raises, ValueError for no index at all.
+        """
+        self._check(dims)
+        chosen: dict[str, int | Sequence[int]] = {}
+        for name, selector in dims.items():
+            size = self._extent[name]
+            if not isinstance(selector, Sequence):
+                chosen[name] = _picked(name, size, selector)
+                continue
+            indices = sorted({_index(name, size, index) for index in selector})
+            if not indices:
+                raise ValueError(f"no index of dimension {name!r} is picked; a mesh must keep at least one")
+            step = indices[1] - indices[0] if len(indices) > 1 else 1
+            even = range(indices[0], indices[-1] + 1, step)
+            chosen[name] = even if list(even) == indices else indices
+        return self._chosen(chosen)
+
+    def _check(self, dims: Iterable[str]) -> None:
         unknown = [name for name in dims if name not in self._extent]
         if unknown:
-            raise TypeError(f"mesh has no dimension {unknown[0]!r}; {known_dims(self.labels)}")
-        offset = self._ndslice.offset
-        labels, sizes, strides = [], [], []
-        for name, size, stride in zip(self.labels, self._ndslice.sizes, self._ndslice.strides, strict=True):
-            picked = _picked(name, size, dims[name]) if name in dims else range(size)
+            raise TypeError(f"mesh has no dimension {unknown[0]!r}; {known_dims(self.labels, unknown[0])}")
+
+    def _chosen(self, chosen: "Mapping[str, int | Sequence[int]]") -> "Region":
+        ranks = self._ndslice
+        labels = [name for name in self.labels if not isinstance(chosen.get(name), int)]
+        if isinstance(ranks, PickedSlice) or not all(isinstance(each, int | range) for each in chosen.values()):
+            by_place = {place: chosen[name] for place, name in enumerate(self.labels) if name in chosen}
+            return Region(labels, PickedSlice.of(ranks, by_place))
+        offset = ranks.offset
+        sizes, strides = [], []
+        for name, size, stride in zip(self.labels, ranks.sizes, ranks.strides, strict=True):
+            picked = chosen.get(name, range(size))
             if isinstance(picked, int):
                 offset += picked * stride
-                continue
-            offset += picked.start * stride
-            labels.append(name)
-            sizes.append(len(picked))
-            strides.append(stride * picked.step)
+            elif isinstance(picked, range):
+                offset += picked.start * stride
+                sizes.append(len(picked))
+                strides.append(stride * picked.step)
         return Region(labels, NDSlice(offset, sizes, strides))
+
+    def union(self, other: "Region") -> "Region":
+        """The ranks of both, in rising order, along one dimension "rank"; of the same mesh, as in `hosts=0; gpus=3`."""
+        ranks = sorted({*self._ndslice, *other._ndslice})
+        return Region(["rank"], PickedSlice([len(ranks)], ranks))
 
     def split(self, /, **splits: Sequence[str] | SupportsIndex) -> "Region":
         """Splits dimensions: `split(host=('dp', 'pp'), pp=16)`; one size per split may be left out and is worked out.
@@ -96,6 +133,8 @@ class Region(Frozen):
     def flatten(self, name: str) -> "Region":
         """All dimensions as a single one. ValueError unless the base ranks are contiguous and in order."""
         ranks = self._ndslice
+        if isinstance(ranks, PickedSlice):
+            raise ValueError(f"cannot flatten {self!r}: its ranks were picked one by one; flatten first")
         if not ranks.dense:
             raise ValueError(
                 f"cannot flatten sparse mesh: sizes {ranks.sizes} have strides {ranks.strides}, and only "
@@ -146,6 +185,8 @@ class Region(Frozen):
 
     def __repr__(self) -> str:
         ranks = self._ndslice
+        if isinstance(ranks, PickedSlice):
+            return f"Region({self._extent!r}, ranks={self.ranks()})"
         if ranks.dense:
             return f"Region({self._extent!r}, offset={ranks.offset})" if ranks.offset else f"Region({self._extent!r})"
         return f"Region({self._extent!r}, offset={ranks.offset}, strides={ranks.strides})"
@@ -163,8 +204,12 @@ def _picked(name: str, size: int, selector: Selector) -> "int | range":
                 "a mesh must keep at least one index of each dimension"
             )
         return picked
+    return _index(name, size, selector)
+
+
+def _index(name: str, size: int, selector: object) -> int:
     try:
-        index = operator.index(selector)
+        index = operator.index(selector)  # type: ignore[arg-type]  # that is what is tried
     except TypeError:
         raise TypeError(f"dimension {name!r} is sliced by an integer or a slice, got {selector!r}") from None
     if not 0 <= index < size:

@@ -2,10 +2,12 @@
 
 import functools
 import itertools
+from collections.abc import Iterator, Sequence
 
 from monarch_nb.wire.header import Run
 
 from .ndslice import NDSlice, row_major_strides
+from .picked import PickedSlice
 from .region import Region
 
 
@@ -22,6 +24,8 @@ def runs(region: Region) -> list[Run]:
 def _runs(ranks: NDSlice) -> tuple[Run, ...]:
     if not len(ranks):
         return ()
+    if isinstance(ranks, PickedSlice):
+        return tuple(_stretches(tuple(ranks)))
     axes = _axes(ranks.sizes, ranks.strides)
     if not axes:
         return (Run(rank=ranks.offset, count=1),)
@@ -32,6 +36,18 @@ def _runs(ranks: NDSlice) -> tuple[Run, ...]:
         index = sum(at * step for at, (_, _, step) in zip(place, axes, strict=True))
         result.append(Run(rank=rank, count=count, stride=stride, index=index, index_stride=index_stride))
     return tuple(result)
+
+
+def _stretches(ranks: Sequence[int]) -> Iterator[Run]:
+    """Ranks that were picked one by one, as evenly spaced stretches."""
+    start = 0
+    while start < len(ranks):
+        end = start + 1
+        stride = max(ranks[end] - ranks[start], 1) if end < len(ranks) else 1
+        while end < len(ranks) and ranks[end] - ranks[end - 1] == stride:
+            end += 1
+        yield Run(rank=ranks[start], count=end - start, stride=stride, index=start, index_stride=1)
+        start = end
 
 
 def _axes(sizes: list[int], strides: list[int]) -> list[tuple[int, int, int]]:

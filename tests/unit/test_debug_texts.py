@@ -15,6 +15,7 @@ from monarch_nb.debug.picture import picture, values, variables
 from monarch_nb.debug.records import Answer, Frame, Stopped, Value
 from monarch_nb.debug.table import Missing, table_text
 from monarch_nb.debug.values import shorten, value_of
+from monarch_nb.shape import Extent
 
 TRAIN = Frame("/home/me/train.py", 42, "Trainer.step", "loss.backward()")
 LOSS = Frame("/home/me/loss.py", 9, "nll", "return x")
@@ -59,7 +60,7 @@ def test_ranks_at_one_place_are_one_row_and_the_one_elsewhere_another() -> None:
 
 
 def test_the_table_says_who_is_not_stopped_and_what_those_do() -> None:
-    missing = Missing("trainers", ("gpus",), {(5,): "runs step, at model.py:88 in forward", (6,): "idle"})
+    missing = Missing("trainers", Extent(["gpus"], [8]), {(5,): "runs step, at model.py:88 in forward", (6,): "idle"})
     text = table_text([stop(0)], missing=[missing])
     assert "not stopped: trainers gpus=5: runs step, at model.py:88 in forward" in text
     assert "not stopped: trainers gpus=6: idle" in text
@@ -216,7 +217,7 @@ def test_arrays_are_told_by_shape_type_extremes_and_what_is_not_a_number() -> No
 
 def test_what_is_stopped_as_json_for_faces() -> None:
     records = [stop(0), stop(1), stop(2, TRAIN, LOSS)]
-    missing = [Missing("trainers", ("gpus",), {(3,): "idle", (4,): "idle"})]
+    missing = [Missing("trainers", Extent(["gpus"], [8]), {(3,): "idle", (4,): "idle"})]
     found = json.loads(json.dumps(picture(records, sizes={"uid-trainers": 5}, missing=missing), allow_nan=False))
     assert [(group["where"], group["line"], group["of"]) for group in found["groups"]] == [
         ("gpus=0-1", 42, 5),

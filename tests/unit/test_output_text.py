@@ -4,7 +4,8 @@ from monarch_nb.host.overwriting import UP, overwritten
 from monarch_nb.host.protocol import LogBlock, LogChunk
 from monarch_nb.mesh.log_lines import briefly
 from monarch_nb.mesh.output import Written, _Log
-from monarch_nb.shape import places, spans
+from monarch_nb.shape import Extent
+from monarch_nb.shape.places import places, places_of, spans
 
 
 class Log:
@@ -109,6 +110,9 @@ def test_ranks_are_drawn_together_along_their_dimensions() -> None:
     assert places(("hosts", "gpus"), grid) == "hosts=0-1 gpus=0-3"
     assert places(("hosts", "gpus"), grid[:-1]) == "hosts=0 gpus=0-3; hosts=1 gpus=0-2"
     assert places((), [()]) == ""
+    assert places(("hosts", "gpus"), grid[:4], (1, 4)) == "gpus=0-3", "one host tells nobody apart"
+    assert places(("hosts", "gpus"), [(0, 0)], (1, 1)) == "gpus=0"
+    assert places_of(Extent(["hosts", "gpus"], [2, 4]).region, [0, 2, 3, 7]) == "hosts=0 gpus=0,2-3; hosts=1 gpus=3"
 
 
 def test_bars_below_a_bar_leave_no_trail() -> None:

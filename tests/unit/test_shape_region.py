@@ -243,3 +243,52 @@ def test_a_shape_offers_the_same_with_other_verbs() -> None:
     assert shape.region == shape.extent.region
     assert pickle.loads(pickle.dumps(shape)) == shape
     assert Shape.unity().ranks() == [0]
+
+
+@given(st.data())
+def test_picked_indices_give_the_ranks_at_those_indices(data: st.DataObject) -> None:
+    whole = data.draw(whole_regions().filter(lambda region: region.labels))
+    dims: dict[str, Any] = {
+        name: data.draw(st.integers(0, size - 1) | st.lists(st.integers(0, size - 1), min_size=1))
+        for name, size in whole.sizes.items()
+        if data.draw(st.booleans())
+    }
+    part = whole.pick(**dims)
+    wanted = [dims.get(name, range(size)) for name, size in whole.sizes.items()]
+    indices = [[each] if isinstance(each, int) else sorted(set(each)) for each in wanted]
+    assert part.ranks() == [whole.ndslice.nditem(place) for place in itertools.product(*indices)]
+    kept = [name for name, each in zip(whole.labels, wanted, strict=True) if not isinstance(each, int)]
+    assert part.labels == kept
+    assert [part.point_of_base_rank(rank).rank for rank in part.ranks()] == list(range(len(part)))
+    assert pickle.loads(pickle.dumps(part)) == part
+    assert all((rank in part) == (rank in part.ranks()) for rank in whole.ranks())
+
+
+def test_a_picked_region_can_be_sliced_like_any_other() -> None:
+    whole = Extent(["hosts", "gpus"], [2, 6]).region
+    part = whole.pick(gpus=[0, 2, 3])
+    assert part.slice(hosts=1).ranks() == [6, 8, 9]
+    assert part.slice(gpus=slice(1, 3)).ranks() == [2, 3, 8, 9]
+    assert part.slice(hosts=1, gpus=2).ranks() == [9]
+    assert repr(part) == "Region({hosts: 2, gpus: 3}, ranks=[0, 2, 3, 6, 8, 9])"
+    with pytest.raises(ValueError, match="picked one by one"):
+        part.flatten("rank")
+    assert whole.slice(hosts=0).union(whole.slice(gpus=5)).ranks() == [0, 1, 2, 3, 4, 5, 11]
+
+
+def test_evenly_spaced_picks_are_an_ordinary_slice() -> None:
+    whole = Extent(["gpus"], [8]).region
+    assert whole.pick(gpus=[6, 2, 4]) == whole.slice(gpus=slice(2, 7, 2))
+    assert whole.pick(gpus=[3]) == whole.slice(gpus=slice(3, 4))
+
+
+def test_picks_outside_of_a_dimension_or_of_one_that_is_not_there_are_refused() -> None:
+    whole = Extent(["gpus"], [4]).region
+    with pytest.raises(IndexError, match="gpus=4"):
+        whole.pick(gpus=[0, 4])
+    with pytest.raises(ValueError, match="at least one"):
+        whole.pick(gpus=[])
+    with pytest.raises(TypeError, match="did you mean 'gpus'"):
+        whole.pick(gpu=[0])
+    with pytest.raises(TypeError, match="did you mean 'gpus'"):
+        whole.slice(gpu=0)

@@ -61,3 +61,15 @@ def test_one_member_and_none() -> None:
     assert runs(Extent([], []).region) == [Run(rank=0, count=1)]
     assert runs(Extent(["a"], [4]).region.slice(a=3)) == [Run(rank=3, count=1)]
     assert runs(Extent(["a", "b"], [0, 3]).region) == []
+
+
+@given(st.integers(1, 4), st.sets(st.integers(0, 11), min_size=1))
+def test_picked_ranks_are_as_few_runs_as_they_have_even_stretches(hosts: int, gpus: set[int]) -> None:
+    region = Extent(["hosts", "gpus"], [hosts, 12]).region.pick(gpus=sorted(gpus))
+    assert expanded(runs(region)) == list(enumerate(region.ranks()))
+    assert len(runs(region)) <= len(region)
+
+
+def test_neighbours_that_were_picked_travel_as_one_run() -> None:
+    region = Extent(["gpus"], [8]).region.pick(gpus=[0, 2, 3, 4])
+    assert [(run.rank, run.count) for run in runs(region)] == [(0, 2), (3, 2)]

@@ -150,7 +150,7 @@ def test_a_value_that_cannot_be_decoded_fails_alone_and_can_be_tried_again() -> 
     assert mesh.get(0) == "fine"
     with pytest.raises(ModuleNotFoundError):
         mesh.get(1)
-    assert "{'gpus': 0/2}: 'fine'" in repr(mesh)
+    assert "gpus=0: 'fine'" in repr(mesh)
     assert "<cannot be decoded: ModuleNotFoundError: no module named trainer>" in repr(mesh)
     ready = True
     assert mesh.get(1) == "late"
@@ -179,9 +179,22 @@ def test_threads_that_look_at_once_decode_once() -> None:
 
 
 def test_few_different_values_are_shown_each_with_its_place() -> None:
-    assert repr(mesh_of("ab", hosts=1, gpus=2)) == (
-        "ValueMesh({hosts: 1, gpus: 2}):\n  {'hosts': 0/1, 'gpus': 0/2}: 'a'\n  {'hosts': 0/1, 'gpus': 1/2}: 'b'"
-    )
+    assert repr(mesh_of("ab", hosts=1, gpus=2)) == ("ValueMesh({hosts: 1, gpus: 2}):\n  gpus=0: 'a'\n  gpus=1: 'b'")
+    assert repr(mesh_of("abcd", hosts=2, gpus=2)).splitlines()[1:3] == [
+        "  hosts=0 gpus=0: 'a'",
+        "  hosts=0 gpus=1: 'b'",
+    ]
+
+
+def test_values_of_a_slice_are_shown_with_their_places_in_the_whole_mesh() -> None:
+    whole = mesh_of("aabb", gpus=4)
+    assert repr(whole.slice(gpus=slice(2, 4))) == "ValueMesh({gpus: 2}):\n  gpus=2-3: 'b'"
+    assert repr(whole.slice(gpus=2)) == "ValueMesh({}):\n  gpus=2: 'b'"
+    base = Extent(["hosts", "gpus"], [2, 3]).region
+    part: ValueMesh[int] = ValueMesh._of_thunks(base.pick(gpus=[0, 2]), [lambda: 1] * 4, base)
+    assert repr(part).splitlines()[1:] == ["  hosts=0-1 gpus=0,2: 1"]
+    assert repr(part.slice(hosts=1)).splitlines()[1:] == ["  hosts=1 gpus=0,2: 1"]
+    assert [point for point, _ in part] == [Extent(["hosts", "gpus"], [2, 2]).point(rank) for rank in range(4)]
 
 
 def test_equal_values_are_shown_once_with_their_ranks() -> None:
@@ -189,9 +202,9 @@ def test_equal_values_are_shown_once_with_their_ranks() -> None:
     assert repr(mesh_of([None, 1], gpus=2)).count("\n") == 2
     assert repr(mesh_of(["ok"] * 10_000, gpus=10_000)) == "ValueMesh({gpus: 10000}):\n  all 10000 ranks: 'ok'"
     text = repr(mesh_of([0, 0, 0, 1, 0, 1, True], gpus=7))
-    assert text.splitlines()[1:] == ["  ranks 0–2, 4: 0", "  ranks 3, 5: 1", "  {'gpus': 6/7}: True"]
+    assert text.splitlines()[1:] == ["  gpus=0-2,4: 0", "  gpus=3,5: 1", "  gpus=6: True"]
     every_other = repr(mesh_of([rank % 2 for rank in range(1000)], gpus=1000)).splitlines()
-    assert every_other[1] == "  ranks 0, 2, 4, 6, 8, 10, 12, 14, … (500 ranks): 0"
+    assert every_other[1] == "  gpus=0,2,4,6,8,10,12,14,16,18,20,22,24,… (500 ranks): 0"
 
 
 def test_many_different_values_end_in_a_count() -> None:
@@ -209,7 +222,7 @@ def test_long_and_many_lined_values_take_one_short_line() -> None:
 
     text = repr(mesh_of(["x" * 10**6, Tall(), Tall()], gpus=3))
     assert max(map(len, text.splitlines())) < 160
-    assert text.splitlines()[2] == "  ranks 1–2: tensor([[1, 2]])"
+    assert text.splitlines()[2] == "  gpus=1-2: tensor([[1, 2]])"
 
 
 def test_a_value_whose_repr_raises_does_not_hide_the_others() -> None:
@@ -233,4 +246,4 @@ def test_only_so_many_costly_values_are_printed() -> None:
     lines = repr(mesh_of([Costly() for _ in range(5000)], gpus=5000)).splitlines()
     assert len(printed) <= 256
     assert lines[-1] == "  … and 4744 more ranks; see .items() or .get(rank)"
-    assert lines[1] == "  ranks 0–255: Costly"
+    assert lines[1] == "  gpus=0-255: Costly"

@@ -90,8 +90,7 @@ class DebugMagics(Magics):
         if found is None:
             raise UsageError("%break: write %break train.py:42 if loss.isnan() on trainers gpus=3")
         where = place("%break", found["mesh"])
-        mesh: Any = self._session.find(where.name)
-        part = mesh.slice(**where.picks) if where.picks else mesh
+        part = where.of(self._session.find(where.name))
         try:
             return debug.set_breakpoint(found["where"], part, condition=found["condition"] or "")
         except SyntaxError as error:
@@ -141,7 +140,7 @@ class DebugMagics(Magics):
     def _opened(self, line: str) -> debug.Group:
         if line.strip():
             where = place("%mpm", line)
-            return debug.post_mortem(self._session.find(where.name), **where.picks)
+            return debug.post_mortem(where.of(self._session.find(where.name)))
         error = last_error(self.shell)
         if error is None:
             raise DebugError("the last error was no ActorError; say which rank: %mpm trainers gpus=3")
@@ -151,15 +150,13 @@ class DebugMagics(Magics):
     def stacks(self, line: str) -> Listing:
         """Show where every rank of a mesh is: the Python stacks of all, merged into one tree.
 
-        %stacks NAME
+        %stacks NAME [dim=0-2,5] ...
 
         Ranks held by one long call in C, which cannot answer, are looked at with py-spy where it is installed.
         From Python: monarch.debug.stacks(trainers).
         """
-        found, _ = names("%stacks", line)
-        if len(found) != 1:
-            raise UsageError("%stacks takes one name: %stacks trainers")
-        return Listing(debug.stacks(self._session.find(found[0])))
+        where = place("%stacks", line)
+        return Listing(debug.stacks(where.of(self._session.find(where.name))))
 
     @line_magic
     def freeze(self, line: str) -> None:
@@ -199,14 +196,12 @@ class DebugMagics(Magics):
             return debug.group()
         where = place("%%mdb", line)
         try:
-            mesh: Any = self._session.find(where.name)
-            return debug.group(mesh, **where.picks)
+            mesh = self._session.find(where.name)
         except UsageError:
             if any(one.name == where.name for one in debug.sessions()):
-                return debug.group(where.name, **where.picks)  # an actor of somebody else's
+                return debug.group(where.name, **where.picks[0] if where.picks else {})  # an actor of somebody else's
             raise
-        except (TypeError, IndexError, ValueError) as error:
-            raise UsageError(f"%%mdb: {error}") from None
+        return debug.group(where.of(mesh))
 
 
 def commands(cell: str) -> list[str]:

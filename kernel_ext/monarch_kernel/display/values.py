@@ -12,17 +12,13 @@ ROWS = 20
 
 def value_mesh_html(mesh: Any) -> str:
     """One row for each different value."""
-    extent = mesh.extent
-    count = extent.nelements
-    dims = " ".join(f"{label}={size}" for label, size in extent.items())
+    count = len(mesh)
+    dims = " ".join(f"{label}={size}" for label, size in mesh.extent.items())
     if count and nothing_in(count, mesh.get):
         return framed(heading("ValueMesh", dims, "None on its rank" if count == 1 else f"None on all {count} ranks"))
     head = heading("ValueMesh", dims, f"{count} value{'' if count == 1 else 's'}")
     groups, unseen = grouped(count, mesh.get)
-    rows = []
-    for ranks, text in groups[:ROWS]:
-        points = (tuple(extent.point(rank).values()) for rank in ranks)
-        rows.append((places(extent.labels, points) or "value", text))
+    rows = [(mesh._where(ranks) or "value", text) for ranks, text in groups[:ROWS]]
     hidden = sum(len(ranks) for ranks, _ in groups[ROWS:]) + unseen
     if hidden:
         rows.append(("…", f"{hidden} more; see .items() or .get(rank)"))
