@@ -224,7 +224,7 @@ def _split(usage: str, line: str, options: set[str]) -> tuple[str, list[str], se
     _check_options(magic, given, options)
     words = [word for word in words if not word.startswith("-")]
     if not words or "=" in words[0]:
-        raise UsageError(f"{magic}: the name of a mesh comes first: {usage}")
+        raise UsageError(f"{magic}: which mesh? The name of a mesh comes first: {usage}")
     return words[0], words[1:], given
 
 

@@ -37,7 +37,7 @@ def test_another_shape_or_setup_or_fresh_replaces_a_mesh_and_says_so(nb: Noteboo
 def test_a_mesh_over_two_hosts_has_their_dimension(nb: Notebook) -> None:
     assert nb.run("%mesh wide hosts=2 gpus=1").ok().text == "<ProcMesh 'wide' {hosts=2, gpus=1}>"
     cell = nb.run("%%on wide\nprint('here')\npoint['hosts']").ok()
-    assert set(re.findall(r"\[wide hosts=([01-]+) gpus=0\] here", cell.stdout)) in ({"0-1"}, {"0", "1"})
+    assert set(re.findall(r"\[wide hosts=([01-]+)\] here", cell.stdout)) in ({"0-1"}, {"0", "1"})
     assert cell.text.splitlines()[1:] == ["  hosts=0: 0", "  hosts=1: 1"]
     assert "mnb-alive" in nb.run("wide").html
     nb.run("%stop wide").ok()
@@ -58,6 +58,38 @@ def test_on_keeps_a_namespace_and_gives_the_last_expression(nb: Notebook) -> Non
     assert nb.run("%%on w gpus=1:3\nkept").ok().text.startswith("ValueMesh({gpus: 2})")
     assert nb.run("%%on w [gpus=3]\nkept").ok().text.startswith("ValueMesh({})")
     assert nb.run("Out[max(Out)].get(0)").ok().text == "6"  # `_` may be a variable of an earlier cell
+
+
+def test_ranks_are_picked_as_output_names_them_and_keep_their_places(nb: Notebook) -> None:
+    def shown(cell: str) -> list[str]:
+        return nb.run(cell).ok().text.splitlines()[1:]
+
+    assert shown("%%on w gpus=2:4\n'same'") == ["  gpus=2-3: 'same'"]
+    assert shown("%%on w gpus=0-2\nrank") == ["  gpus=0: 0", "  gpus=1: 1", "  gpus=2: 2"]
+    assert shown("%%on w gpus=0,2-3\n'same'") == ["  gpus=0,2-3: 'same'"]
+    assert shown("%%on a gpus=0,3\ntype(self).__name__, len(mesh)") == ["  gpus=0,3: ('Worker', 2)"]
+    printed = nb.run("%%on w gpus=0,2-3\nprint('hello')").ok().stdout
+    assert "[w gpus=0,2-3] hello" in printed
+    assert printed.count("hello") <= 3
+    assert "gpus=0" in nb.run("%stacks a gpus=0,3").ok().text
+    assert "healed 0" not in nb.run("%heal w gpus=0,2-3").ok().stdout
+    assert "interrupting 3 ranks of w" in nb.run("%interrupt w gpus=0,2-3").ok().stdout
+    assert "[gpus=3] hello" in nb.run("%logs w gpus=0,3 --last 1").ok().text
+
+
+def test_ranks_of_several_hosts_are_picked_as_output_names_them(nb: Notebook) -> None:
+    nb.run("%mesh grid hosts=2 gpus=3").ok()
+    cell = nb.run("%%on grid hosts=0 gpus=0-1; hosts=1 gpus=2\nprint('here')\npoint['hosts']").ok()
+    assert cell.text.splitlines()[1:] == ["  hosts=0 gpus=0-1: 0", "  hosts=1 gpus=2: 1"]
+    nb.run("%stop grid").ok()
+
+
+def test_one_host_is_not_named(nb: Notebook) -> None:
+    nb.run("%mesh single hosts=1 gpus=2").ok()
+    cell = nb.run("%%on single\nprint('here')\nrank").ok()
+    assert cell.text.splitlines()[1:] == ["  gpus=0: 0", "  gpus=1: 1"]
+    assert "hosts" not in cell.stdout
+    nb.run("%stop single").ok()
 
 
 def test_on_an_actor_mesh_has_self(nb: Notebook) -> None:
@@ -93,8 +125,8 @@ def test_a_syntax_error_in_on_is_told_before_anything_runs(nb: Notebook) -> None
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("%mesh", "the name of a mesh comes first"),
-        ("%mesh gpus=4", "the name of a mesh comes first"),
+        ("%mesh", "which mesh? The name of a mesh comes first"),
+        ("%mesh gpus=4", "which mesh? The name of a mesh comes first"),
         ("%mesh 3x gpus=4", "cannot be the name of a variable"),
         ("%mesh for gpus=4", "cannot be the name of a variable"),
         ("%mesh new", "how large?"),
@@ -104,13 +136,17 @@ def test_a_syntax_error_in_on_is_told_before_anything_runs(nb: Notebook) -> None
         ("%mesh new gpus=1 gpus=2", "given twice"),
         ("%mesh new gpus=1 --frsh", "knows no option --frsh"),
         ("%mesh os gpus=1", "os is a module already"),
-        ("%%on\n1", "the name of a mesh comes first"),
+        ("%%on\n1", "which mesh? The name of a mesh comes first"),
         ("%%on nothing\n1", "there is no mesh 'nothing'; meshes:"),
         ("%%on os\n1", "os is a module, not a mesh"),
         ("%%on w hosts=0\n1", "no dimension 'hosts'; its dimensions are 'gpus'"),
         ("%%on w gpus=9\n1", "index out of range: gpus=9"),
         ("%%on w gpus=3:3\n1", "is empty"),
         ("%%on w gpus=x\n1", "picks nothing"),
+        ("%%on w gpu=2\n1", "did you mean 'gpus'?"),
+        ("%%on w gpus=3-1\n1", "runs backwards: write gpus=1-3"),
+        ("%%on w gpus=0,1-9\n1", "index out of range: gpus=4"),
+        ("%mesh new gpu=2", "did you mean gpus=2?"),
         ("%heal", "which mesh?"),
         ("%heal nothing", "there is no mesh 'nothing'"),
         ("%stop", "--all"),

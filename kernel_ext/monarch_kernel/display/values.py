@@ -3,7 +3,6 @@
 from typing import Any
 
 from monarch_nb.mesh.value_text import grouped, nothing_in
-from monarch_nb.shape import places
 
 from .html import framed, heading, table
 
