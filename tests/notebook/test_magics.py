@@ -69,7 +69,7 @@ def test_ranks_are_picked_as_output_names_them_and_keep_their_places(nb: Noteboo
     assert shown("%%on w gpus=0,2-3\n'same'") == ["  gpus=0,2-3: 'same'"]
     assert shown("%%on a gpus=0,3\ntype(self).__name__, len(mesh)") == ["  gpus=0,3: ('Worker', 2)"]
     printed = nb.run("%%on w gpus=0,2-3\nprint('hello')").ok().stdout
-    assert "[w gpus=0,2-3] hello" in printed
+    assert "gpus=0,2-3] hello" in printed
     assert printed.count("hello") <= 3
     assert "gpus=0" in nb.run("%stacks a gpus=0,3").ok().text
     assert "healed 0" not in nb.run("%heal w gpus=0,2-3").ok().stdout
