@@ -6,7 +6,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
-EXTRAS := notebook,torch,telemetry,debug,examples,dev
+EXTRAS := lab,torch,telemetry,debug,examples,dev
 NOTEBOOK := examples/quickstart.ipynb
 # Test modules at a time, each on a controller of its own: two more than cores, as many wait. JOBS=0: one by one.
 JOBS ?= 4
@@ -15,7 +15,7 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup panel browser demo lab test test-slow fuzz check bench soak screenshots clean
+.PHONY: help setup panel browser wheel demo lab test test-slow fuzz check bench soak screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -32,6 +32,9 @@ panel: $(STAMP) # the JupyterLab extension, built and linked into .venv where np
 
 browser: # Chromium for the tests in tests/browser; they are skipped without it
 	@scripts/ensure-browser
+
+wheel: setup ## build a wheel, with the panel, in dist/
+	$(PY) -m hatchling build -t wheel
 
 demo: setup ## run the quickstart notebook in a real kernel and say what it reached
 	$(PY) scripts/demo.py

@@ -10,7 +10,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-PAGE = "docs/compatibility.md"
+from monarch_nb._about import page
+
+PAGE = page("compatibility.md")
 
 
 class NotYetError(ImportError):

@@ -265,9 +265,9 @@ class Agent:
         )  # fmt: skip
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     """Be a host agent until its end. Raises nothing; what goes wrong at the start is on stderr."""
-    options = parse(argv)
+    options = parse(argv, prog)
     if options.dial is not None:
         split(options.dial)
     if options.owner_fd is None:

@@ -26,9 +26,9 @@ class Options(Struct, frozen=True):
     keep_folder: bool
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Options:
     """Read the command line; prints usage and exits on a wrong one."""
-    parser = argparse.ArgumentParser(prog="python -m monarch_nb.host", description="Run a Monarch host agent.")
+    parser = argparse.ArgumentParser(prog=prog, description="Run a Monarch host agent.")
     parser.add_argument("--host", help="host id (default: a new one; with --keep and a port, that of this place)")
     parser.add_argument("--run-folder", type=Path, help="private folder for sockets and logs (default: a new one)")
     parser.add_argument("--tcp", help="also listen here, such as tcp://0.0.0.0:0")

@@ -95,7 +95,7 @@ def _look(endpoint: str, keys: Keys | None, deadline: float) -> TransportError |
         return None
 
 
-_HOW_TO_START = "Start a host agent there: python -m monarch_nb.host --tcp tcp://0.0.0.0:PORT --key FILE --keep"
+_HOW_TO_START = "Start a host agent there: monarch-nb agent --tcp tcp://0.0.0.0:PORT --key FILE --keep"
 
 
 class _Question:

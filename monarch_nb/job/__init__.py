@@ -2,6 +2,7 @@
 
 from typing import NoReturn
 
+from monarch_nb._about import page
 from monarch_nb.job.current import load_current_job, set_current_job
 from monarch_nb.job.execute import exec_command
 from monarch_nb.job.forwarding import PortForwarder
@@ -62,6 +63,6 @@ _LATER = {
 def __getattr__(name: str) -> NoReturn:
     if name in _LATER:
         raise ImportError(
-            f"monarch.job.{name} is not there yet: it belongs to {_LATER[name]}, see docs/compatibility.md"
+            f"monarch.job.{name} is not there yet: it belongs to {_LATER[name]}, see {page('compatibility.md')}"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

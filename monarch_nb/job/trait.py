@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from monarch_nb._about import page
 from monarch_nb.job import record as files
 from monarch_nb.job.record import JobFileError, Origin, Record
 from monarch_nb.job.state import JobState
@@ -22,7 +23,7 @@ _OWN = frozenset({"_apply_id", "_started", "_origin", "_cached", "_cache_path"})
 
 def not_yet(what: str) -> NoReturn:
     """Raises NotImplementedError for a part that this version lacks."""
-    raise NotImplementedError(f"{what} is not there yet, see docs/compatibility.md")
+    raise NotImplementedError(f"{what} is not there yet, see {page('compatibility.md')}")
 
 
 class JobTrait(ABC):

@@ -33,7 +33,7 @@ def attach_hosts(
     insecure_loopback: bool = False,
     timeout: float = 10.0,
 ) -> HostMesh:
-    """A mesh, with dimension `hosts`, of hosts on which `python -m monarch_nb.host --tcp ... --key ... --keep` runs.
+    """A mesh, with dimension `hosts`, of hosts on which `monarch-nb agent --tcp ... --key ... --keep` runs.
 
     `endpoints` are theirs ("tcp://node7:22222"), `key` is the key file they were started with. Blocks until all have
     told who they are; a host that does not listen yet is waited for, up to `timeout` seconds. When this process has

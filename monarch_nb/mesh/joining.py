@@ -104,7 +104,7 @@ class Reception:
             if len(self._new) < count:
                 late = TimeoutError(
                     f"{len(self._new)} of {count} hosts have joined at {self.endpoint} within {timeout:g} s. On the "
-                    f"others run: python -m monarch_nb.host --dial tcp://HERE:{self.endpoint.rpartition(':')[2]} "
+                    f"others run: monarch-nb agent --dial tcp://HERE:{self.endpoint.rpartition(':')[2]} "
                     "--key FILE --keep"
                 )
                 raise AttachError({**self.refused, "": late}, 1)
@@ -126,7 +126,7 @@ def accept_hosts(
 ) -> HostMesh:
     """A mesh, with dimension `hosts`, of the first `count` hosts that dial this process at the TCP endpoint `at`.
 
-    For hosts that nobody can dial: `python -m monarch_nb.host --dial tcp://HERE:22222 --key FILE --keep` runs there.
+    For hosts that nobody can dial: `monarch-nb agent --dial tcp://HERE:22222 --key FILE --keep` runs there.
     Others that dial are kept for the next call. `key` and `lease` are as for `attach_hosts`. Processes on such hosts
     reach those of other hosts by way of this process. Blocks up to `timeout` seconds. The first call makes this process
     listen, at the same endpoint until `shutdown_context()`.

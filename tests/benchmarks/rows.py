@@ -165,7 +165,7 @@ def table(measured: dict[str, Figures], floor: Figures) -> str:
 
 
 def markdown(measured: dict[str, Figures], floor: Figures, where: str) -> str:
-    """For the README: `where` says on what machine and when."""
+    """For docs/performance.md: `where` says on what machine and when."""
     head, *lines = cells(measured, floor)
     marks = ["---" if at in LEFT else "---:" for at in range(len(head))]
     return "\n".join([where, "", *(f"| {' | '.join(line)} |" for line in (head, marks, *lines))])

@@ -1,7 +1,6 @@
 """What people paste from the README, the quickstart and the manual runs as it stands, each page in a fresh kernel."""
 
 import contextlib
-import os
 import re
 import shlex
 import subprocess
@@ -80,15 +79,11 @@ def test_what_the_chapter_on_hosts_does_with_machines_works_on_agents_started_as
     ports = _machines(page)
     listening, dialling = (block.text for block in blocks(page) if block.kind == "sh")
     commands = [listening.replace("0.0.0.0", name) for name in ports if name not in ("0.0.0.0", "my-machine")]
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     with contextlib.ExitStack() as agents:
         for command in (*commands, dialling, dialling):
-            agent = subprocess.Popen(
-                shlex.split(_here(command, ports)),
-                cwd=tmp_path,
-                env={**os.environ, "PATH": path},
-                stdout=subprocess.PIPE,
-            )
+            script, *words = shlex.split(_here(command, ports))
+            assert script == "monarch-nb"
+            agent = subprocess.Popen([sys.executable, "-m", "monarch_nb", *words], cwd=tmp_path, stdout=subprocess.PIPE)
             agents.callback(agent.wait, 20)
             agents.callback(agent.terminate)
             assert agent.stdout is not None

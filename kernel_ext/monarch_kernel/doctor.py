@@ -1,0 +1,143 @@
+"""What the doctor finds in a notebook kernel; `python -m monarch_kernel.doctor` starts one and writes that as JSON."""
+
+import importlib.metadata
+import queue
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from monarch_nb.doctor import Finding
+
+_SECONDS = 40.0
+_PANEL = "monarch-nb-lab"
+_ASK = """
+%load_ext monarch_nb
+import msgspec as _msgspec
+from monarch_kernel.doctor import kernel_findings as _findings
+print(_msgspec.json.encode(_findings(get_ipython())).decode())
+"""
+
+
+def kernel_findings(shell: Any) -> list[Finding]:
+    """What there is to say about the kernel that runs the shell."""
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        advice = "Magics and text work here. For displays, open a notebook: jupyter lab"
+        return [Finding("kernel", "warning", "this is IPython in a terminal, no notebook kernel", advice)]
+    told = ", ".join(f"{name} {_version(name)}" for name in ("ipykernel", "ipython", "pyzmq"))
+    return [
+        Finding("kernel", "ok", f"{told}; %load_ext works"),
+        _comm(kernel),
+        _widgets(),
+        _clicks(kernel),
+        _panel(),
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _comm(kernel: Any) -> Finding:
+    if getattr(kernel, "comm_manager", None) is None:
+        advice = "pip install --upgrade ipykernel comm. Until then displays are tables that do not change."
+        return Finding("comm", "warning", "the kernel has no comms", advice)
+    return Finding("comm", "ok", "live displays and the panel have their connection")
+
+
+def _widgets() -> Finding:
+    try:
+        import anywidget  # noqa: F401
+        import ipywidgets  # noqa: F401
+    except Exception as error:
+        advice = "For live displays: pip install 'monarch-nb[notebook]', restart the kernel, load the page again."
+        return Finding("widgets", "warning", f"they cannot be imported: {error}", advice)
+    return Finding("widgets", "ok", f"anywidget {_version('anywidget')}, ipywidgets {_version('ipywidgets')}")
+
+
+def _clicks(kernel: Any) -> Finding:
+    if "kernel subshells" in kernel.kernel_info.get("supported_features", ()):
+        return Finding("clicks", "ok", "buttons work while a cell runs")
+    return Finding("clicks", "ok", "buttons wait until the running cell ends; with ipykernel 7 they would not")
+
+
+def _panel() -> Finding:
+    try:
+        from jupyter_core.paths import jupyter_path
+    except ImportError:
+        folders: list[str] = []
+    else:
+        folders = jupyter_path("labextensions")
+    if any((Path(folder) / _PANEL / "package.json").is_file() for folder in folders):
+        return Finding("panel", "ok", "the JupyterLab panel is installed: the tab with four squares opens it")
+    return Finding(
+        "panel", "ok", "the JupyterLab panel is not installed here; a wheel that was built with npm brings it"
+    )
+
+
+def _asked() -> list[Finding]:
+    """Starts a kernel of this Python and asks it. Raises RuntimeError with what it said instead."""
+    from jupyter_client.manager import KernelManager
+
+    manager = KernelManager()
+    spec: Any = manager.kernel_spec
+    spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    manager.start_kernel()
+    client = manager.client()
+    try:
+        client.start_channels()
+        client.wait_for_ready(timeout=_SECONDS)
+        request, text = client.execute(_ASK, allow_stdin=False), ""
+        deadline = time.monotonic() + _SECONDS
+        while True:
+            message = client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "stream" and content["name"] == "stdout":
+                text += content["text"]
+            elif message["msg_type"] == "error":
+                raise RuntimeError(f"%load_ext monarch failed: {content['ename']}: {content['evalue']}")
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return msgspec.json.decode(text.encode(), type=list[Finding])
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=False)
+
+
+def main() -> int:
+    """Writes the findings."""
+    try:
+        found = _asked()
+    except (RuntimeError, OSError, queue.Empty, msgspec.DecodeError) as error:
+        told = f"{type(error).__name__}: {error}"
+        advice = "Try it in a terminal: jupyter console. pip install --upgrade 'monarch-nb[notebook]' mends old parts."
+        found = [Finding("kernel", "error", told, advice)]
+    else:
+        found.append(_reached())
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    return 0
+
+
+def _reached() -> Finding:
+    """Whether some kernel that Jupyter offers runs this Python."""
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    specs = KernelSpecManager().get_all_specs().values()
+    here = Path(sys.executable).absolute()
+    for entry in specs:
+        argv = entry["spec"].get("argv") or [""]
+        if Path(argv[0]).absolute() == here or argv[0] in ("python", "python3"):
+            return Finding("Jupyter", "ok", f"its kernel {entry['spec'].get('display_name', '')!r} runs this Python")
+    advice = "python -m ipykernel install --user --name monarch, then choose the kernel `monarch` in the notebook."
+    return Finding("Jupyter", "warning", "none of its kernels runs this Python", advice)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

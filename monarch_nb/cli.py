@@ -1,0 +1,103 @@
+"""The command `monarch-nb`: its version, a host agent, and the doctor. Its exit status tells whether all is well."""
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from monarch_nb._about import page
+from monarch_nb._version import __version__
+
+if TYPE_CHECKING:
+    from monarch_nb.doctor import Finding
+    from monarch_nb.mesh import HostMesh
+
+_KERNEL_SECONDS = 60
+_WAY_IN = f"""\
+In a notebook, type %load_ext monarch and then %monarch, which shows what to type next.
+The manual: {page("manual/README.md")}
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Does what the command line says; gives the exit status: 0, 1 where something is wrong, 2 for a wrong line."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["agent"]:
+        from monarch_nb.host.agent import main as agent
+
+        return agent(words[1:], prog="monarch-nb agent")
+    parser = _parser()
+    wish = parser.parse_args(words)
+    if wish.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    return _doctor(wish)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="monarch-nb",
+        description="Monarch-NB makes a notebook kernel the controller of a cluster.",
+        epilog=_WAY_IN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"monarch-nb {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.add_parser(
+        "agent", help="let this machine take part in a cluster (monarch-nb agent --help)", add_help=False
+    )
+    doctor = commands.add_parser("doctor", help="check this machine, its notebook kernel, and hosts; say what to do")
+    doctor.add_argument("hosts", nargs="*", metavar="tcp://HOST:PORT", help="hosts on which monarch-nb agent runs")
+    doctor.add_argument("--key", help="the key file that the agents of these hosts were started with")
+    doctor.add_argument("--timeout", type=float, default=10.0, help="seconds to wait for a host (default: 10)")
+    doctor.add_argument("--no-kernel", action="store_true", help="leave the notebook kernel out")
+    doctor.add_argument("--json", action="store_true", help="write the findings as JSON")
+    return parser
+
+
+def _doctor(wish: argparse.Namespace) -> int:
+    import msgspec
+
+    from monarch_nb import doctor
+
+    found: dict[str, list[Finding]] = doctor.visit({"this machine": _this_host()})
+    if not wish.no_kernel:
+        found["notebook kernel"] = _kernel()
+    found.update(doctor.visit_endpoints(wish.hosts, wish.key, wish.timeout))
+    every = [finding for findings in found.values() for finding in findings]
+    if wish.json:
+        text = msgspec.json.format(msgspec.json.encode(found)).decode()
+    else:
+        parts = [f"{name}\n{doctor.table(findings)}\n" for name, findings in found.items()]
+        text = "\n".join([*parts, doctor.summary(every)])
+    sys.stdout.write(f"{text}\n")
+    return int(any(finding.level == "error" for finding in every))
+
+
+def _this_host() -> "HostMesh":
+    from monarch_nb.mesh import this_host
+
+    return this_host()
+
+
+def _kernel() -> "list[Finding]":
+    """What a new kernel of this Python finds in itself. It runs in a process of its own, as in Jupyter."""
+    import msgspec
+
+    from monarch_nb.doctor import Finding
+
+    if importlib.util.find_spec("ipykernel") is None:
+        advice = (
+            "For notebooks: pip install 'monarch-nb[lab]', or 'monarch-nb[notebook]' beside a Jupyter that is there."
+        )
+        return [Finding("kernel", "warning", "ipykernel is not installed for this Python", advice)]
+    command = [sys.executable, "-m", "monarch_kernel.doctor"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_KERNEL_SECONDS, check=True)
+        return msgspec.json.decode(done.stdout, type=list[Finding])
+    except (subprocess.SubprocessError, msgspec.DecodeError) as error:
+        last = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
+        advice = "Install its parts again: pip install --upgrade --force-reinstall 'monarch-nb[notebook]'"
+        return [Finding("kernel", "error", f"no kernel could be started: {' '.join(map(str, last))}", advice)]

@@ -1,0 +1,126 @@
+"""The facts of a machine that matter here. Looking changes nothing and takes milliseconds."""
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from msgspec import Struct
+
+from monarch_nb.host.folders import base_folder
+from monarch_nb.host.linux import has_pidfd, portable
+from monarch_nb.mesh.devices import devices
+
+_WANTED = ("monarch-nb", "pyzmq", "msgspec", "cloudpickle")
+_ALSO = ("torch", "numpy", "torchmonarch")
+_SHARED = Path("/dev/shm")
+
+
+class Facts(Struct, frozen=True):
+    """What is to be known of a machine. Limits are numbers of things, sizes are bytes; None is what is not there."""
+
+    host: str
+    python: str
+    executable: str
+    versions: dict[str, str]  # "" for a distribution that is needed and not there
+    files: tuple[int, int]  # how many a process may have open: now, and when it asks for more
+    processes: int
+    memory_files: bool
+    shared_memory: int | None
+    run_folder: str
+    run_folder_problem: str
+    free_disk: int
+    loopback_problem: str
+    name_resolves: bool
+    quick_start: bool  # processes are forked from one that has imported everything
+    gpus: int
+
+
+def facts_of_this_machine() -> Facts:
+    """The facts of the machine, and of the process, that this runs in."""
+    folder = base_folder()
+    return Facts(
+        host=platform.node(),
+        python=platform.python_version(),
+        executable=sys.executable,
+        versions=_versions(),
+        files=_limits(resource.RLIMIT_NOFILE),
+        processes=_limits(resource.RLIMIT_NPROC)[0],
+        memory_files=_memory_files(),
+        shared_memory=_shared_memory(),
+        run_folder=str(folder),
+        run_folder_problem=_folder_problem(folder),
+        free_disk=shutil.disk_usage(folder).free,
+        loopback_problem=_loopback_problem(),
+        name_resolves=_name_resolves(),
+        quick_start=has_pidfd() and not portable(),
+        gpus=len(devices()),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in (*_WANTED, *_ALSO):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            if name in _WANTED:
+                found[name] = ""
+    return found
+
+
+def _limits(which: int) -> tuple[int, int]:
+    soft, hard = resource.getrlimit(which)
+    return (
+        sys.maxsize if soft == resource.RLIM_INFINITY else soft,
+        sys.maxsize if hard == resource.RLIM_INFINITY else hard,
+    )
+
+
+def _memory_files() -> bool:
+    try:
+        os.close(os.memfd_create("monarch-doctor"))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def _shared_memory() -> int | None:
+    try:
+        return shutil.disk_usage(_SHARED).total
+    except OSError:
+        return None
+
+
+def _folder_problem(folder: Path) -> str:
+    try:
+        with (
+            tempfile.TemporaryDirectory(dir=folder, prefix="mnb-doctor-") as made,
+            socket.socket(socket.AF_UNIX) as door,
+        ):
+            door.bind(os.path.join(made, "socket"))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _loopback_problem() -> str:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            socket.create_connection(door.getsockname(), timeout=2).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _name_resolves() -> bool:
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,40 @@
+"""What was found when something was looked at, and what to do about it."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Struct
+
+Level = Literal["ok", "warning", "error"]
+MARKS: dict[Level, str] = {"ok": "✓", "warning": "!", "error": "✗"}
+
+
+class Finding(Struct, frozen=True):
+    """One thing that was looked at. `advice` is what to do, "" where nothing is to be done."""
+
+    about: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+def table(findings: Iterable[Finding]) -> str:
+    """A line for each finding, and its advice below."""
+    rows = list(findings)
+    width = max((len(each.about) for each in rows), default=0)
+    lines = []
+    for each in rows:
+        first, *more = each.found.splitlines() or [""]
+        lines.append(f"{MARKS[each.level]} {each.about.ljust(width)}  {first}")
+        lines += [f"{' ' * (width + 4)}{line}" for line in (*more, *each.advice.splitlines())]
+    return "\n".join(lines)
+
+
+def summary(findings: Iterable[Finding]) -> str:
+    """One line about all of them."""
+    levels = [each.level for each in findings]
+    errors, warnings = levels.count("error"), levels.count("warning")
+    if not errors and not warnings:
+        return "No problems were found."
+    told = [f"{errors} to mend" if errors else "", f"{warnings} to know about" if warnings else ""]
+    return f"{', '.join(filter(None, told))}: see the lines marked {MARKS['error']} and {MARKS['warning']}."

@@ -1,0 +1,172 @@
+"""What the facts of a machine mean: pure, facts in, findings out."""
+
+from monarch_nb.doctor.facts import Facts
+from monarch_nb.doctor.finding import Finding
+
+_LEAST_FILES, _GOOD_FILES = 512, 4096
+_FEW_PROCESSES = 256
+_SMALL_SHARED = 1 << 30
+_LITTLE_DISK = 256 << 20
+_PYTHON = (3, 11)
+_COMPARED = ("torch", "numpy")
+
+
+def judge(facts: Facts, controller: Facts | None = None) -> list[Finding]:
+    """What is to be said about a machine; as a host of `controller`, what differs from it too."""
+    return [
+        _python(facts, controller),
+        _versions(facts, controller),
+        _files(facts),
+        _processes(facts),
+        _memory(facts),
+        _shared(facts),
+        _folder(facts),
+        _ports(facts),
+        _name(facts),
+        _start(facts),
+        Finding("GPUs", "ok", f"{facts.gpus}" if facts.gpus else "none; `gpus` is a dimension like any other"),
+    ]
+
+
+def _python(facts: Facts, controller: Facts | None) -> Finding:
+    found = f"{facts.python}, {facts.executable}"
+    minor = tuple(int(part) for part in facts.python.split(".")[:2])
+    if minor < _PYTHON:
+        return Finding("Python", "error", found, "Use Python 3.11 or newer.")
+    wanted = ".".join(controller.python.split(".")[:2]) if controller is not None else ""
+    if wanted and ".".join(map(str, minor)) != wanted:
+        return Finding(
+            "Python", "error", f"{found}; the controller runs {wanted}",
+            f"Start the agent there with Python {wanted}: code travels only between the same minor versions.",
+        )  # fmt: skip
+    return Finding("Python", "ok", found)
+
+
+def _versions(facts: Facts, controller: Facts | None) -> Finding:
+    found = ", ".join(f"{name} {version}" for name, version in facts.versions.items() if version)
+    missing = [name for name, version in facts.versions.items() if not version]
+    if missing:
+        return Finding("versions", "error", f"{', '.join(missing)} is missing", f"pip install {' '.join(missing)}")
+    if "torchmonarch" in facts.versions:
+        return Finding(
+            "versions", "warning", found,
+            "torchmonarch is installed too, so `import monarch` is that one. To use Monarch-NB, write\n"
+            "`import monarch_nb`, and %load_ext monarch_nb in a notebook.",
+        )  # fmt: skip
+    if controller is not None:
+        ours, theirs = controller.versions["monarch-nb"], facts.versions["monarch-nb"]
+        if ours != theirs:
+            return Finding(
+                "versions", "error", f"monarch-nb {theirs}; the controller has {ours}",
+                f"Install the same version there: pip install monarch-nb=={ours}",
+            )  # fmt: skip
+        both = [name for name in _COMPARED if name in facts.versions and name in controller.versions]
+        differ = [name for name in both if facts.versions[name] != controller.versions[name]]
+        if differ:
+            told = ", ".join(
+                f"{name} {facts.versions[name]} (controller: {controller.versions[name]})" for name in differ
+            )
+            return Finding(
+                "versions", "warning", told,
+                "Objects of these libraries may not be readable on the other side: install the same versions.",
+            )  # fmt: skip
+    return Finding("versions", "ok", found)
+
+
+def _files(facts: Facts) -> Finding:
+    soft, hard = facts.files
+    found = f"a process may have {_number(soft)} open"
+    if hard < _LEAST_FILES:
+        return Finding(
+            "open files", "error", found,
+            f"That is enough for few processes. Raise it in /etc/security/limits.conf (nofile {_GOOD_FILES}), or\n"
+            f"where the container is started (docker run --ulimit nofile={_GOOD_FILES}).",
+        )  # fmt: skip
+    if soft < _LEAST_FILES:
+        return Finding(
+            "open files", "warning", found,
+            f"Run `ulimit -n {min(hard, 65536)}` before Jupyter is started: each process of a mesh takes a few.",
+        )  # fmt: skip
+    return Finding("open files", "ok", found)
+
+
+def _processes(facts: Facts) -> Finding:
+    found = f"this user may have {_number(facts.processes)}"
+    if facts.processes < _FEW_PROCESSES:
+        return Finding(
+            "processes", "warning", found,
+            "Threads count too, and each process has several: raise it with `ulimit -u` before Jupyter is started.",
+        )  # fmt: skip
+    return Finding("processes", "ok", found)
+
+
+def _memory(facts: Facts) -> Finding:
+    if facts.memory_files:
+        return Finding("memory files", "ok", "large arrays are handed over without a copy")
+    return Finding(
+        "memory files", "warning", "memfd_create is not allowed or not there",
+        "Everything works, but large arrays are copied. In a container, allow the call memfd_create.",
+    )  # fmt: skip
+
+
+def _shared(facts: Facts) -> Finding:
+    advice = (
+        "Monarch-NB does without it. PyTorch's data loaders need it: start the container with --shm-size=8g, or use\n"
+        "num_workers=0."
+    )
+    if facts.shared_memory is None:
+        return Finding("shared memory", "warning", "there is no /dev/shm", advice)
+    found = f"/dev/shm has {_size(facts.shared_memory)}"
+    if facts.shared_memory < _SMALL_SHARED:
+        return Finding("shared memory", "warning", found, advice)
+    return Finding("shared memory", "ok", found)
+
+
+def _folder(facts: Facts) -> Finding:
+    found = f"{facts.run_folder}, {_size(facts.free_disk)} free"
+    if facts.run_folder_problem:
+        return Finding(
+            "run folder", "error", f"no socket can be made in {facts.run_folder}: {facts.run_folder_problem}",
+            "Set TMPDIR to a folder of this machine's own disk, with a short path, that you may write to.",
+        )  # fmt: skip
+    if facts.free_disk < _LITTLE_DISK:
+        return Finding(
+            "run folder", "warning", found,
+            "What processes print is kept there. Free some, or choose another place with configure(log_folder=...).",
+        )  # fmt: skip
+    return Finding("run folder", "ok", found)
+
+
+def _ports(facts: Facts) -> Finding:
+    if facts.loopback_problem:
+        return Finding(
+            "ports", "error", f"no connection to 127.0.0.1: {facts.loopback_problem}",
+            "Allow connections of this machine to itself (127.0.0.1) in its firewall or sandbox.",
+        )  # fmt: skip
+    return Finding("ports", "ok", "ports of 127.0.0.1 can be opened and reached")
+
+
+def _name(facts: Facts) -> Finding:
+    if not facts.name_resolves:
+        return Finding(
+            "host name", "warning", f"{facts.host} leads to no address",
+            f"torch.distributed needs one: add a line `127.0.0.1 {facts.host}` to /etc/hosts.",
+        )  # fmt: skip
+    return Finding("host name", "ok", facts.host)
+
+
+def _start(facts: Facts) -> Finding:
+    if facts.quick_start:
+        return Finding("starting", "ok", "processes are forked from one that has imported the libraries")
+    return Finding(
+        "starting", "warning", "this system has no pidfd",
+        "Everything works, but each process imports its libraries itself, which takes seconds with PyTorch.",
+    )  # fmt: skip
+
+
+def _number(value: int) -> str:
+    return "any number" if value > 1 << 40 else f"{value:,}"
+
+
+def _size(value: int) -> str:
+    return f"{value / (1 << 30):.1f} GB" if value >= 1 << 30 else f"{value / (1 << 20):.0f} MB"

@@ -1,0 +1,101 @@
+"""The command line of a wheel's user: `monarch-nb` and `python -m monarch_nb`."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from monarch_nb import __version__
+from monarch_nb.doctor import Finding
+from tests.ports import free_port
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def cli(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "monarch_nb", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def findings(done: "subprocess.CompletedProcess[str]") -> dict[str, list[Finding]]:
+    return msgspec.json.decode(done.stdout, type=dict[str, list[Finding]])
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[str]:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "monarch_nb", "agent", "--tcp", address, "--key", str(tmp_path / "job.key"), "--keep"],
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        assert b"host" in process.stdout.readline()
+        yield address
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        process.stdout.close()
+
+
+def test_the_version_and_the_commands_are_told() -> None:
+    assert cli("--version").stdout == f"monarch-nb {__version__}\n"
+    usage = cli("--help")
+    assert usage.returncode == 0
+    assert [word for word in ("agent", "doctor", "%load_ext monarch") if word not in usage.stdout] == []
+    assert "usage: monarch-nb agent" in cli("agent", "--help").stdout
+
+
+def test_without_a_command_the_usage_is_an_error() -> None:
+    done = cli()
+    assert done.returncode == 2
+    assert "doctor" in done.stderr
+
+
+def test_the_doctor_finds_this_machine_and_its_kernel_well() -> None:
+    done = cli("doctor", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    here = {finding.about: finding for each in findings(done).values() for finding in each}
+    assert {"Python", "versions", "open files", "shared memory", "ports", "a process", "kernel", "comm"} <= here.keys()
+    assert [finding for finding in here.values() if finding.level == "error"] == []
+    assert "load_ext" in here["kernel"].found
+
+
+def test_the_doctor_looks_at_attached_hosts_with_their_key(agent: str, tmp_path: Path) -> None:
+    done = cli("doctor", agent, "--key", str(tmp_path / "job.key"), "--json", "--no-kernel")
+    assert done.returncode == 0, done.stdout + done.stderr
+    there = {finding.about: finding for finding in findings(done)[agent]}
+    assert {"connection", "a process", "Python", "versions", "open files"} <= there.keys()
+    assert [finding for finding in there.values() if finding.level == "error"] == []
+
+
+def test_a_host_that_cannot_be_reached_and_a_key_that_others_can_read_end_with_status_1(tmp_path: Path) -> None:
+    key = tmp_path / "job.key"
+    key.write_text("secret")
+    key.chmod(0o644)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    unreadable = cli("doctor", address, "--key", str(key), "--no-kernel")
+    assert unreadable.returncode == 1
+    assert "chmod 600" in unreadable.stdout
+    silent = cli("doctor", address, "--key", str(tmp_path / "new.key"), "--no-kernel", "--timeout", "0.5")
+    assert silent.returncode == 1
+    assert address in silent.stdout
+    assert "Traceback" not in unreadable.stderr + silent.stderr
+
+
+def test_a_limit_that_is_too_low_ends_with_status_1_and_what_to_do() -> None:
+    command = f"ulimit -Sn 200; ulimit -Hn 200; exec {sys.executable} -m monarch_nb doctor --no-kernel"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "limits.conf" in done.stdout

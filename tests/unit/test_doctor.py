@@ -1,0 +1,111 @@
+"""What the doctor makes of the facts of a machine: each problem is found, and the advice says what to type."""
+
+import msgspec
+import pytest
+
+from monarch_nb.doctor import Facts, Finding, facts_of_this_machine, judge, table
+
+GOOD = Facts(
+    host="node1",
+    python="3.11.7",
+    executable="/usr/bin/python3",
+    versions={"monarch-nb": "0.1.0", "pyzmq": "27.1.0", "msgspec": "0.19.0", "cloudpickle": "3.1.0"},
+    files=(65536, 65536),
+    processes=100_000,
+    memory_files=True,
+    shared_memory=8 << 30,
+    run_folder="/run/user/1000",
+    run_folder_problem="",
+    free_disk=100 << 30,
+    loopback_problem="",
+    name_resolves=True,
+    quick_start=True,
+    gpus=0,
+)
+
+
+def levels(facts: Facts, controller: Facts | None = None) -> dict[str, str]:
+    return {finding.about: finding.level for finding in judge(facts, controller)}
+
+
+def problem(facts: Facts, controller: Facts | None = None) -> Finding:
+    (found,) = (finding for finding in judge(facts, controller) if finding.level != "ok")
+    return found
+
+
+def but(**changes: object) -> Facts:
+    return msgspec.structs.replace(GOOD, **changes)
+
+
+def test_a_machine_that_has_everything_gets_no_advice() -> None:
+    assert set(levels(GOOD).values()) == {"ok"}
+    assert not [finding for finding in judge(GOOD) if finding.advice]
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "advice"),
+    [
+        (but(files=(256, 65536)), "warning", "ulimit -n 65536"),
+        (but(files=(256, 256)), "error", "limits.conf"),
+        (but(processes=20), "warning", "ulimit -u"),
+        (but(memory_files=False), "warning", "memfd"),
+        (but(shared_memory=64 << 20), "warning", "--shm-size"),
+        (but(shared_memory=None), "warning", "/dev/shm"),
+        (but(run_folder_problem="no space is left"), "error", "TMPDIR"),
+        (but(free_disk=10 << 20), "warning", "log_folder"),
+        (but(loopback_problem="Operation not permitted"), "error", "127.0.0.1"),
+        (but(name_resolves=False), "warning", "/etc/hosts"),
+        (but(quick_start=False), "warning", "seconds"),
+        (but(versions={**GOOD.versions, "torchmonarch": "0.3.0"}), "warning", "%load_ext monarch_nb"),
+        (but(versions={**GOOD.versions, "pyzmq": ""}), "error", "pip install"),
+        (but(python="3.10.4"), "error", "3.11"),
+    ],
+)
+def test_what_is_wrong_with_a_machine_is_said_with_what_to_do(facts: Facts, level: str, advice: str) -> None:
+    found = problem(facts)
+    assert found.level == level
+    assert advice in found.found + found.advice
+    assert found.advice
+
+
+@pytest.mark.parametrize(
+    ("facts", "level"),
+    [
+        (but(python="3.12.1"), "error"),
+        (but(versions={**GOOD.versions, "monarch-nb": "0.0.9"}), "error"),
+        (but(versions={**GOOD.versions, "cloudpickle": "3.0.0"}), "ok"),
+        (but(versions={**GOOD.versions, "torch": "2.9.0"}), "ok"),
+    ],
+)
+def test_a_host_is_compared_with_the_controller(facts: Facts, level: str) -> None:
+    found = levels(facts, GOOD)
+    assert found["versions" if "versions" in found else "Python"] is not None
+    worst = "error" if "error" in found.values() else "warning" if "warning" in found.values() else "ok"
+    assert worst == level
+
+
+def test_another_version_of_torch_than_the_controllers_is_a_warning_that_names_both() -> None:
+    ours = but(versions={**GOOD.versions, "torch": "2.11.0"})
+    theirs = but(versions={**GOOD.versions, "torch": "2.9.0"})
+    found = problem(theirs, ours)
+    assert found.level == "warning"
+    assert "2.9.0" in found.found
+    assert "2.11.0" in found.found
+
+
+def test_the_facts_of_this_machine_are_found_and_travel() -> None:
+    facts = facts_of_this_machine()
+    assert msgspec.json.decode(msgspec.json.encode(facts), type=Facts) == facts
+    assert facts.versions["monarch-nb"]
+    assert "error" not in levels(facts).values()
+
+
+def test_the_table_shows_what_is_wrong_with_its_advice_below() -> None:
+    text = table(
+        [Finding("kernel", "ok", "ipykernel 7.4.0"), Finding("shared memory", "warning", "64 MB", "enlarge it")]
+    )
+    assert text.splitlines() == [
+        "✓ kernel         ipykernel 7.4.0",
+        "! shared memory  64 MB",
+        "                 enlarge it",
+    ]

@@ -1,0 +1,109 @@
+"""What a wheel of this tree holds and says of itself: a stranger has that, and not the repository."""
+
+import ast
+import importlib.util
+import re
+import zipfile
+from collections.abc import Iterator
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+
+import hatchling.build
+import pytest
+from packaging.requirements import Requirement
+
+from monarch_nb import __version__
+from monarch_nb._about import HOMEPAGE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    folder = tmp_path_factory.mktemp("wheel")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        name = hatchling.build.build_wheel(str(folder))
+    with zipfile.ZipFile(folder / name) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return message_from_bytes(wheel.read(name))
+
+
+def _extra(metadata: Message, name: str) -> dict[str, Requirement]:
+    wanted = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    here = [each for each in wanted if each.marker is None or each.marker.evaluate({"extra": name})]
+    return {each.name: each for each in here}
+
+
+def test_links_and_images_of_the_long_description_lead_somewhere_from_a_package_index(metadata: Message) -> None:
+    text = str(metadata.get_payload())
+    places = [*re.findall(r'(?:src|srcset)="([^"]+)"', text), *re.findall(r"\]\(([^)]+)\)", text)]
+    assert len(places) > 10
+    assert [place for place in places if not re.match(r"https://|#", place)] == []
+    raw = HOMEPAGE.replace("github.com", "raw.githubusercontent.com") + "/main/"
+    pictures = [place for place in places if place.endswith(".png")]
+    assert pictures
+    for place in pictures:
+        assert (ROOT / place.removeprefix(raw)).is_file(), place
+
+
+def test_a_package_index_shows_where_the_project_is_at_home(metadata: Message) -> None:
+    places = dict(entry.split(", ", 1) for entry in metadata.get_all("Project-URL", []))
+    assert {"Homepage", "Documentation", "Issues", "Changelog"} <= places.keys()
+    assert [place for place in places.values() if not place.startswith(HOMEPAGE)] == []
+    assert metadata["Version"] == __version__
+
+
+def test_the_command_is_named_so_that_an_installed_torchmonarch_keeps_its_own(wheel: zipfile.ZipFile) -> None:
+    (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    assert wheel.read(name).decode().split("\n\n")[0].strip() == "[console_scripts]\nmonarch-nb = monarch_nb.cli:main"
+    assert not [name for name in wheel.namelist() if name.startswith("monarch/")]
+
+
+def test_the_notebook_extra_takes_the_versions_that_a_hosted_notebook_has(metadata: Message) -> None:
+    spec = importlib.util.spec_from_file_location("kernels", ROOT / "scripts" / "kernels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    kernels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernels)
+    there = dict(pin.split("==") for pin in kernels.KERNELS["colab"] if "==" in pin)
+    wanted = _extra(metadata, "notebook")
+    assert {"ipykernel", "ipywidgets", "anywidget"} <= wanted.keys() & there.keys()
+    assert [name for name in wanted.keys() & there.keys() if not wanted[name].specifier.contains(there[name])] == []
+    assert "jupyterlab" not in wanted  # it would take the server that runs there away
+
+
+def test_the_lab_extra_is_that_of_notebooks_and_jupyterlab(metadata: Message) -> None:
+    assert _extra(metadata, "lab").keys() - _extra(metadata, "notebook").keys() == {"jupyterlab"}
+    assert _extra(metadata, "lab")["ipykernel"].specifier == _extra(metadata, "notebook")["ipykernel"].specifier
+
+
+def test_the_readme_says_who_needs_which_extra(metadata: Message) -> None:
+    text = str(metadata.get_payload())
+    install = text.partition("## Install")[2].partition("\n## ")[0]
+    for extra in metadata.get_all("Provides-Extra", []):
+        if extra != "dev":
+            assert f"`{extra}`" in install, extra
+
+
+def _texts(source: str) -> list[str]:
+    """The texts of a program that are no docstrings."""
+    tree = ast.parse(source)
+    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    every = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in notes)
+    return [node.value for node in every if isinstance(node.value, str)]
+
+
+def test_no_message_leads_to_a_file_that_only_the_repository_has() -> None:
+    files = [*(ROOT / "monarch_nb").rglob("*.py"), *(ROOT / "kernel_ext").rglob("*.py")]
+    assert len(files) > 200
+    for path in files:
+        for text in _texts(path.read_text(encoding="utf-8")):
+            assert path.name == "_about.py" or not re.search(r"\bdocs/|\.md\b.*\bsee\b|see \S+\.md", text), (path, text)
+    assert (ROOT / "docs" / "compatibility.md").is_file()
