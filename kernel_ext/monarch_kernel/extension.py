@@ -10,12 +10,13 @@ from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import Runtime, future, process, runtime, waiters
 from monarch_nb.settings import settings
 from monarch_nb.supervision import MeshFailure
+from monarch_nb.wire import ActorError
 
 from . import display
 from .completion import Completion
 from .debugger import DebugMagics, Prompting, with_remote
 from .display.errors import Errors
-from .display.failures import failure_bar, failure_bundle
+from .display.failures import failure_bar, failure_bundle, raised_bar
 from .faces import Faces
 from .faces.views import FaceMagics
 from .faces.widgets import Widgets
@@ -34,7 +35,7 @@ class Extension:
         self._shell = shell
         self._front = Front(shell)
         self._session = Session(shell)
-        self._errors = Errors(shell, self._failed)
+        self._errors = Errors(shell, self._failed, self._raised)
         self._faces = Faces(shell, self._session)
         self._widgets = Widgets(shell, self._faces)
         self._debugging = DebugMagics(shell, self._session)
@@ -75,6 +76,12 @@ class Extension:
         bundle = self._widgets.failure(failure, bar=True)
         if bundle and self._front.in_cell:
             self._front.display({**failure_bar(failure), **bundle})
+
+    def _raised(self, error: ActorError) -> None:
+        """The frames of what a rank has raised can be opened above the error."""
+        bundle = self._widgets.raised(error)
+        if bundle and self._front.in_cell:
+            self._front.display({**raised_bar(error), **bundle})
 
     def _attach(self) -> None:
         """To the current engine: there is a new one after shutdown_context()."""

@@ -70,9 +70,8 @@ class Console(Actor):
     def setup(self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: "ProcMesh") -> None:
         """Runs the set-up of the process, once, before any actor is constructed."""
         try:
-            _instance().rank = mesh._region.point_of_base_rank(self.rank)
             runtime().keeper.belongs(mesh)
-            self._name(mesh)
+            self._place(mesh)
             for source, filename in sources:
                 run_source(source, filename, self.namespace)
             if bootstrap is not None:
@@ -93,6 +92,11 @@ class Console(Actor):
         """Runs a cell here."""
         self._name(mesh)
         return run_source(source, filename, self.namespace)
+
+    def _place(self, mesh: "ProcMesh") -> None:
+        """Takes the place in the mesh that this process is of."""
+        _instance().rank = mesh._region.point_of_base_rank(self.rank)
+        self._name(mesh)
 
     def _name(self, mesh: Any = None) -> None:
         point = _instance().rank

@@ -32,7 +32,7 @@ class InlineConsole(Console):
     @endpoint
     def setup(self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: ProcMesh) -> None:
         """Runs the set-up of the would-be process."""
-        self._name(mesh)
+        self._place(mesh)
         for source, filename in sources:
             run_source(source, filename, self.namespace)
         if bootstrap is not None:

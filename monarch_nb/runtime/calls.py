@@ -9,7 +9,9 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime.future import Future
-from monarch_nb.wire import ActorError, Header, Kind, Status, decode, decode_exception, unfold, unpickle_failure
+from monarch_nb.runtime.raised import Raised, Ranks, actor_error
+from monarch_nb.settings import settings
+from monarch_nb.wire import ActorError, Header, Kind, Status, decode, unfold, unpickle_failure
 from monarch_nb.wire.header import CastPlan
 
 if TYPE_CHECKING:
@@ -28,7 +30,11 @@ class DeadlockError(RuntimeError):
 
 
 class PendingCall:
-    """Collects `size` replies. Replies come on the reading thread, and are decoded by whoever looks at the result."""
+    """Collects `size` replies. Replies come on the reading thread, and are decoded by whoever looks at the result.
+
+    One that some ranks answer with an error waits for the others for `call_error_window` only: all that have raised by
+    then are in the error, and a rank that hangs holds up nobody.
+    """
 
     def __init__(
         self,
@@ -48,7 +54,7 @@ class PendingCall:
         self._ranks = ranks
         self._build = build
         self._replies: list[Thunk | None] = [None] * size
-        self._errors: dict[int, Thunk] = {}
+        self._raised: dict[int, Raised] = {}
         self.branches: list[CastPlan] = []  # subtrees of several hosts to which it went
         self.kind = ""  # of the actors, where that is known: "sync" or "async"
         self.missing = size
@@ -79,9 +85,10 @@ class PendingCall:
             opened = frames if parcel is None else parcel.frames
             self.lose((index,), self.runtime.supervision_error(opened or (), self))
             return
-        thunk = self._thunk(header.status, frames, parcel, index)
-        if header.status != Status.VALUE:
-            self._errors[index] = thunk
+        if header.status == Status.VALUE:
+            thunk = self._thunk(frames, parcel)
+        else:
+            thunk = self._failed(index, Raised(frames or (), parcel))
         if self._take(index, thunk):
             self._settle(thunk)
 
@@ -90,38 +97,68 @@ class PendingCall:
         self.missing -= 1
         return True
 
-    def _thunk(self, status: int, frames: Sequence[Any] | None, parcel: "Parcel | None", index: int) -> Thunk:
+    def _thunk(self, frames: Sequence[Any] | None, parcel: "Parcel | None") -> Thunk:
         runtime, title = self.runtime, self.title
 
         def value() -> Any:
             try:
                 body = frames if parcel is None else parcel.parts
                 assert body is not None
-                if status == Status.VALUE:
-                    try:
-                        return decode(body, runtime)
-                    except Exception as error:
-                        raise unpickle_failure(error, f"result of {title}", "calling") from error
-                raised = ActorError(decode_exception(body, runtime), f"Actor call {title} failed.")
-                raised.origin = (self.mesh, self._ranks()[index], self.call)
-                raise raised
+                try:
+                    return decode(body, runtime)
+                except Exception as error:
+                    raise unpickle_failure(error, f"result of {title}", "calling") from error
             finally:
                 if parcel is not None:
                     runtime.node.consumed(parcel)
 
         return value
 
+    def _failed(self, index: int, raised: Raised) -> Thunk:
+        first = not self._raised
+        self._raised[index] = raised
+        if first and self.missing > 1:
+            self._watch_window()
+        return _opened  # the error is made of all of them
+
+    def _actor_error(self, raised: dict[int, Raised], size: int, missing: Sequence[int] = ()) -> ActorError:
+        ranks = self._ranks()
+        where = Ranks(self.runtime, self.mesh, ranks)
+        error = actor_error(self.runtime, self.title, raised, size, missing, where)
+        error.origin = (self.mesh, ranks[next(iter(raised))], self.call)
+        return error
+
     def _settle(self, thunk: Thunk) -> None:
         if self.missing == 0:
-            self.close()
-            self.future._set_lazy(self._result)
+            self._end()
+
+    def _end(self) -> bool:
+        self.close()
+        return self.future._set_lazy(self._result)
 
     def _result(self) -> Any:
-        if self._errors:
-            self._errors[min(self._errors)]()  # raises: the first error in rank order
+        if self._raised:  # the first in rank order is raised, the others are told with it
+            raised = dict(sorted(self._raised.copy().items()))
+            missing = [place for place, reply in enumerate(self._replies) if reply is None and place not in raised]
+            raise self._actor_error(raised, self.size, missing)
         replies = [reply for reply in self._replies if reply is not None]
         self._replies = [_opened] * self.size  # they know this call: neither is to wait for a garbage collection
         return self._build(replies)
+
+    def _watch_window(self) -> None:
+        me = weakref.ref(self)
+
+        def end() -> None:
+            call = me()
+            if call is None or not call._waits:
+                return
+            paused = call.runtime.keeper.paused if call.runtime.keeper is not None else ()
+            if any((call.mesh, rank) in paused for rank in call.missing_ranks()):
+                call._watch_window()  # somebody is at them with a debugger
+            else:
+                call._end()
+
+        self.runtime.later(settings.get("call_error_window"), end)
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
@@ -150,6 +187,12 @@ class PendingCall:
 
     def lose(self, places: Iterable[int], error: BaseException) -> None:
         """Those at `places` will not answer: that ends the call."""
+        if self._raised:  # it may well be what they died of
+            raised = self._raised.copy()
+            where = Ranks(self.runtime, self.mesh, self._ranks())
+            for place, one in sorted(raised.items())[:1]:
+                others = f", and {len(raised) - 1} more ranks had" if len(raised) > 1 else ""
+                error.add_note(f"Before that, {self.title} had raised on {where([place])}: {one.story.line}{others}")
         self.fail(error)
 
     def cancel(self, _: Future[Any] | None = None) -> bool:
@@ -164,8 +207,14 @@ class PendingCall:
 
         def expire() -> None:
             call = me()
-            if call is not None and call._waits:
-                call._abandon(TimeoutError(call._late(seconds)))
+            if call is None or not call._waits:
+                return
+            if call._raised:  # better than to say that others are late
+                missing = call.missing_ranks()
+                if call._end():
+                    call.runtime.cancels.send(call, missing)
+                return
+            call._abandon(TimeoutError(call._late(seconds)))
 
         self.runtime.later(seconds, expire)
 
@@ -201,7 +250,8 @@ class PendingCall:
         """What is being waited for, in a few words."""
         if self.size == 1:
             return f"{self.title}() has not answered yet"
-        return f"{self.size - self.missing} of {self.size} ranks have answered {self.title}()"
+        failed = f", {len(self._raised)} of them with an error" if self._raised else ""
+        return f"{self.size - self.missing} of {self.size} ranks have answered {self.title}(){failed}"
 
 
 class StreamCall(PendingCall):
@@ -226,6 +276,12 @@ class StreamCall(PendingCall):
             if self._replies[index] is not None:
                 return False
             return super()._take(index, _opened)
+
+    def _failed(self, index: int, raised: Raised) -> Thunk:
+        def error() -> Any:
+            raise self._actor_error({index: raised}, 1)
+
+        return error
 
     def lose(self, places: Iterable[int], error: BaseException) -> None:
         """One future each gets the error; the others' answers are still awaited."""

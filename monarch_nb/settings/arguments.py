@@ -13,6 +13,7 @@ class ConfigureArgs(TypedDict, total=False):
     """Keys and the types of their values; what they mean is in the manual's page on configuration."""
 
     actor_spawn_max_idle: Duration | None
+    call_error_window: Duration
     capture_warning_size: int
     channel_net_rx_buffer_full_check_interval: Duration
     channel_reconnect_timeout: Duration

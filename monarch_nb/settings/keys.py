@@ -63,6 +63,7 @@ def _effective() -> list[Key]:
         Key("link_down_timeout", "duration", 60 * _S, "without a connection, until what waits for it is lost"),
         Key("heal_max_restarts", "count", 3, "heals of one rank within heal_window"),
         Key("heal_window", "duration", 60 * _S, "see heal_max_restarts"),
+        Key("call_error_window", "duration", 3 * _S, "that a call waits for other ranks once one has raised"),
         Key("interrupt_on_failure", "flag", False, "a failure nobody waits for interrupts the running cell"),
         # Debugging
         Key("debug_freeze_on_error", "flag", False, "an endpoint that raises stops at the raise, as at a breakpoint"),

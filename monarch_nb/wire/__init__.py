@@ -6,9 +6,11 @@ from monarch_nb.wire.codec import current_codec
 from monarch_nb.wire.errors import (
     ActorError,
     RemoteException,
+    Story,
     decode_exception,
     encode_exception,
     format_exception,
+    story_of,
     unpickle_failure,
 )
 from monarch_nb.wire.explain import PickleFailure, explain_unpicklable, pickle_failure
@@ -39,6 +41,7 @@ __all__ = [
     "RemoteException",
     "Run",
     "Status",
+    "Story",
     "current_codec",
     "decode",
     "decode_exception",
@@ -58,6 +61,7 @@ __all__ = [
     "register_pickle_by_value",
     "register_sources",
     "repr_of",
+    "story_of",
     "text_of",
     "travels_by_value",
     "type_name",

@@ -2,9 +2,9 @@
 
 import pickle
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch_nb.wire.body import Frame, decode, encode
 from monarch_nb.wire.codec import current_codec
@@ -19,7 +19,10 @@ _traceback_of: Any = vars(BaseException)["__traceback__"].__get__
 class ActorError(Exception):
     """An endpoint raised.
 
-    `exception` is what it raised, `exception_formatted` its traceback as a list of lines, `message` which call it was.
+    `exception` is what it raised, on the first rank that did; `exception_formatted` its traceback as a list of lines;
+    `message` which call it was; `summary` the first line of this error: mesh, endpoint, ranks and hosts, with a line
+    for each kind of error where they differ. `failures` has the exception of each rank that raised, by its index in the
+    mesh that was called, in rank order; it is empty for an error made by hand.
     """
 
     def __init__(
@@ -28,19 +31,30 @@ class ActorError(Exception):
         super().__init__(exception, message)
         self.exception = exception
         self.message = message
+        self.summary = message
+        self.failures: dict[int, BaseException] = {}
         self.origin: tuple[str, int, str] | None = None  # mesh, rank and call, in the process that called
         self.exception_formatted: list[str] = list(formatted) if formatted else format_exception(exception)
 
+    @classmethod
+    def of_ranks(cls, failures: Mapping[int, BaseException], message: str, summary: str) -> "ActorError":
+        """The error of a call that raised on some ranks; the first of `failures` is its `exception`."""
+        error = cls(next(iter(failures.values())), message)
+        error.failures, error.summary = dict(failures), summary
+        return error
+
     def __str__(self) -> str:
         story = "".join(self.exception_formatted)
-        return f"{self.message}\n Traceback of where the remote call failed (most recent call last):\n{story}"
+        return f"{self.summary}\n Traceback of where the remote call failed (most recent call last):\n{story}"
 
     def __repr__(self) -> str:
         return f"ActorError({repr_of(self.exception)}, {self.message!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        frames = [bytes(frame) for frame in encode_exception(self.exception, current_codec())]
-        return _rebuild_actor_error, (frames, self.message, self.exception_formatted)
+        each = self.failures or {-1: self.exception}
+        codec = current_codec()
+        frames = {rank: [bytes(frame) for frame in encode_exception(one, codec)] for rank, one in each.items()}
+        return _rebuild_actor_error, (frames, self.message, self.summary, self.exception_formatted)
 
 
 class RemoteException(Exception):
@@ -98,10 +112,37 @@ def encode_exception(exc: BaseException, context: object = None) -> list[Frame]:
     return [pickle.dumps((type_name(exc), text_of(exc), formatted, reason), 5), *frames]
 
 
+class Story(NamedTuple):
+    """What is told of an exception in words: its type's name, its text, its formatted traceback, and why it is not
+    here as an object, "" if it is."""
+
+    type_name: str
+    text: str
+    formatted: list[str]
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """Type and the first line of the text."""
+        first = next(iter(self.text.strip().splitlines()), "")
+        return f"{self.type_name}: {first}" if first else self.type_name
+
+    @property
+    def likeness(self) -> tuple[str, str, str]:
+        """The same for errors that are told as one: type, text, and the line of code that raised."""
+        places = (line for part in self.formatted for line in part.splitlines() if line.startswith("  File "))
+        return self.type_name, self.text, max(enumerate(places), default=(0, ""))[1]
+
+
+def story_of(frames: Sequence[Any]) -> Story:
+    """The words in the frames of an exception; nothing of the exception itself is unpickled."""
+    name, text, formatted, reason = pickle.loads(frames[0])
+    return Story(harmless(name), harmless(text), [harmless(line) for line in formatted], reason)
+
+
 def decode_exception(frames: Sequence[Any], context: object = None) -> BaseException:
     """The exception in `frames`, or a RemoteException in its place. Raises only on frames of something else."""
-    name, text, formatted, reason = pickle.loads(frames[0])
-    formatted = [harmless(line) for line in formatted]
+    name, text, formatted, reason = story_of(frames)
     if not reason:
         try:
             exc = decode(frames[1:], context)
@@ -113,7 +154,7 @@ def decode_exception(frames: Sequence[Any], context: object = None) -> BaseExcep
             if isinstance(exc, BaseException):
                 return _tell(exc, formatted)
             reason = f"it unpickled as a {type(exc).__name__}"
-    return _tell(RemoteException(harmless(name), harmless(text), "".join(formatted), reason), formatted)
+    return _tell(RemoteException(name, text, "".join(formatted), reason), formatted)
 
 
 def unpickle_failure(failure: BaseException, what: str, where: str) -> ActorError:
@@ -129,8 +170,16 @@ def _tell(exc: BaseException, formatted: list[str]) -> BaseException:
     return exc
 
 
-def _rebuild_actor_error(frames: list[Frame], message: str, formatted: list[str]) -> ActorError:
-    return ActorError(decode_exception(frames, current_codec()), message, formatted=formatted)
+def _rebuild_actor_error(
+    frames: dict[int, list[Frame]], message: str, summary: str, formatted: list[str]
+) -> ActorError:
+    codec = current_codec()
+    each = {rank: decode_exception(one, codec) for rank, one in frames.items()}
+    error = ActorError(next(iter(each.values())), message, formatted=formatted)
+    error.summary = summary
+    if -1 not in each:
+        error.failures = each
+    return error
 
 
 def _trim(story: traceback.TracebackException, seen: set[int]) -> None:

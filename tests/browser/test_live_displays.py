@@ -231,6 +231,15 @@ def test_the_frames_of_a_failure_are_looked_into_with_a_click(notebook: Lab, gri
     assert notebook.errors == []
 
 
+def test_what_a_call_raised_has_a_bar_that_opens_the_frames(notebook: Lab, grid: Any) -> None:
+    output = notebook.run("trainers.slice(gpus=slice(1, 3)).divide.call(0).get()")
+    bar = output.locator(".mnb-failure")
+    bar.get_by_text("trainers.divide failed on 2 of 2 ranks: gpus=1-2; the same error").wait_for(timeout=10_000)
+    bar.get_by_role("button", name="Post-mortem").click()
+    bar.locator(".mnb-frames", has_text="number = 0").wait_for(timeout=10_000)
+    assert notebook.errors == []
+
+
 def test_large_meshes_are_shown_by_their_hosts_and_opened_by_a_click(notebook: Lab) -> None:
     from playwright.sync_api import expect
 

@@ -1,11 +1,12 @@
 """What a caller is told when an endpoint raises, or when something cannot be sent."""
 
 import threading
+import time
 from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, ActorError, Port, ProcMesh, SupervisionError, endpoint
+from monarch_nb.actor import Actor, ActorError, Port, ProcMesh, SupervisionError, current_rank, endpoint
 from tests.cluster.actor_tools import Faults
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -96,6 +97,16 @@ class Raiser(Actor):
         return True
 
 
+class Mixed(Actor):
+    @endpoint
+    def raise_then_leave(self) -> None:
+        rank = current_rank().rank
+        if rank == 0:
+            raise ValueError("came first")
+        time.sleep(0.3 if rank == 1 else 1.5)  # rank 0 has answered by then, and ranks 2 and 3 have not
+        raise SystemExit(3)
+
+
 class AsyncRaiser(Actor):
     @endpoint
     async def plain(self) -> None:
@@ -125,7 +136,7 @@ def test_an_exception_goes_to_the_caller_with_its_story_and_the_actor_lives(rais
         raisers.plain.call().get(20)
     error = caught.value
     text = str(error)
-    assert text.startswith("Actor call raisers.plain failed.")
+    assert text.startswith("Actor call raisers.plain failed on 4 of 4 ranks: gpus=0-3; the same error (host ")
     assert "Traceback of where the remote call failed (most recent call last):" in text
     assert 'raise ValueError("plain words")' in text
     assert "test_actor_errors.py" in text
@@ -231,3 +242,13 @@ def test_a_dead_actor_does_not_hurt_its_neighbours(quad: ProcMesh, faults: Fault
     with pytest.raises(SupervisionError):
         meshes[0].slice(gpus=slice(1, 3)).alive.call().get(20)
     assert quad.spawn("c", Raiser).alive.call().get(20).values() == [True] * 4  # type: ignore[attr-defined]
+
+
+def test_a_rank_that_dies_after_another_has_raised_says_so_with_what_was_raised(quad: ProcMesh, faults: Faults) -> None:
+    raisers: Any = quad.spawn("mixed", Mixed)
+    with pytest.raises(SupervisionError) as caught:
+        raisers.raise_then_leave.call().get(20)
+    assert "SystemExit: 3" in str(caught.value)
+    [note] = caught.value.__notes__
+    assert note == "Before that, mixed.raise_then_leave had raised on gpus=0: ValueError: came first"
+    assert faults.next().mesh_name == "mixed"

@@ -104,7 +104,7 @@ test("a failure is told with where, when, who was told, and what to do while it 
   const story = Object.fromEntries(storyOf(CLUSTER, one));
   assert.equal(story.what, "the host killed it because it ran out of memory");
   assert.equal(story.where, "host node1, pid 7");
-  assert.match(story.since, /, detected 200 ms later$/);
+  assert.match(story.since, /, noticed 200 ms later$/);
   assert.equal(story.told, "trainers, not handled → shown in the notebook");
   assert.equal(story.next, "heal_mesh(trainers)");
   assert.equal(Object.fromEntries(storyOf(CLUSTER, { ...one, state: "healed" })).next, undefined);

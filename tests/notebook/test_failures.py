@@ -109,11 +109,31 @@ def test_a_broadcast_that_raises_is_shown_with_its_traceback(nb: Notebook, tmp_p
 
 def test_an_exception_in_an_endpoint_shows_the_line_of_the_cell_it_is_in(nb: Notebook) -> None:
     cell = nb.run("a.divide.call(0).get()")
-    assert "a.divide failed: ZeroDivisionError: division by zero" in cell.traceback
+    assert "a.divide failed on 4 of 4 ranks: gpus=0-3; the same error (host " in cell.traceback
+    assert "): ZeroDivisionError: division by zero" in cell.traceback
     assert "return 1 / x" in cell.traceback
     assert re.search(r"Cell In\[\d+\], line 1\d|ipykernel_\d+/\d+\.py\", line 1\d", cell.traceback)
     assert "monarch_nb" not in cell.traceback
     assert nb.run("a.divide.call(2).get().get(0)").ok().text == "0.5"
+
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def test_what_some_ranks_raised_names_them_and_its_bar_opens_the_frames(nb: Notebook) -> None:
+    pytest.importorskip("anywidget")
+    source = "if rank in (1, 3):\n    raise ValueError(f'bad batch {rank}')"
+    cell = nb.finish(nb.start(f"%%on a\n{source}", asks=True))
+    assert "The cell failed on 2 of 4 ranks of a: gpus=1,3; 2 different errors (host " in cell.traceback
+    assert "gpus=1: ValueError: bad batch 1\n  gpus=3: ValueError: bad batch 3" in cell.traceback
+    assert "On gpus=1 (most recent call last):" in cell.traceback
+    [bar] = cell.displays
+    assert bar["text/plain"].startswith("The cell failed on 2 of 4 ranks of a: gpus=1,3")
+    assert VIEW in bar
+    processes = nb.run("%%on w\nif rank == 2:\n    1 / 0").traceback
+    assert "The cell failed on 1 of 4 ranks of w: gpus=2 (host " in processes
+    failed = nb.run("import sys; sorted(sys.last_value.failures.items())").text
+    assert failed == "[(2, ZeroDivisionError('division by zero'))]"
 
 
 def test_a_failure_in_on_ends_the_cell(nb: Notebook) -> None:

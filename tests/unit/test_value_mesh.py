@@ -186,7 +186,7 @@ def test_few_different_values_are_shown_each_with_its_place() -> None:
     ]
 
 
-def test_values_of_a_slice_are_shown_with_their_places_in_the_whole_mesh() -> None:
+def test_values_of_a_slice_are_shown_with_their_places_of_the_whole_mesh() -> None:
     whole = mesh_of("aabb", gpus=4)
     assert repr(whole.slice(gpus=slice(2, 4))) == "ValueMesh({gpus: 2}):\n  gpus=2-3: 'b'"
     assert repr(whole.slice(gpus=2)) == "ValueMesh({}):\n  gpus=2: 'b'"

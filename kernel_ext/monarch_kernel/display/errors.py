@@ -13,13 +13,14 @@ import IPython
 
 import monarch_nb
 from monarch_nb.debug.errors import DebugError, StoppedAtBreakpoint
-from monarch_nb.runtime import Future
+from monarch_nb.runtime import Future, process
+from monarch_nb.shape import places_of
 from monarch_nb.store.failures import title
 from monarch_nb.supervision import DeviceMeshError, MeshFailure, SupervisionError
 from monarch_nb.wire import ActorError
 
 from ..files import with_cells
-from .failures import ansi, failure_text
+from .failures import ansi, failure_text, raised_title
 
 # What a cell does not see: ours, and the way through IPython to a magic, which old versions show.
 _HIDDEN = tuple(f"{Path(file).parent}/" for file in (monarch_nb.__file__, str(Path(__file__).parent), IPython.__file__))
@@ -31,9 +32,10 @@ _CELL = "_monarch_cell"  # attribute of a SyntaxError in a cell that was to run 
 class Errors:
     """Takes IPython's one place for custom exceptions, and leaves to who was there before what is theirs."""
 
-    def __init__(self, shell: Any, failed: Callable[[MeshFailure], None]) -> None:
+    def __init__(self, shell: Any, failed: Callable[[MeshFailure], None], raised: Callable[[ActorError], None]) -> None:
         self._shell = shell
         self._failed = failed  # called before the text of an error that a failure is behind
+        self._raised = raised  # called before the text of what an endpoint raised
         self._before: tuple[Any, Any] = (shell.custom_exceptions, getattr(shell, "CustomTB", None))
 
     def install(self) -> None:
@@ -75,6 +77,8 @@ class Errors:
                 return list(getattr(shell, "_last_traceback", None) or [])
             if isinstance(error, SupervisionError) and error.failure is not None:
                 self._failed(error.failure)
+            elif isinstance(error, ActorError) and error.origin is not None:
+                self._raised(error)
         except Exception:  # nobody is helped by an error about showing an error
             lines = traceback.format_exception(kind, error, tb)
         shell._showtraceback(kind, error, lines)
@@ -141,7 +145,8 @@ def story(error: BaseException, shell: Any) -> str:
     if not isinstance(error, SupervisionError) or error.failure is None:
         return f"{name}: {error}"
     called = f"{error.endpoint} cannot be answered: " if error.endpoint else ""
-    return f"{name}: {called}{title(error.failure)}\n\n{failure_text(error.failure, ansi)}"
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    return f"{name}: {called}{title(error.failure)}\n{notes}\n{failure_text(error.failure, ansi)}"
 
 
 def _actor_error(error: ActorError, shell: Any) -> str:
@@ -149,9 +154,15 @@ def _actor_error(error: ActorError, shell: Any) -> str:
     kind = getattr(raised, "type_name", type(raised).__name__)
     text = next(iter(str(raised).strip().splitlines()), "")
     remote = "".join(error.exception_formatted).rstrip()
-
-    remote = with_cells(shell, remote).replace(
-        "Traceback (most recent call last):", "On the rank (most recent call last):", 1
-    )
+    where = f"On {_first_rank(error) or 'the rank'} (most recent call last):"
+    remote = with_cells(shell, remote).replace("Traceback (most recent call last):", where, 1)
+    others = error.summary.partition("\n")[2]  # the kinds of errors, where they differ
+    head = f"{raised_title(error)}\n{others}" if others else f"{raised_title(error)}: {kind}{': ' * bool(text)}{text}"
     frames = "\n\n%mpm looks into its frames" if error.origin is not None else ""
-    return f"{error.message.rstrip('.')}: {kind}{': ' if text else ''}{text}\n\n{remote}{frames}"
+    return f"{head}\n\n{remote}{frames}"
+
+
+def _first_rank(error: ActorError) -> str:
+    """The rank whose exception is shown."""
+    state = process._runtime.meshes.get(error.origin[0]) if error.origin and process._runtime is not None else None
+    return "" if state is None or error.origin is None else places_of(state.region, [error.origin[1]])

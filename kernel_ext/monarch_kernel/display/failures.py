@@ -6,6 +6,7 @@ from typing import Any
 from monarch_nb.store.failures import details, title
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.report import dump_text, facts, last_lines_text
+from monarch_nb.wire import ActorError
 
 from .html import facts as facts_html
 from .html import folded, framed, heading, lab_button
@@ -68,6 +69,17 @@ def failure_bar(failure: MeshFailure) -> dict[str, Any]:
     """One line about a failure, above an error that tells all of it."""
     head = title(failure)
     return {"text/plain": head, "text/html": framed(heading(head), heal_button(failure), kind="mnb-f")}
+
+
+def raised_bar(error: ActorError) -> dict[str, Any]:
+    """One line about a call that has raised, above an error that tells all of it."""
+    head = raised_title(error)
+    return {"text/plain": head, "text/html": framed(heading(head), kind="mnb-f")}
+
+
+def raised_title(error: ActorError) -> str:
+    """Which call failed, and on which ranks."""
+    return error.summary.partition("\n")[0].removeprefix("Actor call ").rstrip(".")
 
 
 def heal_button(failure: MeshFailure) -> str:

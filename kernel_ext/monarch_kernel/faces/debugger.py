@@ -112,14 +112,14 @@ class Commands:
         return self._run(controller, message, _MOVES[verb])
 
     @staticmethod
-    def open(engine: Runtime, state: Any, ranks: Sequence[int]) -> Message:
-        """Opens the frames of the last failure of the first of some ranks that has kept them."""
+    def open(engine: Runtime, state: Any, ranks: Sequence[int], call: str = "") -> Message:
+        """Opens the frames of the last failure, or of that of a call, of the first of some ranks that has kept them."""
         controller: Controller = feature(engine, "debug").controller
         procs = getattr(state, "procs", state)
         wrong = ""
         for rank in ranks:
             try:
-                opened = controller.autopsy(state.uid, procs.address(rank), rank)
+                opened = controller.autopsy(state.uid, procs.address(rank), rank, call)
             except debug.DebugError as error:
                 wrong = wrong or str(error)
                 continue

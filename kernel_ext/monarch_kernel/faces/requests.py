@@ -157,7 +157,7 @@ class Requests:
 
     def _do_post_mortem(self, engine: Runtime, message: Message) -> Message:
         state = self._state(engine, message)
-        return self._debugger.open(engine, state, self._bases(state, message))
+        return self._debugger.open(engine, state, self._bases(state, message), str(message.get("call") or ""))
 
     def _do_debug(self, engine: Runtime, message: Message) -> Message:
         return self._debugger.answer(engine, message)

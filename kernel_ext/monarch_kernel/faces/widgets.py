@@ -12,8 +12,10 @@ from monarch_nb.runtime.features import feature
 from monarch_nb.store import store_of
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.telemetry import Metrics
+from monarch_nb.wire import ActorError
 
 from ..debugger.results import Table
+from ..display.failures import raised_title
 from .bundle import script, style
 from .curves import rows
 from .views import Failures, LogView
@@ -117,6 +119,31 @@ class Widgets:
         try:
             number = str(failure.failure_id)
             return view_of(self.show("failures", {"failure": number, "bar": bar}, ("failure", number, bar)))
+        except Exception:
+            logger.debug("no live display", exc_info=True)
+            return {}
+
+    def raised(self, error: ActorError) -> dict[str, Any]:
+        """The live form of what an endpoint raised, a bar above its text; {} where there is none."""
+        engine = process._runtime
+        if self._class is None or error.origin is None or engine is None or not self._seen():
+            return {}
+        try:
+            uid, rank, call = error.origin
+            state = engine.meshes[uid]
+            record = {
+                "mesh": uid,
+                "ranks": [state.region.ndslice.index(rank)],
+                "call": call,
+                "name": state.name,
+                "kind": "actors",
+                "title": raised_title(error),
+                "cause": "exception",
+                "at": time.time(),
+                "state": "raised",
+                "report": str(error),
+            }
+            return view_of(self.show("failures", {"raised": record, "bar": True}, None))
         except Exception:
             logger.debug("no live display", exc_info=True)
             return {}

@@ -6,7 +6,10 @@ import { cellOf, runAgain } from "./front.js";
 
 const OPENED = ["exception", "init", "unhandled", "raised"]; // causes that leave frames to look into
 
-/** Shows failures: all, those of `options.mesh`, or one, `options.failure`; with `options.bar` folded, above an error. */
+/**
+ * Shows failures: all, those of `options.mesh`, or one, `options.failure`; with `options.bar` folded, above an error.
+ * `options.raised` is what an endpoint has raised, in the form of a failure: the cluster knows nothing of it.
+ */
 export function failureView(cluster, root, options) {
   const title = h("b", { text: "Failures" });
   const facts = h("span", { class: "mnb-dim" });
@@ -17,9 +20,11 @@ export function failureView(cluster, root, options) {
   const items = new Map();
   let pending = null;
   root.append(top, line, list);
-  top.hidden = Boolean(options.failure);
+  const single = Boolean(options.failure || options.raised);
+  top.hidden = single;
 
   function mine() {
+    if (options.raised) return [["raised", options.raised]];
     const near = (one) => !options.mesh || one.mesh === options.mesh || cluster.state.meshes[one.mesh]?.on === options.mesh;
     return Object.entries(cluster.state.failures)
       .filter(([id, one]) => (options.failure ? id === options.failure : near(one)))
@@ -41,7 +46,7 @@ export function failureView(cluster, root, options) {
     found.forEach(([id, one], at) => {
       let item = items.get(id);
       if (!item) {
-        const first = options.failure ? !options.bar : at === 0 && !items.size;
+        const first = single ? !options.bar : at === 0 && !items.size;
         items.set(id, (item = entry(cluster, id, one, first, options)));
       }
       item.update(one);
@@ -50,7 +55,7 @@ export function failureView(cluster, root, options) {
   }
 
   function drawLine(found) {
-    line.hidden = Boolean(options.failure) || found.length < 2;
+    line.hidden = single || found.length < 2;
     if (line.hidden) return;
     const now = cluster.now();
     const span = Math.max(60, now - Math.min(...found.map(([, one]) => one.at))) * 1.03;
@@ -111,7 +116,7 @@ function entry(cluster, id, one, opened, options) {
   let autopsied = null;
   look.addEventListener("click", () => {
     show(true);
-    if (!autopsied) story.append((autopsied = autopsy(cluster, { mesh: one.mesh, ranks: one.ranks.slice(0, 1) }, () => (autopsied = null))));
+    if (!autopsied) story.append((autopsied = autopsy(cluster, { mesh: one.mesh, ranks: one.ranks.slice(0, 1), call: one.call }, () => (autopsied = null))));
     autopsied.querySelector("input")?.focus();
   });
   if (one.traceback) story.append(h("pre", { class: "mnb-trace", tabindex: "0", text: one.traceback }));
@@ -141,12 +146,12 @@ function entry(cluster, id, one, opened, options) {
 /** What is known of a failure, in words: [what, value] each. */
 export function storyOf(cluster, one) {
   const place = [one.host && `host ${cluster.state.hosts[one.host]?.name ?? one.host}`, one.pid && `pid ${one.pid}`].filter(Boolean).join(", ");
-  const late = one.detected - one.at;
-  const detected = late > 0.001 ? `${late < 1 ? `${Math.round(late * 1000)} ms` : duration(late)} later` : "at once";
+  const late = (one.detected ?? one.at) - one.at;
+  const detected = late > 0.001 ? `, noticed ${late < 1 ? `${Math.round(late * 1000)} ms` : duration(late)} later` : "";
   return [
     ["what", one.oom ? "the host killed it because it ran out of memory" : ""],
     ["where", place],
-    ["since", `${clock(one.at)}, detected ${detected}`],
+    ["since", `${clock(one.at)}${detected}`],
     ["told", (one.told ?? []).map(([who, how]) => tellingOf(who, how)).join(" → ")],
     ["also hit", (one.also ?? []).join(", ")],
     ["next", one.state === "open" ? one.next : ""],

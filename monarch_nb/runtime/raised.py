@@ -1,0 +1,104 @@
+"""What a call has raised, on the ranks that raised it: one error that says where, and what differs."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.shape import Region, places_of, spans
+from monarch_nb.wire import ActorError, Story, decode_exception, story_of
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.process import Runtime
+    from monarch_nb.transport import Parcel
+
+KINDS = 8  # of errors that are told one by one
+HOSTS = 3  # that are named
+WIDTH = 120  # of the text that names ranks
+
+
+class Raised:
+    """An error as it came from one rank: its words, and the exception, which is unpickled when it is asked for."""
+
+    __slots__ = ("_frames", "_parcel", "_story")
+
+    def __init__(self, frames: Sequence[Any], parcel: "Parcel | None") -> None:
+        self._frames = frames if parcel is None else parcel.parts
+        self._parcel = parcel
+        self._story: Story | None = None
+
+    @property
+    def story(self) -> Story:
+        """It in words."""
+        if self._story is None:
+            self._story = story_of(self._frames)
+        return self._story
+
+    def exception(self, runtime: "Runtime") -> BaseException:
+        """The exception; the message it came in is done with."""
+        parcel, self._parcel = self._parcel, None
+        try:
+            return decode_exception(self._frames, runtime)
+        finally:
+            if parcel is not None:
+                runtime.node.consumed(parcel)
+
+
+class Ranks:
+    """Names ranks of the mesh that a call was made on, by their places in the call."""
+
+    def __init__(self, runtime: "Runtime", mesh: str, ranks: Sequence[int]) -> None:
+        state = runtime.meshes.get(mesh)
+        self._region: Region | None = getattr(state, "region", None)
+        self._layout = getattr(getattr(state, "procs", state), "layout", None)
+        self._ranks = ranks
+        self.of_procs = state is not None and getattr(state, "procs", None) is None
+
+    def __call__(self, places: Iterable[int]) -> str:
+        """What people call them."""
+        ranks = [self._ranks[place] for place in places]
+        region = self._region
+        known = region is not None and all(rank in region.ndslice for rank in ranks)
+        text = places_of(region, ranks) if region is not None and known else f"ranks {spans(ranks)}"
+        return text if len(text) <= WIDTH else f"{text[:WIDTH].rpartition(',')[0]},…"
+
+    def hosts(self, places: Iterable[int]) -> str:
+        """Where they are, such as "host h1f2e3d"; "" if that is not known."""
+        if self._layout is None:
+            return ""
+        found = list(dict.fromkeys(self._layout.host_of(self._ranks[place]) for place in places))
+        more = f" and {len(found) - HOSTS} more" if len(found) > HOSTS else ""
+        return f"host{'s'[: len(found) > 1]} {', '.join(found[:HOSTS])}{more}"
+
+
+def actor_error(
+    runtime: "Runtime", title: str, raised: dict[int, Raised], size: int, missing: Sequence[int], where: Ranks
+) -> ActorError:
+    """The error of a call; `raised` by place in it, in order, `missing` the places that had not answered."""
+    failures = {place: one.exception(runtime) for place, one in raised.items()}
+    name, _, method = title.partition(".")
+    named, of = f"Actor call {title} failed", ""
+    if title.endswith("[cell]") or (where.of_procs and method == "cell"):
+        named, of = "The cell failed", f" of {name.removesuffix('[cell]')}"
+    return ActorError.of_ranks(failures, f"{named}.", _summary(named, of, raised, size, missing, where))
+
+
+def _summary(named: str, of: str, raised: dict[int, Raised], size: int, missing: Sequence[int], where: Ranks) -> str:
+    kinds: dict[Any, list[int]] = {}
+    for place, one in raised.items():
+        kinds.setdefault(one.story.likeness, []).append(place)
+    at = where(raised)
+    if size > 1:
+        named += f" on {len(raised)} of {size} ranks{of}" + (f": {at}" if at else "")
+    elif at:
+        named += f" on {at}{of}"
+    if len(raised) > 1:
+        named += "; the same error" if len(kinds) == 1 else f"; {len(kinds)} different errors"
+    if missing:
+        named += f"; {where(missing)} had not answered"
+    hosts = where.hosts(raised)
+    lines = [f"{named} ({hosts})" if hosts else named]
+    if len(kinds) > 1:
+        told = list(kinds.values())
+        lines += [f"  {where(places)}: {raised[places[0]].story.line}" for places in told[:KINDS]]
+        if len(told) > KINDS:
+            lines.append(f"  and {len(told) - KINDS} more, in `failures` of this error")
+    return "\n".join(lines)
