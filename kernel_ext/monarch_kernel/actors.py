@@ -89,10 +89,10 @@ class Actors:
         tree = ast.parse(source, filename)
         exec(compile(tree, filename, "exec", dont_inherit=True), self._shell.user_ns)
         names = dict.fromkeys(node.name for node in tree.body if isinstance(node, ast.ClassDef))
-        found = {name: cls for name in names if _is_actor(cls := self._shell.user_ns.get(name))}
+        found = {name: cls for name in names if is_actor_class(cls := self._shell.user_ns.get(name))}
         if wish.cls:
             cls = found.get(wish.cls) or self._shell.user_ns.get(wish.cls)
-            if not _is_actor(cls):
+            if not is_actor_class(cls):
                 known = f"the cell defines {', '.join(found)}" if found else "the cell defines no Actor class"
                 raise UsageError(f"%%actor: class={wish.cls} is {_a(cls)}, no Actor class; {known}")
             return cls
@@ -167,7 +167,8 @@ def _arguments(wish: ActorWish) -> tuple[tuple[str, ...], tuple[tuple[str, str],
     return wish.args, tuple(sorted(wish.kwargs.items()))
 
 
-def _is_actor(found: Any) -> TypeGuard[type]:
+def is_actor_class(found: Any) -> TypeGuard[type]:
+    """Whether it is a class of actors."""
     return isinstance(found, type) and issubclass(found, Actor)
 
 

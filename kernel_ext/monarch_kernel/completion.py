@@ -1,18 +1,23 @@
 """Completion on the magics' lines: names of meshes, dimensions, options."""
 
-from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.mesh.modules import local_modules
+from monarch_nb.runtime import Actor
 
+from .actors import is_actor_class
+from .arguments import USUAL_DIMS
 from .log_magics import OPTIONS
 from .session import Session
 
-_COMMON_DIMS = ("gpus=", "hosts=")
+MOST_INDICES = 16  # of a dimension are offered one by one
 
 
 class LineCompletion:
-    """Completers of some magics' lines, for IPython's `complete_command` hook, which all versions have."""
+    """What can be written on some magics' lines, offered alone: no names of Python among them.
+
+    Through IPython's matchers, or, before 8.6, its `complete_command` hook, which adds Python's names.
+    """
 
     magics: tuple[str, ...] = ()
 
@@ -22,56 +27,102 @@ class LineCompletion:
 
     def install(self) -> None:
         """Registers them."""
+        matchers: list[Any] | None = getattr(self._shell.Completer, "custom_matchers", None)
+        if matchers is not None:
+            matchers.append(self._matcher())
+            return
         for magic in self.magics:
-            self._shell.set_hook("complete_command", self._completer(magic), str_key=magic)
+            self._shell.set_hook("complete_command", self._hook, str_key=magic)
 
-    def _completer(self, magic: str) -> Callable[[Any, Any], list[str]]:
-        def complete(_shell: Any, event: Any) -> list[str]:
-            words = event.text_until_cursor.split()
-            current = event.symbol
-            before = words[1:-1] if current and words and words[-1].endswith(current) else words[1:]
-            return [word for word in self.candidates(magic, before) if word.startswith(current)]
-
-        return complete
+    def offered(self, line: str, token: str) -> list[str]:
+        """What can stand in place of `token`, the end of `line`."""
+        begun = line[: len(line) - len(token)] if line.endswith(token) else line
+        magic, *before = begun.split() or [""]
+        if magic not in self.magics or not line[len(magic) :][:1].isspace():
+            return []
+        if begun.endswith("="):
+            found = self.values(magic, before, before[-1][:-1]) if len(before) > 1 else []
+        else:
+            found = self.candidates(magic, before)
+        return [word for word in found if word.startswith(token)]
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
         """What can follow the words `before` on the line of a magic."""
         raise NotImplementedError
 
-    def _labels(self, name: str) -> tuple[str, ...]:
+    def values(self, magic: str, before: list[str], label: str) -> list[str]:
+        """What can follow `label=` of the mesh that is named first: indices, and all of them, as output writes them."""
+        size = self._sizes(before[0]).get(label, 0)
+        return [*(str(index) for index in range(min(size, MOST_INDICES))), *([f"0-{size - 1}"] if size > 1 else [])]
+
+    def _hook(self, _shell: Any, event: Any) -> list[str]:
+        return self.offered(event.text_until_cursor, event.symbol)
+
+    def _matcher(self) -> Any:
+        from IPython.core.completer import SimpleCompletion, context_matcher
+
+        @context_matcher(identifier=f"monarch.{type(self).__name__}", priority=100)  # type: ignore[untyped-decorator]
+        def match(context: Any) -> dict[str, Any]:
+            line = context.line_with_cursor[: context.cursor_position]
+            words = self.offered(line.lstrip(), context.token)
+            return {
+                "completions": [SimpleCompletion(text=word, type="magic") for word in words],
+                "ordered": True,
+                "suppress": True,
+            }
+
+        return match
+
+    def _sizes(self, name: str) -> dict[str, int]:
         try:
-            return tuple(self._session.find(name).extent.labels)
+            return dict(self._session.find(name).extent)
         except Exception:
-            return ()
+            return {}
+
+    def _dims(self, before: list[str]) -> list[str]:
+        """Dimensions of the mesh that is named first, those that the line has already left out."""
+        given = {word.partition("=")[0] for word in before[1:]}
+        return [f"{label}=" for label in self._sizes(before[0]) if label not in given]
 
 
 class Completion(LineCompletion):
     """On the lines of the magics of meshes, actors and logs."""
 
-    magics = ("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs")
+    magics = (*("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),)
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
         """What can follow the words `before` on the line of a magic."""
         names = self._session.names()
-        given = {word.partition("=")[0] for word in before[1:]}
-        if magic in ("%heal", "%interrupt"):
-            return [] if before else names
-        if magic == "%stop":
-            options = [] if before else ["--all", "--unused"]
-            return [name for name in names if name not in before] + options
+        if magic in ("%stop", "%interrupt"):
+            options = [] if before or magic != "%stop" else ["--all", "--unused"]
+            dims = self._dims(before) if len(before) == 1 and magic == "%interrupt" else []
+            return [*dims, *(name for name in names if name not in before), *options]
         if magic == "%%actor":
             return self._actor(before)
         if magic == "%reload":
             return [name for name in (*self._session.names("actors"), *local_modules()) if name not in before]
+        if magic == "%metrics":
+            return [] if before else self._session.names("actors")
         if not before:
             return names
-        if magic == "%logs":
-            return [f"{label}=" for label in self._labels(before[0]) if label not in given] + list(OPTIONS)
-        if magic == "%%on":
-            return [f"{label}=" for label in self._labels(before[0]) if label not in given]
-        own = tuple(f"{label}=" for label in self._labels(before[0]))
-        dims = dict.fromkeys((*own, *_COMMON_DIMS))
-        return [dim for dim in dims if dim[:-1] not in given] + ["--fresh", "--no-dedup"]
+        if magic in ("%mesh", "%%mesh"):
+            given = {word.partition("=")[0] for word in before[1:]}
+            wanted = dict.fromkeys((*self._sizes(before[0]), *USUAL_DIMS))
+            dims = [f"{label}=" for label in wanted if label not in given]
+            return [*dims, *(option for option in ("--fresh", "--no-dedup") if option not in given)]
+        also: tuple[str, ...] = {"%logs": OPTIONS, "%heal": ("--kill",)}.get(magic, ())
+        return [*self._dims(before), *(option for option in also if option not in before)]
+
+    def values(self, magic: str, before: list[str], label: str) -> list[str]:
+        """What can follow `label=`: sizes of a mesh to be made, arguments of actors, or indices."""
+        if magic in ("%mesh", "%%mesh"):
+            return ["1", "2", "4", "8"]
+        if magic == "%%actor":
+            return self._classes() if label == "class" else []
+        return super().values(magic, before, label)
+
+    def _classes(self) -> list[str]:
+        return [name for name, value in self._shell.user_ns.items() if is_actor_class(value) and value is not Actor]
 
     def _actor(self, before: list[str]) -> list[str]:
         if not before:

@@ -194,10 +194,17 @@ def test_every_magic_has_help_with_examples(nb: Notebook) -> None:
 
 
 def test_names_dimensions_and_options_are_completed(nb: Notebook) -> None:
-    assert {"w", "a", "--all", "--unused"} <= set(nb.complete("%stop "))
+    names = set(nb.complete("%stop "))
+    assert {"w", "a", "--all", "--unused"} <= names
+    assert "print" not in names
     assert nb.complete("%%on w gp") == ["gpus="]
-    assert {"gpus=", "hosts=", "--fresh"} <= set(nb.complete("%mesh w "))
+    assert nb.complete("x = 1\n%mesh w ") == ["gpus=", "hosts=", "--fresh", "--no-dedup"]
+    assert nb.complete("%mesh w --fr") == ["--fresh"]
+    assert nb.complete("%mesh w gpus=") == ["1", "2", "4", "8"]
+    assert nb.complete("%heal w ") == ["gpus=", "--kill"]
+    assert nb.complete("%%on w gpus=") == ["0", "1", "2", "3", "0-3"]
     assert "a" in nb.complete("%heal a")
+    assert "print" in nb.complete("%%on w\npri"), "the body of a cell is Python"
 
 
 def test_the_extension_loads_under_both_names_and_unloads(nb: Notebook) -> None:

@@ -16,15 +16,14 @@ class DebugCompletion(LineCompletion):
         if magic == "%break":
             return self._break(before)
         if magic == "%stacks":
-            return [] if before else self._session.names()
+            return self._dims(before) if before else self._session.names()
         if magic == "%freeze":
             return ["--off"] if before else self._session.names("actors")
         if not before:
             stopped = [one.name for one in debug.sessions()] if magic == "%%mdb" else []
             first = ["release"] if magic == "%mpm" else []
             return list(dict.fromkeys([*stopped, *self._session.names("actors"), *first]))
-        given = {word.partition("=")[0] for word in before[1:]}
-        return [f"{label}=" for label in self._labels(before[0]) if label not in given]
+        return self._dims(before)
 
     def _break(self, before: list[str]) -> list[str]:
         if not before:
@@ -34,7 +33,11 @@ class DebugCompletion(LineCompletion):
         if "on" not in before:
             return ["on", "if"] if "if" not in before else ["on"]
         after = before[before.index("on") + 1 :]
-        return [f"{label}=" for label in self._labels(after[0])] if after else self._session.names("actors")
+        return self._dims(after) if after else self._session.names("actors")
+
+    def values(self, magic: str, before: list[str], label: str) -> list[str]:
+        """What can follow `label=`; on a line of %break the mesh is named after "on"."""
+        return super().values(magic, before[before.index("on") + 1 :] if "on" in before else before, label)
 
     def _functions(self) -> list[str]:
         """The methods of the actors there are."""
