@@ -14,6 +14,7 @@ from monarch_nb.mesh.actor import spawn_actors
 from monarch_nb.mesh.reload import objection
 from monarch_nb.mesh.view import describe
 from monarch_nb.runtime import Actor
+from monarch_nb.wire import error_line, text_of
 
 from .arguments import ActorWish
 from .session import Session
@@ -79,7 +80,7 @@ class Actors:
         try:
             return eval(text, self._shell.user_ns)
         except Exception as error:
-            raise UsageError(f"%%actor: {label}={text} gives {type(error).__name__}: {error}") from None
+            raise UsageError(f"%%actor: {label}={text} gives {error_line(error)}") from None
 
     # -- the cell ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +141,7 @@ class Actors:
         made = self._made.get(wish.name)
         if made is not None and made.uid == state.uid and made.arguments != _arguments(wish):
             lines.append("the arguments have changed, but __init__ does not run again: --fresh spawns it anew")
-        return "\n".join([*lines, *(str(each.message) for each in caught)])
+        return "\n".join([*lines, *(text_of(each.message) for each in caught)])
 
     def _spawn(self, wish: ActorWish, procs: ProcMesh, cls: type, living: ActorMesh[Any] | None) -> ActorMesh[Any]:
         args = [self._value(f"argument {place}", text) for place, text in enumerate(wish.args, 1)]

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from monarch_nb.wire import harmless
+
 Bundle = dict[str, Any]  # MIME type -> data
 
 
@@ -75,7 +77,7 @@ class Front:
 
     def write(self, text: str, name: str = "stdout", cell: Any = None) -> None:
         """Writes text as output of the cell, in one message; or of an earlier `cell`, as `parent` was then."""
-        stream = getattr(sys, name)
+        stream, text = getattr(sys, name), harmless(text)
         if cell is not None and cell is not self.parent and self._kernel is not None:
             self._send("stream", {"name": name, "text": text}, f"stream.{name}", cell)
             return
@@ -88,6 +90,7 @@ class Front:
 
     def display(self, bundle: Bundle, display_id: str | None = None, *, update: bool = False) -> None:
         """Shows something in the cell, or shows it in place of what was shown under that id."""
+        bundle = {kind: harmless(data) if kind == "text/plain" else data for kind, data in bundle.items()}
         if self._kernel is None:
             if not update:
                 self.write(f"{bundle['text/plain']}\n", "stderr")

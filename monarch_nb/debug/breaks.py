@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable
 
 from monarch_nb.debug.inquiry import Inquiry
+from monarch_nb.wire import error_line
 
 
 class Breaks(Inquiry):
@@ -49,8 +50,8 @@ class Breaks(Inquiry):
             try:
                 if not eval(one.cond, {**frame.f_globals, **frame.f_locals}):
                     return False
-            except Exception as error:  # whoever wrote it wants to know
-                note = f"its condition `{one.cond}` raised {type(error).__name__}: {error}"
+            except (Exception, SystemExit) as error:  # whoever wrote it wants to know
+                note = f"its condition `{one.cond}` raised {error_line(error)}"
         if one.ignore > 0:
             one.ignore -= 1
             return False

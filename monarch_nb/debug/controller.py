@@ -15,7 +15,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime, runtime
 from monarch_nb.runtime.features import feature
 from monarch_nb.settings import settings
-from monarch_nb.wire import Header
+from monarch_nb.wire import Header, text_of
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -271,7 +271,7 @@ class Controller:
             try:
                 found[address] = asking.answer(future, timeout).threads
             except Exception as error:
-                found[address] = f"{error}"
+                found[address] = text_of(error)
         return found
 
 
@@ -305,7 +305,7 @@ def _answer(one: r.Stopped, future: "Future[r.Answer]", limit: float) -> r.Answe
             error=f"no answer within {limit:g} s: it sits in C code, or its process is silent; %stacks shows more",
         )
     except Exception as error:
-        return r.Answer(session=one.session, error=str(error), resumed=True)
+        return r.Answer(session=one.session, error=text_of(error), resumed=True)
 
 
 def told_of(future: "Future[r.Told]") -> r.Told:
@@ -313,7 +313,7 @@ def told_of(future: "Future[r.Told]") -> r.Told:
     try:
         return asking.answer(future, settings.get("debug_command_timeout"))
     except Exception as error:
-        return r.Told(error=str(error))
+        return r.Told(error=text_of(error))
 
 
 def controller() -> Controller:

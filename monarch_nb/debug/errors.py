@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from monarch_nb.wire import Cut
+
 
 class StoppedAtBreakpoint(RuntimeError):
     """A call waits for ranks that are stopped in the debugger, and there is no prompt to ask what to do.
@@ -24,5 +26,5 @@ class QuitDebugger(KeyboardInterrupt):
     """Ends the endpoint of a stopped rank, which was asked to quit; as an interrupt does, past `except Exception`."""
 
 
-class CommandTimeout(BaseException):
+class CommandTimeout(Cut):
     """Breaks off a command that takes too long, on the stopped thread."""

@@ -10,6 +10,7 @@ from typing import Any
 from monarch_nb.debug.records import Value
 from monarch_nb.debug.redirect import redirected
 from monarch_nb.debug.values import shorten, value_of
+from monarch_nb.wire import error_line, text_of
 
 
 class Inquiry(pdb.Pdb):
@@ -32,8 +33,8 @@ class Inquiry(pdb.Pdb):
     def _evaluate(self, text: str) -> None:
         try:
             self._value = value_of(self._get(text), much=True)
-        except Exception as error:
-            self._error = f"{type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            self._error = error_line(error)
 
     def _get(self, text: str) -> Any:
         frame = self._frame
@@ -50,8 +51,8 @@ class Inquiry(pdb.Pdb):
     def _getval(self, arg: str) -> Any:
         try:
             return self._get(arg)
-        except Exception as error:
-            self._error = f"{type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            self._error = error_line(error)
             raise
 
     def _all_locals(self, names: str) -> dict[str, Value]:
@@ -78,8 +79,8 @@ class Inquiry(pdb.Pdb):
             with redirected(self._out):
                 exec(code, self._frame.f_globals, self.curframe_locals)
             _write_back(self._frame)
-        except Exception as error:
-            self._error = f"{type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            self._error = error_line(error)
 
     def do_p(self, arg: str) -> None:
         """p expression
@@ -96,15 +97,15 @@ class Inquiry(pdb.Pdb):
     def _show(self, arg: str, *, much: bool) -> None:
         try:
             self._value = value_of(self._get(arg), much=much)
-        except Exception as error:
-            self._error = f"{type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            self._error = error_line(error)
 
     def _safe_repr(self, obj: Any, expr: str) -> str:
         return shorten(obj)
 
     def error(self, msg: object) -> None:
         """What went wrong with a command; pdb hands exceptions over, too."""
-        self._error = f"{self._error}; {msg}" if self._error else str(msg)
+        self._error = f"{self._error}; {msg}" if self._error else text_of(msg)
 
 
 def _write_back(frame: types.FrameType) -> None:

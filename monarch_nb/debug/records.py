@@ -4,10 +4,12 @@ from typing import Literal
 
 import msgspec
 
+from monarch_nb.wire import Harmless
+
 Kind = Literal["pdb", "eval", "locals", "look", "release", "resume", "quit"]
 
 
-class Frame(msgspec.Struct, array_like=True, frozen=True):
+class Frame(Harmless, array_like=True, frozen=True):
     """One frame of a stack."""
 
     file: str
@@ -16,7 +18,7 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
     text: str = ""  # the line itself
 
 
-class Stopped(msgspec.Struct, frozen=True, kw_only=True):
+class Stopped(Harmless, frozen=True, kw_only=True):
     """debug.stopped: a thread has stopped; everything that is known of it without asking it."""
 
     session: str
@@ -65,7 +67,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
         return self.mesh, self.rank
 
 
-class Over(msgspec.Struct, frozen=True):
+class Over(Harmless, frozen=True):
     """debug.resumed, debug.over: a thread goes on; the second says that no step of it can stop any more."""
 
     session: str
@@ -85,7 +87,7 @@ class Tensor(msgspec.Struct, frozen=True):
     inf: int = 0
 
 
-class Value(msgspec.Struct, frozen=True):
+class Value(Harmless, frozen=True):
     """A value as it can be shown elsewhere."""
 
     text: str
@@ -105,13 +107,13 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     force: bool = False  # also when another controller holds the session
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(Harmless, frozen=True, kw_only=True):
     """What came of a command."""
 
     session: str
     text: str = ""
     value: Value | None = None
-    locals: dict[str, Value] = {}
+    locals: dict[str, Value] = msgspec.field(default_factory=dict)
     error: str = ""
     resumed: bool = False
     current: int = 0  # the frame it looks at now
@@ -147,7 +149,7 @@ class Freeze(msgspec.Struct, frozen=True):
     on: bool
 
 
-class Thread(msgspec.Struct, frozen=True):
+class Thread(Harmless, frozen=True):
     """One thread of a process, for `stacks`."""
 
     name: str
@@ -165,7 +167,7 @@ class Threads(msgspec.Struct, frozen=True):
     threads: tuple[Thread, ...] = ()
 
 
-class Told(msgspec.Struct, frozen=True):
+class Told(Harmless, frozen=True):
     """Reply to debug.break, debug.autopsy, debug.freeze: what has been done, or why it has not."""
 
     text: str = ""

@@ -21,6 +21,7 @@ from monarch_nb.debug.errors import CommandTimeout, QuitDebugger
 from monarch_nb.debug.records import Answer, Command, Frame, Stopped
 from monarch_nb.settings import settings
 from monarch_nb.transport import throw_into
+from monarch_nb.wire import text_of
 
 if TYPE_CHECKING:
     from monarch_nb.debug.worker import Worker
@@ -245,7 +246,7 @@ class Debugger(Breaks):
         except KeyboardInterrupt as error:
             if self._ends():
                 raise
-            resumed, self._error = False, f"interrupted: {error}" if str(error) else "interrupted"
+            resumed, self._error = False, f"interrupted: {text_of(error)}" if error.args else "interrupted"
         value, self._value = self._value, None
         error_text, self._error = self._error, ""
         text = self._take()

@@ -5,6 +5,7 @@ import reprlib
 from typing import Any
 
 from monarch_nb.debug.records import Tensor, Value
+from monarch_nb.wire import Cut, full_name, repr_of, text_of, type_name
 
 LONGEST = 2000  # characters of one value
 _FEW = 12  # elements of a tensor that are shown themselves
@@ -25,10 +26,7 @@ class _Repr(reprlib.Repr):
         summary = tensor_of(x)
         if summary is not None:
             return describe(summary)
-        try:
-            text = repr(x)
-        except Exception as error:
-            return f"<{type(x).__name__}: its repr raised {type(error).__name__}: {_text(error)}>"
+        text = repr_of(x)
         if len(text) > self.maxother:
             text = f"{text[: self.maxother]}… ({len(text)} characters)"
         return text
@@ -50,45 +48,37 @@ _short, _long = _Repr(much=False), _Repr(much=True)
 
 
 def shorten(value: Any, *, much: bool = False) -> str:
-    """A value as text that is never gigantic. Raises what `repr` of a part raises that is no Exception."""
-    return (_long if much else _short).repr(value)
-
-
-def _text(error: BaseException) -> str:
+    """A value as text that is never gigantic. Raises nothing of the value's own."""
     try:
-        return str(error)
-    except Exception:
-        return "?"
+        return text_of((_long if much else _short).repr(value))
+    except Cut:
+        raise
+    except BaseException:  # a container that does not let itself be looked into
+        return repr_of(value)
 
 
 def value_of(value: Any, *, much: bool = False) -> Value:
     """A value as it can be sent. May take as long as the value's own `repr` does."""
-    kind = type(value)
-    name = (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    name = type_name(value)
     tensor = tensor_of(value)
     number: float | None = None
-    if isinstance(value, (int, float)):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf if value > 0 else -math.inf
-    elif tensor is not None and math.prod(tensor.shape) == 1:
+    if issubclass(type(value), (int, float)) or (tensor is not None and math.prod(tensor.shape) == 1):
         number = _item(value)
     text = describe(tensor) if tensor is not None else shorten(value, much=much)
     if tensor is not None and 0 < math.prod(tensor.shape) <= _FEW:
         text = f"{_elements(value)}  {text}" if math.prod(tensor.shape) > 1 else f"{_elements(value)}"
     try:
-        length = len(value) if isinstance(value, (str, bytes, list, tuple, dict, set)) else None
-    except Exception:
+        length = len(value) if issubclass(type(value), (str, bytes, list, tuple, dict, set)) else None
+    except Cut:
+        raise
+    except BaseException:
         length = None
     return Value(text, name, number, tensor, length)
 
 
 def tensor_of(value: Any) -> Tensor | None:
     """A summary of a torch tensor or a numpy array; None for everything else."""
-    module = type(value).__module__.partition(".")[0]
+    module = full_name(value).partition(".")[0]
     if module not in ("torch", "numpy") or not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return None
     try:
@@ -144,7 +134,11 @@ def _numpy(value: Any) -> Tensor | None:
 def _item(value: Any) -> float | None:
     try:
         return float(value)
-    except Exception:
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except Cut:
+        raise
+    except BaseException:
         return None
 
 

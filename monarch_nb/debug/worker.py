@@ -18,7 +18,7 @@ from monarch_nb.debug.session import Debugger
 from monarch_nb.runtime import ActorCell, Runtime, current
 from monarch_nb.runtime.failures import Kept, frames_of
 from monarch_nb.settings import settings
-from monarch_nb.wire import Header, Status
+from monarch_nb.wire import Header, Status, error_line, text_of
 
 logger = logging.getLogger(__name__)
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)")
@@ -66,7 +66,7 @@ class Worker:
         tbs = frames_of(error)
         if tbs:
             self.heard = time.monotonic()
-            self._debugger().autopsy(error, tbs[0], f"{type(error).__name__}: {_line(error)}")
+            self._debugger().autopsy(error, tbs[0], _line(error))
 
     def _debugger(self) -> Debugger:
         thread = threading.current_thread()
@@ -228,7 +228,7 @@ class Worker:
         try:
             found = self._resolve(cell, wish.where)
         except LookupError as error:
-            self._answer(header, r.Told(error=str(error.args[0])))
+            self._answer(header, r.Told(error=text_of(error.args[0])))
             return
         file, line, function = found
         wrong = debugger.set_break(file, line, wish.temporary, wish.condition or None, function)
@@ -304,7 +304,7 @@ class Worker:
             debugger.thread = threading.current_thread()
             tbs = frames_of(kept.error)
             if tbs:
-                debugger.autopsy(kept.error, tbs[0], f"post-mortem: {type(kept.error).__name__}: {_line(kept.error)}")
+                debugger.autopsy(kept.error, tbs[0], f"post-mortem: {_line(kept.error)}")
             self._forget(debugger)
         except KeyboardInterrupt:
             pass
@@ -352,10 +352,7 @@ def _ends(cell: "ActorCell | None") -> bool:
 
 
 def _line(error: BaseException) -> str:
-    try:
-        return next(iter(str(error).splitlines()), "")
-    except Exception:
-        return ""
+    return next(iter(error_line(error).splitlines()))
 
 
 def _dig(scope: Any, names: list[str]) -> Any:

@@ -6,6 +6,7 @@ import msgspec
 
 from monarch_nb.wire.header import Layout
 from monarch_nb.wire.plain import decode_plain
+from monarch_nb.wire.texts import Harmless
 
 RUNNER = "monarch_nb.runtime:run_proc"
 Environment = dict[str, str | None]  # laid over the agent's own environment; None removes a name
@@ -243,7 +244,7 @@ class ProcState(msgspec.Struct, frozen=True, kw_only=True):
     exit: Exited | None = None
 
 
-class HostState(msgspec.Struct, frozen=True, kw_only=True):
+class HostState(Harmless, frozen=True, kw_only=True):
     """Reply to agent.status."""
 
     host: str

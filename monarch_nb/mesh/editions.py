@@ -13,7 +13,7 @@ from monarch_nb.mesh.state import ActorState
 from monarch_nb.runtime import Future
 from monarch_nb.runtime.endpoint import Kind
 from monarch_nb.transport import UnreachableError
-from monarch_nb.wire import Header, Status, decode, encode
+from monarch_nb.wire import Header, Status, decode, encode, error_line
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.keeper import Keeper
@@ -82,6 +82,6 @@ class Editions:
                         state.cls, state.kind, state.edition = cls, told.kind, told.edition
         except Exception as error:
             logger.warning("a reloaded class cannot be used here", exc_info=True)
-            self._engine.answer(header, Status.EXCEPTION, p.Refused(f"{type(error).__name__}: {error}"))
+            self._engine.answer(header, Status.EXCEPTION, p.Refused(error_line(error)))
         else:
             self._engine.answer(header, Status.VALUE, p.Done())

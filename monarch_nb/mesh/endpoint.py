@@ -20,7 +20,7 @@ from monarch_nb.runtime import (
     runtime,
 )
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.wire import encode, pickle_failure
+from monarch_nb.wire import encode, pickle_failure, text_of
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.actor import ActorMesh
@@ -51,7 +51,7 @@ def check_arguments(
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"{title}{signature}: {error}") from None
+        raise TypeError(f"{title}{signature}: {text_of(error)}") from None
 
 
 def encode_arguments(

@@ -10,6 +10,7 @@ from typing import Any
 
 from monarch_nb.runtime import runtime
 from monarch_nb.supervision import MeshFailure
+from monarch_nb.wire import error_line
 
 # Interrupts whatever the main thread waits for. Ignored by default, and nobody else's business, unlike SIGINT, whose
 # KeyboardInterrupt would end the program with another status, or be taken for the user's.
@@ -55,7 +56,7 @@ def unhandled(failure: MeshFailure) -> None:
         except SystemExit:
             pass
         except BaseException as error:
-            sys.stderr.write(f"unhandled_fault_hook raised {type(error).__name__}: {error}\n")
+            sys.stderr.write(f"unhandled_fault_hook raised {error_line(error)}\n")
         sys.stderr.write(f"Unhandled monarch failure: {failure.report()}\n")
         sys.stderr.flush()
         _fatal.append(failure)
@@ -98,4 +99,4 @@ def _run(hook: Callable[[MeshFailure], None], failure: MeshFailure) -> None:
     try:
         hook(failure)
     except BaseException as error:
-        sys.stderr.write(f"unhandled_fault_hook raised {type(error).__name__}: {error}\n{failure.report()}\n")
+        sys.stderr.write(f"unhandled_fault_hook raised {error_line(error)}\n{failure.report()}\n")

@@ -16,7 +16,7 @@ from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.runtime import HOOK, SPAWN, Future, PendingCall
 from monarch_nb.shape import Region, runs
 from monarch_nb.supervision import Cause, HealError, Life
-from monarch_nb.wire import Header, Status
+from monarch_nb.wire import Header, Status, text_of
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.keeper import Keeper
@@ -49,7 +49,7 @@ class Heals:
             if error is None:
                 future._set(None)
             else:
-                future._fail(HealError(str(error)))
+                future._fail(HealError(text_of(error)))
 
         request(self._engine, state.home, "mesh.heal", (state.uid, region.ranks(), kill))._on_done(done)
         return future
@@ -63,7 +63,7 @@ class Heals:
             if error is None:
                 self._engine.answer(header, Status.VALUE, p.Done())
             else:
-                self._engine.answer(header, Status.EXCEPTION, p.Refused(str(error)))
+                self._engine.answer(header, Status.EXCEPTION, p.Refused(text_of(error)))
 
         # Who asks may be a survivor itself, busy until the heal is done: its hook runs after that.
         if kill and state is not None:

@@ -14,7 +14,7 @@ from monarch_nb.host.protocol import LogBlock, LogChunk, Tail, Took, decode
 from monarch_nb.mesh.state import ActorState
 from monarch_nb.runtime import runtime
 from monarch_nb.settings import settings
-from monarch_nb.wire import Header
+from monarch_nb.wire import Header, harmless
 
 if TYPE_CHECKING:
     from monarch_nb.runtime import Runtime
@@ -87,7 +87,7 @@ class _Line:
     @property
     def shown(self) -> str:
         """What there is to see of it."""
-        return shown(self.text)
+        return harmless(shown(self.text))
 
 
 class _Log:
@@ -137,7 +137,7 @@ class _Log:
         return [self._keep(stream, call, level, at, whole)] if whole else []
 
     def _keep(self, stream: str, call: str, level: int, at: float, text: str) -> Written:
-        written = Written(self.address, stream, call, level, at, text)
+        written = Written(self.address, stream, call, level, at, harmless(text))
         self.blocks.append(written)
         self._count += written.line_count
         while len(self.blocks) > 1 and self._count - self.blocks[0].line_count >= self._kept:

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from monarch_nb.runtime.endpoint import Kind as ActorKind
 from monarch_nb.shape import Region, runs
-from monarch_nb.wire import Layout, Run
+from monarch_nb.wire import Layout, Run, harmless
 
 
 class MeshState(Struct, eq=False):
@@ -21,6 +21,9 @@ class MeshState(Struct, eq=False):
     version: int = 0  # grows with each heal; what is older than it is ignored
     stopped: str | None = None  # why, once it is
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.name = harmless(self.name)
 
     def incarnation(self, rank: int) -> int:
         """The current life of a rank."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from monarch_nb.wire import error_line, repr_of
+
 from .array_text import array_text, content
 
 LINES = 11  # at most, without the heading
@@ -50,13 +52,13 @@ def grouped(count: int, get: Callable[[int], Any]) -> tuple[list[tuple[list[int]
     for rank in range(count):
         try:
             value = get(rank)
-        except Exception as error:  # a class that is missing here must not hide the other values
-            value = _Unreadable(f"<cannot be decoded: {type(error).__name__}: {error}>")
+        except (Exception, SystemExit) as error:  # a class that is missing here must not hide the other values
+            value = _Unreadable(f"<cannot be decoded: {error_line(error)}>")
         key: object
         if type(value) in SCALARS:
             key = type(value), value
-        elif isinstance(value, float | _Unreadable):
-            key = type(value), repr(value)  # nan and -0.0 differ from how they compare
+        elif issubclass(type(value), (float, _Unreadable)):
+            key = type(value), repr_of(value)  # nan and -0.0 differ from how they compare
         elif id(value) in costly or len(costly) < COSTLY:
             known = costly.get(id(value))
             if known is None:
@@ -82,12 +84,12 @@ class _Unreadable:
 def _repr(value: Any) -> str:
     try:
         summary = array_text(value)
-        if summary is not None:
-            return summary
-        # Only the start of a long text will be shown, and its repr can take seconds.
-        return repr(value[: 2 * WIDTH]) if type(value) in (str, bytes) else repr(value)
-    except Exception as error:
-        return f"<{type(value).__name__} whose repr raised {type(error).__name__}: {error}>"
+    except Exception:  # one that has no numbers to give
+        summary = None
+    if summary is not None:
+        return summary
+    # Only the start of a long text will be shown, and its repr can take seconds.
+    return repr(value[: 2 * WIDTH]) if type(value) in (str, bytes) else repr_of(value)
 
 
 def _line(text: str) -> str:

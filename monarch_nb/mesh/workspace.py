@@ -18,6 +18,7 @@ from monarch_nb.mesh.reload import reload_mesh
 from monarch_nb.mesh.state import ActorState
 from monarch_nb.runtime import Future, runtime
 from monarch_nb.shape import NDSlice, Region
+from monarch_nb.wire import text_of
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.host import HostMesh
@@ -95,8 +96,8 @@ def reload_each(states: Sequence[ActorState], report: Report) -> None:
             try:
                 asked.append((state.name, reload_mesh(ActorMesh(state, state.region))))
             except Exception as error:
-                report.notes.append(f"{state.name} keeps its old class: {error}")
-        report.notes += [str(each.message) for each in caught]
+                report.notes.append(f"{state.name} keeps its old class: {text_of(error)}")
+        report.notes += [text_of(each.message) for each in caught]
     for name, future in asked:
         failed = future.exception()
         if failed is None:

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import logging
 import os
 import signal
 import threading
@@ -40,6 +41,8 @@ from monarch_nb.wire.header import SKIP
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
+
+logger = logging.getLogger(__name__)
 
 EXEC = "__cell__"  # runs a cell's source between messages
 HOOK = "__healed__"  # tells survivors who was re-created
@@ -279,7 +282,10 @@ class ActorCell(ActorLife):
         except BaseException as failure:
             self._untellable(header, error, failure)
         if kept is not None:
-            self.runtime.failures.ease(kept)
+            try:
+                self.runtime.failures.ease(kept)
+            except BaseException:  # of what the frames hold; the caller has been answered
+                logger.exception("what a failure of %s holds could not be let go", self.instance)
 
     def _untellable(self, header: Header, error: BaseException, failure: BaseException) -> None:
         """What was raised could not be told as it is, or an interrupt broke that off: it is told in words."""

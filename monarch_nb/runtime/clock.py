@@ -57,5 +57,5 @@ class Clock:
                 _, _, function = heapq.heappop(self._heap)
             try:
                 function()
-            except Exception:
+            except BaseException:
                 logger.exception("a timed function failed")

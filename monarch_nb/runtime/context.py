@@ -5,10 +5,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
-
 from monarch_nb.routing import Outbox
 from monarch_nb.shape import Extent, Point
+from monarch_nb.wire import Harmless
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
@@ -22,7 +21,7 @@ class ActorId(str):
     __slots__ = ()
 
 
-class Ancestor(msgspec.Struct, array_like=True, frozen=True):
+class Ancestor(Harmless, array_like=True, frozen=True):
     """An actor in a line of those who spawned each other, as it travels."""
 
     shown: str  # its part of an actor's name

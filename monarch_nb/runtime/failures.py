@@ -153,6 +153,6 @@ def _size(value: Any, seen: set[int], depth: int = 2) -> int:
         if depth and isinstance(value, (list, tuple, dict, set)) and len(value) <= 10_000:
             inside = value.values() if isinstance(value, dict) else value
             total += sum(_size(one, seen, depth - 1) for one in tuple(inside))
-    except Exception:  # a value that does not like to be looked at
+    except BaseException:  # a value that does not like to be looked at
         return 64
     return total

@@ -8,13 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import Kind as ActorKind
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor, aside
 from monarch_nb.settings import settings
-from monarch_nb.wire import Header, Status, error_line, format_exception
+from monarch_nb.wire import Harmless, Header, Status, error_line, format_exception
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
@@ -25,7 +23,7 @@ logger = logging.getLogger(__name__)
 State = Literal["starting", "alive", "failed", "stopped"]
 
 
-class SpawnActor(msgspec.Struct, array_like=True, frozen=True):
+class SpawnActor(Harmless, array_like=True, frozen=True):
     """What a process needs to know to host one rank of an actor mesh; its class and arguments follow, pickled."""
 
     name: str

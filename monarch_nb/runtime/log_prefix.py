@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_nb.runtime.context import current
+from monarch_nb.wire import text_of
 
 
 @dataclass
@@ -28,11 +29,13 @@ _installed = False
 def _prefixed(record: logging.LogRecord) -> logging.LogRecord:
     running = current.get()
     # Libraries use empty messages for structured records, which must stay as they are.
-    if running is None or not config.prefix_python_logs_with_actor or not record.msg:
+    message: Any = record.msg  # anything may be logged: arrays have no truth, and others no text
+    if running is None or not config.prefix_python_logs_with_actor or (isinstance(message, str) and not message):
         return record
+    text = message if isinstance(message, str) else text_of(message)
     prefix = f"[actor={running.actor_instance}] "
     record.actor_prefix = prefix
-    record.msg = f"{prefix.replace('%', '%%') if record.args else prefix}{record.msg}"
+    record.msg = f"{prefix.replace('%', '%%') if record.args else prefix}{text}"
     return record
 
 

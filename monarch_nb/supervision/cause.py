@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-import msgspec
+from monarch_nb.wire import Harmless
 
 CauseKind = Literal[
     "exception",  # an endpoint raised and nobody waited for it, or it raised something that is not an Exception
@@ -20,7 +20,7 @@ CauseKind = Literal[
 ]
 
 
-class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     """Why something failed. `at` is in seconds since the epoch, 0 if unknown; `chain` is what this one came from."""
 
     kind: CauseKind

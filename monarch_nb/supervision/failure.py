@@ -5,6 +5,7 @@ from typing import NoReturn
 
 import msgspec
 
+from monarch_nb.wire import Harmless
 from monarch_nb.wire.plain import decode_plain
 
 from .cause import Cause
@@ -15,7 +16,7 @@ from .report import dump_text, error_text, event_text, facts, last_lines_text
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # a MeshName is text on the wire
 
 
-class MeshFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     """Some ranks of a mesh failed. `crashed_ranks` count row-major in that mesh; `also` names other meshes it hit."""
 
     mesh_name: str
@@ -29,6 +30,7 @@ class MeshFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     healing: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mesh_uid:  # a program compares it with the name of its mesh, which others may be called as well
             msgspec.structs.force_setattr(self, "mesh_name", MeshName(self.mesh_name, self.mesh_uid))
 

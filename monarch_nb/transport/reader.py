@@ -225,7 +225,7 @@ class Reader:
 def _guarded(function: Callable[..., object], *args: Any) -> object:
     try:
         return function(*args)
-    except Exception:
+    except BaseException:
         log.exception("monarch_nb: error on the thread that reads messages; it goes on")
         return None
 

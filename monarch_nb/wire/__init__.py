@@ -27,12 +27,14 @@ from monarch_nb.wire.header import (
 )
 from monarch_nb.wire.plain import decode_plain
 from monarch_nb.wire.sources import gather_sources, received_sources, register_sources
-from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_name
+from monarch_nb.wire.texts import Cut, Harmless, error_line, full_name, harmless, repr_of, text_of, type_name
 
 __all__ = [
     "ActorError",
     "CastPlan",
+    "Cut",
     "Frame",
+    "Harmless",
     "Header",
     "Kind",
     "Layout",
@@ -54,6 +56,7 @@ __all__ = [
     "explain_unpicklable",
     "fold",
     "format_exception",
+    "full_name",
     "gather_sources",
     "harmless",
     "pickle_failure",

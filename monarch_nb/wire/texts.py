@@ -1,8 +1,9 @@
 """Texts of what is not ours: whatever an object's own code does there is a text, and a terminal does not obey it."""
 
 import re
-from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 # Colours and weights (SGR) stay. Commands that move the cursor, clear the screen, set titles or write to the clipboard
 # go, with what they are told; of anything left over each character is shown as an escape, and commands nobody.
@@ -29,23 +30,56 @@ def _without_command(found: re.Match[str]) -> str:
     return f"\\x{ord(command):02x}" if len(command) == 1 else ""
 
 
+class Cut(BaseException):
+    """Thrown into a thread to break off what it does: also the making of a text."""
+
+
+class Harmless(msgspec.Struct, frozen=True):
+    """Plain data of which every text, and every tuple of texts, is harmless."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                if not any(isinstance(each, str) and _SUSPECT.search(each) for each in value):
+                    continue
+                clean: Any = tuple(harmless(each) if isinstance(each, str) else each for each in value)
+            elif isinstance(value, str) and _SUSPECT.search(value):
+                clean = harmless(value)
+            else:
+                continue
+            msgspec.structs.force_setattr(self, name, clean)
+
+
 def text_of(value: object) -> str:
     """`str(value)`, harmless; where that raises, a text that says so."""
-    return _guarded(str, value, "__str__")
+    return _guarded(str, value)
 
 
 def repr_of(value: object) -> str:
     """`repr(value)`, harmless; where that raises, a text that says so."""
-    return _guarded(repr, value, "__repr__")
+    return _guarded(repr, value)
 
 
-def _guarded(function: Callable[[object], str], value: object, method: str) -> str:
+def _guarded(function: Any, value: object) -> str:
     try:
-        # A subclass of str may do anything when it is joined or formatted; surrogates alone cannot be sent.
-        text = str.__str__(function(value))
-        return harmless(text if text.isascii() else text.encode("utf-8", "backslashreplace").decode())
+        return _plain(function(value))
+    except Cut:
+        raise
     except BaseException as failure:  # also SystemExit and KeyboardInterrupt: who wants a text wants nothing else
-        return f"<{_name(type(value), '__name__')}: its {method} raised {_name(type(failure), '__name__')}>"
+        raised = _name(type(failure), "__name__")
+        try:
+            text = _plain(str(failure))
+        except BaseException:
+            text = ""
+        how = "repr" if function is repr else "str"
+        return f"<{_name(type(value), '__name__')}: its {how} raised {raised}{': ' if text else ''}{text}>"
+
+
+def _plain(text: str) -> str:
+    # A subclass of str may do anything when it is joined or formatted; surrogates alone cannot be sent.
+    text = str.__str__(text)
+    return harmless(text if text.isascii() else text.encode("utf-8", "backslashreplace").decode())
 
 
 def type_name(value: object) -> str:
@@ -67,7 +101,7 @@ def error_line(error: BaseException) -> str:
 
 def _name(cls: type, attribute: str) -> str:
     found: str = _TYPE[attribute].__get__(cls)
-    return harmless(found.encode("utf-8", "backslashreplace").decode())
+    return _plain(found)
 
 
 def _module(cls: type) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import sys
 import threading
 from typing import Any
@@ -121,6 +122,33 @@ def test_errors_without_a_text_are_told_from_init_and_broadcast(pair: ProcMesh, 
     assert "Mute" in faults.next().report()
     with pytest.raises(SupervisionError, match="Mute"):
         lone.rank.call().get(SECONDS)
+
+
+class Unsure:
+    """Has neither a truth nor a text, as arrays have no truth."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("neither true nor false")
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Logs(Actor):
+    @endpoint
+    def log(self) -> str:
+        records: list[logging.LogRecord] = []
+        handler = logging.Handler()
+        handler.emit = records.append  # type: ignore[method-assign]
+        logging.getLogger("texts").addHandler(handler)
+        logging.getLogger("texts").warning(Unsure())
+        return records[0].getMessage()
+
+
+def test_anything_can_be_logged_by_an_actor(pair: ProcMesh, faults: Faults) -> None:
+    actor = pair.slice(gpus=0).spawn("logs", Logs)
+    assert actor.log.call_one().get(SECONDS).endswith("<Unsure: its str raised SystemExit: 3>")
+    actor.stop().get(SECONDS)
 
 
 class Owner(Actor):

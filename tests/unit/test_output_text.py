@@ -147,3 +147,12 @@ def test_records_of_several_ranks_of_an_actor_are_equal_but_for_their_rank() -> 
 
     assert briefly(record(0)).text == briefly(record(1)).text == "WARNING:T:[t] careful\n[t] again\n"
     assert briefly(record(0, level=0)) == record(0, level=0)  # it was printed
+
+
+def test_lines_keep_colours_and_no_other_commands_to_a_terminal() -> None:
+    log = Log()
+    assert log.feed(b"\x1b[32mgreen\x1b[0m\tA\x1b[2J\x1b]0;title\x07B\n") == ["\x1b[32mgreen\x1b[0m\tAB"]
+    assert log.feed("\x9b2Jäö\x85\n".encode()) == ["äö\\x85"]
+    log.feed(b"open\x1b]0;")
+    assert [line.shown for line in log.log.lines.values()] == ["open\\x1b]0;"]
+    assert log.feed(b"title\x07ends\n") == ["openends"]

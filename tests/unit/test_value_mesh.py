@@ -231,7 +231,7 @@ def test_a_value_whose_repr_raises_does_not_hide_the_others() -> None:
             raise RuntimeError("no")
 
     text = repr(mesh_of([Broken(), 1], gpus=2))
-    assert "<Broken whose repr raised RuntimeError: no>" in text
+    assert "<Broken: its repr raised RuntimeError: no>" in text
     assert ": 1" in text
 
 

@@ -2,8 +2,13 @@
 
 import time
 
+import msgspec
 import pytest
 
+from monarch_nb.debug import records
+from monarch_nb.debug.values import value_of
+from monarch_nb.mesh.value_text import describe
+from monarch_nb.supervision import Cause, MeshFailure
 from monarch_nb.wire import (
     ActorError,
     PickleFailure,
@@ -46,8 +51,8 @@ def caught(error):
 @pytest.mark.parametrize("base", [Exception, SystemExit, KeyboardInterrupt])
 def test_an_exception_whose_own_code_raises_is_told_all_the_same(way, base):
     error = caught(hostile(way, base))
-    assert "Hostile: its __str__ raised" in text_of(error)
-    assert "Hostile: its __repr__ raised" in repr_of(error)
+    assert "Hostile: its str raised" in text_of(error)
+    assert "Hostile: its repr raised" in repr_of(error)
     assert error_line(error).startswith("Hostile: <")
     story = "".join(format_exception(error))
     assert "in caught" in story
@@ -148,3 +153,41 @@ def test_no_text_of_any_kind_of_exception_commands_a_terminal():
     back = decode_exception([bytes(frame) for frame in encode_exception(error)])
     for text in (*format_exception(back), *format_exception(error), str(ActorError(back)), text_of(back)):
         assert not {"\x1b", "\x9b", "\x07"} & set(text), text
+
+
+COMMAND = "\x1b]0;title\x07\x1b[2J\x9b1JQ"
+
+
+def test_records_of_other_processes_hold_no_commands():
+    for made in (
+        Cause(kind="exception", text=COMMAND, traceback=COMMAND, host=COMMAND, actor=COMMAND, last_lines=(COMMAND,)),
+        MeshFailure(mesh_name=COMMAND, cause=Cause(kind="exit", last_lines=(COMMAND,)), mesh_uid="m", also=(COMMAND,)),
+        records.Frame(COMMAND, 3, COMMAND, COMMAND),
+        records.Value(COMMAND, COMMAND),
+        records.Told(COMMAND, COMMAND),
+    ):
+        assert not {"\x1b", "\x9b", "\x07"} & set(str(made)), made
+        encoded = msgspec.msgpack.encode(made, enc_hook=str)
+        there = msgspec.msgpack.decode(encoded.replace(b"Q", b"\x1b"), type=type(made))
+        assert "\x1b" not in str(there)
+
+
+def test_values_that_do_not_let_themselves_be_looked_at_are_shown_all_the_same():
+    class Shut(dict):
+        def give(self, *_):
+            raise SystemExit(3)
+
+        __repr__ = __len__ = __iter__ = items = __float__ = give
+
+    class Number(float):
+        __repr__ = __float__ = Shut.give
+
+    class Loud:
+        def __repr__(self):
+            return COMMAND
+
+    for value, known in ((Shut(), "Shut"), (Number(2), "Number"), ([Shut()], "Shut")):
+        assert known in value_of(value).text
+        assert "its repr raised SystemExit" in "".join(describe(2, lambda _, value=value: value, str))
+    assert "\x1b" not in value_of(Loud()).text + value_of([Loud()]).text + repr_of(Loud())
+    assert "\x1b" not in "".join(describe(2, lambda _: Loud(), str))

@@ -17,7 +17,7 @@ from monarch_nb.runtime import Future, process
 from monarch_nb.shape import places_of
 from monarch_nb.store.failures import title
 from monarch_nb.supervision import DeviceMeshError, MeshFailure, SupervisionError
-from monarch_nb.wire import ActorError
+from monarch_nb.wire import ActorError, format_exception, harmless, text_of
 
 from ..files import with_cells
 from .failures import ansi, failure_text, raised_title
@@ -80,7 +80,8 @@ class Errors:
             elif isinstance(error, ActorError) and error.origin is not None:
                 self._raised(error)
         except Exception:  # nobody is helped by an error about showing an error
-            lines = traceback.format_exception(kind, error, tb)
+            lines = format_exception(error)
+        lines = [harmless(line) for line in lines]
         shell._showtraceback(kind, error, lines)
         return lines
 
@@ -111,10 +112,10 @@ def cell_syntax() -> Iterator[None]:
 def fate(error: BaseException, tb: types.TracebackType | None) -> str:
     """What has become of a call whose waiting was interrupted; "" if it was no wait of ours."""
     if isinstance(error.__cause__, KeyboardInterrupt):  # told by who waited
-        return str(error)
+        return text_of(error)
     notes = getattr(error, "__notes__", None)
     if notes:
-        return "; ".join(notes)
+        return "; ".join(map(text_of, notes))
     for frame, _ in traceback.walk_tb(tb):
         if frame.f_code is Future.__await__.__code__:
             future: Future[Any] = frame.f_locals["self"]
@@ -143,7 +144,7 @@ def story(error: BaseException, shell: Any) -> str:
     if isinstance(error, ActorError):
         return f"{name}: {_actor_error(error, shell)}"
     if not isinstance(error, SupervisionError) or error.failure is None:
-        return f"{name}: {error}"
+        return f"{name}: {text_of(error)}"
     called = f"{error.endpoint} cannot be answered: " if error.endpoint else ""
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
     return f"{name}: {called}{title(error.failure)}\n{notes}\n{failure_text(error.failure, ansi)}"
@@ -151,8 +152,8 @@ def story(error: BaseException, shell: Any) -> str:
 
 def _actor_error(error: ActorError, shell: Any) -> str:
     raised = error.exception
-    kind = getattr(raised, "type_name", type(raised).__name__)
-    text = next(iter(str(raised).strip().splitlines()), "")
+    kind = text_of(getattr(raised, "type_name", type(raised).__name__))
+    text = next(iter(text_of(raised).strip().splitlines()), "")
     remote = "".join(error.exception_formatted).rstrip()
     where = f"On {_first_rank(error) or 'the rank'} (most recent call last):"
     remote = with_cells(shell, remote).replace("Traceback (most recent call last):", where, 1)

@@ -15,6 +15,7 @@ from monarch_nb.debug.records import Stopped
 from monarch_nb.mesh import ActorMesh
 from monarch_nb.runtime import Runtime
 from monarch_nb.runtime.features import feature
+from monarch_nb.wire import text_of
 
 from .channel import Message
 
@@ -121,7 +122,7 @@ class Commands:
             try:
                 opened = controller.autopsy(state.uid, procs.address(rank), rank, call)
             except debug.DebugError as error:
-                wrong = wrong or str(error)
+                wrong = wrong or text_of(error)
                 continue
             how = f"%%mdb {opened.name} gives commands"
             return {"sessions": [opened.session], "text": f"{named([opened])}: its frames are open; {how}"}

@@ -8,6 +8,7 @@ from typing import Any
 from monarch_nb import __version__
 from monarch_nb.runtime import Runtime
 from monarch_nb.store import store_of
+from monarch_nb.wire import text_of
 
 from .channel import Message
 from .curves import Curves
@@ -115,4 +116,4 @@ class Face:
             result = self._requests.answer(engine, message)
             self._send({**reply, "ok": True, "result": result})
         except Exception as error:
-            self._send({**reply, "ok": False, "error": str(error) or type(error).__name__})
+            self._send({**reply, "ok": False, "error": text_of(error) or type(error).__name__})

@@ -14,6 +14,7 @@ from monarch_nb.runtime import Runtime
 from monarch_nb.runtime.features import feature
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.store import store_of
+from monarch_nb.wire import text_of
 
 from ..session import Session
 from .channel import Message
@@ -121,7 +122,7 @@ class Requests:
                     look(feature(engine, "debug").controller, procs, [base], lambda _: "", self.name)
                 )
             except Exception as error:
-                stacks[str(index)] = f"not to be had: {error}"
+                stacks[str(index)] = f"not to be had: {text_of(error)}"
         return {"stacks": stacks}
 
     def _do_logs(self, engine: Runtime, message: Message) -> Message:
