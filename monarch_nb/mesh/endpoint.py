@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, cast
 
+from monarch_nb.mesh.adverb import Told, adverb, declared_doc, declared_signature
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import (
@@ -136,6 +137,7 @@ class Endpoint(Generic[P, R]):
         call.future._cancel = call.cancel
         return call
 
+    @adverb
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         """Runs it on every member; the future gives a ValueMesh, or raises the first error in rank order."""
         frames = self._frames(args, kwargs)
@@ -145,6 +147,7 @@ class Endpoint(Generic[P, R]):
         self._begin(call, region, frames)
         return call.future
 
+    @adverb
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Runs it on the only member. Raises ValueError at once when there are more."""
         region = self._mesh._region
@@ -155,6 +158,7 @@ class Endpoint(Generic[P, R]):
             )
         return self._one(region, args, kwargs)
 
+    @adverb
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Runs it on one member, picked uniformly at random."""
         region = self._mesh._region
@@ -167,6 +171,7 @@ class Endpoint(Generic[P, R]):
         self._begin(call, region, frames)
         return call.future
 
+    @adverb
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
         """Runs it on every member; gives one future each, which resolve in the order the answers arrive."""
         frames = self._frames(args, kwargs)
@@ -176,18 +181,23 @@ class Endpoint(Generic[P, R]):
         self._begin(call, region, frames)
         return call.futures()
 
+    @adverb
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Runs it on every member and waits for nothing: an exception in it fails the actor."""
         if self._timeout is not None:
             raise ValueError(f"{self._title}.broadcast waits for no answer: a timeout means nothing to it")
         send(self, args, kwargs)
 
+    @adverb
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Belongs to the tensor engine, which is not there yet."""
         raise NotImplementedError(f"{self._title}.rref: distributed tensors are not part of this version yet")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises TypeError: an endpoint is called with an adverb."""
+        """An endpoint is called with an adverb: .call(...) for all members, .call_one(...) for one, and more.
+
+        Raises TypeError, always.
+        """
         raise TypeError(
             f"{self._title} is an endpoint: say how to call it, e.g. {self._title}.call(...).get() for all members, "
             f".call_one(...) for one, .broadcast(...) without waiting"
@@ -195,6 +205,12 @@ class Endpoint(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<endpoint {self._title} of {self._mesh!r}>"
+
+
+# What `mesh.step?` shows.
+Endpoint.__signature__ = Told(declared_signature)  # type: ignore[attr-defined]
+Endpoint.__wrapped__ = Told(lambda endpoint: endpoint._current()._method)  # type: ignore[attr-defined]
+Endpoint.__doc__ = Told(declared_doc, Endpoint.__doc__)  # type: ignore[assignment]
 
 
 def send(

@@ -102,6 +102,12 @@ class Notebook:
     def interrupt(self) -> None:
         os.kill(self.pid, signal.SIGINT)
 
+    def inspect(self, code: str, detail: int = 0) -> str:
+        """What help shows of the last word of some code."""
+        request = self.client.inspect(code, cursor_pos=len(code), detail_level=detail)
+        data = self._reply(request, time.monotonic() + 15)["content"]["data"]
+        return ANSI.sub("", data.get("text/plain", ""))
+
     def complete(self, code: str) -> list[str]:
         request = self.client.complete(code)
         return list(self._reply(request, time.monotonic() + 15)["content"]["matches"])

@@ -1,0 +1,98 @@
+"""What help, Shift-Tab and completion see of an endpoint and of its adverbs: the user's own signature and docstring."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.endpoint import Endpoint
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_GIVES = {
+    "call": "Future[ValueMesh[{}]]",
+    "call_one": "Future[{}]",
+    "choose": "Future[{}]",
+    "stream": "Iterator[Future[{}]]",
+}
+
+
+class Told:
+    """An attribute that is worked out for each object; the class has another one of that name, or none."""
+
+    def __init__(self, work_out: Callable[[Any], Any], of_class: Any = None) -> None:
+        self._work_out = work_out
+        self._of_class = of_class
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is not None:
+            return self._work_out(instance)
+        if self._of_class is None:
+            raise AttributeError("only objects of this class have it")
+        return self._of_class
+
+
+class Adverb(functools.partial[Any]):
+    """One adverb of one endpoint. Calling it sends; looking at it shows the endpoint's method."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__name__":
+            return self.func.__name__
+        if name == "__qualname__":
+            return f"{self.args[0]._title}.{self.func.__name__}"
+        raise AttributeError(f"{self!r} has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<{self.args[0]._title}.{self.func.__name__}>"
+
+
+def adverb(method: F) -> F:
+    """Marks a method of Endpoint as an adverb."""
+    return Told(lambda endpoint: Adverb(method, endpoint), method)  # type: ignore[return-value]  # it is called alike
+
+
+def declared_signature(endpoint: "Endpoint[..., Any]") -> inspect.Signature:
+    """The signature of the endpoint's method as callers see it."""
+    declared = endpoint._current()
+    signature = inspect.signature(declared._method)
+    hidden = 2 if declared._explicit_response_port else 1
+    return signature.replace(parameters=list(signature.parameters.values())[hidden:])
+
+
+def declared_doc(endpoint: "Endpoint[..., Any]") -> str | None:
+    """The docstring of the endpoint's method."""
+    return inspect.getdoc(endpoint._current()._method)
+
+
+def _signature(bound: Adverb) -> inspect.Signature:
+    endpoint = bound.args[0]
+    signature = declared_signature(endpoint)
+    given: Any = signature.return_annotation
+    form = _GIVES.get(bound.func.__name__)
+    if endpoint._current()._explicit_response_port or given is signature.empty or form is None:
+        return signature.replace(return_annotation=signature.empty)
+    return signature.replace(return_annotation=_Shown(form.format(_annotation(given))))
+
+
+def _annotation(given: Any) -> str:
+    return given if isinstance(given, str) else inspect.formatannotation(given)
+
+
+def _doc(bound: Adverb) -> str:
+    own = inspect.getdoc(bound.func) or ""
+    return "\n\n".join(filter(None, (declared_doc(bound.args[0]), f"{bound.func.__name__}: {own}")))
+
+
+class _Shown:
+    """An annotation that is only looked at."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+Adverb.__signature__ = Told(_signature)  # type: ignore[attr-defined]
+Adverb.__doc__ = Told(_doc, Adverb.__doc__)  # type: ignore[assignment]
