@@ -21,6 +21,7 @@ from .faces import Faces
 from .faces.views import FaceMagics
 from .faces.widgets import Widgets
 from .front import Front
+from .guide import GuideMagics
 from .log_magics import LogMagics
 from .logs import Logs
 from .magics import MonarchMagics
@@ -50,6 +51,7 @@ class Extension:
         self._shell.register_magics(MonarchMagics(self._shell, self._front, self._session))
         self._shell.register_magics(LogMagics(self._shell, self._session))
         self._shell.register_magics(self._debugging)
+        self._shell.register_magics(GuideMagics(self._shell, self._session))
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
         Completion(self._shell, self._session).install()
         self._shell.register_magics(FaceMagics(self._shell, self._session))
