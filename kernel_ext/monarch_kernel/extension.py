@@ -26,6 +26,7 @@ from .log_magics import LogMagics
 from .logs import Logs
 from .magics import MonarchMagics
 from .progress import Progress
+from .reruns import Reruns
 from .session import Session
 
 
@@ -93,19 +94,20 @@ class Extension:
         self._faces.attach(engine)
         if self._attached is not None:
             self._attached.leave()
-        self._attached = _Attached(self._shell, self._front, engine, self._widgets)
+        self._attached = _Attached(self._shell, self._front, engine, self._widgets, self._session)
         self._debugging.waiting = self._attached.prompting.asks
 
 
 class _Attached:
     """The hold on one engine: its failures, its processes' output, and waits for them."""
 
-    def __init__(self, shell: Any, front: Front, engine: Runtime, widgets: Widgets) -> None:
+    def __init__(self, shell: Any, front: Front, engine: Runtime, widgets: Widgets, session: Session) -> None:
         self.engine = engine
         self._front = front
         self._widgets = widgets
         self._output: Output = output_of(engine)
         self._logs = Logs(front, engine, self._output)
+        self._reruns = Reruns(shell, front, session, engine)
         self._progress = Progress(front, engine, self._logs, conditions)
         self.prompting = Prompting(shell, front, engine, widgets.debugger)
         self._settle = lambda: self._logs.settle(all_of_it=True)
@@ -127,6 +129,7 @@ class _Attached:
             if mine in registered:
                 registered.remove(mine)  # type: ignore[arg-type]
         self.prompting.uninstall()
+        self._reruns.close()
         self._logs.close()
 
     def _happened(self, kind: str, about: Any) -> None:
