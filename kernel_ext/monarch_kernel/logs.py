@@ -213,6 +213,8 @@ class Logs:
                 if row is not None:
                     groups[row] = row
                 continue
+            if line.display is not None and not line.text:
+                continue
             nth = repeats[line] = repeats.get(line, -1) + 1
             key = (id(cell), line.stream, source.uid, line.text, nth, "" if merges else line.address)
             found = groups.setdefault(key, (cell, line, []))

@@ -85,7 +85,7 @@ class Pacing:
         pieces: list[tuple[Written, str]] = []
         for one in written:
             if one.display is not None:  # those have bounds of their own
-                pieces.append((one, one.display.text))
+                pieces.append((one, one.text.removesuffix("\n")))
                 continue
             lines = one.text.split("\n", left)  # the end of the last one is behind its \n
             rest = lines.pop()

@@ -8,7 +8,7 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.mesh.log_lines import Line, Source, prefix
@@ -22,7 +22,8 @@ MOST = 64  # different displays in a cell
 MOST_BYTES = 24 << 20  # of them
 BESIDE = 16  # different displays in a row
 BESIDE_BYTES = 8 << 20
-KEPT = 64  # calls whose displays can still be replaced
+KEPT = 64  # calls whose displays can still be replaced,
+KEPT_BYTES = 2 * MOST_BYTES  # and how much they may be
 AGAIN_SECONDS = 0.25  # a row that changes fast is sent so often
 _NOTHING: Bundle = {"text/plain": "", "text/html": ""}
 
@@ -37,8 +38,9 @@ class _Member:
         self.put(display)
 
     def put(self, display: Display) -> None:
-        """Another display in its place."""
+        """Something else is displayed there."""
         self.display = display
+        self.size = display.size
         self.digest = _digest(display, self._salt)
 
 
@@ -47,52 +49,73 @@ class Row:
 
     def __init__(self, cell: Any) -> None:
         self.cell = cell
-        self.members: list[_Member] = []
         self.id = f"monarch-{secrets.token_hex(8)}"
         self.changed = True
         self.sent: float | None = None  # when, monotonic
+        self.sent_look: Any = None
+        self._groups: dict[bytes, list[_Member]] = {}  # by digest
 
-    def groups(self) -> list[list[_Member]]:
-        """Equal displays together, in the order of their first ranks."""
-        found: dict[bytes, list[_Member]] = {}
-        for member in sorted(self.members, key=lambda one: one.source.point):
-            found.setdefault(member.digest, []).append(member)
-        return list(found.values())
+    def __len__(self) -> int:
+        return len(self._groups)
 
-    def bytes(self) -> int:
-        """Of its different displays."""
-        return sum(group[0].display.size for group in self.groups())
+    @property
+    def size(self) -> int:
+        """Bytes of its different displays."""
+        return sum(group[0].size for group in self._groups.values())
+
+    def put(self, member: _Member) -> None:
+        """One more."""
+        self._groups.setdefault(member.digest, []).append(member)
+        self.changed = True
+
+    def drop(self, gone: Callable[[_Member], bool]) -> None:
+        """Those go."""
+        for digest, group in tuple(self._groups.items()):
+            left = [member for member in group if not gone(member)]
+            if len(left) < len(group):
+                self.changed = True
+                self._groups[digest] = left
+                if not left:
+                    del self._groups[digest]
+
+    def has(self, digest: bytes) -> bool:
+        """Whether a display that looks so stands here."""
+        return digest in self._groups
 
     def has_room(self, member: _Member) -> bool:
         """Whether a display can stand here."""
-        groups = self.groups()
-        if not groups or any(group[0].digest == member.digest for group in groups):
+        if not self._groups or self.has(member.digest):
             return True
-        beside = (group[0].display for group in groups)
-        if not can_stand_beside(member.display.data) or not all(can_stand_beside(one.data) for one in beside):
+        if len(self) >= BESIDE or self.size + member.size > BESIDE_BYTES:
             return False
-        return len(groups) < BESIDE and self.bytes() + member.display.size <= BESIDE_BYTES
+        beside = (group[0].display.data for group in self._groups.values())
+        return can_stand_beside(member.display.data) and all(map(can_stand_beside, beside))
 
-    def bundles(self, named: bool) -> tuple[Bundle, Bundle, dict[str, Any]]:
-        """What stands above it, and it itself with facts about its forms."""
-        groups = self.groups()
-        if not groups:
-            return _NOTHING, _NOTHING, {}
-        everyone = prefix([member.source for group in groups for member in group], named=named).strip()
-        if len(groups) == 1:
-            display = groups[0][0].display
-            return {"text/plain": everyone}, {**display.data, "text/plain": display.text}, display.metadata
-        captions = [prefix([member.source for member in group], named=named).strip(" []") for group in groups]
+    def above(self, named: bool) -> Bundle:
+        """What stands above it."""
+        if not self._groups:
+            return _NOTHING
+        where = prefix([one.source for group in self._groups.values() for one in group], named=named).strip()
+        return {"text/plain": where if len(self) == 1 else f"{where} {len(self)} different displays"}
+
+    def look(self, named: bool) -> object:
+        """Equal while `body` is."""
+        if len(self) < 2:
+            return tuple(self._groups)
+        return {digest: prefix([one.source for one in group], named=named) for digest, group in self._groups.items()}
+
+    def body(self, named: bool) -> tuple[Bundle, dict[str, Any]]:
+        """It itself, and facts about its forms."""
+        if not self._groups:
+            return _NOTHING, {}
+        groups = sorted(self._groups.values(), key=lambda group: min(one.source.point for one in group))
         shown = [group[0].display for group in groups]
-        html = side_by_side(
-            [(caption, part_of(one.data, one.metadata)) for caption, one in zip(captions, shown, strict=True)]
-        )
+        if len(groups) == 1:
+            return {"text/plain": shown[0].text, **shown[0].data}, shown[0].metadata
+        captions = [prefix([one.source for one in group], named=named).strip(" []") for group in groups]
+        parts = [(caption, part_of(one.data, one.metadata)) for caption, one in zip(captions, shown, strict=True)]
         text = "\n".join(f"[{caption}] {one.text}" for caption, one in zip(captions, shown, strict=True))
-        return (
-            {"text/plain": f"{everyone} {len(groups)} different displays"},
-            {"text/plain": text, "text/html": html},
-            {},
-        )
+        return {"text/plain": text, "text/html": side_by_side(parts)}, {}
 
 
 class _Call:
@@ -100,43 +123,37 @@ class _Call:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.last: dict[str, int] = {}  # by address, the row of its latest display
-        self.times: dict[tuple[str, bytes], int] = {}  # how often a rank has displayed the same
-        self.places: dict[tuple[bytes, int], Row] = {}  # where what was displayed so often stands
         self.clearing: set[str] = set()  # ranks whose next display replaces all of theirs
+        self._last: dict[str, int] = {}  # by address, the row of its latest display
+        self._times: dict[tuple[str, bytes], int] = {}  # how often a rank has displayed the same
+        self._places: dict[tuple[bytes, int], Row] = {}  # where what was displayed so often stands
 
     def clear(self, address: str) -> None:
         """Takes away what a rank has displayed."""
         self.clearing.discard(address)
-        self.last.pop(address, None)
-        for key in [key for key in self.times if key[0] == address]:
-            del self.times[key]
+        self._last.pop(address, None)
+        self._times = {key: count for key, count in self._times.items() if key[0] != address}
         for row in self.rows:
-            left = [member for member in row.members if member.address != address]
-            row.changed = row.changed or len(left) < len(row.members)
-            row.members = left
-        self.places = {
-            place: row for place, row in self.places.items() if any(one.digest == place[0] for one in row.members)
-        }
+            row.drop(lambda member: member.address == address)
 
     def place(self, member: _Member, new: Callable[[], Row | None]) -> Row | None:
-        """The row in which a display stands from now on; None where there is no room."""
+        """Puts a display into the row in which it is to stand; None where there is no room."""
         if member.address in self.clearing:
             self.clear(member.address)
         key = member.address, member.digest
-        nth = self.times[key] = self.times.get(key, -1) + 1
-        row = self.places.get((member.digest, nth))
-        if row is None:
-            after = self.last.get(member.address, -1) + 1
-            row = next((one for one in self.rows[after:] if one.has_room(member)), None) or new()
+        nth = self._times[key] = self._times.get(key, -1) + 1
+        row = self._places.get((member.digest, nth))
+        if row is None or not row.has(member.digest):
+            after = self._last.get(member.address, -1) + 1
+            row = next((one for one in self.rows[after:] if one.has_room(member)), None)
             if row is None:
-                return None
-            if row not in self.rows:
+                row = new()
+                if row is None:
+                    return None
                 self.rows.append(row)
-            self.last[member.address] = self.rows.index(row)
-            self.places[member.digest, nth] = row
-        row.members.append(member)
-        row.changed = True
+            self._places[member.digest, nth] = row
+        self._last[member.address] = max(self._last.get(member.address, -1), self.rows.index(row))
+        row.put(member)
         return row
 
 
@@ -148,7 +165,8 @@ class _Over:
         self.id = f"monarch-{secrets.token_hex(8)}"
         self.count = 0
         self.sources: dict[Source, None] = {}
-        self.changed = self.sent = False
+        self.changed = False
+        self.sent: float | None = None  # when, monotonic
 
 
 class Rows:
@@ -181,10 +199,10 @@ class Rows:
             return None
         member = _Member(line.address, source, display, merges)
         rows = len(call.rows)
-        row = call.place(member, lambda: self._new(cell, display))
-        if row is None or not self._fits(row):
+        row = call.place(member, lambda: Row(cell) if self._has_room(cell, display.size) else None)
+        if row is None or not self._has_room(cell):
             if row is not None:
-                row.members.remove(member)
+                row.drop(lambda one: one is member)
             self._skip(cell, source)
             return None
         if display.id:
@@ -195,30 +213,26 @@ class Rows:
         key = id(cell), source.uid, name
         call = self._calls.get(key) or self._calls.setdefault(key, _Call())
         self._calls.move_to_end(key)
-        while len(self._calls) > KEPT:
+        while len(self._calls) > 1 and (len(self._calls) > KEPT or self._size() > KEPT_BYTES):
             _, old = self._calls.popitem(last=False)
             self._named = {name: known for name, known in self._named.items() if known[0] not in old.rows}
         return call
 
+    def _size(self) -> int:
+        return sum(row.size for call in self._calls.values() for row in call.rows)
+
     @staticmethod
     def _replace(row: Row, member: _Member, display: Display) -> None:
-        if member in row.members:
-            member.put(display)
-            row.changed = True
+        row.drop(lambda one: one is member)
+        member.put(display)
+        row.put(member)
 
     # -- bounds -----------------------------------------------------------------------------------------------------
 
-    def _of_cell(self, cell: Any) -> list[Row]:
-        return [row for call in self._calls.values() for row in call.rows if row.cell is cell]
-
-    def _new(self, cell: Any, display: Display) -> Row | None:
-        rows = self._of_cell(cell)
-        full = sum(len(row.groups()) for row in rows) >= MOST
-        return None if full or sum(row.bytes() for row in rows) + display.size > MOST_BYTES else Row(cell)
-
-    def _fits(self, row: Row) -> bool:
-        rows = self._of_cell(row.cell)
-        return sum(len(one.groups()) for one in rows) <= MOST and sum(one.bytes() for one in rows) <= MOST_BYTES
+    def _has_room(self, cell: Any, more: int = -1) -> bool:
+        """Whether a cell holds no more than it may; or, with a number of bytes, may hold one more display of them."""
+        rows = [row for call in self._calls.values() for row in call.rows if row.cell is cell]
+        return sum(map(len, rows)) + (more >= 0) <= MOST and sum(row.size for row in rows) + max(0, more) <= MOST_BYTES
 
     def _skip(self, cell: Any, source: Source) -> None:
         over = self._over.get((id(cell), source.uid)) or self._over.setdefault((id(cell), source.uid), _Over(cell))
@@ -232,9 +246,12 @@ class Rows:
         """Shows a row, or what has become of it."""
         again = row.sent is not None
         row.changed, row.sent = False, time.monotonic()
-        above, body, about = row.bundles(named)
-        self._front.display(above, f"{row.id}-ranks", update=again, cell=row.cell)
-        self._front.display(body, row.id, update=again, cell=row.cell, metadata=about)
+        look = row.look(named)
+        self._front.display(row.above(named), f"{row.id}-ranks", update=again, cell=row.cell)
+        if not again or look != row.sent_look:  # not again for one more rank that displays the same
+            body, about = row.body(named)
+            self._front.display(body, row.id, update=again, cell=row.cell, metadata=about)
+        row.sent_look = look
 
     def show_changed(self, *, named: bool, all_of_it: bool) -> None:
         """Shows what has changed since, but no row very often; with `all_of_it` all of it."""
@@ -243,21 +260,21 @@ class Rows:
             if all_of_it or (row.sent or 0.0) <= due:
                 self.show(row, named=named)
         for over in self._over.values():
-            if over.changed:
-                over.changed = False
+            if over.changed and (all_of_it or (over.sent or 0.0) <= due):
+                again = over.sent is not None
+                over.changed, over.sent = False, time.monotonic()
                 where = prefix(list(over.sources), named=named)
-                many = f"{over.count:,} display{'' if over.count == 1 else 's'}"
+                many = f"{over.count:,} more display{' is' if over.count == 1 else 's are'}"
                 room = f"a cell has room for {MOST}, of {MOST_BYTES >> 20} MB together"
-                text = {"text/plain": f"{where}… {many} more, not shown: {room}"}
-                self._front.display(text, over.id, update=over.sent, cell=over.cell)
-                over.sent = True
+                text = {"text/plain": f"{where}… {many} not shown: {room}"}
+                self._front.display(text, over.id, update=again, cell=over.cell)
 
     @property
     def waiting(self) -> bool:
         """Whether something has changed that is not shown yet."""
-        return any(True for _ in self._changed())
+        return bool(self._changed()) or any(over.changed for over in self._over.values())
 
-    def _changed(self) -> Iterable[Row]:
+    def _changed(self) -> Sequence[Row]:
         return [row for call in self._calls.values() for row in call.rows if row.changed and row.sent is not None]
 
 

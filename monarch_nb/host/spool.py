@@ -189,7 +189,7 @@ def plain(block: LogBlock) -> bytes:
     if block.stream != DISPLAY:
         return block.data
     display = decode_display(block.data)
-    return f"{display.text}\n".encode("utf-8", "replace") if display is not None and display.text else b""
+    return display.lines.encode("utf-8", "replace") if display is not None else b""
 
 
 def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:

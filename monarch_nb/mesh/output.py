@@ -144,10 +144,9 @@ class _Log:
         display = decode_display(data)
         if display is None:
             return []
-        text = f"{display.text}\n" if display.text else ""
-        if text:
-            self._keep("stdout", block.call, block.level, block.at, text)
-        return [Written(self.address, "stdout", block.call, block.level, block.at, text, display)]
+        if display.lines:
+            self._keep("stdout", block.call, block.level, block.at, display.lines)
+        return [Written(self.address, "stdout", block.call, block.level, block.at, display.lines, display)]
 
     def _keep(self, stream: str, call: str, level: int, at: float, text: str) -> Written:
         written = Written(self.address, stream, call, level, at, harmless(text))

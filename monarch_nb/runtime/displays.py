@@ -11,6 +11,7 @@ from monarch_nb.runtime.forms import PLAIN, forms_of, text_of
 from monarch_nb.wire.display import LATER, NOW, Display, encode_display, size_of
 
 MOST = 4 << 20  # bytes of one display
+BRIEF = 2000  # characters of the text that logs have
 BURST, RATE = 16 << 20, 4 << 20  # bytes of all displays of a process: at once, and in each second after
 MOST_PENDING = 64  # displays whose latest update waits
 
@@ -37,11 +38,12 @@ class Displays:
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], id: str = "", *, update: bool = False) -> None:
         """Shows something that is there in its forms; with an id it can be replaced, with `update` it replaces."""
-        text = data.get(PLAIN) or "<" + ", ".join(data) + ">"
+        text = str(data.get(PLAIN) or "<" + ", ".join(data) + ">")
         if self.journal is None or (set(data) <= {PLAIN} and not id):
             if not update:
                 sys.stdout.write(f"{text}\n")
             return
+        text = text if len(text) <= BRIEF else f"{text[: BRIEF - 1]}…"
         kept = {kind: form for kind, form in data.items() if size_of(form) <= MOST}
         if sum(map(size_of, kept.values())) > MOST:
             kept = {PLAIN: text}
@@ -49,6 +51,9 @@ class Displays:
             size = sum(map(size_of, data.values())) / 2**20
             text = f"{text} ({size:.1f} MB are not shown: a display may have {MOST >> 20} MB)"
             kept[PLAIN] = text
+            if len(kept) == 1 and not id:
+                sys.stdout.write(f"{text}\n")
+                return
         self._send(Display(text, kept, {kind: about for kind, about in metadata.items() if kind in kept}, id, update))
 
     def clear(self, wait: bool = False) -> None:

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
 
 from monarch_nb.runtime.displays import display
 
-__all__ = ["FigureCanvas", "numbers", "picture_of", "show", "show_each"]
+__all__ = ["FigureCanvas", "close", "numbers", "picture_of", "show", "show_each"]
 
 
 def show(*_: Any, **__: Any) -> None:
@@ -36,6 +36,12 @@ def show_each(wanted: Iterable[int], but: Any = None) -> None:
     finally:
         for manager in managers:
             Gcf.destroy(manager)
+
+
+def close(figure: Any) -> None:
+    """Closes a figure, if it is open."""
+    for manager in [manager for manager in Gcf.figs.values() if manager.canvas.figure is figure]:
+        Gcf.destroy(manager)
 
 
 def picture_of(figure: Any) -> bytes:

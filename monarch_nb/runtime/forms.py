@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 PLAIN = "text/plain"
 LONGEST = 100_000  # characters of the text
 _WIDGET = "application/vnd.jupyter.widget-view+json"  # what it refers to lives in the process that made it
+_MIMEBUNDLE = "_repr_mimebundle_"
 _METHODS = {
     "text/html": "_repr_html_",
     "text/markdown": "_repr_markdown_",
@@ -40,7 +41,7 @@ def forms_of(value: Any, include: Collection[str] | None = None, exclude: Collec
     """All forms of an object, or those of some MIME types. What its methods raise is said on standard error."""
     data: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
-    _take(data, metadata, _asked(value, "_repr_mimebundle_", include=include, exclude=exclude))
+    _take(data, metadata, _asked(value, _MIMEBUNDLE, include=include, exclude=exclude))
     for kind, method in _METHODS.items():
         found = None if kind in data or kind in (exclude or ()) else _asked(value, method)
         if found is not None:
@@ -57,6 +58,15 @@ def forms_of(value: Any, include: Collection[str] | None = None, exclude: Collec
     }
     wanted.setdefault(PLAIN, text_of(value))
     return Forms(wanted, {kind: about for kind, about in metadata.items() if kind in wanted})
+
+
+def may_be_rich(value: Any) -> bool:
+    """Whether an object may have more forms than text. Calls nothing of it."""
+    kind = type(value)
+    figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
+    return any(hasattr(kind, name) for name in (_MIMEBUNDLE, *_METHODS.values())) or (
+        figure is not None and isinstance(value, figure)
+    )
 
 
 def text_of(value: Any) -> str:
@@ -82,6 +92,9 @@ def _asked(value: Any, name: str, **arguments: Any) -> Any:
     """What a method of an object gives; None if there is none, or if it raises."""
     try:
         method = None if inspect.isclass(value) or hasattr(value, _CANARY) else getattr(value, name, None)
+    except Exception:  # an object that cannot be asked for its attributes
+        return None
+    try:
         return method(**arguments) if callable(method) else None
     except NotImplementedError:
         return None

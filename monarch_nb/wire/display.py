@@ -21,6 +21,11 @@ class Display(msgspec.Struct, eq=False, omit_defaults=True):
     clear: int = 0
 
     @property
+    def lines(self) -> str:
+        """What logs have of it, each line with its end; nothing of one that only replaces another."""
+        return f"{self.text}\n" if self.text and not self.update else ""
+
+    @property
     def size(self) -> int:
         """Bytes of its forms, about."""
         return sum(size_of(form) for form in self.data.values())
