@@ -7,7 +7,9 @@ import time
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from monarch_nb.runtime.forms import PLAIN, forms_of, text_of
+from monarch_nb.runtime.forms import PLAIN, forms_of
+from monarch_nb.runtime.forms import text_of as plain_text
+from monarch_nb.wire import error_line, text_of
 from monarch_nb.wire.display import LATER, NOW, Display, encode_display, size_of
 
 MOST = 4 << 20  # bytes of one display
@@ -38,12 +40,13 @@ class Displays:
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], id: str = "", *, update: bool = False) -> None:
         """Shows something that is there in its forms; with an id it can be replaced, with `update` it replaces."""
-        text = str(data.get(PLAIN) or "<" + ", ".join(data) + ">")
+        text = text_of(data.get(PLAIN) or f"<{', '.join(data)}>")
         if self.journal is None or (set(data) <= {PLAIN} and not id):
             if not update:
                 sys.stdout.write(f"{text}\n")
             return
         text = text if len(text) <= BRIEF else f"{text[: BRIEF - 1]}…"
+        data = {**data, PLAIN: text_of(data.get(PLAIN, text))}
         kept = {kind: form for kind, form in data.items() if size_of(form) <= MOST}
         if sum(map(size_of, kept.values())) > MOST:
             kept = {PLAIN: text}
@@ -91,7 +94,7 @@ class Displays:
         try:
             line = encode_display(display)
         except (TypeError, ValueError, RecursionError) as error:
-            sys.stderr.write(f"a display could not be sent ({type(error).__name__}: {error}); as text it is:\n")
+            sys.stderr.write(f"a display could not be sent ({error_line(error)}); as text it is:\n")
             line = b""
         if (not line or self.journal is None or not self.journal.display(line, call)) and display.text:
             sys.stdout.write(f"{display.text}\n")
@@ -169,7 +172,7 @@ def publish_display_data(
 ) -> None:
     """Shows what is there in its forms, by MIME type."""
     forms = {kind: form for kind, form in data.items() if form is not None}
-    forms.setdefault(PLAIN, text_of(data) if not forms else "<" + ", ".join(forms) + ">")
+    forms.setdefault(PLAIN, plain_text(data) if not forms else "<" + ", ".join(forms) + ">")
     displays.publish(forms, dict(metadata or {}), str((transient or {}).get("display_id") or ""), update=update)
 
 

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from monarch_nb.wire import Cut, error_line, harmless, repr_of, type_name
+
 PLAIN = "text/plain"
 LONGEST = 100_000  # characters of the text
 _WIDGET = "application/vnd.jupyter.widget-view+json"  # what it refers to lives in the process that made it
@@ -73,9 +75,11 @@ def text_of(value: Any) -> str:
     """An object as text, as IPython has it where that is loaded. Never raises for what its methods do."""
     pretty = getattr(sys.modules.get("IPython.lib.pretty"), "pretty", None)
     try:
-        text = str(pretty(value) if pretty is not None else repr(value))
-    except Exception as error:
-        text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+        text = harmless(str.__str__(pretty(value))) if pretty is not None else repr_of(value)
+    except Cut:
+        raise
+    except BaseException:
+        text = repr_of(value)  # says what it raised
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
@@ -92,14 +96,18 @@ def _asked(value: Any, name: str, **arguments: Any) -> Any:
     """What a method of an object gives; None if there is none, or if it raises."""
     try:
         method = None if inspect.isclass(value) or hasattr(value, _CANARY) else getattr(value, name, None)
-    except Exception:  # an object that cannot be asked for its attributes
+    except Cut:
+        raise
+    except BaseException:  # an object that cannot be asked for its attributes
         return None
     try:
         return method(**arguments) if callable(method) else None
-    except NotImplementedError:
+    except (NotImplementedError, Cut, KeyboardInterrupt) as error:
+        if not isinstance(error, NotImplementedError):
+            raise
         return None
-    except Exception as error:
-        sys.stderr.write(f"{type(value).__name__}.{name} raised {type(error).__name__}\n")
+    except BaseException as error:
+        sys.stderr.write(f"{type_name(value)}.{name} raised {error_line(error)}\n")
         return None
 
 
@@ -113,5 +121,5 @@ def _figure(value: Any) -> bytes | None:
     try:
         return picture_of(value)
     except Exception as error:
-        sys.stderr.write(f"the figure could not be drawn: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"the figure could not be drawn: {error_line(error)}\n")
         return None

@@ -88,9 +88,9 @@ def test_no_object_can_make_displaying_it_fail(capsys: pytest.CaptureFixture[str
         def __getattribute__(self, name: str) -> Any:
             raise OSError(name)
 
-    assert forms_of(Closed()).data == {"text/plain": "<Closed whose repr raised ValueError>"}
-    assert forms_of(Hostile()).data == {"text/plain": "<Hostile whose repr raised ValueError>"}
-    assert "Hostile._repr_html_ raised RuntimeError" in capsys.readouterr().err
+    assert forms_of(Closed()).data == {"text/plain": "<Closed: its repr raised ValueError: no text>"}
+    assert forms_of(Hostile()).data == {"text/plain": "<Hostile: its repr raised ValueError: no text>"}
+    assert "Hostile._repr_html_ raised RuntimeError: no html" in capsys.readouterr().err
 
 
 def test_widgets_whose_state_lives_in_the_process_are_shown_as_text() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from monarch_nb.mesh.value_text import grouped, nothing_in
 from monarch_nb.runtime.forms import Forms, forms_of, may_be_rich
+from monarch_nb.wire import error_line
 
 from .html import framed, heading, table
 from .rich import can_stand_beside, part_of, side_by_side
@@ -40,7 +41,7 @@ def _value(mesh: Any, rank: int) -> Any:
     try:
         return mesh.get(rank)
     except Exception as error:  # a class that is missing here must not hide the other values
-        return f"<cannot be decoded: {type(error).__name__}>"
+        return f"<cannot be decoded: {error_line(error)}>"
 
 
 def _rich_html(mesh: Any, head: str) -> str:
