@@ -88,15 +88,10 @@ class LineCompletion:
 class Completion(LineCompletion):
     """On the lines of the magics of meshes, actors and logs."""
 
-    magics = (
-        *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
-        "%monarch",
-    )
+    magics = (*("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),)
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
         """What can follow the words `before` on the line of a magic."""
-        if magic == "%monarch":
-            return [] if before else ["doctor"]
         names = self._session.names()
         if magic in ("%stop", "%interrupt"):
             options = [] if before or magic != "%stop" else ["--all", "--unused"]

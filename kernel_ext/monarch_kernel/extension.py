@@ -7,7 +7,7 @@ from monarch_nb.mesh.forwarding import FORGET_SECONDS
 from monarch_nb.mesh.output import Output, output_of
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.mesh.view import conditions
-from monarch_nb.runtime import Runtime, future, process, runtime, waiters
+from monarch_nb.runtime import Future, Runtime, future, process, runtime, waiters
 from monarch_nb.settings import settings
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.wire import ActorError
@@ -20,14 +20,14 @@ from .display.failures import failure_bar, failure_bundle, raised_bar
 from .faces import Faces
 from .faces.views import FaceMagics
 from .faces.widgets import Widgets
+from .files import cell_name
 from .front import Front
-from .guide import GuideMagics
 from .log_magics import LogMagics
 from .logs import Logs
 from .magics import MonarchMagics
 from .progress import Progress
-from .reruns import Reruns
 from .session import Session
+from .stopping import Stopping
 
 
 class Extension:
@@ -37,7 +37,7 @@ class Extension:
         self._shell = shell
         self._front = Front(shell)
         self._session = Session(shell)
-        self._errors = Errors(shell, self._failed, self._raised)
+        self._errors = Errors(shell, self._failed, self._raised, self._stopped)
         self._faces = Faces(shell, self._session)
         self._widgets = Widgets(shell, self._faces)
         self._debugging = DebugMagics(shell, self._session)
@@ -49,10 +49,9 @@ class Extension:
         self._shell.events.register("pre_execute", self._attach)
         display.install(self._shell)
         self._errors.install()
-        self._shell.register_magics(MonarchMagics(self._shell, self._front, self._session))
+        self._shell.register_magics(MonarchMagics(self._shell, self._session))
         self._shell.register_magics(LogMagics(self._shell, self._session))
         self._shell.register_magics(self._debugging)
-        self._shell.register_magics(GuideMagics(self._shell, self._session))
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
         Completion(self._shell, self._session).install()
         self._shell.register_magics(FaceMagics(self._shell, self._session))
@@ -86,6 +85,10 @@ class Extension:
         if bundle and self._front.in_cell:
             self._front.display({**raised_bar(error), **bundle})
 
+    def _stopped(self, future: Future[Any]) -> str:
+        """What has become of an awaited call that was interrupted."""
+        return self._attached.stopping.fate(future) if self._attached is not None else ""
+
     def _attach(self) -> None:
         """To the current engine: there is a new one after shutdown_context()."""
         engine = process._runtime
@@ -94,26 +97,27 @@ class Extension:
         self._faces.attach(engine)
         if self._attached is not None:
             self._attached.leave()
-        self._attached = _Attached(self._shell, self._front, engine, self._widgets, self._session)
+        self._attached = _Attached(self._shell, self._front, engine, self._widgets)
         self._debugging.waiting = self._attached.prompting.asks
 
 
 class _Attached:
     """The hold on one engine: its failures, its processes' output, and waits for them."""
 
-    def __init__(self, shell: Any, front: Front, engine: Runtime, widgets: Widgets, session: Session) -> None:
+    def __init__(self, shell: Any, front: Front, engine: Runtime, widgets: Widgets) -> None:
         self.engine = engine
         self._front = front
         self._widgets = widgets
         self._output: Output = output_of(engine)
         self._logs = Logs(front, engine, self._output)
-        self._reruns = Reruns(shell, front, session, engine)
         self._progress = Progress(front, engine, self._logs, conditions)
         self.prompting = Prompting(shell, front, engine, widgets.debugger)
+        self.stopping = Stopping(front, engine, lambda file: cell_name(shell, file))
         self._settle = lambda: self._logs.settle(all_of_it=True)
         notebook_mode(self._show)
         engine.keeper.on_event.append(self._happened)
         self.prompting.install()
+        self.stopping.install()
         waiters.append(self._progress)
         future._wait_guards.append(self._progress.guard)
         front.ending.append(self._settle)
@@ -129,7 +133,7 @@ class _Attached:
             if mine in registered:
                 registered.remove(mine)  # type: ignore[arg-type]
         self.prompting.uninstall()
-        self._reruns.close()
+        self.stopping.uninstall()
         self._logs.close()
 
     def _happened(self, kind: str, about: Any) -> None:

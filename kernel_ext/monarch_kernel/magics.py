@@ -13,7 +13,6 @@ from monarch_nb.mesh.log_lines import options
 from .actors import Actors
 from .arguments import actor_wish, check_name, mesh_wish, names, place
 from .display.errors import cell_syntax
-from .front import Front
 from .overview import Overview
 from .running import run_cell
 from .session import Session
@@ -23,9 +22,8 @@ from .session import Session
 class MonarchMagics(Magics):
     """%mesh, %%mesh, %%on, %%actor, %reload, %meshes, %heal, %stop, %interrupt."""
 
-    def __init__(self, shell: Any, front: Front, session: Session) -> None:
+    def __init__(self, shell: Any, session: Session) -> None:
         super().__init__(shell)
-        self._front = front
         self._session = session
         self._actors = Actors(shell, session)
 
@@ -81,7 +79,7 @@ class MonarchMagics(Magics):
         """
         wish = place("%%on", line)
         part = wish.of(self._session.find(wish.name))
-        return run_cell(self._front, part, wish.name, numbered("%%on", line, cell), self._cell())
+        return run_cell(part, numbered("%%on", line, cell), self._cell())
 
     @no_var_expand  # braces are those of expressions
     @cell_magic
@@ -178,21 +176,22 @@ class MonarchMagics(Magics):
 
     @line_magic
     def interrupt(self, line: str) -> None:
-        """Raise KeyboardInterrupt in what runs on the ranks of a mesh now.
+        """Raise KeyboardInterrupt in what runs on the ranks of a mesh now, and say what has ended and what has not.
 
         %interrupt NAME ...
         %interrupt NAME gpus=0,2-3  # only these ranks
 
-        A rank that sits in C code notices when it returns from it; %heal NAME gpus=3 --kill does not wait for that.
+        Python code, `time.sleep` and waits for other calls end. A rank that sits in other C code notices when it
+        returns from it, which is said within a second; %heal NAME gpus=3 --kill does not wait for that.
         From Python: monarch_nb.mesh.interrupt(workers).
         """
         if "=" in line:
             wish = place("%interrupt", line)
-            self._say(self._session.interrupt(wish.name, wish.of(self._session.find(wish.name))))
+            self._say(self._session.interrupt(wish.of(self._session.find(wish.name))))
             return
         found, _ = names("%interrupt", line)
         for name in found:
-            self._say(self._session.interrupt(name, self._session.find(name)))
+            self._say(self._session.interrupt(self._session.find(name)))
 
     def _cell(self) -> str:
         """The file name of the cell that is running: what is made of it elsewhere goes under that name too."""

@@ -6,15 +6,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.runtime import Future
+from monarch_nb.mesh.interrupts import answered, doing
+from monarch_nb.runtime import Doing, Future
 from monarch_nb.runtime.future import WAIT_TICK
 from monarch_nb.shape import places_of
 
 from .front import Front, Line
 from .logs import Logs
+from .reactions import at, grouped, what
 
 AFTER_SECONDS = 2.0
 EVERY_SECONDS = 0.5
+ASK_SECONDS = 1.0  # how often ranks are asked what they do
+MOST_ASKED = 64
 TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 
 
@@ -28,6 +32,7 @@ class Progress:
         self._states = states
         self._line = Line(front)
         self._next = 0.0
+        self._busy = _Busy()
 
     def waiting(self, future: Future[Any], seconds: float) -> None:
         """Shows how far a call is."""
@@ -57,6 +62,7 @@ class Progress:
         if self._next:
             self._next = 0.0
             self._line.clear()
+            self._busy = _Busy()
         self._logs.settle()
 
     def _text(self, future: Future[Any], seconds: float) -> str:
@@ -69,6 +75,8 @@ class Progress:
             if 0 < len(missing) < 10_000:
                 lines.append(f"   missing: {_where(state, missing)}")
             lines += [f"   {text}" for text in self._unusual(state, missing)]
+        if call is not None and state is not None:
+            lines += [f"   {text}" for text in self._busy.lines(state, call.missing_ranks(), call.call)]
         bars = self._logs.progress()
         if bars:
             lines += [f"   {bar}" for bar in bars.splitlines()[:16]]
@@ -76,10 +84,43 @@ class Progress:
 
     def _unusual(self, state: Any, missing: list[int]) -> list[str]:
         by_state: dict[str, list[int]] = {}
-        for rank, what in self._states(state).items():
-            if rank in missing and what != "alive":
-                by_state.setdefault(what, []).append(rank)
+        for rank, how in self._states(state).items():
+            if rank in missing and how != "alive":
+                by_state.setdefault(how, []).append(rank)
         return [f"{what}: {_where(state, ranks)}" for what, ranks in by_state.items()]
+
+
+class _Busy:
+    """What the ranks that a call waits for do instead, as they say when they are asked now and then."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, Future[Doing]] = {}
+        self._known: dict[int, tuple[Doing, float]] = {}  # by base rank, and when that was
+        self._next = 0.0
+
+    def lines(self, state: Any, ranks: list[int], call: str) -> list[str]:
+        """Those of `ranks` that run another call, and since when."""
+        now = time.time()
+        for rank, future in tuple(self._asked.items()):
+            said = answered(future)
+            if said is not None:
+                self._known[rank] = said, now - said.seconds
+                del self._asked[rank]
+        if now >= self._next and len(ranks) <= MOST_ASKED:
+            self._next = now + ASK_SECONDS
+            self._asked.update(doing(state, [rank for rank in ranks if rank not in self._asked]))
+        other = {rank: self._known[rank] for rank in ranks if rank in self._known}
+        since = {rank: begun for rank, (said, begun) in other.items() if said.call and said.call != call}
+        found = grouped({rank: other[rank][0] for rank in since}, lambda said: (said.endpoint, said.call))
+        lines = []
+        for said, busy in found:
+            begun = min(since[rank] for rank in busy)
+            clock = time.strftime("%H:%M:%S", time.localtime(begun))
+            lines.append(
+                f"{at(state, busy)} busy with {what(state, said.endpoint)} since {clock} ({_duration(now - begun)}); "
+                f"%interrupt {state.name} ends it"
+            )
+        return lines
 
 
 def _awaited() -> bool:

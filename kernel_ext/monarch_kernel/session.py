@@ -10,12 +10,16 @@ from typing import Any, Literal
 from IPython.core.error import UsageError
 from msgspec import Struct
 
-from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, heal_mesh, interrupt, local_hosts, this_host
+from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, heal_mesh, local_hosts, this_host
+from monarch_nb.mesh.interrupts import interrupted
 from monarch_nb.mesh.modules import local_modules
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.mesh.view import MeshView, describe
 from monarch_nb.mesh.workspace import Report, owned_actors, reload_code, reload_each
 from monarch_nb.runtime import runtime
+
+from .files import cell_name
+from .reactions import at, ended, stuck
 
 Mesh = ProcMesh | ActorMesh[Any]
 
@@ -227,10 +231,11 @@ class Session:
         reload_each(states, report)
         return report
 
-    def interrupt(self, name: str, mesh: Mesh) -> str:
-        """Interrupts what runs on the ranks of a mesh of that name, or a part of it; gives a line about it."""
-        interrupt(mesh)
-        return f"interrupting {_count(len(mesh), 'rank')} of {name}"
+    def interrupt(self, mesh: Mesh) -> str:
+        """Interrupts what runs on the ranks of a mesh, or of a part of it; says what has ended and what has not."""
+        reactions = interrupted(mesh._state, mesh._region.ranks())
+        lines = ended(mesh._state, reactions) + stuck(mesh._state, reactions, lambda file: cell_name(self._shell, file))
+        return "\n".join(lines) or f"nothing runs on {at(mesh._state, mesh._region.ranks())}"
 
     # -- looking ----------------------------------------------------------------------------------------------------
 

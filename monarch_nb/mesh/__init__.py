@@ -15,8 +15,9 @@ from monarch_nb.mesh.controller import (
 from monarch_nb.mesh.controllers import get_or_spawn_controller
 from monarch_nb.mesh.endpoint import Endpoint, send
 from monarch_nb.mesh.fault import exit_on_fault, notebook_mode, set_hook_lookup
-from monarch_nb.mesh.heal import heal_mesh, interrupt
+from monarch_nb.mesh.heal import heal_mesh
 from monarch_nb.mesh.host import HostMesh, this_host, this_proc
+from monarch_nb.mesh.interrupts import interrupt
 from monarch_nb.mesh.joining import accept_hosts
 from monarch_nb.mesh.logs import LogRecord, Logs, follow_logs, logs_of
 from monarch_nb.mesh.output import Written, listen_to_logs

@@ -7,7 +7,6 @@ from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import runtime
-from monarch_nb.transport import UnreachableError
 
 M = TypeVar("M")
 ROUNDS = 4
@@ -36,19 +35,3 @@ def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False) -> M
         if all(now.get(rank) != "failed" for rank in reference._region.ranks()):
             break
     return mesh
-
-
-def interrupt(mesh: Any) -> None:
-    """Raises KeyboardInterrupt in what runs on the ranks of a mesh: cells of a ProcMesh, endpoints of an ActorMesh.
-
-    Best effort: a rank that sits in C code notices when it returns from it; that one is ended by
-    `heal_mesh(mesh.slice(...), kill=True)`. Does not block.
-    """
-    engine = runtime()
-    state = mesh._state
-    procs = getattr(state, "procs", None) or state
-    for rank in mesh._region.ranks():
-        try:
-            engine.control(procs.address(rank), "actor.interrupt", (state.uid, rank))
-        except UnreachableError:  # it is gone: nothing runs there
-            continue

@@ -35,7 +35,6 @@ class Keeper:
         self.python: str | None = None  # the interpreter this process was asked to run with; its own follow
         self.workspaces: dict[str, list[str]] = {}  # by host: folders of code that come first on the path there
         self.on_event: list[Callable[[str, Any], None]] = []  # displays; called on engine threads, must not block
-        self.on_call: list[Callable[[ActorState], None]] = []  # told of each call that begins here, on its thread
         self.revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
         self.log_options: Any = None  # what ProcMesh.logging_option has set
         self.forwarding: Any = None  # writes here what the processes write that this one started
@@ -51,7 +50,7 @@ class Keeper:
         self.editions = Editions(self)
         self.stops = Stops(self)
         self.heals = Heals(self)
-        engine.controls.update({"actor.failed": self._actor_failed, "actor.interrupt": self._interrupt})
+        engine.controls["actor.failed"] = self._actor_failed
 
     @property
     def pids(self) -> dict[str, int]:
@@ -205,9 +204,3 @@ class Keeper:
     def _actor_failed(self, header: Header, parcel: "Parcel") -> None:
         refusal = msgspec.msgpack.decode(parcel.frames[0], type=Refusal)
         self.engine.node.settled(self.driver.refused, refusal)  # what it answered before comes before
-
-    def _interrupt(self, header: Header, parcel: "Parcel") -> None:
-        mesh, rank = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, int])
-        cell = self.engine.cells.get((mesh, rank))
-        if cell is not None:
-            cell.interrupt()

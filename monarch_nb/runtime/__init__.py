@@ -15,14 +15,17 @@ from monarch_nb.runtime.endpoint import (
 )
 from monarch_nb.runtime.future import Future, Waiter, waiters
 from monarch_nb.runtime.held import Held
+from monarch_nb.runtime.interruptions import DOING, INTERRUPT, Doing, Interrupt
 from monarch_nb.runtime.life import ActorLife, SpawnActor
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
 from monarch_nb.runtime.process import SPAWN, Runtime, install, runtime, set_factory
 from monarch_nb.runtime.supervising import Supervising
 
 __all__ = [
+    "DOING",
     "EXEC",
     "HOOK",
+    "INTERRUPT",
     "RELOAD",
     "ROOT",
     "SPAWN",
@@ -34,10 +37,12 @@ __all__ = [
     "Context",
     "CreatorInstance",
     "DeadlockError",
+    "Doing",
     "EndpointProperty",
     "Future",
     "Held",
     "Instance",
+    "Interrupt",
     "PendingCall",
     "Port",
     "PortReceiver",

@@ -60,11 +60,15 @@ class Cancels:
         else:
             threading.Thread(target=tell, name="monarch-cancel", daemon=True).start()
 
-    def _arrive(self, header: Header, parcel: "Parcel") -> None:
-        word = msgspec.msgpack.decode(parcel.frames[0], type=Cancel)
-        self._cancelled[word.call] = None  # its message may come later than this: control goes a way of its own
+    def drop(self, call: str) -> None:
+        """A call that has not begun here never will; its message may yet come, as control goes a way of its own."""
+        self._cancelled[call] = None
         while len(self._cancelled) > REMEMBERED:
             self._cancelled.popitem(last=False)
+
+    def _arrive(self, header: Header, parcel: "Parcel") -> None:
+        word = msgspec.msgpack.decode(parcel.frames[0], type=Cancel)
+        self.drop(word.call)
         cell = self._runtime.cells.get((word.mesh, word.rank))
         if cell is None:
             return

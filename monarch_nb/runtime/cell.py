@@ -4,7 +4,6 @@ import asyncio
 import functools
 import inspect
 import logging
-import os
 import signal
 import threading
 import time
@@ -19,10 +18,11 @@ from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.runtime.life import ActorLife, SpawnActor
 from monarch_nb.runtime.ports import ReplyPort
+from monarch_nb.runtime.sleeping import wake
 from monarch_nb.runtime.spans import continued, instrumented
 from monarch_nb.settings import settings
 from monarch_nb.shape import Extent, NDSlice, Point, Region
-from monarch_nb.transport import throw_into
+from monarch_nb.transport import take_back, throw_into
 from monarch_nb.wire import (
     Header,
     RemoteException,
@@ -62,6 +62,9 @@ class ActorCell(ActorLife):
         self.task: asyncio.Task[Any] | None = None
         self.watch: Callable[[Any], Any] | None = None  # wraps methods while a debugger has breakpoints here
         self._calls: dict[str, asyncio.Task[Any] | None] = {}  # async endpoints that run, by call
+        self._exposed = False  # a sync endpoint runs, and may be interrupted
+        self._thrown = False  # an interrupt is on its way to it
+        self._covering = threading.Lock()
         self._spawn = (header, parcel)
         region = Region(spec.labels, NDSlice(spec.offset, spec.sizes, spec.strides))
         point = region.point_of_base_rank(header.rank)
@@ -219,9 +222,13 @@ class ActorCell(ActorLife):
         token, _ = self._enter(header)
         left = continued(header.trace) if header.trace else None
         try:
+            self._exposed = True
             method, args, kwargs = self._open(header, parcel)
-            self._answer(header, method(*args, **kwargs))
+            result = method(*args, **kwargs)
+            self._cover()
+            self._answer(header, result)
         except BaseException as error:
+            self._cover()
             self._raised(header, error)
         finally:
             if left is not None:
@@ -335,17 +342,38 @@ class ActorCell(ActorLife):
 
         self.executor.urge(cancel)
 
+    def running_now(self) -> dict[str, object]:
+        """The calls whose endpoints run, each with a mark that no other run of them has."""
+        running = self.running
+        return {**self._calls, running[0]: running} if running is not None else dict(self._calls)
+
     def interrupt(self) -> None:
         """Raises KeyboardInterrupt in the running endpoint; best effort: one that sits in C code notices later."""
-        if self.running is None:
-            return
         executor = self.executor
         if isinstance(executor, AsyncExecutor):
-            executor.urge(lambda: self.task.cancel() if self.task is not None else None)
-        elif executor.thread is threading.main_thread():
-            os.kill(os.getpid(), signal.SIGINT)  # a signal also wakes it out of a sleep or a system call
-        elif executor.thread.ident is not None:
-            throw_into(executor.thread.ident, KeyboardInterrupt)
+            executor.urge(lambda: [task.cancel() for task in tuple(self._calls.values()) if task is not None])
+            return
+        with self._covering:
+            if not self._exposed:
+                return
+            if executor.thread is threading.main_thread():
+                # To the thread itself: a signal to the process may be taken by any, and wakes only the one that does.
+                signal.pthread_kill(executor.thread.ident or 0, signal.SIGINT)
+            elif executor.thread.ident is not None:
+                self._thrown = throw_into(executor.thread.ident, KeyboardInterrupt)
+                wake(executor.thread.ident)
+
+    def _cover(self) -> None:
+        """The endpoint is over: an interrupt that comes now is too late, and must not cut off the answer."""
+        while self._exposed:
+            try:
+                with self._covering:
+                    self._exposed = False
+                    if self._thrown:
+                        self._thrown = False
+                        take_back()
+            except KeyboardInterrupt:
+                continue
 
 
 _extent = functools.lru_cache(maxsize=64)(Extent)  # those of the slices it is called on, again and again

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.runtime import sleeping
 from monarch_nb.settings import settings
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class SyncExecutor:
 
     def _live(self) -> None:
         cell = self._cell
+        if not self._main:
+            sleeping.enter()
         cell.construct()
         while not cell.ending:
             try:
@@ -80,6 +83,7 @@ class SyncExecutor:
             except KeyboardInterrupt:  # an interrupt that came between two messages has nothing to interrupt
                 continue
         cell.finish()
+        sleeping.leave()
 
 
 def _drain(items: "deque[Message]") -> "list[Message]":

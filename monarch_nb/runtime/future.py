@@ -31,11 +31,24 @@ _wait_guards: list[Callable[["Future[Any]", bool], Callable[[], None] | None]] =
 # Entered for an `await`, with the asyncio future that it suspends on: an exception set there ends the wait.
 _await_guards: list[Callable[["Future[Any]", "asyncio.Future[None]"], Callable[[], None] | None]] = []
 
+# Asked when Ctrl-C ends a blocking wait: what becomes of the operation, "" to say no more than the wait itself does.
+_stop_words: list[Callable[["Future[Any]"], str]] = []
+
 # Asked before a thread blocks; may raise.
 _block_checks: list[Callable[["Future[Any]"], None]] = []
 
 # Held for a few instructions only: two threads may resolve one future, a third may add a callback.
 _transitions = threading.Lock()
+
+
+def _leave(guards: "list[Callable[[], None]]") -> None:
+    """Each is left, also where one raises: that one ends the wait."""
+    try:
+        while guards:
+            guards.pop(0)()
+    except BaseException:
+        _leave(guards)
+        raise
 
 
 def _checked(timeout: float | None) -> float | None:
@@ -204,9 +217,10 @@ class Future(Generic[R]):
         self.watched += 1
         try:
             begun = time.monotonic()
+            main = threading.current_thread() is threading.main_thread()
             deadline = None if timeout is None else begun + timeout
             while True:
-                tick = -1.0 if not waiters else WAIT_TICK
+                tick = WAIT_TICK if waiters or not main else -1.0  # other threads learn of an interrupt between two
                 if deadline is not None:
                     left = max(0.0, deadline - time.monotonic())
                     tick = left if tick < 0 else min(tick, left)
@@ -221,14 +235,22 @@ class Future(Generic[R]):
                 for waiter in tuple(waiters):
                     waiter.waiting(self, now - begun)
         except KeyboardInterrupt as stop:
-            told = self.told()
-            if told:
+            for say in _stop_words:
+                if told := say(self):
+                    raise KeyboardInterrupt(told) from stop
+            if told := self.told():
                 stop.add_note(f"stopped waiting; {told}. The future stays valid: .get() waits again")
             raise
         finally:
             self.watched -= 1
-            for done in leave:
-                done()
+            _leave(leave)
+
+    def wait(self, timeout: float) -> bool:
+        """Blocks until it is over, up to `timeout` seconds, without a word about it; whether it is over."""
+        self._observe()
+        if not self._done and self._lock.acquire(timeout=timeout):
+            self._lock.release()
+        return self._done
 
     def get(self, timeout: float | None = None) -> R:
         """The result; blocks up to `timeout` seconds.
@@ -279,8 +301,7 @@ class Future(Generic[R]):
                 yield from signal.__await__()
             finally:
                 self.watched -= 1
-                for done in leave:
-                    done()
+                _leave(leave)
         return self._outcome()
 
     def as_asyncio(self) -> "asyncio.Future[R]":

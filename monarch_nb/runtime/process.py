@@ -20,6 +20,7 @@ from monarch_nb.runtime.clock import Clock
 from monarch_nb.runtime.context import ROOT, Context, Instance, current
 from monarch_nb.runtime.failures import Failures
 from monarch_nb.runtime.future import _wait_guards
+from monarch_nb.runtime.interruptions import Interruptions
 from monarch_nb.runtime.life import ActorLife, SpawnActor
 from monarch_nb.runtime.own_log import OwnLog
 from monarch_nb.runtime.parking import Parking
@@ -73,6 +74,7 @@ class Runtime:
         self._parking = Parking(self.clock.later)
         self.waits = Waits(self)
         self.cancels = Cancels(self)
+        self.interruptions = Interruptions(self)
         self._lock = threading.Lock()
         self._call_numbers = itertools.count()
         self._setup = threading.Event()

@@ -8,7 +8,7 @@ from monarch_nb.transport.errors import (
     UnreachableError,
 )
 from monarch_nb.transport.greeting import Unready, greet, knock, split
-from monarch_nb.transport.interrupts import throw_into, uninterrupted
+from monarch_nb.transport.interrupts import take_back, throw_into, uninterrupted
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.node import Node
 from monarch_nb.transport.parcel import Parcel
@@ -30,6 +30,7 @@ __all__ = [
     "knock",
     "require_keys",
     "split",
+    "take_back",
     "throw_into",
     "uninterrupted",
 ]

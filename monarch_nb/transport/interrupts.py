@@ -100,6 +100,11 @@ def throw_into(thread: int, exception: type[BaseException]) -> bool:
         return int(_set_async_exc(thread, exception)) == 1
 
 
+def take_back() -> None:
+    """An exception that was thrown into the calling thread and has not been raised yet is not raised any more."""
+    _set_async_exc(threading.get_ident(), ctypes.py_object())
+
+
 def _after_fork() -> None:
     _by_thread.clear()
     _noted.clear()

@@ -7,7 +7,7 @@ import pytest
 from tests.notebook.notebook import Notebook
 
 ACTORS = """
-import os, signal, time
+import os, signal, socket, time
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
 
 class Worker(Actor):
@@ -32,6 +32,17 @@ class Worker(Actor):
     @endpoint
     def pid(self):
         return os.getpid()
+
+    @endpoint
+    def nap(self, seconds):
+        print("asleep", flush=True)
+        time.sleep(seconds)
+
+    @endpoint
+    def receive(self):
+        mine, other = socket.socketpair()
+        print("waiting for a byte", flush=True)
+        mine.recv(1)
 """
 
 

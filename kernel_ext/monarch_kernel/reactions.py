@@ -1,0 +1,77 @@
+"""What ranks do, and how they took an interrupt, in words."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from monarch_nb.mesh.interrupts import SILENT_AFTER
+from monarch_nb.mesh.state import MeshState, ProcState
+from monarch_nb.runtime import EXEC, HOOK, RELOAD, Doing
+from monarch_nb.shape import places
+
+OFFERED = 8  # more ranks than these are not named one by one
+_ENGINES = {EXEC: "the cell", HOOK: "__healed__()", RELOAD: "the reload"}
+_CONSOLE = {"cell": "the cell", "setup": "the set-up"}  # endpoints of processes
+
+FileName = Callable[[str], str]
+
+
+def what(state: MeshState, endpoint: str) -> str:
+    """What runs: `a.step()`, or the cell."""
+    name = endpoint.lstrip("@!")
+    known = _ENGINES.get(endpoint) or (_CONSOLE.get(name) if isinstance(state, ProcState) else None)
+    return known or f"{state.name}.{name}()"
+
+
+def at(state: MeshState, ranks: Iterable[int]) -> str:
+    """Base ranks of a mesh, by its name: `a gpus=0-3`."""
+    base = state.region
+    where = places(base.labels, (tuple(base.point_of_base_rank(rank).values()) for rank in ranks))
+    return f"{state.name} {where}".rstrip()
+
+
+def anew(state: MeshState, ranks: Sequence[int]) -> str:
+    """How to kill the processes of ranks that react to nothing, as commands that can be run as they are."""
+    base = state.region
+    pick = places(base.labels, (tuple(base.point_of_base_rank(rank).values()) for rank in ranks))
+    some = len(ranks) < len(base) and len(ranks) <= OFFERED
+    picks = [f" {place.strip()}" for place in pick.split(";")] if some else [""]
+    commands = "; ".join(f"%heal {state.name}{pick} --kill" for pick in picks)
+    return f"{commands} kills {'their processes' if len(ranks) > 1 else 'its process'} and starts anew"
+
+
+def grouped(doings: Mapping[int, Doing], key: Callable[[Doing], tuple[object, ...]]) -> list[tuple[Doing, list[int]]]:
+    """Ranks that do the same, together."""
+    groups: dict[tuple[object, ...], tuple[Doing, list[int]]] = {}
+    for rank, doing in doings.items():
+        groups.setdefault(key(doing), (doing, []))[1].append(rank)
+    return list(groups.values())
+
+
+def ended(state: MeshState, reactions: Mapping[int, Doing | None]) -> list[str]:
+    """What an interrupt has ended, and where."""
+    over = {rank: doing for rank, doing in reactions.items() if doing is not None and doing.ended}
+    return [
+        f"interrupted {what(state, doing.endpoint)} on {at(state, ranks)}"
+        for doing, ranks in grouped(over, lambda doing: (doing.endpoint,))
+    ]
+
+
+def stuck(state: MeshState, reactions: Mapping[int, Doing | None], name: FileName) -> list[str]:
+    """Who has not reacted to an interrupt, why, and what ends that."""
+    held = {rank: doing for rank, doing in reactions.items() if doing is not None and doing.call and not doing.ended}
+    lines = []
+    for doing, ranks in grouped(held, lambda doing: (doing.endpoint, doing.file, doing.line)):
+        place = f"{name(doing.file) or doing.file}, line {doing.line}" if doing.file else ""
+        inside = f" in `{doing.source}` ({place})" if doing.source else f" ({place})" if place else ""
+        one = len(ranks) == 1
+        lines.append(
+            f"{at(state, ranks)} {'has' if one else 'have'} not reacted within {SILENT_AFTER:g} s: "
+            f"{what(state, doing.endpoint)} waits{inside} for something that an interrupt does not end. It ends when "
+            f"that does, or {anew(state, ranks)}"
+        )
+    silent = [rank for rank, doing in reactions.items() if doing is None]
+    if silent:
+        lines.append(
+            f"{at(state, silent)} {'does' if len(silent) == 1 else 'do'} not answer: a long call in C, or stopped. "
+            f"{anew(state, silent)}"
+        )
+    return lines

@@ -1,0 +1,58 @@
+"""Interrupting what runs on the ranks of a mesh, and seeing what they do."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_nb.mesh.requests import request, settle
+from monarch_nb.mesh.state import MeshState
+from monarch_nb.runtime import DOING, INTERRUPT, Doing, Future, Interrupt, runtime
+from monarch_nb.transport import UnreachableError
+
+SILENT_AFTER = 1.0  # seconds without a word after which a rank is taken for one that does not answer
+
+
+def interrupt(mesh: Any) -> None:
+    """Raises KeyboardInterrupt in what runs on the ranks of a mesh: cells of a ProcMesh, endpoints of an ActorMesh.
+
+    Best effort: `time.sleep`, waits for other calls, and Python code end; a rank that sits in other C code notices when
+    it returns from it; that one is ended by `heal_mesh(mesh.slice(...), kill=True)`. Does not block.
+    """
+    engine = runtime()
+    state = mesh._state
+    procs = getattr(state, "procs", None) or state
+    for rank in mesh._region.ranks():
+        try:
+            engine.control(procs.address(rank), INTERRUPT, Interrupt(state.uid, rank))
+        except UnreachableError:  # it is gone: nothing runs there
+            continue
+
+
+def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()) -> dict[int, Doing | None]:
+    """Interrupts base ranks of a mesh and gives what each was doing, None for those that do not answer within 1 s.
+
+    Those that are known to be dead are left out. What had not ended by then is found where it is. Calls of `drop` that
+    have not begun are not run. Blocks up to 1 s.
+    """
+    asked = ask(state, ranks, lambda rank: (INTERRUPT, Interrupt(state.uid, rank, tuple(drop))))
+    until = time.monotonic() + SILENT_AFTER
+    settle(list(asked.values()), lambda: "").wait(until - time.monotonic())
+    alive = {rank: future for rank, future in asked.items() if not (future.done() and future.exception(0) is not None)}
+    return {rank: answered(future) for rank, future in alive.items()}
+
+
+def doing(state: MeshState, ranks: Sequence[int]) -> dict[int, Future[Doing]]:
+    """Asks base ranks of a mesh what they do. Does not block."""
+    return ask(state, ranks, lambda rank: (DOING, (state.uid, rank)))
+
+
+def answered(future: Future[Doing]) -> Doing | None:
+    """What a rank has answered; None if it has not."""
+    return future.get(0) if future.done() and future.exception(0) is None else None
+
+
+def ask(state: MeshState, ranks: Sequence[int], wish: Callable[[int], tuple[str, Any]]) -> dict[int, Future[Doing]]:
+    """One request for each rank."""
+    engine = runtime()
+    procs: Any = getattr(state, "procs", None) or state
+    return {rank: request(engine, procs.address(rank), *wish(rank), Doing) for rank in ranks}

@@ -1,0 +1,61 @@
+"""A `time.sleep` that an interrupt ends, also on a thread that runs a sync actor.
+
+Python runs signal handlers on the main thread alone, and goes back to sleep on all others: neither a signal nor an
+exception thrown into a thread ends the C function there.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from typing import Any
+
+_c_sleep = time.sleep
+_LONGEST = threading.TIMEOUT_MAX
+_WAKES: Any = getattr(signal, "SIGURG", None)  # ignored by default, and by nearly everybody
+_wakers: dict[int, threading.Lock] = {}  # by thread that runs a sync actor: held while there is nothing to wake it for
+
+
+def enter() -> None:
+    """The calling thread runs a sync actor from now on."""
+    waker = _wakers[threading.get_ident()] = threading.Lock()
+    waker.acquire()
+
+
+def leave() -> None:
+    """It does so no longer."""
+    _wakers.pop(threading.get_ident(), None)
+
+
+def wake(thread: int) -> None:
+    """Ends a sleep of that thread (its ident), and C code that gives up when a signal comes.
+
+    Most of Python's own blocking calls begin again after a signal: those are not woken.
+    """
+    waker = _wakers.get(thread)
+    if waker is None:
+        return
+    with contextlib.suppress(RuntimeError):  # it has been told, and has not looked yet
+        waker.release()
+    if _WAKES is not None and callable(signal.getsignal(_WAKES)):  # else it would not interrupt anything
+        signal.pthread_kill(thread, _WAKES)
+
+
+def sleep(seconds: Any, /) -> None:
+    """Delays execution for a number of seconds, which may be a fraction."""
+    waker = _wakers.get(threading.get_ident())
+    if waker is None or type(seconds) not in (int, float) or not 0 < seconds < _LONGEST:
+        _c_sleep(seconds)
+        return
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        waker.acquire(timeout=left)  # what it was woken for is raised here
+
+
+def install() -> None:
+    """Puts it in the place of `time.sleep`, in a process that was started to hold actors. On the main thread."""
+    sleep.__module__ = "time"  # it is pickled by that name
+    time.sleep = sleep
+    if _WAKES is not None and signal.getsignal(_WAKES) is signal.SIG_DFL:
+        signal.signal(_WAKES, lambda number, frame: None)
+        signal.siginterrupt(_WAKES, True)

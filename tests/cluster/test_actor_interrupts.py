@@ -1,0 +1,136 @@
+"""Interrupts of endpoints: what they end, what is told of the rest, and that no answer is lost by them."""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ActorError, Channel, ProcMesh, endpoint
+from monarch_nb.mesh import interrupt
+from monarch_nb.mesh.interrupts import doing, interrupted
+from tests.cluster.actor_tools import SECONDS, spawned
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Blocking(Actor):
+    """Sits where a test wants it to."""
+
+    def __init__(self) -> None:
+        self.ends = os.pipe()
+
+    @endpoint
+    def sleep(self, began: Any) -> None:
+        began.send(None)
+        time.sleep(600)
+
+    @endpoint
+    def wait_for(self, other: Any, began: Any) -> None:
+        sleeping = other.sleep.call(began)
+        began.send(None)
+        sleeping.get()
+
+    @endpoint
+    def read(self, began: Any) -> None:
+        began.send(None)
+        os.read(self.ends[0], 1)
+
+    @endpoint
+    def quick(self) -> int:
+        return 1
+
+
+class BlockingAsync(Blocking):
+    """The same on a loop."""
+
+    @endpoint
+    async def read(self, began: Any) -> None:  # type: ignore[override]
+        began.send(None)
+        os.read(self.ends[0], 1)
+
+    @endpoint
+    async def sleep(self, began: Any) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+    @endpoint
+    async def wait_for(self, other: Any, began: Any) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+    @endpoint
+    async def quick(self) -> int:  # type: ignore[override]
+        return 1
+
+
+@pytest.fixture(scope="module")
+def duo() -> Iterator[ProcMesh]:
+    yield from spawned(2, "duo")
+
+
+def test_an_interrupt_ends_a_sleep_and_a_wait_for_another_actor(duo: ProcMesh) -> None:
+    sleepers = duo.spawn("sleepers", Blocking)
+    waiters = duo.spawn("waiters", Blocking)
+    port, receiver = Channel[None].open()
+    waits = waiters.wait_for.call(sleepers, port)
+    for _ in range(4):
+        receiver.recv().get(SECONDS)
+    begin = time.monotonic()
+    reactions = interrupted(waiters._state, [0, 1])
+    assert {rank: (did is not None and did.ended, did and did.endpoint) for rank, did in reactions.items()} == {
+        0: (True, "wait_for"),
+        1: (True, "wait_for"),
+    }
+    with pytest.raises(ActorError, match="KeyboardInterrupt"):
+        waits.get(SECONDS)
+    interrupt(sleepers)
+    assert waiters.quick.call().get(SECONDS).values() == [1, 1]
+    interrupt(sleepers)  # each of the two has been called by both
+    assert sleepers.quick.call().get(SECONDS).values() == [1, 1]
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("kind", [Blocking, BlockingAsync])
+def test_what_an_interrupt_does_not_end_is_said_within_a_second(impatient: None, kind: Any) -> None:
+    for procs in spawned(2, "held"):
+        actors = procs.spawn("actors", kind)
+        port, receiver = Channel[None].open()
+        read = actors.slice(gpus=1).read.call_one(port)
+        receiver.recv().get(SECONDS)
+        reactions = interrupted(actors._state, [0, 1])
+        idle, held = reactions[0], reactions[1]
+        assert idle is not None
+        assert idle.call == ""
+        assert held is not None
+        assert not held.ended
+        assert held.endpoint == "read"
+        assert held.source == "os.read(self.ends[0], 1)"
+        assert not read.done()
+        assert doing(actors._state, [1])[1].get(SECONDS).seconds > 0.5
+
+
+def test_calls_that_have_not_begun_are_dropped_where_that_is_asked_for(duo: ProcMesh) -> None:
+    actors = duo.spawn("queued", Blocking)
+    port, receiver = Channel[None].open()
+    first, *more = [actors.sleep.call(port) for _ in range(4)]
+    receiver.recv().get(SECONDS)
+    receiver.recv().get(SECONDS)
+    interrupted(actors._state, [0, 1], [future.wait_id for future in (first, *more)])
+    with pytest.raises(ActorError, match="KeyboardInterrupt"):
+        first.get(SECONDS)
+    for future in more:
+        with pytest.raises(ActorError, match="cancelled before it ran"):
+            future.get(SECONDS)
+
+
+def test_interrupts_at_any_moment_lose_no_answer(duo: ProcMesh) -> None:
+    actors = duo.spawn("quick", Blocking)
+    actors.quick.call().get(SECONDS)
+    until = time.monotonic() + 1.0
+    cut = 0
+    while time.monotonic() < until:
+        futures = [actors.quick.call() for _ in range(20)]
+        for _ in range(5):
+            interrupt(actors)
+        cut += sum(future.exception(SECONDS) is not None for future in futures)
+    assert actors.quick.call().get(SECONDS).values() == [1, 1]
