@@ -88,10 +88,15 @@ class LineCompletion:
 class Completion(LineCompletion):
     """On the lines of the magics of meshes, actors and logs."""
 
-    magics = (*("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),)
+    magics = (
+        *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
+        "%monarch",
+    )
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
         """What can follow the words `before` on the line of a magic."""
+        if magic == "%monarch":
+            return [] if before else ["doctor"]
         names = self._session.names()
         if magic in ("%stop", "%interrupt"):
             options = [] if before or magic != "%stop" else ["--all", "--unused"]

@@ -22,10 +22,12 @@ from .faces.views import FaceMagics
 from .faces.widgets import Widgets
 from .files import cell_name
 from .front import Front
+from .guide import GuideMagics
 from .log_magics import LogMagics
 from .logs import Logs
 from .magics import MonarchMagics
 from .progress import Progress
+from .reruns import Reruns
 from .session import Session
 from .stopping import Stopping
 
@@ -52,6 +54,7 @@ class Extension:
         self._shell.register_magics(MonarchMagics(self._shell, self._session))
         self._shell.register_magics(LogMagics(self._shell, self._session))
         self._shell.register_magics(self._debugging)
+        self._shell.register_magics(GuideMagics(self._shell, self._session))
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
         Completion(self._shell, self._session).install()
         self._shell.register_magics(FaceMagics(self._shell, self._session))
@@ -97,19 +100,20 @@ class Extension:
         self._faces.attach(engine)
         if self._attached is not None:
             self._attached.leave()
-        self._attached = _Attached(self._shell, self._front, engine, self._widgets)
+        self._attached = _Attached(self._shell, self._front, engine, self._widgets, self._session)
         self._debugging.waiting = self._attached.prompting.asks
 
 
 class _Attached:
     """The hold on one engine: its failures, its processes' output, and waits for them."""
 
-    def __init__(self, shell: Any, front: Front, engine: Runtime, widgets: Widgets) -> None:
+    def __init__(self, shell: Any, front: Front, engine: Runtime, widgets: Widgets, session: Session) -> None:
         self.engine = engine
         self._front = front
         self._widgets = widgets
         self._output: Output = output_of(engine)
         self._logs = Logs(front, engine, self._output)
+        self._reruns = Reruns(shell, front, session, engine)
         self._progress = Progress(front, engine, self._logs, conditions)
         self.prompting = Prompting(shell, front, engine, widgets.debugger)
         self.stopping = Stopping(front, engine, lambda file: cell_name(shell, file))
@@ -133,6 +137,7 @@ class _Attached:
             if mine in registered:
                 registered.remove(mine)  # type: ignore[arg-type]
         self.prompting.uninstall()
+        self._reruns.close()
         self.stopping.uninstall()
         self._logs.close()
 

@@ -88,8 +88,16 @@ class Front:
         stream.flush()  # what the cell printed before comes before
         self._send("stream", {"name": name, "text": text}, f"stream.{name}")
 
-    def display(self, bundle: Bundle, display_id: str | None = None, *, update: bool = False) -> None:
-        """Shows something in the cell, or shows it in place of what was shown under that id."""
+    def display(
+        self,
+        bundle: Bundle,
+        display_id: str | None = None,
+        *,
+        update: bool = False,
+        cell: Any = None,
+        metadata: Bundle | None = None,
+    ) -> None:
+        """Shows something in the cell (or an earlier one), or shows it in place of what was shown under that id."""
         bundle = {kind: harmless(data) if kind == "text/plain" else data for kind, data in bundle.items()}
         if self._kernel is None:
             if not update:
@@ -99,7 +107,11 @@ class Front:
         sys.stderr.flush()
         transient = {} if display_id is None else {"display_id": display_id}
         kind = "update_display_data" if update else "display_data"
-        self._send(kind, {"data": bundle, "metadata": {}, "transient": transient}, "display_data")
+        content = {"data": bundle, "metadata": metadata or {}, "transient": transient}
+        if not hasattr(sys.stdout, "pub_thread") and (cell is None or cell is self.parent):  # %%capture
+            self._shell.display_pub.publish(**content, update=update)
+            return
+        self._send(kind, content, "display_data", cell)
 
     def _send(self, kind: str, content: Mapping[str, Any], topic: str, cell: Any = None) -> None:
         kernel = self._kernel

@@ -14,6 +14,7 @@ from monarch_nb.mesh.state import ProcState
 from .cells import Cells
 from .front import Front
 from .pacing import WAITING, Held, Pacing
+from .rows import Row, Rows
 
 FLUSH_SECONDS = 0.08  # how long lines are collected, so that equal ones meet
 DRAIN_SECONDS = 1.0  # how long the end of a cell waits for lines that were written before its replies
@@ -41,6 +42,7 @@ class Logs:
         self._output = output
         self._cells = Cells(front, engine)
         self._pacing = Pacing()
+        self._rows = Rows(front)
         self._gathered = Gathered(engine)
         self._lock = threading.Lock()  # over what is collected
         self._waiting: dict[str, _Waiting] = {}  # by address
@@ -81,7 +83,7 @@ class Logs:
             for one in written:
                 if self._cells.of(one) is None:
                     continue
-                if waiting.size > WAITING:
+                if waiting.size > WAITING and one.display is None:
                     self._held.setdefault(address, Held()).add(one, one.text)
                     continue
                 waiting.written.append(one)
@@ -91,7 +93,7 @@ class Logs:
         while not self._ended:
             # Polled while a line is open, for it may get stale without anything more coming.
             held = self._gathered.wait()
-            busy = self._held or self._output.open_lines()
+            busy = self._held or self._rows.waiting or self._output.open_lines()
             self._wake.wait(min(held or STALE_SECONDS, STALE_SECONDS / 2) if busy else held)
             self._wake.clear()
             time.sleep(FLUSH_SECONDS)
@@ -101,8 +103,11 @@ class Logs:
             except Exception:  # a closed front end must not end the thread
                 logger.debug("output could not be shown", exc_info=True)
 
-    def flush(self, *, all_of_it: bool = False) -> None:
-        """Writes all complete lines now, but those of windows that last; with `all_of_it` these too."""
+    def flush(self, *, all_of_it: bool = False, displays: bool = False) -> None:
+        """Writes all complete lines now, but those of windows that last; with `all_of_it` these too.
+
+        With `displays` those too that were shown a moment ago and have changed again.
+        """
         with self._writing:
             skipped = self._output.skipped()  # not under our lock: the reading thread takes both the other way round
             with self._lock:
@@ -112,6 +117,7 @@ class Logs:
                 held = self._told(skipped, all_of_it)
             shown.sort(key=lambda each: each[0])
             self._show([line for _, line in shown])
+            self._rows.show_changed(named=self._several(), all_of_it=all_of_it or displays)
             self._show_held(held)
             _, gathered = self._gathered.take(all_of_it=all_of_it)
             text = "".join(merged(self._engine, gathered, named=self._several()))
@@ -126,7 +132,7 @@ class Logs:
             self._output.drain(marks, DRAIN_SECONDS)
         if all_of_it:
             self._cut(0.0, progress=True)
-        self.flush(all_of_it=all_of_it)
+        self.flush(all_of_it=all_of_it, displays=True)
 
     def _cut(self, age: float, *, progress: bool) -> None:
         for place, (_, overwrites, seconds) in self._output.open_lines().items():
@@ -142,7 +148,7 @@ class Logs:
         ]
         sources = {bar.address: source_of(self._engine, bar.address) for bar in bars}
         bars.sort(key=lambda bar: (sources[bar.address].uid, sources[bar.address].point))
-        return "".join(text for _, _, text in self._pieces(bars)).rstrip("\n")
+        return "".join(piece[2] for piece in self._pieces(bars) if not isinstance(piece, Row)).rstrip("\n")
 
     # -- what is held back ------------------------------------------------------------------------------------------
 
@@ -169,11 +175,18 @@ class Logs:
 
     def _show(self, lines: Iterable[Line]) -> None:
         pieces: list[tuple[Any, str, str]] = []
-        for cell, stream, text in self._pieces(lines):
-            if pieces and pieces[-1][0] is cell and pieces[-1][1] == stream:
-                pieces[-1] = (cell, stream, pieces[-1][2] + text)
+        for piece in self._pieces(lines):
+            if isinstance(piece, Row):
+                self._write(pieces)
+                pieces = []
+                self._rows.show(piece, named=self._several())
+            elif pieces and pieces[-1][0] is piece[0] and pieces[-1][1] == piece[1]:
+                pieces[-1] = (*piece[:2], pieces[-1][2] + piece[2])
             else:
-                pieces.append((cell, stream, text))
+                pieces.append(piece)
+        self._write(pieces)
+
+    def _write(self, pieces: list[tuple[Any, str, str]]) -> None:
         if len(pieces) > MOST_PIECES:
             joined: dict[tuple[int, str], tuple[Any, str, str]] = {}
             for cell, stream, text in pieces:
@@ -183,9 +196,9 @@ class Logs:
         for cell, stream, text in pieces:
             self._front.write(text, stream, cell)
 
-    def _pieces(self, lines: Iterable[Line]) -> list[tuple[Any, str, str]]:
-        """Lines as they are shown: the cell, the stream and the text; equal ones once."""
-        groups: dict[tuple[Any, ...], tuple[Any, Line, list[Source]]] = {}
+    def _pieces(self, lines: Iterable[Line]) -> list[tuple[Any, str, str] | Row]:
+        """Lines as they are shown: the cell, the stream and the text; equal ones once. Between them new displays."""
+        groups: dict[Any, Row | tuple[Any, Line, list[Source]]] = {}
         repeats: dict[Line, int] = {}
         cells: dict[tuple[str, str], Any] = {}
         for line in lines:
@@ -194,14 +207,25 @@ class Logs:
                 cells[place] = self._cells.of(Written(line.address, line.stream, line.call, 0, 0.0, ""))
             cell = cells[place]
             source = source_of(self._engine, line.address)
+            merges = options().merges(line.address)
+            if line.display is not None and self._front.has_displays:
+                row = self._rows.take(cell, line, source, merges=merges) if cell is not None else None
+                if row is not None:
+                    groups[row] = row
+                continue
+            if line.display is not None and not line.text:
+                continue
             nth = repeats[line] = repeats.get(line, -1) + 1
-            one = "" if options().merges(line.address) else line.address
-            key = (id(cell), line.stream, source.uid, line.text, nth, one)
-            groups.setdefault(key, (cell, line, []))[2].append(source)
+            key = (id(cell), line.stream, source.uid, line.text, nth, "" if merges else line.address)
+            found = groups.setdefault(key, (cell, line, []))
+            assert not isinstance(found, Row)
+            found[2].append(source)
         named = self._several()
         return [
-            (cell, line.stream, f"{prefix(sources, named=named)}{line.text}\n")
-            for cell, line, sources in groups.values()
+            group
+            if isinstance(group, Row)
+            else (group[0], group[1].stream, f"{prefix(group[2], named=named)}{group[1].text}\n")
+            for group in groups.values()
         ]
 
     def _several(self) -> bool:

@@ -60,18 +60,19 @@ class Pacing:
         """The lines to show now, with their times; what does not fit is added to `held`, by address."""
         now = time.monotonic()
         chosen = {address: self._of_rank(address, written, held, now) for address, written in waiting.items()}
-        sizes = {address: sum(len(text) + 1 for _, text in pieces) for address, pieces in chosen.items()}
+        sizes = {address: sum(_size(*piece) for piece in pieces) for address, pieces in chosen.items()}
         left = self._total.refill(now)
         shown: list[tuple[float, Line]] = []
         for place, address in enumerate(sorted(sizes, key=sizes.__getitem__)):  # whoever wants little gets it all
             share = left / (len(sizes) - place)
             used = 0.0
             for one, line in chosen[address]:
-                if used and used + len(line) + 1 > share:
+                size = _size(one, line)
+                if used and size and used + size > share:
                     held.setdefault(address, Held()).add(one, f"{line}\n")
                     continue
-                used += len(line) + 1
-                shown.append((one.at, Line(address, line, one.stream, one.call)))
+                used += size
+                shown.append((one.at, Line(address, line, one.stream, one.call, one.display)))
             left -= used
         self._total.left = left
         return shown
@@ -83,15 +84,23 @@ class Pacing:
         left = int(bucket.refill(now))
         pieces: list[tuple[Written, str]] = []
         for one in written:
+            if one.display is not None:  # those have bounds of their own
+                pieces.append((one, one.text.removesuffix("\n")))
+                continue
             lines = one.text.split("\n", left)  # the end of the last one is behind its \n
             rest = lines.pop()
             pieces += [(one, line) for line in lines]
             left -= len(lines)
             if rest:
                 held.setdefault(address, Held()).add(one, rest)
-        bucket.left -= len(pieces)
+        bucket.left -= sum(one.display is None for one, _ in pieces)
         return pieces
 
     def forget(self, address: str) -> None:
         """A process is gone."""
         self._ranks.pop(address, None)
+
+
+def _size(one: Written, line: str) -> int:
+    """Characters of one line, with its end."""
+    return len(line) + 1 if one.display is None else 0

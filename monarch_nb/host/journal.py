@@ -1,5 +1,7 @@
 """How a proc's Python output lies in its spool until the agent takes it: text, with marks that say what follows.
 
+What is displayed lies among the text, each display a line of its own with a mark before it.
+
 Beside it lie two files of raw output: what C code and child processes write to descriptors 1 and 2. A mark says how far
 those had come when it was made, so that all three can be read in the order in which they were written.
 """
@@ -10,6 +12,7 @@ SIGN = b"\x1e"  # begins a mark; never in the text, see `clean`
 LONGEST = 400  # bytes of a mark, at most
 TEXT, OUT, ERR = ".txt", ".out", ".err"  # what is added to a spool's name: Python's text, raw stdout, raw stderr
 STDOUT, STDERR = 1, 2
+DISPLAY = 3  # no text, but one line of a display: see monarch_nb.wire.display
 NOBODY = "-"
 UNCLAIMED = "?"  # raw output whose call the proc has not told
 
@@ -42,7 +45,7 @@ def decode(line: bytes) -> Mark | None:
         found = Mark(float(at), int(stream), int(level), call, int(out), int(err), raw)
     except ValueError:
         return None
-    return found if found.stream in (STDOUT, STDERR) and found.out >= 0 and found.err >= 0 else None
+    return found if found.stream in (STDOUT, STDERR, DISPLAY) and found.out >= 0 and found.err >= 0 else None
 
 
 def clean(text: str) -> str:

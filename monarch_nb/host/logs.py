@@ -23,7 +23,7 @@ from monarch_nb.host.linux import watch_folder
 from monarch_nb.host.log_files import LogFile, path_for
 from monarch_nb.host.post import DATA, Post
 from monarch_nb.host.protocol import LogBlock, LogChunk, ProcSpec
-from monarch_nb.host.spool import CHUNK, PATIENCE_S, Spool
+from monarch_nb.host.spool import CHUNK, PATIENCE_S, Spool, plain
 
 WINDOW = 512 * 1024  # bytes of a proc on their way to one subscriber
 BEHIND_S = 1.0  # a subscriber whose window was full for that long is not waited for
@@ -254,7 +254,7 @@ class LogTailer(threading.Thread):
     def _keep(self, tail: _Tail, blocks: tuple[LogBlock, ...]) -> tuple[LogBlock, ...]:
         """Write it to the log file; the first time that fails, that is part of the output."""
         well = not tail.file.why
-        if blocks and not tail.file.write(b"".join(block.data for block in blocks)) and well:
+        if blocks and not tail.file.write(b"".join(map(plain, blocks))) and well:
             told = f"[{tail.file.path} cannot be written ({tail.file.why}): lines are shown, but not kept]\n"
             return (*blocks, LogBlock(STDERR, logging.ERROR, time.time(), blocks[-1].call, told.encode()))
         return blocks

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from monarch_nb.host.journal import ERR, OUT, STDERR, STDOUT, TEXT, Mark, clean
+from monarch_nb.host.journal import DISPLAY, ERR, OUT, STDERR, STDOUT, TEXT, Mark, clean
 from monarch_nb.host.linux import line_buffer_c_stdio
 
 TURN_SECONDS = 0.0001  # in which whoever waits to write gets its turn
@@ -111,6 +111,22 @@ class Journal:
         if (key != self._key or now - self._at > MARK_SECONDS or self._raw_sizes() != self._sizes) and self._marking:
             self._mark(key, now)
 
+    def display(self, line: bytes, tag: tuple[str, int]) -> bool:
+        """Write something displayed, for the call in `tag`, as a line of its own. False where it cannot be written."""
+        if not self._marking:
+            return False
+        with self.lock:
+            if not self._mark((DISPLAY, *tag), time.time()):
+                return False
+            file = self.texts[0].buffer.fileno()
+            left = memoryview(line)
+            try:
+                while left:
+                    left = left[os.write(file, left) :]
+            except OSError:  # the disk is full; the mark before what is written next ends the part that is there
+                return False
+        return True
+
     def mark(self) -> None:
         """Say whose raw output this is, if there is any."""
         if self._raw_sizes() != self._sizes and self._marking:
@@ -127,7 +143,7 @@ class Journal:
     def _raw_sizes(self) -> tuple[int, int]:
         return os.lseek(self._look[0], 0, os.SEEK_END), os.lseek(self._look[1], 0, os.SEEK_END)
 
-    def _mark(self, key: tuple[int, str, int], now: float) -> None:
+    def _mark(self, key: tuple[int, str, int], now: float) -> bool:
         for text in self.texts:
             ForgivingText.flush(text)
         stream, call, level = key
@@ -136,8 +152,9 @@ class Journal:
         try:
             os.write(self.texts[0].buffer.fileno(), Mark(now, stream, level, call, *sizes, raw).encode())
         except OSError:
-            return  # the disk is full: the text that comes will find out too
+            return False  # the disk is full: the text that comes will find out too
         self._key, self._at, self._sizes = key, now, sizes
+        return True
 
     def _in_child(self) -> None:
         """A process forked by the user's code: the marks are its parent's, so its text is raw output."""

@@ -171,7 +171,7 @@ class Tail(msgspec.Struct, frozen=True):
 class LogBlock(msgspec.Struct, array_like=True, frozen=True):
     """Output of one kind. Lines may go on in the next block of the same stream and call."""
 
-    stream: int  # 1 stdout, 2 stderr
+    stream: int  # 1 stdout, 2 stderr, 3 a display: then `data` is one of them, whole
     level: int  # of records of `logging`, 0 for other text
     at: float  # wall clock, seconds
     call: str  # it came from; "" from none, "?" from one that the proc has not told (C code, child processes)

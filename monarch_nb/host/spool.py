@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from monarch_nb.host import journal
-from monarch_nb.host.journal import BEGIN, ERR, OUT, SIGN, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
+from monarch_nb.host.journal import BEGIN, DISPLAY, ERR, OUT, SIGN, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
 from monarch_nb.host.linux import punch_hole
 from monarch_nb.host.overwriting import Rows, shown
 from monarch_nb.host.protocol import LogBlock
+from monarch_nb.wire import decode_display
 
 CHUNK = 64 * 1024
 PATIENCE_S = 0.15  # that raw output waits for the proc to say which call it came from
 _PUNCH_EVERY = 1 << 20  # bytes that were taken are given back to the disk in pieces of that size
 _KEPT = 64 * 1024  # and so many stay, for the last lines of a proc that dies
+_LONGEST_DISPLAY = 16 << 20  # bytes
 _TOGETHER_S = 0.2  # writes within that time are one block
 
 
@@ -93,7 +95,8 @@ class Spool:
         found: list[LogBlock] = []
         for stream, level, at, call, data in self._pieces(now, all_of_it):
             last = found[-1] if found else None
-            if last and (last.stream, last.level, last.call) == (stream, level, call) and at - last.at < _TOGETHER_S:
+            same = last and (last.stream, last.level, last.call) == (stream, level, call) and stream != DISPLAY
+            if last and same and at - last.at < _TOGETHER_S:
                 found[-1] = LogBlock(stream, level, last.at, call, last.data + data)
             else:
                 found.append(LogBlock(stream, level, at, call, data))
@@ -124,6 +127,11 @@ class Spool:
                 mark = journal.decode(buffer[:end]) if end > 0 else None
                 self._mark = mark or self._mark
                 taken = end + 1 if mark else 1
+            elif self._mark.stream == DISPLAY:
+                buffer = self._display(all_of_it)
+                if not buffer:
+                    break  # it is being written
+                taken = len(buffer)
             else:
                 end = buffer.find(SIGN)
                 taken = len(buffer) if end < 0 else end
@@ -141,6 +149,18 @@ class Spool:
         if all_of_it or not 0 <= now - self._unclaimed_since < PATIENCE_S:
             yield from self._raw(*sizes, now, UNCLAIMED)
             self._unclaimed_since = None
+
+    def _display(self, all_of_it: bool) -> bytes:
+        """The display that lies here, whole; empty while its end is missing."""
+        size = CHUNK
+        while True:
+            data = self._text.read(self._text.at, size)
+            ends = [end for end in (data.find(b"\n") + 1, data.find(SIGN)) if end > 0]
+            if ends:
+                return data[: min(ends)]
+            if len(data) < size or size >= _LONGEST_DISPLAY:
+                return data if all_of_it or size >= _LONGEST_DISPLAY else b""
+            size *= 4
 
     def _raw(self, out: int, err: int, at: float, call: str) -> Iterator[tuple[int, int, float, str, bytes]]:
         for stream, file, until in ((STDOUT, self._out, out), (STDERR, self._err, err)):
@@ -164,6 +184,14 @@ class Spool:
                 os.unlink(file.path)
 
 
+def plain(block: LogBlock) -> bytes:
+    """A block as text: of a display what stands for it."""
+    if block.stream != DISPLAY:
+        return block.data
+    display = decode_display(block.data)
+    return display.lines.encode("utf-8", "replace") if display is not None else b""
+
+
 def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:
     """The last lines a proc wrote, of `most` bytes; empty if that cannot be read."""
     text, stream = b"", STDOUT
@@ -171,7 +199,7 @@ def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:
     try:
         for block in spool.take(4 * most, 0.0, all_of_it=True):
             broken = block.stream != stream and text and not text.endswith(b"\n")
-            text, stream = text + (b"\n" if broken else b"") + block.data, block.stream
+            text, stream = text + (b"\n" if broken else b"") + plain(block), block.stream
     except OSError:
         pass
     finally:

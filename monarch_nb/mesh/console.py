@@ -16,6 +16,7 @@ from monarch_nb.mesh.state import ActorState, ProcState
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import EXEC, Actor, Context, Future, PendingCall, current, endpoint, runtime
 from monarch_nb.runtime.context import Instance
+from monarch_nb.runtime.display_hooks import open_figures, show_figures
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.proc import ProcMesh
@@ -46,6 +47,17 @@ def run_source(source: str, filename: str, namespace: dict[str, Any]) -> Any:
         if code.co_flags & inspect.CO_COROUTINE:
             result = asyncio.run(result) if not _has_loop() else result
     return result if last is not None else None
+
+
+def _run_and_draw(source: str, filename: str, namespace: dict[str, Any]) -> Any:
+    """The same; figures that the cell leaves open are displayed at its end, as in a notebook."""
+    before = open_figures()
+    value = None
+    try:
+        value = run_source(source, filename, namespace)
+    finally:
+        show_figures(before, value)
+    return value
 
 
 def _has_loop() -> bool:
@@ -91,7 +103,7 @@ class Console(Actor):
     def cell(self, source: str, filename: str, mesh: Any) -> Any:
         """Runs a cell here."""
         self._name(mesh)
-        return run_source(source, filename, self.namespace)
+        return _run_and_draw(source, filename, self.namespace)
 
     def _place(self, mesh: "ProcMesh") -> None:
         """Takes the place in the mesh that this process is of."""
@@ -175,4 +187,4 @@ def run_in_actor(obj: Any, namespace: dict[str, Any], source: str, filename: str
     """Runs a cell inside an actor, between its messages."""
     point = _instance().rank
     namespace.update(self=obj, rank=point.rank, point=point, mesh=mesh)
-    return run_source(source, filename, namespace)
+    return _run_and_draw(source, filename, namespace)

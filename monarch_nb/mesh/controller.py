@@ -179,6 +179,7 @@ def hosts_answer(hosts: Sequence[str]) -> "Future[Any]":
 def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
     """Ends these hosts' agents and all processes on them."""
     done: Future[None] = Future._make(story=lambda: "hosts are being shut down")
+    engine = runtime()
 
     def end() -> None:
         try:
@@ -186,7 +187,13 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
             handles = [handle for host in hosts if (handle := _agents.pop(host, None)) is not None]
             for handle in handles:
                 ways.local.discard(handle.host)
-                handle.close()
+                if handle.host == engine.host:  # this process listens in its run folder, which the next agent shares
+                    stopped.exception(settings.get("mesh_terminate_timeout"))
+                    handle.kill()
+                    engine.node.forget(handle.address, "its host was shut down")
+                    clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
+                else:
+                    handle.close()
             remotes = [remote for host in hosts if (remote := ways.remotes.pop(host, None)) is not None]
             if remotes:
                 stopped.exception(settings.get("mesh_terminate_timeout"))
@@ -197,7 +204,7 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                 for answer in asked:
                     answer.exception(settings.get("mesh_terminate_timeout"))
             for remote in remotes:
-                runtime().node.forget(f"{remote.host}/agent", "its host was shut down")
+                engine.node.forget(f"{remote.host}/agent", "its host was shut down")
             done._set(None)
         except BaseException as error:
             done._fail(error)

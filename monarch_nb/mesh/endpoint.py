@@ -119,6 +119,8 @@ class Endpoint(Generic[P, R]):
         engine = runtime()
         context = engine.context()
         state = self._mesh._state
+        for told in engine.keeper.on_call:
+            told(state)
         broken = engine.supervisor.check(state, region, call)
         if broken is not None:
             call.fail(broken)
@@ -228,6 +230,8 @@ def send(
     region = mesh._region
     engine = runtime()
     context = engine.context()
+    for told in engine.keeper.on_call:
+        told(mesh._state)
     if selection == "choose":
         region = Region((), NDSlice(region.ndslice.get(random.randrange(len(region))), (), ()))
     broken = engine.supervisor.check(mesh._state, region, None)

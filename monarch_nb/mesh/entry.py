@@ -14,7 +14,7 @@ from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.forwarding import Forwarding
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.spawning import PYTHON, python_version
-from monarch_nb.runtime import ROOT, Runtime, SpawnActor, dumps, install, sleeping
+from monarch_nb.runtime import ROOT, Runtime, SpawnActor, display_hooks, dumps, install, sleeping
 from monarch_nb.runtime.features import install_breakpoints
 from monarch_nb.runtime.log_prefix import levels_are_known
 from monarch_nb.settings import TRAVELS_IN, settings
@@ -51,6 +51,7 @@ def run_proc(spec: ProcSpec) -> int:
     if journal is not None:
         engine.log.keep(journal)
         levels_are_known()
+        display_hooks.install()
     engine.begin_setup()
     console = engine.host_actor(
         SpawnActor(

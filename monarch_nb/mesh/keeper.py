@@ -35,6 +35,7 @@ class Keeper:
         self.python: str | None = None  # the interpreter this process was asked to run with; its own follow
         self.workspaces: dict[str, list[str]] = {}  # by host: folders of code that come first on the path there
         self.on_event: list[Callable[[str, Any], None]] = []  # displays; called on engine threads, must not block
+        self.on_call: list[Callable[[ActorState], None]] = []  # told of each call that begins here, on its thread
         self.revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
         self.log_options: Any = None  # what ProcMesh.logging_option has set
         self.forwarding: Any = None  # writes here what the processes write that this one started

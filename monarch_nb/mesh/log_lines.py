@@ -16,6 +16,7 @@ from monarch_nb.mesh.state import MeshState, ProcState
 from monarch_nb.runtime import Future, Runtime, runtime
 from monarch_nb.settings import settings
 from monarch_nb.shape import NDSlice, Region, places
+from monarch_nb.wire import Display
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.proc import ProcMesh
@@ -28,6 +29,7 @@ class Line(NamedTuple):
     text: str
     stream: str = "stdout"
     call: str = ""
+    display: Display | None = None
 
 
 logger = logging.getLogger(__name__)
@@ -181,8 +183,8 @@ def mesh_of(address: str) -> str:
 
 def lines_of(written: Written) -> list[Line]:
     """One by one."""
-    address, stream, call, _, _, text = written
-    return [Line(address, line, stream, call) for line in text.removesuffix("\n").split("\n")]
+    address, stream, call, _, _, text, _ = written
+    return [Line(address, line, stream, call) for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 _ACTOR = re.compile(r"\[actor=<root>(?:\.<[^<>]*>)*\.<\S+ ([^<>{}]+)(?:\{[^{}]*\})?>\] ")

@@ -108,7 +108,7 @@ class Wish:
         for one in written:
             if one.level < self.level or one.at < self.since or (self.stream and one.stream != self.stream):
                 continue
-            for text in one.text.removesuffix("\n").split("\n"):
+            for text in one.text.removesuffix("\n").split("\n") if one.text else ():
                 if self.pattern is None or self.pattern.search(text):
                     yield LogRecord(one.at, point, one.stream, one.level, text, one.call)
 

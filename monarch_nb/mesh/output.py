@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from monarch_nb.host.journal import STDERR, UNCLAIMED
+from monarch_nb.host.journal import DISPLAY, STDERR, UNCLAIMED
 from monarch_nb.host.overwriting import UP, Rows, overwritten, shown
 from monarch_nb.host.protocol import LogBlock, LogChunk, Tail, Took, decode
 from monarch_nb.mesh.state import ActorState
 from monarch_nb.runtime import runtime
 from monarch_nb.settings import settings
-from monarch_nb.wire import Header, harmless
+from monarch_nb.wire import Display, Header, decode_display, harmless
 
 if TYPE_CHECKING:
     from monarch_nb.runtime import Runtime
@@ -37,6 +37,7 @@ class Written(NamedTuple):
     level: int  # of records of `logging`, 0 for other text
     at: float  # wall clock, seconds
     text: str  # each line with its end
+    display: Display | None = None  # what was displayed; `text` stands for it where only text can be shown
 
     @property
     def line_count(self) -> int:
@@ -121,6 +122,8 @@ class _Log:
         return found
 
     def _block(self, block: LogBlock, data: bytes, claim: Callable[[str], str]) -> list[Written]:
+        if block.stream == DISPLAY:
+            return self._displayed(block, data)
         stream = "stderr" if block.stream == STDERR else "stdout"
         call = claim(self.address) if block.call == UNCLAIMED else block.call
         if not call:  # what no call wrote goes on where the stream stands, as in a terminal
@@ -135,6 +138,15 @@ class _Log:
         if line.over:
             del self.lines[stream, call]
         return [self._keep(stream, call, level, at, whole)] if whole else []
+
+    def _displayed(self, block: LogBlock, data: bytes) -> list[Written]:
+        """What was displayed; nothing where a part of it is missing. Of it, only the text is kept."""
+        display = decode_display(data)
+        if display is None:
+            return []
+        if display.lines:
+            self._keep("stdout", block.call, block.level, block.at, display.lines)
+        return [Written(self.address, "stdout", block.call, block.level, block.at, display.lines, display)]
 
     def _keep(self, stream: str, call: str, level: int, at: float, text: str) -> Written:
         written = Written(self.address, stream, call, level, at, harmless(text))

@@ -1,5 +1,6 @@
 """How the values of a mesh read: few lines however many ranks there are, equal values once."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ LINES = 11  # at most, without the heading
 WIDTH = 120  # characters of one value
 PLACES = 40  # characters of the places that have it
 COSTLY = 256  # at most so many values that are not plain scalars are asked for their repr
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 SCALARS = frozenset({int, bool, str, bytes, type(None)})  # cheap to compare, and equal ones read the same
 
 
@@ -23,7 +25,7 @@ def describe(count: int, get: Callable[[int], Any], where: Callable[[list[int]],
     if not count:
         return "\n  (no values)"
     if nothing_in(count, get):
-        return f" None on {'its rank' if count == 1 else f'all {count} ranks'}"
+        return f" None on {_everyone(count) if whole else where(list(range(count)))}"
     groups, unseen = grouped(count, get)
     shown = groups if len(groups) + bool(unseen) <= LINES else groups[: LINES - 1]
     lines = [f"  {_named(ranks, count, where, whole)}{text}" for ranks, text in shown]
@@ -31,6 +33,10 @@ def describe(count: int, get: Callable[[int], Any], where: Callable[[list[int]],
     if hidden:
         lines.append(f"  … and {hidden} more rank{'s' if hidden > 1 else ''}; see .items() or .get(rank)")
     return "".join(f"\n{line}" for line in lines)
+
+
+def _everyone(count: int) -> str:
+    return "its rank" if count == 1 else f"all {count} ranks"
 
 
 def nothing_in(count: int, get: Callable[[int], Any]) -> bool:
@@ -89,7 +95,9 @@ def _repr(value: Any) -> str:
     if summary is not None:
         return summary
     # Only the start of a long text will be shown, and its repr can take seconds.
-    return repr(value[: 2 * WIDTH]) if type(value) in (str, bytes) else repr_of(value)
+    if type(value) in (str, bytes):
+        return repr(value[: 2 * WIDTH])
+    return _ADDRESS.sub("", repr_of(value))  # that of a copy here says nothing, and each copy has another
 
 
 def _line(text: str) -> str:

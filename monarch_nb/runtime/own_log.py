@@ -6,6 +6,7 @@ from typing import Protocol, TextIO
 
 from monarch_nb.runtime import log_prefix
 from monarch_nb.runtime.context import current
+from monarch_nb.runtime.displays import displays
 
 
 class Journal(Protocol):
@@ -17,6 +18,9 @@ class Journal(Protocol):
     @property
     def texts(self) -> Sequence[TextIO]:
         """What `position` flushes."""
+
+    def display(self, line: bytes, tag: tuple[str, int]) -> bool:
+        """Write something displayed. False where it cannot be written."""
 
     def mark(self) -> None:
         """Say whose the output of C code and child processes is that has come since the mark before."""
@@ -36,6 +40,15 @@ class OwnLog:
         """Output goes to files that somebody follows: replies carry its position, and text the call it came from."""
         journal.tag, journal.sole = self._tag, self._sole
         self._journal = journal
+        displays.journal = self
+
+    def tag(self) -> str:
+        """The call that the running code belongs to, "" for none."""
+        return self._tag()[0]
+
+    def display(self, line: bytes, call: str | None = None) -> bool:
+        """Write something displayed, for the running code or for a call. False where it cannot be written."""
+        return self._journal is not None and self._journal.display(line, self._tag() if call is None else (call, 0))
 
     def begin(self, origin: str) -> None:
         """Something begins to run for a call."""
@@ -54,6 +67,7 @@ class OwnLog:
         """How far the output has come; 0 where it is not kept."""
         if self._journal is None:
             return 0
+        displays.flush()
         try:
             for text in (sys.stdout, sys.stderr):
                 if text not in self._journal.texts:  # somebody has put another in its place

@@ -3,6 +3,7 @@
 from monarch_nb.wire.body import Frame, MessageTooLargeError, decode, encode
 from monarch_nb.wire.code import register_pickle_by_value, travels_by_value, unregister_pickle_by_value
 from monarch_nb.wire.codec import current_codec
+from monarch_nb.wire.display import Display, decode_display, encode_display
 from monarch_nb.wire.errors import (
     ActorError,
     RemoteException,
@@ -33,6 +34,7 @@ __all__ = [
     "ActorError",
     "CastPlan",
     "Cut",
+    "Display",
     "Frame",
     "Harmless",
     "Header",
@@ -46,10 +48,12 @@ __all__ = [
     "Story",
     "current_codec",
     "decode",
+    "decode_display",
     "decode_exception",
     "decode_header",
     "decode_plain",
     "encode",
+    "encode_display",
     "encode_exception",
     "encode_header",
     "error_line",

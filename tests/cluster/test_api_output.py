@@ -81,3 +81,22 @@ except RuntimeError:
     pass
 """
     assert run(tmp_path, body) == ["last 0"]
+
+
+def test_what_ranks_display_comes_out_as_text(tmp_path: Path) -> None:
+    body = """
+class Table:
+    def __repr__(self):
+        return "a table"
+    def _repr_html_(self):
+        return "<table></table>"
+
+class Drawer(Actor):
+    @endpoint
+    def draw(self):
+        display(Table(), 3)
+        display({"text/html": "<b></b>"}, raw=True)
+
+this_host().spawn_procs().spawn("drawer", Drawer).draw.call().get(30)
+"""
+    assert run(tmp_path, body) == ["3", "<text/html>", "a table"]

@@ -145,7 +145,7 @@ def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:
 
 def test_nobody_listening_is_told_within_the_bound(key: Path) -> None:
     endpoint = nobody()
-    with pytest.raises(AttachError, match=rf"nobody listens at {endpoint}.*python -m monarch_nb\.host"):
+    with pytest.raises(AttachError, match=rf"nobody listens at {endpoint}.*monarch-nb agent"):
         attach_hosts([endpoint], key=key, timeout=0.5)
 
 

@@ -1,5 +1,6 @@
 """One message to many: along the tree of agents, bodies written once per host, answers folded on the way back."""
 
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -185,3 +186,15 @@ def test_a_host_agent_that_dies_fails_casts_under_way(faults: list[MeshFailure])
     handle._process.kill()
     with pytest.raises(SupervisionError, match=hosts._hosts[1]):
         under_way.get(SOON)
+
+
+def test_this_machine_spawns_again_after_the_hosts_it_was_one_of_were_shut_down(faults: list[MeshFailure]) -> None:
+    hosts = local_hosts(2)
+    before = this_host().spawn_procs(name="before")
+    before.initialized.get(SOON)
+    hosts.shutdown().get(SOON)
+    after = this_host().spawn_procs(name="after")
+    assert after.initialized.get(SOON)
+    assert after.run(os.getpid).get(SOON).item() != os.getpid()
+    after.stop().get(SOON)
+    assert [failure for failure in faults if failure.mesh_name in ("before", "after")] == []

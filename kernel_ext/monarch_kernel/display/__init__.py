@@ -8,8 +8,10 @@ from monarch_nb.supervision import MeshFailure
 from monarch_nb.telemetry import Metrics
 
 from ..faces.views import Failures, LogView, metrics_html
+from ..guide import Diagnosis, Guide
 from ..overview import Overview
 from .failures import failure_bundle
+from .guide import diagnosis_html, guide_html
 from .logs import logs_html
 from .meshes import host_mesh_html, mesh_html, overview_html
 from .values import future_html, value_mesh_html
@@ -22,6 +24,8 @@ _FORMS = {
     Future: future_html,
     Logs: logs_html,
     Overview: overview_html,
+    Guide: guide_html,
+    Diagnosis: diagnosis_html,
     Failures: Failures.html,
     LogView: lambda view: logs_html(view.logs),
     Metrics: metrics_html,

@@ -1,12 +1,19 @@
-"""Value meshes as compact tables, and futures."""
+"""Value meshes as compact tables, or side by side where the values are pictures and the like; and futures."""
 
+import sys
 from typing import Any
 
 from monarch_nb.mesh.value_text import grouped, nothing_in
+from monarch_nb.runtime.forms import Forms, forms_of, may_be_rich
+from monarch_nb.wire import error_line
 
 from .html import framed, heading, table
+from .rich import can_stand_beside, part_of, side_by_side
 
 ROWS = 20
+RICH = 16  # different values that are shown side by side
+RICH_LOOKED_AT = 64  # values
+RICH_BYTES = 8 << 20
 
 
 def value_mesh_html(mesh: Any) -> str:
@@ -16,12 +23,56 @@ def value_mesh_html(mesh: Any) -> str:
     if count and nothing_in(count, mesh.get):
         return framed(heading("ValueMesh", dims, "None on its rank" if count == 1 else f"None on all {count} ranks"))
     head = heading("ValueMesh", dims, f"{count} value{'' if count == 1 else 's'}")
+    if _has_rich(mesh):
+        return _rich_html(mesh, head)
     groups, unseen = grouped(count, mesh.get)
     rows = [(mesh._where(ranks) or "value", text) for ranks, text in groups[:ROWS]]
     hidden = sum(len(ranks) for ranks, _ in groups[ROWS:]) + unseen
     if hidden:
         rows.append(("…", f"{hidden} more; see .items() or .get(rank)"))
     return framed(head, table(("where", "value"), rows, mono=(1,)))
+
+
+def _has_rich(mesh: Any) -> bool:
+    return any(may_be_rich(_value(mesh, rank)) for rank in range(min(len(mesh), RICH_LOOKED_AT)))
+
+
+def _value(mesh: Any, rank: int) -> Any:
+    try:
+        return mesh.get(rank)
+    except Exception as error:  # a class that is missing here must not hide the other values
+        return f"<cannot be decoded: {error_line(error)}>"
+
+
+def _rich_html(mesh: Any, head: str) -> str:
+    """Equal values once, with their places."""
+    groups: dict[str, tuple[Forms, list[int]]] = {}
+    size = 0
+    hidden = max(0, len(mesh) - RICH_LOOKED_AT)
+    for rank in range(len(mesh) - hidden):
+        forms = _forms(_value(mesh, rank))
+        rich = {kind: form for kind, form in forms.data.items() if kind != "text/plain"} or forms.data
+        key = repr(rich)
+        if key not in groups and (len(groups) == RICH or size + len(key) > RICH_BYTES):
+            hidden += 1
+            continue
+        size += len(key) if key not in groups else 0
+        groups.setdefault(key, (forms, []))[1].append(rank)
+    parts = [(mesh._where(ranks) or "value", part_of(*forms)) for forms, ranks in groups.values()]
+    more = f'<div class="mnb-s">{hidden} more; see .items() or .get(rank)</div>' if hidden else ""
+    return framed(head) + side_by_side(parts) + (framed(more) if more else "")
+
+
+def _forms(value: Any) -> Forms:
+    if not may_be_rich(value):
+        return Forms({"text/plain": grouped(1, lambda _: value)[0][0][1]}, {})
+    forms = forms_of(value)
+    figures = sys.modules.get("monarch_nb.runtime.figures")
+    if figures is not None:  # the copy of a figure that is open on its rank opens here too, and would be shown again
+        figures.close(value)
+    if can_stand_beside(forms.data):
+        return forms
+    return Forms({"text/plain": forms.data["text/plain"]}, {})
 
 
 def future_html(future: Any) -> str:

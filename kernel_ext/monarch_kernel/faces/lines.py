@@ -60,7 +60,7 @@ class Lines:
             if one.level < self._level:
                 continue
             level = next((name for name, number in LEVELS.items() if number >= one.level), "critical")
-            for text in one.text.removesuffix("\n").split("\n"):
+            for text in one.text.removesuffix("\n").split("\n") if one.text else ():
                 if not self._text or self._text in text.lower():
                     yield index, round(one.at, 3), level if one.level else "", text
 

@@ -1,0 +1,42 @@
+"""The way in, and what the doctor found, as tables."""
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from ..guide import Diagnosis, Guide, manual, running, title
+from .html import framed, table
+from .meshes import overview_html
+
+if TYPE_CHECKING:
+    from monarch_nb.doctor import Finding
+
+_COLOURS = {"ok": "mnb-alive", "warning": "mnb-healing", "error": "mnb-failed"}
+
+
+def guide_html(guide: Guide) -> str:
+    """What %monarch shows."""
+    parts = [f"<div><b>{escape(title())}</b></div><div>{escape(running(guide.meshes))}</div>"]
+    if guide.meshes.rows:
+        parts.append(overview_html(guide.meshes))
+    parts += [table((heading, ""), rows, mono=(0,)) for heading, rows in guide.steps]
+    parts.append(f'<div>The manual: <a href="{escape(manual())}">{escape(manual())}</a></div>')
+    return framed(*parts)
+
+
+def diagnosis_html(diagnosis: Diagnosis) -> str:
+    """What %monarch doctor shows."""
+    parts = [f"<div><b>{escape(diagnosis.summary)}</b></div>"]
+    for name, findings in diagnosis.found.items():
+        rows = "".join(map(_row, findings))
+        head = f'<thead><tr><th colspan="2">{escape(name)}</th></tr></thead>'
+        parts.append(f'<table class="mnb-t">{head}<tbody>{rows}</tbody></table>')
+    return framed(*parts)
+
+
+def _row(finding: "Finding") -> str:
+    from monarch_nb.doctor.finding import MARKS
+
+    told = f"{MARKS[finding.level]} {finding.about}"
+    advice = f"<div><b>{escape(finding.advice)}</b></div>" if finding.advice else ""
+    mark = f'<span class="mnb-c {_COLOURS[finding.level]}"></span>'
+    return f"<tr><td>{mark}{escape(told)}</td><td>{escape(finding.found)}{advice}</td></tr>"

@@ -1,0 +1,121 @@
+"""%monarch: the way in. What to type first, what is running, and the doctor."""
+
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class
+
+from monarch_nb import __version__
+from monarch_nb._about import page
+
+from .overview import Overview
+from .session import Session
+
+if TYPE_CHECKING:
+    from monarch_nb.doctor import Finding
+
+# What to type, and what it does.
+FIRST = (
+    ("%mesh workers gpus=4", "start four processes on this machine; the variable `workers` is their mesh"),
+    ("%%on workers", "as the first line of a cell: run the rest of the cell on each process"),
+    (
+        "%%actor trainers on workers",
+        "as the first line of a cell that defines a class: make one object in each process",
+    ),
+    ("trainers.step.call().get()", "call an endpoint of all of them, and wait for the results"),
+)
+THEN = (
+    ("%meshes", "list the meshes: their shape, how their ranks are, and which variables hold them"),
+    ("%logs workers", "show what the processes have printed"),
+    ("%heal workers", "start again what has died"),
+    ("%stop workers", "end the processes"),
+    ("%mesh?", "show the help of a magic"),
+    ("%monarch doctor", "check this kernel and all hosts, and say what to do"),
+)
+Row = tuple[str, str]
+
+
+class Guide:
+    """What %monarch shows. Text here; the HTML form is registered with the other displays."""
+
+    def __init__(self, meshes: Overview) -> None:
+        self.meshes = meshes
+
+    @property
+    def steps(self) -> list[tuple[str, tuple[Row, ...]]]:
+        """Headings, and what to type below each: at first how to begin, later what else there is."""
+        if self.meshes.rows:
+            return [("What you can type", THEN), ("To begin something new", FIRST)]
+        return [("What to type first", FIRST), ("And then", THEN)]
+
+    def __repr__(self) -> str:
+        width = max(len(typed) for typed, _ in (*FIRST, *THEN))
+        parts = [title(), f"{running(self.meshes)}\n{self.meshes!r}" if self.meshes.rows else running(self.meshes)]
+        for heading, rows in self.steps:
+            parts.append("\n".join([heading, *(f"  {typed.ljust(width)}  {what}" for typed, what in rows)]))
+        return "\n\n".join([*parts, f"The manual: {manual()}"])
+
+
+class Diagnosis:
+    """What %monarch doctor shows: findings by host, and those of the kernel."""
+
+    def __init__(self, found: "dict[str, list[Finding]]") -> None:
+        self.found = found
+
+    @property
+    def summary(self) -> str:
+        """One line about all of it."""
+        from monarch_nb.doctor import summary
+
+        return summary(finding for findings in self.found.values() for finding in findings)
+
+    def __repr__(self) -> str:
+        from monarch_nb.doctor import table
+
+        return "\n\n".join([*(f"{name}\n{table(findings)}" for name, findings in self.found.items()), self.summary])
+
+
+def title() -> str:
+    """The first line."""
+    return f"Monarch-NB {__version__}: this notebook's kernel is the controller of its processes."
+
+
+def running(meshes: Overview) -> str:
+    """What there is."""
+    return "Running now:" if meshes.rows else "No processes have been started yet."
+
+
+def manual() -> str:
+    """Where the manual is."""
+    return page("manual/README.md")
+
+
+@magics_class
+class GuideMagics(Magics):
+    """%monarch."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        super().__init__(shell)
+        self._session = session
+
+    @line_magic
+    def monarch(self, line: str) -> Guide | Diagnosis:
+        """Show the way in: what to type first, and what is running.
+
+        %monarch            # what to type, and what is running
+        %monarch doctor     # check this kernel and every host, and say what to do
+
+        The doctor starts one process on each host, which looks around there, and stops it again. From a shell:
+        monarch-nb doctor.
+        """
+        match line.split():
+            case []:
+                return Guide(Overview(self._session.rows()))
+            case ["doctor"]:
+                from monarch_nb.doctor import visit_known
+
+                from .doctor import kernel_findings
+
+                return Diagnosis({"notebook kernel": kernel_findings(self.shell), **visit_known()})
+            case _:
+                raise UsageError(f"%monarch does not know {line.strip()!r}. Write %monarch, or %monarch doctor")

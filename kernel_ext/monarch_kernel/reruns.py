@@ -1,0 +1,91 @@
+"""What a cell that is run again leaves behind: actors of the class as it was, and meshes that had the name before."""
+
+from collections import Counter
+from types import CodeType
+from typing import Any
+
+from monarch_nb.mesh.state import ActorState, MeshState
+from monarch_nb.runtime import EndpointProperty, Runtime
+
+from .files import cell_name
+from .front import Front
+from .session import Session
+
+
+class Reruns:
+    """Says once, at the next call, that actors run an older class; and at the end of a cell what it has left behind."""
+
+    def __init__(self, shell: Any, front: Front, session: Session, engine: Runtime) -> None:
+        self._shell = shell
+        self._front = front
+        self._session = session
+        self._engine = engine
+        self._told: dict[str, type] = {}  # by mesh, the newest class that was spoken of
+        self._before: set[str] = set()  # meshes whose name another one has taken over in this cell
+        engine.keeper.on_call.append(self._called)
+        engine.keeper.on_event.append(self._happened)
+        front.ending.append(self._ended)
+
+    def close(self) -> None:
+        """Listens no longer."""
+        self._engine.keeper.on_call.remove(self._called)
+        self._engine.keeper.on_event.remove(self._happened)
+        self._front.ending.remove(self._ended)
+
+    # -- classes ----------------------------------------------------------------------------------------------------
+
+    def _called(self, state: ActorState) -> None:
+        if state.cls.__module__ != "__main__" or state.born is None or not self._front.in_cell:
+            return
+        newest = state.born.newest()
+        if newest is state.cls or self._told.get(state.uid) is newest:
+            return
+        self._told[state.uid] = newest
+        if _codes(newest) == _codes(state.cls):
+            return  # the cell was run again as it was
+        self._front.write(
+            f"{state.name} runs {state.cls.__name__} as of {self._cell(state.cls)}; "
+            f"%reload {state.name} brings the one of {self._cell(newest)}\n"
+        )
+
+    def _cell(self, cls: type) -> str:
+        for code in _codes(cls).values():
+            return cell_name(self._shell, code.co_filename).removeprefix("Cell ") or "an earlier cell"
+        return "an earlier cell"
+
+    # -- meshes -----------------------------------------------------------------------------------------------------
+
+    def _happened(self, kind: str, about: Any) -> None:
+        if kind == "stopped":
+            self._told.pop(about.uid, None)
+        elif kind == "spawning" and self._front.in_cell:
+            others = (state for state in self._session.meshes().values() if state.uid != about.uid)
+            self._before.update(state.uid for state in others if _same_name(state, about))
+
+    def _ended(self) -> None:
+        if not self._before:
+            return
+        before, self._before = self._before, set()
+        rows = self._session.rows()
+        left = Counter(row.view.name for row in rows if row.view.uid in before and not row.used)
+        for name, count in left.items():
+            what, them = ("an earlier mesh", "it") if count == 1 else (f"{count} earlier meshes", "them")
+            still = f"{what} of that name still run{'s' if count == 1 else ''}"
+            self._front.write(
+                f"{name} is new; {still}, though no variable refers to {them}: %stop --unused ends {them}\n"
+            )
+
+
+def _same_name(state: MeshState, other: MeshState) -> bool:
+    return type(state) is type(other) and state.name == other.name
+
+
+def _codes(cls: type) -> dict[str, CodeType]:
+    """The code of the methods of a class; equal for a cell that was run twice."""
+    found = {}
+    for name, value in vars(cls).items():
+        method = value._method if isinstance(value, EndpointProperty) else value
+        code = getattr(method, "__code__", None)
+        if isinstance(code, CodeType):
+            found[name] = code
+    return found

@@ -1,0 +1,101 @@
+"""In the processes of a mesh `display` is there as in a notebook, and libraries that display find their way.
+
+Nothing is imported for it: modules are changed once the user's code has them.
+"""
+
+import builtins
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from monarch_nb.runtime import displays
+
+BACKEND = "module://monarch_nb.runtime.figures"
+# What a kernel sets for itself: no choice of the user's, and of no use in another process.
+_OF_KERNELS = ("", "module://matplotlib_inline.backend_inline", "module://ipykernel.pylab.backend_inline")
+_REPLACED = ("display", "update_display", "publish_display_data", "clear_output")
+
+
+def install() -> None:
+    """Puts them in place."""
+    builtins.display = displays.display  # type: ignore[attr-defined]
+    if os.environ.get("MPLBACKEND", "") in _OF_KERNELS:
+        os.environ["MPLBACKEND"] = BACKEND
+        matplotlib = sys.modules.get("matplotlib")
+        if matplotlib is not None:
+            matplotlib.rcParams["backend"] = BACKEND
+    changes = {
+        "IPython.core.display": _display_here,  # IPython 7 has them there
+        "IPython.core.display_functions": _display_here,
+        "IPython.display": _display_here,
+        "tqdm.notebook": _bars_as_text,
+    }
+    for name, change in changes.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            change(module)
+    sys.meta_path.insert(0, _Finder({name: change for name, change in changes.items() if name not in sys.modules}))
+
+
+def open_figures() -> list[int]:
+    """The numbers of the figures of pyplot that are open here and that `plt.show()` would display."""
+    figures = sys.modules.get("monarch_nb.runtime.figures")
+    return list(figures.numbers()) if figures is not None else []
+
+
+def show_figures(before: Sequence[int], value: Any = None) -> None:
+    """The end of a cell: figures opened since are displayed and closed; of one that is its value that is left to it."""
+    figures = sys.modules.get("monarch_nb.runtime.figures")
+    if figures is not None and _backend() == BACKEND:
+        figures.show_each([number for number in figures.numbers() if number not in before], value)
+
+
+def _backend() -> str:
+    matplotlib = sys.modules.get("matplotlib")
+    return str(dict.__getitem__(matplotlib.rcParams, "backend")) if matplotlib is not None else ""
+
+
+def _display_here(module: ModuleType) -> None:
+    for name in _REPLACED:
+        if hasattr(module, name):
+            setattr(module, name, getattr(displays, name))
+
+
+def _bars_as_text(module: ModuleType) -> None:
+    """Bars made of widgets live in a kernel; here they are lines that overwrite themselves, as cells show in place."""
+    plain = sys.modules.get("tqdm.std")
+    if plain is None:
+        return
+    for name in ("tqdm", "tqdm_notebook"):
+        setattr(module, name, plain.tqdm)
+    for name in ("trange", "tnrange"):
+        setattr(module, name, plain.trange)
+
+
+class _Finder:
+    """Changes modules right after they are loaded for the first time."""
+
+    def __init__(self, changes: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self._changes = dict(changes)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """That of a module that is to be changed."""
+        change = self._changes.pop(name, None)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if change is not None else None
+        if spec is None or spec.loader is None or change is None:
+            return None
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            change(module)
+
+        loader.exec_module = exec_module
+        return spec

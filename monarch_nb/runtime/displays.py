@@ -1,0 +1,181 @@
+"""What a process displays goes where its output goes, within bounds: what is too large goes as text."""
+
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from monarch_nb.runtime.forms import PLAIN, forms_of
+from monarch_nb.runtime.forms import text_of as plain_text
+from monarch_nb.wire import error_line, text_of
+from monarch_nb.wire.display import LATER, NOW, Display, encode_display, size_of
+
+MOST = 4 << 20  # bytes of one display
+BRIEF = 2000  # characters of the text that logs have
+BURST, RATE = 16 << 20, 4 << 20  # bytes of all displays of a process: at once, and in each second after
+MOST_PENDING = 64  # displays whose latest update waits
+
+
+class Journal(Protocol):
+    """Where displays go."""
+
+    def tag(self) -> str:
+        """The call that the running code belongs to, "" for none."""
+
+    def display(self, line: bytes, call: str | None = None) -> bool:
+        """Write one, of a call or of the running code. False where it cannot be written."""
+
+
+class Displays:
+    """Those of one process. Methods from any thread; without a journal they print text."""
+
+    def __init__(self) -> None:
+        self.journal: Journal | None = None
+        self._lock = threading.RLock()
+        self._left = float(BURST)
+        self._at = time.monotonic()
+        self._pending: dict[str, tuple[str, Display]] = {}  # by id, with the call
+
+    def publish(self, data: dict[str, Any], metadata: dict[str, Any], id: str = "", *, update: bool = False) -> None:
+        """Shows something that is there in its forms; with an id it can be replaced, with `update` it replaces."""
+        text = text_of(data.get(PLAIN) or f"<{', '.join(data)}>")
+        if self.journal is None or (set(data) <= {PLAIN} and not id):
+            if not update:
+                sys.stdout.write(f"{text}\n")
+            return
+        text = text if len(text) <= BRIEF else f"{text[: BRIEF - 1]}…"
+        data = {**data, PLAIN: text_of(data.get(PLAIN, text))}
+        kept = {kind: form for kind, form in data.items() if size_of(form) <= MOST}
+        if sum(map(size_of, kept.values())) > MOST:
+            kept = {PLAIN: text}
+        if len(kept) < len(data):
+            size = sum(map(size_of, data.values())) / 2**20
+            text = f"{text} ({size:.1f} MB are not shown: a display may have {MOST >> 20} MB)"
+            kept[PLAIN] = text
+            if len(kept) == 1 and not id:
+                sys.stdout.write(f"{text}\n")
+                return
+        self._send(Display(text, kept, {kind: about for kind, about in metadata.items() if kind in kept}, id, update))
+
+    def clear(self, wait: bool = False) -> None:
+        """Takes away what was displayed before in this call; with `wait`, when the next display is there."""
+        if self.journal is not None:
+            self._send(Display(clear=LATER if wait else NOW))
+
+    def flush(self) -> None:
+        """Updates that came too fast: the latest of each."""
+        if self._pending:
+            with self._lock:
+                pending, self._pending = self._pending, {}
+                for call, display in pending.values():
+                    self._write(display, call)
+
+    def _send(self, display: Display) -> None:
+        assert self.journal is not None
+        with self._lock:
+            now = time.monotonic()
+            self._left = min(BURST, self._left + (now - self._at) * RATE)
+            self._at = now
+            size = display.size
+            if size > self._left:
+                if display.update:
+                    if display.id in self._pending or len(self._pending) < MOST_PENDING:
+                        self._pending[display.id] = self.journal.tag(), display
+                    return
+                display.text += f" (not shown: more than {BURST >> 20} MB were displayed within a few seconds)"
+                display.data, size = {PLAIN: display.text}, 0
+            self._left -= size
+            self._pending.pop(display.id, None)
+            self._write(display, None)
+
+    def _write(self, display: Display, call: str | None) -> None:
+        try:
+            line = encode_display(display)
+        except (TypeError, ValueError, RecursionError) as error:
+            sys.stderr.write(f"a display could not be sent ({error_line(error)}); as text it is:\n")
+            line = b""
+        if (not line or self.journal is None or not self.journal.display(line, call)) and display.text:
+            sys.stdout.write(f"{display.text}\n")
+
+
+class Handle:
+    """Something displayed that can be replaced."""
+
+    def __init__(self, display_id: str) -> None:
+        self.display_id = display_id
+
+    def __repr__(self) -> str:
+        return f"<display {self.display_id}>"
+
+    def display(self, value: Any, **options: Any) -> None:
+        """Shows it once more, under the same id."""
+        display(value, display_id=self.display_id, **options)
+
+    def update(self, value: Any, **options: Any) -> None:
+        """Shows another object in its place."""
+        update_display(value, display_id=self.display_id, **options)
+
+
+displays = Displays()  # of this process
+
+
+def display(
+    *values: Any,
+    include: Collection[str] | None = None,
+    exclude: Collection[str] | None = None,
+    metadata: dict[str, Any] | None = None,
+    transient: dict[str, Any] | None = None,
+    display_id: str | bool | None = None,
+    raw: bool = False,
+    clear: bool = False,
+    update: bool = False,
+    **_: Any,
+) -> Handle | None:
+    """Shows objects in the cell that the running call belongs to, as `IPython.display.display` does in a kernel."""
+    if display_id is True:
+        display_id = secrets.token_hex(16)
+    known = str(display_id or (transient or {}).get("display_id") or "")
+    if update and not known:
+        raise TypeError("display_id is needed to update a display: display(value, display_id=…) gives one")
+    if clear:
+        clear_output(wait=True)
+    for value in values:
+        if raw:
+            publish_display_data(value, metadata, transient={"display_id": known}, update=update)
+            continue
+        own = None if isinstance(value, type) else getattr(type(value), "_ipython_display_", None)
+        if own is not None:
+            try:
+                own(value)
+                continue
+            except NotImplementedError:
+                pass
+        forms = forms_of(value, include, exclude)
+        displays.publish(forms.data, {**forms.metadata, **(metadata or {})}, known, update=update)
+    return Handle(known) if known and display_id else None
+
+
+def update_display(value: Any, *, display_id: str, **options: Any) -> None:
+    """Shows an object in place of what was displayed under that id."""
+    display(value, display_id=display_id, **{**options, "update": True})
+
+
+def publish_display_data(
+    data: dict[str, Any],
+    metadata: dict[str, Any] | None = None,
+    *_: Any,
+    transient: dict[str, Any] | None = None,
+    update: bool = False,
+    **__: Any,
+) -> None:
+    """Shows what is there in its forms, by MIME type."""
+    forms = {kind: form for kind, form in data.items() if form is not None}
+    forms.setdefault(PLAIN, plain_text(data) if not forms else "<" + ", ".join(forms) + ">")
+    displays.publish(forms, dict(metadata or {}), str((transient or {}).get("display_id") or ""), update=update)
+
+
+def clear_output(wait: bool = False) -> None:
+    """Takes away what this call has displayed here so far; with `wait`, when the next display is there."""
+    displays.clear(wait)

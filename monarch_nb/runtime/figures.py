@@ -1,0 +1,58 @@
+"""The backend of matplotlib in the processes of a mesh: `plt.show()` displays the open figures and closes them.
+
+Loaded by matplotlib alone, so that processes that draw nothing do not load matplotlib.
+"""
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+from matplotlib._pylab_helpers import Gcf
+from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
+
+from monarch_nb.runtime.displays import display
+
+__all__ = ["FigureCanvas", "close", "numbers", "picture_of", "show", "show_each"]
+
+
+def show(*_: Any, **__: Any) -> None:
+    """Displays all open figures, in the order of their numbers. Blocks for nothing but drawing them."""
+    show_each(numbers())
+
+
+def numbers() -> list[int]:
+    """The numbers of the figures that are open."""
+    return sorted(Gcf.figs)
+
+
+def show_each(wanted: Iterable[int], but: Any = None) -> None:
+    """Displays some figures and closes them; the figure `but` is closed only."""
+    managers = [Gcf.figs[number] for number in wanted if number in Gcf.figs]
+    try:
+        for manager in managers:
+            figure = manager.canvas.figure
+            if figure is not but and figure.get_axes():
+                display(figure)
+    finally:
+        for manager in managers:
+            Gcf.destroy(manager)
+
+
+def close(figure: Any) -> None:
+    """Closes a figure, if it is open."""
+    for manager in [manager for manager in Gcf.figs.values() if manager.canvas.figure is figure]:
+        Gcf.destroy(manager)
+
+
+def picture_of(figure: Any) -> bytes:
+    """A figure as PNG."""
+    file = io.BytesIO()
+    figure.canvas.print_figure(
+        file,
+        format="png",
+        dpi=figure.dpi,
+        facecolor=figure.get_facecolor(),
+        edgecolor=figure.get_edgecolor(),
+        bbox_inches="tight",
+    )
+    return file.getvalue()

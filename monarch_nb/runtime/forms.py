@@ -1,0 +1,125 @@
+"""What an object looks like: its forms by MIME type, from the methods that notebooks ask objects for."""
+
+import base64
+import inspect
+import sys
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from monarch_nb.wire import Cut, error_line, harmless, repr_of, type_name
+
+PLAIN = "text/plain"
+LONGEST = 100_000  # characters of the text
+_WIDGET = "application/vnd.jupyter.widget-view+json"  # what it refers to lives in the process that made it
+_MIMEBUNDLE = "_repr_mimebundle_"
+_METHODS = {
+    "text/html": "_repr_html_",
+    "text/markdown": "_repr_markdown_",
+    "text/latex": "_repr_latex_",
+    "image/svg+xml": "_repr_svg_",
+    "image/png": "_repr_png_",
+    "image/jpeg": "_repr_jpeg_",
+    "image/gif": "_repr_gif_",
+    "application/pdf": "_repr_pdf_",
+    "application/json": "_repr_json_",
+    "application/javascript": "_repr_javascript_",
+}
+_CANARY = "_ipython_canary_method_should_not_exist_"  # objects that have this one pretend to have any
+
+
+class Forms(NamedTuple):
+    """By MIME type, images in base64; `data` always has a text."""
+
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+
+    @property
+    def rich(self) -> bool:
+        """Whether there is more to see than text."""
+        return len(self.data) > 1
+
+
+def forms_of(value: Any, include: Collection[str] | None = None, exclude: Collection[str] | None = None) -> Forms:
+    """All forms of an object, or those of some MIME types. What its methods raise is said on standard error."""
+    data: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    _take(data, metadata, _asked(value, _MIMEBUNDLE, include=include, exclude=exclude))
+    for kind, method in _METHODS.items():
+        found = None if kind in data or kind in (exclude or ()) else _asked(value, method)
+        if found is not None:
+            form, about = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+            _take(data, metadata, ({kind: form}, {kind: about} if about else {}))
+    picture = None if "image/png" in data else _figure(value)
+    if picture is not None:
+        data["image/png"] = base64.b64encode(picture).decode("ascii")
+    data.pop(_WIDGET, None)
+    wanted = {
+        kind: form
+        for kind, form in data.items()
+        if (include is None or kind in include) and kind not in (exclude or ())
+    }
+    wanted.setdefault(PLAIN, text_of(value))
+    return Forms(wanted, {kind: about for kind, about in metadata.items() if kind in wanted})
+
+
+def may_be_rich(value: Any) -> bool:
+    """Whether an object may have more forms than text. Calls nothing of it."""
+    kind = type(value)
+    figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
+    return any(hasattr(kind, name) for name in (_MIMEBUNDLE, *_METHODS.values())) or (
+        figure is not None and isinstance(value, figure)
+    )
+
+
+def text_of(value: Any) -> str:
+    """An object as text, as IPython has it where that is loaded. Never raises for what its methods do."""
+    pretty = getattr(sys.modules.get("IPython.lib.pretty"), "pretty", None)
+    try:
+        text = harmless(str.__str__(pretty(value))) if pretty is not None else repr_of(value)
+    except Cut:
+        raise
+    except BaseException:
+        text = repr_of(value)  # says what it raised
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _take(data: dict[str, Any], metadata: dict[str, Any], found: Any) -> None:
+    """Adds what an object has given: forms, or a pair of forms and facts about them."""
+    forms, about = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    for kind, form in dict(forms or {}).items():
+        if form is not None:
+            data[str(kind)] = base64.b64encode(form).decode("ascii") if isinstance(form, bytes) else form
+    metadata.update(about or {})
+
+
+def _asked(value: Any, name: str, **arguments: Any) -> Any:
+    """What a method of an object gives; None if there is none, or if it raises."""
+    try:
+        method = None if inspect.isclass(value) or hasattr(value, _CANARY) else getattr(value, name, None)
+    except Cut:
+        raise
+    except BaseException:  # an object that cannot be asked for its attributes
+        return None
+    try:
+        return method(**arguments) if callable(method) else None
+    except (NotImplementedError, Cut, KeyboardInterrupt) as error:
+        if not isinstance(error, NotImplementedError):
+            raise
+        return None
+    except BaseException as error:
+        sys.stderr.write(f"{type_name(value)}.{name} raised {error_line(error)}\n")
+        return None
+
+
+def _figure(value: Any) -> bytes | None:
+    """A figure of matplotlib as PNG; None for anything else."""
+    figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
+    if figure is None or not isinstance(value, figure):
+        return None
+    from monarch_nb.runtime.figures import picture_of
+
+    try:
+        return picture_of(value)
+    except Exception as error:
+        sys.stderr.write(f"the figure could not be drawn: {error_line(error)}\n")
+        return None

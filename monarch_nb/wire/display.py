@@ -1,0 +1,53 @@
+"""What a rank displays: a bundle of forms by MIME type, as notebooks have it, in one line of bytes."""
+
+from typing import Any
+
+import msgspec
+
+NOW, LATER = 1, 2  # what a display clears: what was displayed before at once, or once the next one is there
+
+
+class Display(msgspec.Struct, eq=False, omit_defaults=True):
+    """Something displayed. `data` and `metadata` are by MIME type, images in base64; `text` stands for it elsewhere.
+
+    With an `id` it can be replaced by another one that has `update` set. One with `clear` shows nothing.
+    """
+
+    text: str = ""
+    data: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    id: str = ""
+    update: bool = False
+    clear: int = 0
+
+    @property
+    def lines(self) -> str:
+        """What logs have of it, each line with its end; nothing of one that only replaces another."""
+        return f"{self.text}\n" if self.text and not self.update else ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its forms, about."""
+        return sum(size_of(form) for form in self.data.values())
+
+
+def size_of(form: Any) -> int:
+    """Bytes of one form, about."""
+    return len(form) if isinstance(form, str) else len(_encoder.encode(form))
+
+
+def encode_display(display: Display) -> bytes:
+    """One line with its end, and no control character in it. Raises what cannot be encoded."""
+    return _encoder.encode(display) + b"\n"
+
+
+def decode_display(line: bytes) -> Display | None:
+    """What `encode_display` made; None for anything else, such as a line of which a part is missing."""
+    try:
+        return _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+_decoder = msgspec.json.Decoder(Display)

@@ -1,0 +1,153 @@
+"""What ranks display comes to the cell as what it is: figures, HTML, updates; with the ranks, equal displays once."""
+
+import base64
+import importlib.util
+import re
+
+import pytest
+
+from tests.notebook.notebook import Cell, Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+figures = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="SKIPPED: needs matplotlib")
+PNG = b"\x89PNG\r\n"
+
+TABLE = """
+class Table:
+    def __init__(self, text):
+        self.text = text
+    def __repr__(self):
+        return f"Table({self.text!r})"
+    def _repr_html_(self):
+        return f"<table><tr><td>{self.text}</td></tr></table>"
+"""
+
+
+def seen(cell: Cell) -> list[dict[str, str]]:
+    """What stands in the cell at its end, in order: streams, and displays as they were last updated."""
+    found: list[dict[str, str]] = []
+    places: dict[str, int] = {}
+    for message in cell.messages:
+        kind, content = message["msg_type"], message["content"]
+        if kind == "stream":
+            found.append({"text/plain": content["text"].rstrip("\n")})
+        elif kind in ("display_data", "update_display_data"):
+            place = content["transient"].get("display_id", "")
+            if kind == "update_display_data":
+                found[places[place]] = content["data"]
+            else:
+                places[place] = len(found)
+                found.append(content["data"])
+    return [one for one in found if one != {"text/plain": "", "text/html": ""}]
+
+
+def order(cell: Cell) -> list[str]:
+    """The same as text: kinds of pictures, texts without their ranks."""
+    told = ("image" if "image/png" in one else one.get("text/html") or one["text/plain"] for one in seen(cell))
+    lines = [line for text in told for line in text.split("\n")]
+    return [short for line in lines if (short := re.sub(r"\[.*?\] ?", "", line))]
+
+
+@figures
+def test_equal_figures_of_all_ranks_are_one_image_with_their_ranks(nb: Notebook) -> None:
+    cell = nb.run(
+        "%%on w\nimport matplotlib.pyplot as plt\nprint('before')\nplt.plot([1, 2])\nplt.show()\nprint('after')", 60
+    ).ok()
+    images = [one for one in seen(cell) if "image/png" in one]
+    assert len(images) == 1
+    assert base64.b64decode(images[0]["image/png"]).startswith(PNG)
+    assert {"text/plain": "[gpus=0-3]"} in seen(cell)
+    assert set(order(cell)[: order(cell).index("image")]) == {"before"}
+    assert order(cell)[-1] == "after"
+    assert not nb.run("%%on w\nplt.get_fignums()").ok().text.endswith("1]")  # closed, as in a notebook
+
+
+@figures
+def test_different_figures_stand_side_by_side_each_with_its_rank(nb: Notebook) -> None:
+    cell = nb.run(
+        "%%on w\nimport matplotlib.pyplot as plt\nplt.plot([rank, 2])", 60
+    ).ok()  # no show(): as in a notebook
+    [row] = [one for one in seen(cell) if "<img" in one.get("text/html", "")]
+    assert re.findall(r"<figcaption>(.*?)</figcaption>", row["text/html"]) == [f"gpus={rank}" for rank in range(4)]
+    assert row["text/html"].count('src="data:image/png;base64,iVBOR') == 4
+
+
+@figures
+def test_figures_that_are_values_are_shown_and_only_once(nb: Notebook) -> None:
+    cell = nb.run("%%on w\nimport matplotlib.pyplot as plt\nfigure, axes = plt.subplots()\nfigure", 60).ok()
+    assert seen(cell) == []
+    assert cell.html.count("<img") == 1
+    assert "<figcaption>gpus=0-3</figcaption>" in cell.html
+    source = "def draw():\n    import matplotlib.pyplot as plt\n    return plt.subplots()[0]\nw.run(draw).get()"
+    opened = nb.run(source, 60).ok()
+    assert opened.html.count("<img") == 1
+    assert seen(opened) == []
+
+
+def test_what_an_endpoint_displays_stands_between_the_lines_it_prints(nb: Notebook) -> None:
+    show = "def show(text):\n    print('before')\n    display(Table(text))\n    print('after')\n"
+    nb.run(TABLE + show).ok()
+    for number in range(3):
+        cell = nb.run(f"w.run(show, {number}).get()\nprint('next')").ok()
+        found = order(cell)
+        table = found.index(f"<table><tr><td>{number}</td></tr></table>")
+        assert set(found[:table]) == {"before"}
+        assert set(found[table + 1 : -1]) == {"after"}
+        assert found[-1] == "next"
+        assert seen(nb.run("None")) == []  # nothing lands in the next cell
+    assert "Table(2)" in nb.run("w.logs().text").ok().text
+
+
+def test_values_with_rich_forms_are_shown_so_equal_ones_once(nb: Notebook) -> None:
+    cell = nb.run(f"%%on w\n{TABLE}\nTable(rank // 2)").ok()
+    assert re.findall(r"<figcaption>(.*?)</figcaption>", cell.html) == ["gpus=0-1", "gpus=2-3"]
+    assert "<td>1</td>" in cell.html
+    nb.run(TABLE)
+    assert "<td>7</td>" in nb.run("w.run(Table, 7).get()").ok().html
+
+
+def test_displays_are_updated_and_cleared_in_place(nb: Notebook) -> None:
+    source = """
+from IPython.display import HTML, clear_output, display as shown, update_display
+def live():
+    handle = shown(HTML("start"), display_id=True)
+    for step in range(5):
+        handle.update(HTML(f"step {step}"))
+    update_display(HTML("end"), display_id=handle.display_id)
+def loop():
+    for step in range(5):
+        clear_output(wait=True)
+        display(HTML(f"round {step}"))
+"""
+    nb.run(source).ok()
+    assert order(nb.run("w.run(live).get()").ok()) == ["end"]
+    assert order(nb.run("w.run(loop).get()").ok()) == ["round 4"]
+
+
+def test_bars_for_notebooks_and_widgets_break_nothing_on_ranks(nb: Notebook) -> None:
+    pytest.importorskip("tqdm")
+    source = """
+def bars():
+    from tqdm.notebook import tqdm, trange
+    total = sum(tqdm(range(3))) + sum(trange(4))
+    import ipywidgets
+    display(ipywidgets.IntSlider(value=5))
+    return total
+"""
+    nb.run(source).ok()
+    cell = nb.run("w.run(bars).get().values()", 60).ok()
+    assert cell.text == "[9, 9, 9, 9]"
+    assert "100%" in cell.stderr
+    assert "IntSlider(value=5)" in cell.stdout
+
+
+def test_what_is_too_large_is_said_in_a_line(nb: Notebook) -> None:
+    cell = nb.run("w.run(lambda: display({'image/png': 'x' * 5_000_000, 'text/plain': 'pic'}, raw=True)).get()").ok()
+    assert seen(cell) == [{"text/plain": "[gpus=0-3] pic (4.8 MB are not shown: a display may have 4 MB)"}]
+
+
+def test_a_front_end_that_captures_gets_displays_too(nb: Notebook) -> None:
+    nb.run(TABLE).ok()
+    assert seen(nb.run("%%capture captured\nw.run(lambda: display(Table(1))).get()").ok()) == []
+    assert "<td>1</td>" in nb.run("[one.data.get('text/html') for one in captured.outputs]").ok().text

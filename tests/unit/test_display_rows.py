@@ -1,0 +1,159 @@
+"""What a cell shows of the displays of many ranks."""
+
+from typing import Any
+
+import pytest
+
+from monarch_kernel import rows as module
+from monarch_kernel.rows import Rows
+from monarch_nb.mesh.log_lines import Line, Source
+from monarch_nb.wire import Display
+from monarch_nb.wire.display import LATER, NOW
+
+
+class Shown:
+    """The front end: what stands in the cell now, in order."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, dict[str, Any]] = {}
+        self.sent: list[str] = []
+
+    def display(
+        self, bundle: dict[str, Any], display_id: str, *, update: bool, cell: Any, metadata: Any = None
+    ) -> None:
+        assert update == (display_id in self.outputs)
+        self.outputs[display_id] = bundle
+        self.sent.append(display_id)
+
+    @property
+    def seen(self) -> list[str]:
+        found = (one.get("text/html") or one.get("image/png") or one["text/plain"] for one in self.outputs.values())
+        return [text for text in found if text]
+
+
+class Cell:
+    def __init__(self) -> None:
+        self.shown = Shown()
+        self.rows = Rows(self.shown)  # type: ignore[arg-type]
+        self.parent = object()
+
+    def take(self, rank: int, display: Display, call: str = "c:1") -> None:
+        line = Line(f"h/p.{rank}.0", display.text, call=call, display=display)
+        row = self.rows.take(self.parent, line, Source("p", "w", ("gpus",), (rank,)))
+        if row is not None:
+            self.rows.show(row, named=False)
+
+    def settle(self) -> list[str]:
+        self.rows.show_changed(named=False, all_of_it=True)
+        return self.shown.seen
+
+
+@pytest.fixture
+def cell() -> Cell:
+    return Cell()
+
+
+def html(text: str, **options: Any) -> Display:
+    return Display(f"<{text}>", {"text/html": text}, **options)
+
+
+def png(text: str) -> Display:
+    return Display("<picture>", {"image/png": text})
+
+
+def test_equal_displays_are_one_with_all_ranks_and_sent_once(cell: Cell) -> None:
+    for rank in range(8):
+        cell.take(rank, png("same"))
+    assert cell.settle() == ["[gpus=0-7]", "same"]
+    assert len(cell.shown.sent) == 3  # the ranks, the picture, and the ranks that came later
+
+
+def test_different_displays_stand_side_by_side_in_the_order_of_ranks(cell: Cell) -> None:
+    for rank in (2, 0, 3, 1):
+        cell.take(rank, html(f"<b>{rank % 2}</b>"))
+    above, beside = cell.settle()
+    assert above == "[gpus=0-3] 2 different displays"
+    assert "<figcaption>gpus=0,2</figcaption><b>0</b>" in beside
+    assert beside.index("gpus=0,2") < beside.index("gpus=1,3")
+
+
+def test_the_nth_display_of_each_rank_is_in_the_nth_row(cell: Cell) -> None:
+    for rank in range(2):
+        cell.take(rank, html("first"))
+        cell.take(rank, html(f"second {rank}"))
+        cell.take(rank, html("first"))
+    found = cell.settle()
+    assert [text for text in found if "figure" not in text] == [
+        *("[gpus=0-1]", "first"),
+        "[gpus=0-1] 2 different displays",
+        *("[gpus=0-1]", "first"),
+    ]
+
+
+def test_a_rank_that_displays_more_than_others_keeps_none_of_them_apart(cell: Cell) -> None:
+    cell.take(0, html("extra"))
+    for rank in range(4):
+        cell.take(rank, html("loss"))
+    assert sum(text.count("loss") for text in cell.settle()) == 1
+
+
+def test_forms_that_only_a_front_end_can_draw_stand_by_themselves(cell: Cell) -> None:
+    for rank in range(2):
+        cell.take(rank, Display("plot", {"application/vnd.some.chart+json": {"rank": rank}, "text/plain": "plot"}))
+    cell.settle()
+    drawn = [one for one in cell.shown.outputs.values() if "application/vnd.some.chart+json" in one]
+    assert [one["application/vnd.some.chart+json"]["rank"] for one in drawn] == [0, 1]
+
+
+def test_scripts_are_not_put_among_others(cell: Cell) -> None:
+    for rank in range(2):
+        cell.take(rank, html(f"<SCRIPT>{rank}</SCRIPT>"))
+    assert cell.settle() == ["[gpus=0]", "<SCRIPT>0</SCRIPT>", "[gpus=1]", "<SCRIPT>1</SCRIPT>"]
+
+
+def test_an_update_replaces_what_that_rank_displayed(cell: Cell) -> None:
+    for rank in range(2):
+        cell.take(rank, html("0 %", id=f"id-of-{rank}"))
+    cell.take(1, html("50 %", id="id-of-1", update=True))
+    assert "50 %" in cell.settle()[1]
+    for rank in range(2):
+        cell.take(rank, html("100 %", id=f"id-of-{rank}", update=True), call="c:2")  # a later call
+    cell.take(0, html("lost", id="unknown", update=True))
+    assert cell.settle() == ["[gpus=0-1]", "100 %"]
+
+
+def test_a_loop_that_clears_and_displays_is_shown_in_one_place(cell: Cell) -> None:
+    for number in range(5):
+        for rank in range(2):
+            cell.take(rank, Display(clear=LATER))
+            cell.take(rank, html(f"step {number}"))
+    assert cell.settle() == ["[gpus=0-1]", "step 4"]
+    cell.take(0, Display(clear=NOW))
+    assert cell.settle() == ["[gpus=1]", "step 4"]
+    cell.take(1, Display(clear=NOW))
+    assert cell.settle() == []
+
+
+def test_a_cell_is_bounded_and_says_what_it_does_not_show(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(module.MOST + 10):
+        cell.take(0, html(f"number {number}"))
+    found = cell.settle()
+    assert sum("number" in text for text in found) == module.MOST
+    assert (
+        found[-1] == f"[gpus=0] … 10 more displays are not shown: a cell has room for {module.MOST}, of 24 MB together"
+    )
+    other = Cell()
+    monkeypatch.setattr(module, "MOST_BYTES", 1000)
+    for number in range(3):
+        other.take(0, html(f"{number}" * 400))
+    assert "1 more display is not shown" in other.settle()[-1]
+
+
+def test_a_change_that_follows_at_once_waits_a_moment(cell: Cell) -> None:
+    cell.take(0, html("same"))
+    cell.take(1, html("same"))
+    assert cell.rows.waiting
+    cell.rows.show_changed(named=False, all_of_it=False)
+    assert cell.shown.seen == ["[gpus=0]", "same"]
+    assert cell.settle() == ["[gpus=0-1]", "same"]
+    assert not cell.rows.waiting
