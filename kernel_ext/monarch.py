@@ -4,7 +4,7 @@
 copies: their specs, names and loaders stay as they are, so reloading works and pickles name `monarch_nb`. This is one
 module file on purpose: beside an installed `torchmonarch` nothing is overwritten, and Python prefers its package.
 
-Private paths of torchmonarch that programs import from are aliases too; see `monarch_nb._compat`.
+Private paths of torchmonarch that programs import from are aliases too; see `monarch_nb.compat`.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,12 +42,19 @@ class _AliasLoader(Loader):
 
 class _PrivateLoader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        compat = importlib.import_module(f"{_REAL}._compat")
-        module: ModuleType = compat.Alias(spec.name)
+        module: ModuleType = importlib.import_module(f"{_REAL}.compat").Alias(spec.name)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing to run."""
+
+    def get_code(self, name: str) -> "CodeType | None":
+        """What `python -m` runs: the code of the first home."""
+        home = importlib.import_module(f"{_REAL}.compat").ALIASES[name][0]
+        found = importlib.util.find_spec(home)
+        assert found is not None
+        code: CodeType | None = found.loader.get_code(home)  # type: ignore[union-attr]
+        return code
 
 
 class _AliasFinder:
@@ -62,7 +69,7 @@ class _AliasFinder:
             found = importlib.util.find_spec(real)
         except ModuleNotFoundError:  # not even its parent
             found = None
-        if found is None:
+        if found is None or isinstance(found.loader, _AliasLoader):  # the latter from the last finder
             return self._elsewhere(fullname)
         return ModuleSpec(
             fullname,
@@ -73,13 +80,27 @@ class _AliasFinder:
 
     @staticmethod
     def _elsewhere(fullname: str) -> ModuleSpec | None:
-        compat = importlib.import_module(f"{_REAL}._compat")
-        if fullname in compat.ALIASES:
-            return ModuleSpec(fullname, _PrivateLoader(), is_package=True)
-        compat.check_module(fullname)
-        return None
+        aliases = importlib.import_module(f"{_REAL}.compat").ALIASES
+        if fullname not in aliases:
+            return None
+        return ModuleSpec(fullname, _PrivateLoader(), is_package=any(one.startswith(f"{fullname}.") for one in aliases))
+
+
+class _LastFinder:
+    """`from monarch.job import kubernetes` asks for `monarch_nb.job.kubernetes`: the package's own name."""
+
+    @staticmethod
+    def find_spec(
+        fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        root, _, rest = fullname.partition(".")
+        alias = f"{_ALIAS}.{rest}"
+        if root != _REAL or alias not in importlib.import_module(f"{_REAL}.compat").ALIASES:
+            return None
+        return ModuleSpec(fullname, _AliasLoader(alias), is_package=True)
 
 
 # First in the row: a later finder would see the real package's path and load second copies from it.
 sys.meta_path.insert(0, _AliasFinder())
 sys.modules[_ALIAS] = importlib.import_module(_REAL)
+sys.meta_path.append(_LastFinder)

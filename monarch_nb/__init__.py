@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
     from IPython.core.interactiveshell import InteractiveShell
 
     from monarch_nb.config import (
@@ -54,6 +57,7 @@ _MODULES = frozenset(
         "debug",
         "exceptions",
         "job",
+        "rdma",
         "spmd",
         "testing",
     }
@@ -74,11 +78,30 @@ def __getattr__(name: str) -> Any:
                 raise
     if name.startswith("_"):  # what tools look for
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise importlib.import_module("monarch_nb._compat").missing(__name__, name)
+    told = importlib.import_module(f"{__name__}.compat").missing_part(f"monarch.{name}")
+    raise AttributeError(told or f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Missing:
+    """The last finder of the import system: what of `monarch` nobody has found says whether it is not there yet.
+
+    To look such a name up (`hasattr`, `getattr`) is an AttributeError, as programs expect; `from monarch import name`
+    then asks for a module of that name, and gets an ImportError with its text from here.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> None:
+        root, dot, rest = name.partition(".")
+        if dot and root in ("monarch", __name__) and sys.modules.get(root) is sys.modules.get(__name__):
+            importlib.import_module(f"{__name__}.compat").check(f"monarch.{rest}")
+
+
+if not any(getattr(one, "__name__", "") == "_Missing" for one in sys.meta_path):  # this module may be reloaded
+    sys.meta_path.append(_Missing)
 
 
 def load_ipython_extension(ip: "InteractiveShell") -> None:

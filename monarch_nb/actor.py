@@ -1,9 +1,8 @@
 """The actor API: `from monarch.actor import Actor, endpoint, this_host`."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from monarch_nb._compat import missing
 from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
 from monarch_nb.mesh import (
     Accumulator,
@@ -101,10 +100,6 @@ def debug_controller() -> "DebugController":
     from monarch_nb.debug.actor import debug_controller as find
 
     return find()
-
-
-def __getattr__(name: str) -> Any:
-    raise missing(__name__, name)
 
 
 __all__ = [

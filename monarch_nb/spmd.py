@@ -1,7 +1,6 @@
 """Programs written for torchrun, on a proc mesh: the environment of torch.distributed, set up and set up again."""
 
 import contextlib
-import enum
 import math
 import os
 import runpy
@@ -11,35 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint
+from monarch_nb.compat.network import AddrType, get_ipaddr
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 
 _NAME = "_SPMDActor"
-
-
-class AddrType(enum.Enum):
-    """Which sort of IP address stands for the first host, in place of its name."""
-
-    Default = enum.auto()  # IPv6, else IPv4
-    IPv4 = enum.auto()
-    IPv6 = enum.auto()
-
-
-def _ip_of(name: str, wanted: AddrType) -> str:
-    families = {
-        AddrType.Default: (socket.AF_INET6, socket.AF_INET),
-        AddrType.IPv4: (socket.AF_INET,),
-        AddrType.IPv6: (socket.AF_INET6,),
-    }[wanted]
-    for family in families:
-        with contextlib.suppress(socket.gaierror):
-            for entry in socket.getaddrinfo(name, None, family, socket.SOCK_STREAM):
-                address = str(entry[4][0])
-                if not address.lower().startswith(("fe80:", "169.254.")):  # of one link only
-                    return address
-    raise RuntimeError(
-        f"{name} has no {'IP' if wanted is AddrType.Default else wanted.name} address others could reach"
-    )
 
 
 def _free_port() -> int:
@@ -85,7 +60,7 @@ class SPMDActor(Actor):
         """This host's name, or its IP address, and a TCP port that is free now."""
         name = socket.gethostname()
         if use_ipaddr is not None:
-            return _ip_of(name, use_ipaddr), _free_port()
+            return get_ipaddr(name, 0, use_ipaddr), _free_port()
         try:
             socket.getaddrinfo(name, None)
         except socket.gaierror:  # a host whose own name leads nowhere: this machine alone can be meant

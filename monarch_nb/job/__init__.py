@@ -1,8 +1,5 @@
 """Jobs: host meshes from whatever runs the machines, and what to do with hosts: commands, shells, forwarded ports."""
 
-from typing import NoReturn
-
-from monarch_nb._about import page
 from monarch_nb.job.current import load_current_job, set_current_job
 from monarch_nb.job.execute import exec_command
 from monarch_nb.job.forwarding import PortForwarder
@@ -17,8 +14,14 @@ from monarch_nb.job.identity import (
     service_proc_addr,
     service_proc_addrs,
 )
-from monarch_nb.job.later import MeshAdminConfig, TelemetryConfig
+from monarch_nb.job.later import (
+    ImageSpec,
+    KubeConfig,
+    KubernetesJob,
+    SlurmJob,
+)
 from monarch_nb.job.local import LocalJob
+from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.record import JobFileError
 from monarch_nb.job.shell import shell
@@ -29,13 +32,17 @@ __all__ = [
     "DEFAULT_JOB_PATH",
     "SERVICE_PROC_IDS_ENV",
     "SERVICE_PROC_RANK_ENV",
+    "ImageSpec",
     "JobFileError",
     "JobState",
     "JobTrait",
+    "KubeConfig",
+    "KubernetesJob",
     "LocalJob",
     "MeshAdminConfig",
     "PortForwarder",
     "ProcessJob",
+    "SlurmJob",
     "TelemetryConfig",
     "deserialize_service_proc_ids",
     "exec_command",
@@ -51,18 +58,3 @@ __all__ = [
     "set_current_job",
     "shell",
 ]
-
-_LATER = {
-    "ImageSpec": "Kubernetes jobs",
-    "KubeConfig": "Kubernetes jobs",
-    "KubernetesJob": "Kubernetes jobs",
-    "SlurmJob": "Slurm jobs",
-}
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name in _LATER:
-        raise ImportError(
-            f"monarch.job.{name} is not there yet: it belongs to {_LATER[name]}, see {page('compatibility.md')}"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

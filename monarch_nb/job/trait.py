@@ -7,10 +7,11 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
-from monarch_nb._about import page
+from monarch_nb._absent import refuse
 from monarch_nb.job import record as files
+from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.record import JobFileError, Origin, Record
 from monarch_nb.job.state import JobState
 
@@ -19,11 +20,6 @@ logger = logging.getLogger("monarch_nb.job")
 DEFAULT_JOB_PATH = ".monarch/job_state.json"
 BATCH_FILE = "MONARCH_NB_BATCH_JOB"  # names the file of the job that has started this program
 _OWN = frozenset({"_apply_id", "_started", "_origin", "_cached", "_cache_path"})
-
-
-def not_yet(what: str) -> NoReturn:
-    """Raises NotImplementedError for a part that this version lacks."""
-    raise NotImplementedError(f"{what} is not there yet, see {page('compatibility.md')}")
 
 
 class JobTrait(ABC):
@@ -196,23 +192,42 @@ class JobTrait(ABC):
             os.unlink(os.path.realpath(path))
         return None
 
-    # -- not yet
+    # -- what torchmonarch adds to a job
 
-    def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> NoReturn:
-        """Not yet: telemetry by SQL."""
-        not_yet("enable_telemetry")
+    def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> Self:
+        """Accepted, and gives the job. Says once that nothing is recorded, and what there is instead.
 
-    def enable_admin(self, config: Any = None, **kwargs: Any) -> NoReturn:
-        """Not yet: the admin server."""
-        not_yet("enable_admin")
+        Raises TypeError for an option that `TelemetryConfig` does not have.
+        """
+        if config is None:
+            TelemetryConfig(**kwargs)
+        _say_once(
+            "enable_telemetry: accepted; there is no telemetry server here, so telemetry_url and dashboard_url stay "
+            "None. Spans and measurements go to OpenTelemetry where the program sets that up; %meshes, %failures and "
+            "mesh.logs() tell of the meshes"
+        )
+        return self
+
+    def enable_admin(self, config: Any = None, **kwargs: Any) -> Self:
+        """Accepted, and gives the job. Says once that no server is started, and what there is instead.
+
+        Raises TypeError for an option that `MeshAdminConfig` does not have.
+        """
+        if config is None:
+            MeshAdminConfig(**kwargs)
+        _say_once(
+            "enable_admin: accepted; there is no admin server here, so admin_url stays None. In a notebook, %meshes "
+            "and the side panel show what the server would"
+        )
+        return self
 
     def telemetry_query_client(self) -> NoReturn:
-        """Not yet: telemetry by SQL."""
-        not_yet("telemetry_query_client")
+        """Raises NotImplementedError: there is no telemetry to query."""
+        refuse("telemetry_query_client", "telemetry by SQL")
 
     def profile(self, *, on_trace_ready: Callable[[Any], object] | None = None) -> NoReturn:
-        """Not yet: the profiler."""
-        not_yet("profile")
+        """Raises NotImplementedError: there is no such profiler."""
+        refuse("profile", "the profiler of distributed telemetry")
 
     def remote_mount(
         self,
@@ -222,14 +237,23 @@ class JobTrait(ABC):
         python_exe: str | None = ".venv/bin/python",
         **kwargs: Any,
     ) -> NoReturn:
-        """Not yet: mounts."""
-        not_yet("remote_mount")
+        """Raises NotImplementedError."""
+        refuse("remote_mount", "mounts", "HostMesh.sync_workspace copies folders to hosts")
 
     def gather_mount(
         self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None
     ) -> NoReturn:
-        """Not yet: mounts."""
-        not_yet("gather_mount")
+        """Raises NotImplementedError."""
+        refuse("gather_mount", "mounts")
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        logger.warning("%s", text)
 
 
 def _started_by() -> JobTrait | None:

@@ -9,6 +9,7 @@ import msgspec
 from monarch_nb.mesh.endpoint import Endpoint, check_arguments, encode_arguments
 from monarch_nb.mesh.requests import RequestError
 from monarch_nb.mesh.sending import send_region
+from monarch_nb.mesh.stand_ins import stand_ins
 from monarch_nb.mesh.state import ActorState
 from monarch_nb.mesh.undeclared import NotAnEndpoint
 from monarch_nb.runtime import (
@@ -51,7 +52,7 @@ class ActorMesh(MeshTrait, Generic[A]):
         return ActorMesh(self._state, region)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
+        if name == "_state":  # an object that is being unpickled or copied has none yet
             raise AttributeError(name)
         cls = self._state.cls
         declared = _lookup(cls, name)
@@ -59,6 +60,8 @@ class ActorMesh(MeshTrait, Generic[A]):
             endpoint: Endpoint[..., Any] = Endpoint(self, name, declared)
             self.__dict__[name] = endpoint
             return endpoint
+        if name.startswith("__") and name.endswith("__"):  # what Python itself asks for is no method of the actors
+            raise AttributeError(name)
         if declared is not None and callable(declared):
             return NotAnEndpoint(self, name, declared)
         if name == "metrics":  # what they have told with `monarch.telemetry.log`; an endpoint of that name goes before
@@ -69,6 +72,10 @@ class ActorMesh(MeshTrait, Generic[A]):
             return partial(logs_of, self)
         known = ", ".join(sorted(endpoints_of(cls))) or "none"
         raise AttributeError(f"{self._state.name} ({cls.__name__}) has no endpoint {name!r}; it has: {known}")
+
+    @property
+    def _class(self) -> type[A]:
+        return cast("type[A]", self._state.cls)
 
     @property
     def initialized(self) -> Future[None]:
@@ -150,7 +157,7 @@ class Born:
         return found if same else self.cls
 
 
-_RESERVED = frozenset(name for name in dir(ActorMesh) if not name.startswith("__")) | {"_state"}
+_RESERVED = frozenset(dir(ActorMesh)) | {"_state"}
 
 
 def check_class(cls: Any) -> None:
@@ -203,6 +210,7 @@ def spawn_actors(
     procs: "ProcMesh", name: str, cls: type[A], args: tuple[Any, ...], kwargs: dict[str, Any], *, where: int = 0
 ) -> ActorMesh[A]:
     """Spawns one actor on each proc. Does not block: `__init__` runs later, over there, before the first message."""
+    cls = stand_ins.get(cls, cls)
     check_class(cls)
     kind = kind_of(cls)
     init: Callable[..., Any] = cls.__init__

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
-from monarch_nb._about import page
+from monarch_nb._absent import sentence
 from monarch_nb.mesh.actor import spawn_actors
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.runtime import Future, runtime
@@ -155,7 +155,7 @@ class ProcMesh(MeshTrait):
         part = _NOT_YET.get(name)
         if part is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise AttributeError(f"ProcMesh.{name} is not there yet: it belongs to {part}, see {page('compatibility.md')}")
+        raise AttributeError(sentence(f"ProcMesh.{name}", part))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProcMesh) and self._state.uid == other._state.uid and self._region == other._region

@@ -15,6 +15,7 @@ from monarch_nb.mesh.endpoint import encode_arguments
 from monarch_nb.mesh.registry import announce
 from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.mesh.sending import send_each, send_region
+from monarch_nb.mesh.stand_ins import with_stand_ins
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.runtime import Future, Held, Instance, PendingCall, Runtime, runtime
 from monarch_nb.settings import TRAVELS_IN, settings
@@ -172,7 +173,7 @@ def spawn_proc_mesh(
     uid = engine.new_uid("p")
     born = ProcBorn(
         instance,
-        Held(encode_arguments(f"{name}.set-up", (list(setup), bootstrap), {})),
+        Held(encode_arguments(f"{name}.set-up", (list(setup), with_stand_ins(bootstrap)), {})),
         env,
         proc_bind,
         launch,

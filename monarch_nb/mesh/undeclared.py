@@ -70,6 +70,6 @@ def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_respons
         )
     declared = cast(
         "EndpointProperty[..., Any]",
-        EndpointProperty(method, propagate=propagate, explicit_response_port=explicit_response_port),
+        EndpointProperty(method, propagator=propagate, explicit_response_port=explicit_response_port),
     )
     return Endpoint(mesh, undeclared_name(not_an_endpoint._name, explicit=explicit_response_port), declared)

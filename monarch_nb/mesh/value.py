@@ -91,9 +91,9 @@ class ValueMesh(MeshTrait, Generic[T]):
         """All values, in rank order."""
         return [self.get(rank) for rank in range(len(self))]
 
-    def items(self) -> list[tuple[Point, T]]:
-        """All (point, value) pairs, in rank order."""
-        return list(self)
+    def items(self) -> Iterator[tuple[Point, T]]:
+        """An iterator of all (point, value) pairs, in rank order."""
+        return iter(self)
 
     def __iter__(self) -> Iterator[tuple[Point, T]]:
         extent = self.extent

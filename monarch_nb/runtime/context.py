@@ -1,11 +1,13 @@
 """Who is running: the current actor instance and the message it handles."""
 
+import hashlib
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from monarch_nb.routing import Outbox
+from monarch_nb.runtime.ids import Uid
 from monarch_nb.shape import Extent, Point
 from monarch_nb.wire import Harmless
 
@@ -16,9 +18,44 @@ _NOWHERE = Point(0, Extent((), ()))
 
 
 class ActorId(str):
-    """Names an actor instance for people: `<root>` or `<root>.<module.Class name{'gpus': 0/2}>`."""
+    """Names an actor instance: as text for people, `<root>` or `<root>.<module.Class name{'gpus': 0/2}>`.
 
-    __slots__ = ()
+    Programs read its parts, which are "" (and rank 0) where they are not known.
+    """
+
+    actor_name: str = ""  # as it was spawned; "client" for the root
+    proc_id: str = ""  # the address of its process
+    uid: str = ""  # of this life of it, unlike all others: "name<number>"
+    rank: int = 0  # in the mesh that was spawned
+
+    @classmethod
+    def of(cls, text: str, *, actor_name: str, proc_id: str, life: str, rank: int) -> Self:
+        """With its parts; `life` is any text that no other life of an actor has."""
+        self = cls(text)
+        self.actor_name, self.proc_id, self.rank = actor_name, proc_id, rank
+        number = int.from_bytes(hashlib.blake2b(life.encode(), digest_size=8).digest(), "big")
+        self.uid = f"{actor_name}{Uid.instance_from_value(number)}"
+        return self
+
+    @property
+    def label(self) -> str:
+        """The same as `actor_name`."""
+        return self.actor_name
+
+    @property
+    def pid(self) -> str:
+        """The same as `uid`; a process's number is `os.getpid()`."""
+        return self.uid
+
+    @property
+    def addr(self) -> str:
+        """The same as `proc_id`: processes are addressed, and actors by their process and uid."""
+        return self.proc_id
+
+    @property
+    def proc_name(self) -> str:
+        """The process among those of its host."""
+        return self.proc_id.rpartition("/")[2]
 
 
 class Ancestor(Harmless, array_like=True, frozen=True):
@@ -84,8 +121,15 @@ class Instance:
     class_name: str | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.actor_id = _named(self.lineage)
-        self.name, self.class_name = self.lineage[-1].name, self.lineage[-1].class_name
+        last = self.lineage[-1]
+        self.name, self.class_name = last.name, last.class_name
+        self.actor_id = ActorId.of(
+            _named(self.lineage),
+            actor_name=self.name if last.class_name is not None else "client",
+            proc_id=self.runtime.address,
+            life=self.stream,
+            rank=self.base_rank,
+        )
 
     @property
     def creator(self) -> CreatorInstance | None:

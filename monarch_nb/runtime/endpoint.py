@@ -1,5 +1,6 @@
 """Endpoints: which methods of an actor may be called from elsewhere, and how an actor class runs them."""
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
@@ -18,15 +19,17 @@ class EndpointProperty(Generic[P, R]):
     def __init__(
         self,
         method: Callable[..., Any],
-        *,
-        propagate: Any = None,
+        propagator: Any = None,
         explicit_response_port: bool = False,
         instrument: bool = True,
+        *,
         concurrent: bool = False,
     ) -> None:
         functools.update_wrapper(self, method)
         self._method = method
-        self._propagator = propagate
+        with contextlib.suppress(AttributeError):  # what is no function may have no room for it
+            method._method = method  # type: ignore[attr-defined]  # tests of actors write `actor.step._method(actor)`
+        self._propagator = propagator
         self._explicit_response_port = explicit_response_port
         self._instrument = instrument
         self._concurrent = concurrent
@@ -70,7 +73,7 @@ def endpoint(
             raise ValueError(f"{function._method.__name__} is an endpoint already")
         return EndpointProperty(
             function,
-            propagate=propagate,
+            propagator=propagate,
             explicit_response_port=explicit_response_port,
             instrument=instrument,
         )
@@ -94,7 +97,7 @@ def concurrent_endpoint(
             raise ValueError(f"concurrent_endpoint {function.__name__} must be an `async def`")
         return EndpointProperty(
             function,
-            propagate=propagate,
+            propagator=propagate,
             explicit_response_port=explicit_response_port,
             instrument=instrument,
             concurrent=True,

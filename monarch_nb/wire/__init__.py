@@ -26,11 +26,14 @@ from monarch_nb.wire.header import (
     decode_header,
     encode_header,
 )
+from monarch_nb.wire.pickler import REDUCERS
 from monarch_nb.wire.plain import decode_plain
 from monarch_nb.wire.sources import gather_sources, received_sources, register_sources
+from monarch_nb.wire.tensors import without_modes
 from monarch_nb.wire.texts import Cut, Harmless, error_line, full_name, harmless, repr_of, text_of, type_name
 
 __all__ = [
+    "REDUCERS",
     "ActorError",
     "CastPlan",
     "Cut",
@@ -75,4 +78,5 @@ __all__ = [
     "unfold",
     "unpickle_failure",
     "unregister_pickle_by_value",
+    "without_modes",
 ]

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 # From the ground up; packages and single modules of monarch_nb. A module that is not named is part of the public face.
 ROWS = (
-    ("_version", "_about"),
+    ("_version", "_about", "_absent"),  # what is known before anything else, and what is said of what is missing
     ("settings",),  # what every layer reads: time-outs and limits; `config` is its public face
     ("shape", "wire"),
     ("routing",),
@@ -18,7 +18,7 @@ ROWS = (
     ("runtime",),
     ("supervision",),
     ("mesh", "host"),
-    ("rdma", "debug", "telemetry", "tensor", "job", "store", "doctor"),
+    ("rdma", "debug", "telemetry", "tensor", "job", "store", "doctor", "compat"),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 PUBLIC_ROW = len(ROWS)

@@ -5,13 +5,14 @@ import importlib.util
 import pickle
 import subprocess
 import sys
+import textwrap
 import warnings
 
 import pytest
 
 import monarch
 import monarch.actor
-from monarch_nb import _compat
+from monarch_nb import compat
 from tests.unit.upstream_names import ACTOR, CONFIG, HIDDEN, TOP
 
 pytestmark = pytest.mark.timeout(60)
@@ -75,7 +76,7 @@ def test_private_paths_lead_to_the_public_names(module: str, names: str) -> None
     found: dict[str, object] = {}
     for name in names.split():
         exec(f"from {module} import {name}", found)
-        homes = [importlib.import_module(home) for home in _compat.ALIASES[module]]
+        homes = [importlib.import_module(home) for home in compat.ALIASES[module]]
         assert any(vars(home).get(name) is found[name] for home in homes)
     assert importlib.util.find_spec(module) is not None
 
@@ -95,13 +96,123 @@ def test_a_private_name_without_counterpart_says_so() -> None:
         from monarch._src.actor.actor_mesh import _client_context  # noqa: F401
 
 
+def test_every_submodule_of_an_alias_can_be_imported_from_it() -> None:
+    code = """
+        import importlib, sys
+        import monarch
+        from monarch_nb.compat import ALIASES
+        for name in ALIASES:
+            parent, _, leaf = name.rpartition('.')
+            for loaded in [each for each in sys.modules if each in ALIASES]:
+                del sys.modules[loaded]
+            found = {}
+            exec(f'from {parent} import {leaf}', found)
+            assert found[leaf] is importlib.import_module(name), name
+            assert hasattr(importlib.import_module(parent), leaf), name
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=50)
+
+
+@pytest.mark.parametrize("name", sorted({*compat.NAMES, "tensor_engine", "simulator"}))
+def test_what_is_not_there_yet_can_be_asked_for(name: str) -> None:
+    assert not hasattr(monarch, name)
+    assert getattr(monarch, name, None) is None
+    with pytest.raises(AttributeError, match=rf"monarch\.{name} is not there yet: it belongs to"):
+        getattr(monarch, name)
+
+
+@pytest.mark.parametrize("module", ["monarch._src.actor.actor_mesh", "monarch._src.actor", "monarch.tools.config"])
+def test_a_name_that_an_alias_lacks_can_be_asked_for(module: str) -> None:
+    found = importlib.import_module(module)
+    assert not hasattr(found, "nonsense")
+    with pytest.raises(AttributeError, match=r"nonsense .* has no counterpart here"):
+        found.nonsense  # noqa: B018
+
+
+def test_the_library_says_it_too_where_only_its_own_name_is_used() -> None:
+    code = "from monarch_nb import remote"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert "monarch.remote is not there yet: it belongs to the tensor engine" in done.stderr
+
+
+IMPORTED_BY_PROGRAMS = """
+from monarch.rdma import RDMABuffer, RDMAAction, is_rdma_available, is_ibverbs_available, get_rdma_backend
+from monarch.rdma import RDMAReadTransferWarning, RDMAWriteTransferWarning, RDMATcpFallbackWarning
+from monarch._src.rdma.rdma import RDMABuffer, is_rdma_available
+from monarch.job import SlurmJob, KubernetesJob, ImageSpec, KubeConfig, JobTrait
+from monarch.job.kubernetes import KubernetesJob, ImageSpec, KubeConfig
+from monarch.job.spmd import serve, SPMDJob, StoreJob
+from monarch._src.job.slurm import SlurmJob
+from monarch._src.job.kubernetes import KubernetesJob
+from monarch._src.job.spmd import serve
+from monarch._src.job.telemetry_config import TelemetryConfig
+from monarch._src.actor.endpoint import EndpointProperty, NotAnEndpoint
+from monarch._src.actor.actor_mesh import EndpointProperty, Instance
+from monarch._src.actor.shape import ShapeExt, iter_ranks, Slices
+from monarch.tools.network import AddrType, get_ipaddr, get_sockaddr
+from monarch.tools.config import Config, Workspace, NOT_SET
+from monarch.tools.config.workspace import Workspace
+from monarch.tools.config.environment import CondaEnvironment
+from monarch.tools.utils import MONARCH_HOME, conda
+from monarch.tools import network, utils
+from monarch._src.actor.mock import patch_actor, get_actor_class
+from monarch._src.actor.pickle import flatten, unflatten
+from monarch._src.actor.telemetry import TracingForwarder
+from monarch._src.actor.bootstrap_main import invoke_main
+"""
+
+
+@pytest.mark.parametrize("line", IMPORTED_BY_PROGRAMS.split("\n")[1:-1])
+def test_what_programs_import_at_their_top_imports(line: str) -> None:
+    exec(line)
+
+
+def test_nothing_is_available_that_is_there_in_name_only() -> None:
+    rdma = importlib.import_module("monarch.rdma")
+    assert monarch.rdma is rdma
+    assert (rdma.is_rdma_available(), rdma.is_ibverbs_available(), rdma.get_rdma_backend()) == (False, False, "none")
+    assert issubclass(rdma.RDMATcpFallbackWarning, Warning)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "rdma.RDMABuffer(memoryview(b'x'))",
+        "rdma.RDMAAction()",
+        "job.SlurmJob({'hosts': 2}, partition='gpu')",
+        "job.KubernetesJob('space')",
+        "job.ImageSpec('image')",
+        "job.KubeConfig.from_path('x')",
+        "job_spmd.serve(['torchrun', 'train.py'])",
+        "job_spmd.StoreJob.from_store(None)",
+    ],
+)
+def test_using_what_is_there_in_name_only_says_what_to_do_instead(use: str) -> None:
+    from monarch import job, rdma
+    from monarch.job import spmd as job_spmd
+
+    with pytest.raises(NotImplementedError, match=r"is not there yet: it belongs to .*, see .*\. [A-Zm]"):
+        eval(use, {"job": job, "rdma": rdma, "job_spmd": job_spmd})
+
+
+def test_a_job_that_is_there_in_name_only_is_a_job_class() -> None:
+    from monarch.job import JobTrait, SlurmJob
+
+    class Mine(SlurmJob):
+        pass
+
+    assert issubclass(Mine, JobTrait)
+    with pytest.raises(NotImplementedError, match="Mine is not there yet: it belongs to Slurm jobs"):
+        Mine()
+
+
 def test_unknown_private_modules_are_not_there() -> None:
     for name in ("monarch._src.actor.mpsc", "monarch._rust_bindings.monarch_hyperactor.pytokio", "monarch.nonsense"):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(name)
 
 
-@pytest.mark.parametrize("module", sorted(_compat.MODULES))
+@pytest.mark.parametrize("module", sorted(compat.MODULES))
 def test_a_part_that_is_not_there_yet_says_so(module: str) -> None:
     for name in (module, f"{module}.inside"):
         with pytest.raises(
@@ -118,10 +229,9 @@ def _there(module: str) -> bool:
 
 
 def test_the_table_of_what_is_not_there_names_nothing_that_is() -> None:
-    assert [name for name in _compat.MODULES if _there(name)] == []
-    assert set(_compat.NAMES) & set(monarch.__all__) == set()
-    for module, names in _compat.OTHERS.items():
-        assert set(names) & set(vars(importlib.import_module(module))) == set()
+    assert [name for name in compat.MODULES if _there(name)] == []
+    assert set(compat.NAMES) & set(monarch.__all__) == set()
+    assert set(compat.ALIASES) & set(compat.MODULES) == set()
 
 
 def test_looking_at_all_that_the_package_lists_warns_of_nothing() -> None:
@@ -132,5 +242,5 @@ def test_looking_at_all_that_the_package_lists_warns_of_nothing() -> None:
 
 
 def test_aliases_are_not_loaded_before_they_are_needed() -> None:
-    code = "import monarch, sys; assert 'monarch_nb._compat' not in sys.modules"
+    code = "import monarch, sys; assert 'monarch_nb.compat' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)

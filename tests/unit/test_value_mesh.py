@@ -52,7 +52,8 @@ def test_iterating_gives_points_and_values_in_rank_order() -> None:
         ({"hosts": 1, "gpus": 0}, "c"),
         ({"hosts": 1, "gpus": 1}, "d"),
     ]
-    assert mesh.items() == list(mesh)
+    assert list(mesh.items()) == list(mesh)
+    assert next(mesh.items())[1] == "a"
     assert (len(mesh), mesh.sizes, mesh.extent.labels) == (4, {"hosts": 2, "gpus": 2}, ["hosts", "gpus"])
 
 

@@ -1,30 +1,11 @@
-"""Names of torchmonarch that are found elsewhere here, or not yet: its private import paths, and its other parts.
+"""Names of torchmonarch that are found elsewhere here, or not yet: its private import paths, and its other parts."""
 
-Programs, tests and pages written for it import from `monarch._src` and `monarch._rust_bindings`, since not all that
-they need has a public home there. Here it has: these paths are aliases, made from the table below when they are used.
-"""
-
-import importlib
-import importlib.util
-import sys
-from types import ModuleType
-from typing import Any
-
-from monarch_nb._about import page
-
-PAGE = page("compatibility.md")
-
-
-class NotYetError(ImportError):
-    """A part of torchmonarch that this version does not have; the text says which, and where to read on."""
-
-
-def _not_yet(what: str, part: str) -> NotYetError:
-    return NotYetError(f"{what} is not there yet: it belongs to {part}, see {PAGE}", name=what)
-
+from monarch_nb._absent import PAGE, NotYetError, sentence
 
 _ACTOR = ("monarch_nb.actor",)
-_SHAPE = ("monarch_nb.shape",)
+_SHAPE = ("monarch_nb.shape", "monarch_nb.compat.shapes")
+_JOB = ("monarch_nb.job", "monarch_nb.job.later")
+_PROCS = (*_ACTOR, "monarch_nb.mesh.registry")
 _TENSORS = "the tensor engine"
 _SIMULATOR = "the simulator"
 
@@ -32,30 +13,37 @@ _SIMULATOR = "the simulator"
 ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src": (),
     "monarch._src.actor": _ACTOR,
-    "monarch._src.actor.actor_mesh": _ACTOR,
+    "monarch._src.actor.actor_mesh": (*_ACTOR, "monarch_nb.runtime.endpoint", "monarch_nb.runtime.context"),
     "monarch._src.actor.bootstrap": _ACTOR,
+    "monarch._src.actor.bootstrap_main": ("monarch_nb.compat.bootstrap_main",),
     "monarch._src.actor.concurrent": _ACTOR,
     "monarch._src.actor.debugger": (),
     "monarch._src.actor.debugger.debug_controller": ("monarch_nb.debug.actor", *_ACTOR),
     "monarch._src.actor.debugger.debug_session": ("monarch_nb.debug.actor",),
-    "monarch._src.actor.endpoint": _ACTOR,
+    "monarch._src.actor.endpoint": (*_ACTOR, "monarch_nb.runtime.endpoint", "monarch_nb.mesh.undeclared"),
     "monarch._src.actor.future": _ACTOR,
     "monarch._src.actor.host_mesh": _ACTOR,
-    "monarch._src.actor.proc_mesh": (*_ACTOR, "monarch_nb.mesh.registry"),
+    "monarch._src.actor.mock": ("monarch_nb.compat.mock",),
+    "monarch._src.actor.pickle": ("monarch_nb.compat.pickling",),
+    "monarch._src.actor.proc_mesh": _PROCS,
     "monarch._src.actor.returns_future": _ACTOR,
     "monarch._src.actor.shape": _SHAPE,
     "monarch._src.actor.supervision": _ACTOR,
-    "monarch._src.actor.telemetry": ("monarch_nb.telemetry",),
+    "monarch._src.actor.telemetry": ("monarch_nb.telemetry", "monarch_nb.compat.tracing"),
     "monarch._src.actor.v1": _ACTOR,
     "monarch._src.actor.v1.host_mesh": _ACTOR,
-    "monarch._src.actor.v1.proc_mesh": (*_ACTOR, "monarch_nb.mesh.registry"),
-    "monarch._src.job": ("monarch_nb.job",),
-    "monarch._src.job.job": ("monarch_nb.job",),
-    "monarch._src.job.job_state": ("monarch_nb.job",),
-    "monarch._src.job.port_forward": ("monarch_nb.job",),
-    "monarch._src.job.process": ("monarch_nb.job",),
-    "monarch._src.job.service_identity": ("monarch_nb.job",),
-    "monarch._src.job.shell": ("monarch_nb.job",),
+    "monarch._src.actor.v1.proc_mesh": _PROCS,
+    "monarch._src.job": _JOB,
+    "monarch._src.job.job": _JOB,
+    "monarch._src.job.job_state": _JOB,
+    "monarch._src.job.kubernetes": _JOB,
+    "monarch._src.job.port_forward": _JOB,
+    "monarch._src.job.process": _JOB,
+    "monarch._src.job.service_identity": _JOB,
+    "monarch._src.job.shell": _JOB,
+    "monarch._src.job.slurm": _JOB,
+    "monarch._src.job.spmd": _JOB,
+    "monarch._src.job.telemetry_config": _JOB,
     "monarch._src.rdma": ("monarch_nb.rdma",),
     "monarch._src.rdma.rdma": ("monarch_nb.rdma",),
     "monarch._src.spmd": ("monarch_nb.spmd",),
@@ -65,6 +53,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._rust_bindings.monarch_hyperactor.actor": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.actor_mesh": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.bootstrap": _ACTOR,
+    "monarch._rust_bindings.monarch_hyperactor.buffers": ("monarch_nb.compat.pickling",),
     "monarch._rust_bindings.monarch_hyperactor.channel": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.config": ("monarch_nb.config",),
     "monarch._rust_bindings.monarch_hyperactor.context": _ACTOR,
@@ -79,12 +68,20 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._rust_bindings.monarch_hyperactor.value_mesh": _ACTOR,
     "monarch.actor.concurrent": _ACTOR,
     "monarch.actor_mesh": _ACTOR,
-    "monarch.proc_mesh": (*_ACTOR, "monarch_nb.mesh.registry"),
+    "monarch.bootstrap_main": ("monarch_nb.compat.bootstrap_main",),
+    "monarch.job.kubernetes": _JOB,
+    "monarch.job.spmd": _JOB,
+    "monarch.proc_mesh": _PROCS,
+    "monarch.tools": (),
+    "monarch.tools.config": ("monarch_nb.compat.workspaces",),
+    "monarch.tools.config.environment": ("monarch_nb.compat.workspaces",),
+    "monarch.tools.config.workspace": ("monarch_nb.compat.workspaces",),
+    "monarch.tools.network": ("monarch_nb.compat.network",),
+    "monarch.tools.utils": ("monarch_nb.compat.workspaces",),
 }
 
 # Parts that are not there yet: modules, with all that is in them.
 MODULES: dict[str, str] = {
-    "monarch._src.actor.mock": _SIMULATOR,
     "monarch._src.actor.proc_launcher": "launchers of one's own",
     "monarch.builtins": _TENSORS,
     "monarch.common": _TENSORS,
@@ -95,22 +92,23 @@ MODULES: dict[str, str] = {
     "monarch.gather_mount": "mounts",
     "monarch.gradient": _TENSORS,
     "monarch.gradient_generator": _TENSORS,
-    "monarch.job.kubernetes": "Kubernetes jobs",
     "monarch.job.meta": "the schedulers of one company",
-    "monarch.job.spmd": "jobs",
     "monarch.mesh_controller": _TENSORS,
     "monarch.monarch_dashboard": "the dashboard",
     "monarch.notebook": "the schedulers of one company; in a notebook use %load_ext monarch",
     "monarch.parallel": _TENSORS,
     "monarch.profiler": _TENSORS,
     "monarch.random": _TENSORS,
-    "monarch.rdma": "the data plane",
     "monarch.remotemount": "mounts",
     "monarch.simulator": _SIMULATOR,
     "monarch.tensor_engine": _TENSORS,
     "monarch.tensorboard": _TENSORS,
     "monarch.timer": _TENSORS,
-    "monarch.tools": "the command line",
+    "monarch.tools.cli": "the command line",
+    "monarch.tools.colors": "the command line",
+    "monarch.tools.commands": "the command line",
+    "monarch.tools.debug_env": "the command line",
+    "monarch.tools.mesh_spec": "the command line",
     "monarch.worker": _TENSORS,
     "monarch.world_mesh": _TENSORS,
 }
@@ -153,56 +151,29 @@ NAMES: dict[str, str] = {
     "set_meta": _SIMULATOR,
 }
 
-# Names of public modules that their module does not have yet.
-OTHERS: dict[str, dict[str, str]] = {}
+
+def missing_part(name: str) -> str | None:
+    """What to say of a module or name of torchmonarch that is not there yet, in full ("monarch.remote"); or None."""
+    root, _, rest = name.partition(".")
+    part = NAMES.get(rest) if root == "monarch" else None
+    at = name
+    while part is None and "." in at and at not in ALIASES:
+        part = MODULES.get(at)
+        at = at.rpartition(".")[0]
+    return None if part is None else sentence(name, part)
 
 
-def missing(module: str, name: str) -> Exception:
-    """What to raise for a name that a public module of ours does not have."""
-    shown = module.replace("monarch_nb", "monarch", 1)
-    part = OTHERS.get(module, {}).get(name)
-    if part is None and module == "monarch_nb":
-        part = NAMES.get(name) or MODULES.get(f"monarch.{name}")
-    if part is not None:
-        return _not_yet(f"{shown}.{name}", part)
-    return AttributeError(f"module {module!r} has no attribute {name!r}")
+def no_counterpart(name: str) -> str:
+    """What to say of a name below an alias that means nothing here."""
+    whose = "is private to torchmonarch and has" if "._" in name else "of torchmonarch has"
+    return f"{name} {whose} no counterpart here; the public names are in monarch.actor, see {PAGE}"
 
 
-def part_of(module: str) -> str | None:
-    """What a missing module, or one of its parents, belongs to."""
-    while "." in module:
-        if module in MODULES:
-            return MODULES[module]
-        module = module.rpartition(".")[0]
-    return None
-
-
-def check_module(module: str) -> None:
-    """Raises NotYetError for a module of torchmonarch that is not there yet."""
-    part = part_of(module)
-    if part is not None:
-        raise _not_yet(module, part)
-
-
-class Alias(ModuleType):
-    """A module under a private name of torchmonarch: what is looked up in it comes from its homes."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, f"Stands for {name} of torchmonarch; see monarch.actor for the public names.")
-        self.__path__: list[str] = []
-        self._homes = ALIASES[name]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        for home in self._homes:
-            if home not in sys.modules and importlib.util.find_spec(home) is None:
-                raise _not_yet(f"{self.__name__}.{name}", part_of(home.replace("monarch_nb", "monarch", 1)) or home)
-            module = importlib.import_module(home)
-            if name in vars(module):
-                return vars(module)[name]
-        raise NotYetError(
-            f"{self.__name__}.{name} is private to torchmonarch and has no counterpart here; the public names are in "
-            f"monarch.actor, see {PAGE}",
-            name=self.__name__,
-        )
+def check(name: str) -> None:
+    """Raises NotYetError for a name in full that nothing here stands for, if torchmonarch may have something there."""
+    parent, _, last = name.rpartition(".")
+    told = None if name in ALIASES else missing_part(name)
+    if told is None and parent in ALIASES and name not in ALIASES and not last.startswith("__"):
+        told = no_counterpart(name)
+    if told is not None:
+        raise NotYetError(told, name=parent)

@@ -1,0 +1,27 @@
+"""The program that becomes a process of a mesh: `python -m monarch._src.actor.bootstrap_main`.
+
+A BootstrapCommand of the user's own may run it in place of what `default_bootstrap_cmd()` names. A host agent starts
+it, with open descriptors that its environment names; by itself it has nothing to do and says so.
+"""
+
+import os
+import sys
+from typing import NoReturn
+
+from monarch_nb.host.proc_main import DESCRIPTORS, main
+
+
+def invoke_main() -> NoReturn:
+    """Is a process of a mesh until that ends, and exits with its status."""
+    if DESCRIPTORS not in os.environ:
+        sys.exit(
+            "bootstrap_main: a host agent starts this program, as part of a BootstrapCommand. To make this machine a "
+            "host, run monarch.actor.run_worker_loop_forever(address=..., ca=...)"
+        )
+    sys.exit(main([]))
+
+
+if __name__ == "__main__":
+    invoke_main()
+
+__all__ = ["invoke_main", "main"]

@@ -1,0 +1,164 @@
+"""The pickling helpers that frameworks extend: `monarch._src.actor.pickle`.
+
+`flatten` takes some objects out of a pickle and `unflatten` puts others in their places. What a program adds to the
+dispatch table of `_Pickler` or `_TorchPickler` counts for messages of the engine too.
+"""
+
+import io
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any, ClassVar, Protocol
+
+import cloudpickle.cloudpickle as cp
+
+from monarch_nb.wire import REDUCERS, without_modes
+
+
+class Sink(Protocol):
+    """What a pickle is written to."""
+
+    def write(self, data: Any, /) -> Any:
+        """Takes some bytes."""
+
+
+class Buffer:
+    """Bytes that are being written."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    def write(self, data: Any) -> int:
+        """Adds bytes, and gives their number."""
+        view = memoryview(data).cast("B")
+        self._content += view
+        return view.nbytes
+
+    def freeze(self) -> "FrozenBuffer":
+        """What was written, to be read. The buffer is empty afterwards."""
+        content, self._content = bytes(self._content), bytearray()
+        return FrozenBuffer(content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+
+class FrozenBuffer(io.BytesIO):
+    """Bytes to be read."""
+
+    def __len__(self) -> int:
+        return self.getbuffer().nbytes
+
+
+def maybe_torch() -> ModuleType | None:
+    """torch, if this process has imported it."""
+    if "torch" not in sys.modules:
+        return None
+    import torch
+
+    return torch
+
+
+def _load_storage(content: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+
+
+def _reduce_storage(storage: Any) -> Any:
+    import torch
+
+    into = io.BytesIO()
+    torch.save(storage, into, _use_new_zipfile_serialization=False)
+    return _load_storage, (into.getvalue(),)
+
+
+_storages: dict[type, Callable[[Any], Any]] = {}
+
+
+def _ensure_torch_pickle() -> None:
+    """Has storages of torch pickled by value; imports torch."""
+    import torch
+
+    kinds = [torch.storage.UntypedStorage, torch.storage.TypedStorage]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        _storages[kind] = _reduce_storage
+
+
+class _TorchPickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Pickles code by value, and tensors with their storages."""
+
+    dispatch_table: ClassVar[Any] = ChainMap(REDUCERS, _storages, cp.Pickler.dispatch_table)
+
+    def __init__(self, file: Sink) -> None:
+        if maybe_torch() is not None and not _storages:
+            _ensure_torch_pickle()
+        super().__init__(file)
+
+
+class _Pickler(_TorchPickler):
+    """The same, which leaves out what `filter` is true of, and keeps that in `_saved`."""
+
+    _dispatch_table: ClassVar[Any] = REDUCERS
+
+    def __init__(self, filter: Callable[[Any], bool], file: Sink) -> None:
+        super().__init__(file)
+        self._filter = filter
+        self._saved: list[Any] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """The number of an object that is left out; None for the others."""
+        if not self._filter(obj):
+            return None
+        self._saved.append(obj)
+        return len(self._saved) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what `_Pickler` has written, with other objects in the places of those that were left out."""
+
+    def __init__(self, data: "bytes | FrozenBuffer", values: Iterable[Any]) -> None:
+        super().__init__(data if isinstance(data, FrozenBuffer) else io.BytesIO(data))
+        self._left: Iterator[Any] = iter(values)
+        self._values: list[Any] = []
+
+    def persistent_load(self, number: Any) -> Any:
+        """The object in place of that with this number."""
+        while number >= len(self._values):
+            self._values.append(next(self._left))
+        return self._values[number]
+
+
+def flatten(obj: Any, filter: Callable[[Any], bool]) -> tuple[list[Any], Buffer]:
+    """Pickles `obj` without the objects that `filter` is true of: gives these, in order, and the pickle."""
+    buffer = Buffer()
+    pickler = _Pickler(filter, buffer)
+    with without_modes():
+        pickler.dump(obj)
+    return pickler._saved, buffer
+
+
+def unflatten(data: FrozenBuffer | bytes, values: Iterable[Any]) -> Any:
+    """The object that `flatten` has pickled, with `values` in place of what was left out.
+
+    Runs whatever the pickle says: only for what trusted processes have written.
+    """
+    with without_modes():
+        return _Unpickler(data, values).load()
+
+
+def torch_dump(obj: Any, file: Sink) -> None:
+    """Pickles `obj` into a file, tensors by value."""
+    _ensure_torch_pickle()
+    _TorchPickler(file).dump(obj)
+
+
+def torch_loads(data: FrozenBuffer | bytes) -> Any:
+    """Reads what `torch_dump` has written, with no mode of torch in force. Only for what trusted processes wrote."""
+    return unflatten(data, ())
+
+
+__all__ = ["Buffer", "FrozenBuffer", "flatten", "maybe_torch", "torch_dump", "torch_loads", "unflatten"]

@@ -1,0 +1,201 @@
+"""What programs use of torchmonarch beyond its public names: unit tests of actors, frameworks, launchers.
+
+Elsewhere: that the names import (tests/unit/test_names.py), helpers without processes (tests/unit/test_compat_*.py).
+"""
+
+import asyncio
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import monarch._src.actor.pickle as native_pickle
+from monarch._src.actor.mock import patch_actor
+from monarch.actor import (
+    Actor,
+    ActorMesh,
+    BootstrapCommand,
+    Context,
+    ProcMesh,
+    concurrent_endpoint,
+    context,
+    endpoint,
+    get_or_spawn_controller,
+    this_host,
+    this_proc,
+)
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
+
+
+class Worker(Actor):
+    """Routes every call through one endpoint, as a well-known framework does."""
+
+    def __init__(self, factor: int = 2) -> None:
+        self.factor = factor
+
+    def scaled(self, number: int) -> int:
+        return self.factor * number
+
+    @endpoint
+    def __invoke__(self, method: str, *args: Any) -> Any:
+        return getattr(self, method)(*args)
+
+    @endpoint
+    def twice(self, number: int) -> int:
+        """Twice."""
+        return 2 * number
+
+    @endpoint
+    def who(self) -> dict[str, Any]:
+        found = context().actor_instance.actor_id
+        names = ("actor_name", "proc_id", "proc_name", "label", "uid", "addr", "pid", "rank")
+        return {"id": found, "text": str(found), **{name: getattr(found, name) for name in names}}
+
+    def not_marked(self) -> None: ...
+
+
+class Waiting(Actor):
+    @endpoint
+    async def add(self, a: int, b: int) -> int:
+        return a + b
+
+    @concurrent_endpoint
+    async def later(self, a: int) -> int:
+        await asyncio.sleep(0)
+        return a
+
+
+def test_an_endpoint_may_be_named_like_pythons_own_methods(quad: ProcMesh) -> None:
+    workers: Any = quad.spawn("workers", Worker, 3)
+    assert workers.__invoke__.call("scaled", 7).get(20).values() == [21] * 4
+    assert getattr(workers.slice(gpus=1), "__invoke__").call_one("scaled", 2).get(20) == 6  # noqa: B009
+    assert "__invoke__" in dir(workers)
+    for name in ("__fspath__", "__deepcopy__", "__not_there__"):  # what libraries ask of any object
+        assert not hasattr(workers, name)
+    again: Any = pickle.loads(pickle.dumps(workers))
+    assert again.__invoke__.call("scaled", 1).get(20).values() == [3] * 4
+
+
+def test_an_endpoint_cannot_take_the_place_of_what_a_mesh_does_itself() -> None:
+    class Long(Actor):
+        @endpoint
+        def __len__(self) -> int:
+            return 3
+
+    with pytest.raises(ValueError, match=r"collides with an endpoint name: Long\.__len__"):
+        this_proc().spawn("long", Long)
+
+
+def test_an_actor_is_tested_without_being_spawned() -> None:
+    worker, waiting = Worker(5), Waiting()
+    assert worker.twice._method(worker, 4) == 8  # type: ignore[attr-defined]
+    assert Worker.twice._method(worker, 4) == 8
+    assert worker.__invoke__._method(worker, "scaled", 2) == 10  # type: ignore[attr-defined]
+    assert asyncio.run(waiting.add._method(waiting, 1, b=2)) == 3  # type: ignore[attr-defined]
+    assert asyncio.run(waiting.later._method(waiting, 1)) == 1  # type: ignore[attr-defined]
+    assert worker.twice.__doc__ == "Twice."
+
+
+def test_a_mesh_knows_the_class_of_its_actors(quad: ProcMesh) -> None:
+    workers: Any = quad.spawn("workers", Worker)
+    assert isinstance(workers, ActorMesh)
+    assert workers._class is Worker
+    assert workers.slice(gpus=0)._class is Worker
+
+
+def test_an_actor_id_has_parts(quad: ProcMesh) -> None:
+    workers: Any = quad.spawn("workers", Worker)
+    found = workers.who.call().get(20).values()
+    assert [one["actor_name"] for one in found] == [one["label"] for one in found] == ["workers"] * 4
+    assert [one["rank"] for one in found] == [0, 1, 2, 3]
+    assert len({one["proc_id"] for one in found}) == len({one["proc_name"] for one in found}) == 4
+    assert len({one["uid"] for one in found}) == 4
+    assert all(one["uid"].startswith("workers<") for one in found)
+    assert all(one["pid"] == one["uid"] and one["addr"] == one["proc_id"] for one in found)
+    for one in found:
+        assert (one["id"].uid, one["id"].rank, str(one["id"])) == (one["uid"], one["rank"], one["text"])
+    client = context().actor_instance.actor_id
+    assert (client.actor_name, client.rank, client.proc_id) == ("client", 0, context().actor_instance.proc_id)
+    assert isinstance(context(), Context)
+
+
+@dataclass(frozen=True)
+class Reference:
+    key: str
+    note: str = "made by its constructor"
+
+    def __getstate__(self) -> Any:
+        raise TypeError("this one does not travel by itself")
+
+
+def of_key(key: str) -> Reference:
+    return Reference(key, "made by its reducer")
+
+
+@pytest.mark.parametrize(
+    "table", ["_TorchPickler.dispatch_table", "_Pickler._dispatch_table", "_Pickler.dispatch_table"]
+)
+def test_a_reducer_in_a_dispatch_table_counts_for_messages(quad: ProcMesh, table: str) -> None:
+    if table.startswith("_Torch"):
+        pytest.importorskip("torch")
+    native_pickle._ensure_torch_pickle() if table.startswith("_Torch") else None
+    owner, _, name = table.partition(".")
+    reducers = getattr(getattr(native_pickle, owner), name)
+    workers: Any = quad.slice(gpus=0).spawn("workers", Echo)
+    with pytest.raises(TypeError, match="does not travel"):
+        workers.echo.call_one(Reference("a"))
+    reducers[Reference] = lambda one: (of_key, (one.key,))
+    try:
+        assert workers.echo.call_one([Reference("a")]).get(20) == "made by its reducer"
+    finally:
+        del reducers[Reference]
+
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, found: list[Reference]) -> str:
+        return found[0].note
+
+
+class Inner(Actor):
+    @endpoint
+    def kind(self) -> str:
+        return "real"
+
+
+class FakeInner(Actor):
+    @endpoint
+    def kind(self) -> str:
+        return "fake"
+
+
+class Outer(Actor):
+    @endpoint
+    def kind_of_inner(self) -> str:
+        inner: Any = this_proc().spawn("inner", Inner)
+        found: str = inner.kind.call_one().get(20)
+        return found
+
+
+def test_another_actor_stands_in_for_one_here_and_in_processes_that_are_spawned() -> None:
+    with patch_actor(Inner, FakeInner):
+        here: Any = this_proc().spawn("inner", Inner)
+        one: Any = get_or_spawn_controller("inner_of_test", Inner).get(20)
+        procs = this_host().spawn_procs(name="patched")
+        outer: Any = procs.spawn("outer", Outer)
+        kinds = [outer.kind_of_inner.call_one().get(40), here.kind.call_one().get(20), one.kind.call_one().get(20)]
+    assert kinds == ["fake"] * 3
+    after: Any = this_proc().spawn("inner", Inner)
+    assert after.kind.call_one().get(20) == "real"
+    procs.stop().get(20)
+
+
+def test_bootstrap_main_is_the_program_of_a_process() -> None:
+    command = BootstrapCommand(sys.executable, None, ["-m", "monarch._src.actor.bootstrap_main"], {"MARK": "1"})
+    procs = this_host().spawn_procs(bootstrap_command=command, name="by_module")
+    worker: Any = procs.spawn("worker", Worker)
+    assert worker.twice.call_one(4).get(40) == 8
+    procs.stop().get(20)

@@ -1,0 +1,97 @@
+"""`monarch._src.actor.pickle`: objects taken out of a pickle, and others put in their places."""
+
+import io
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from monarch._rust_bindings.monarch_hyperactor.buffers import Buffer, FrozenBuffer
+from monarch._src.actor.pickle import _Pickler, flatten, maybe_torch, torch_dump, torch_loads, unflatten
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@dataclass
+class Handle:
+    name: str
+
+
+def is_handle(obj: Any) -> bool:
+    return isinstance(obj, Handle)
+
+
+def test_what_a_filter_picks_is_left_out_and_others_take_its_place() -> None:
+    one, two = Handle("one"), Handle("two")
+    saved, buffer = flatten({"a": one, "b": [two, 3], "c": one}, is_handle)
+    assert saved == [one, two, one]
+    assert b"one" not in buffer.freeze().read()
+    _, buffer = flatten({"a": one, "b": [two, 3], "c": one}, is_handle)
+    found = unflatten(buffer.freeze(), ["x", "y", "z"])
+    assert found == {"a": "x", "b": ["y", 3], "c": "z"}
+
+
+def test_bytes_do_as_well_as_a_buffer_and_values_may_come_as_they_are_needed() -> None:
+    saved, buffer = flatten([Handle("one"), (1, 2)], is_handle)
+    assert unflatten(buffer.freeze().read(), iter(saved)) == [Handle("one"), (1, 2)]
+
+
+def test_too_few_values_are_an_error() -> None:
+    _, buffer = flatten([Handle("one"), Handle("two")], is_handle)
+    with pytest.raises((StopIteration, pickle.UnpicklingError)):
+        unflatten(buffer.freeze(), [1])
+
+
+def test_functions_travel_by_value() -> None:
+    base = 4
+    _, buffer = flatten(lambda more: base + more, is_handle)
+    assert unflatten(buffer.freeze(), ())(3) == 7
+
+
+def test_a_buffer_is_read_once_it_is_frozen() -> None:
+    buffer = Buffer()
+    assert buffer.write(b"ab") + buffer.write(memoryview(b"cde")) == len(buffer) == 5
+    frozen = buffer.freeze()
+    assert isinstance(frozen, FrozenBuffer)
+    assert (len(frozen), frozen.read(2), frozen.read()) == (5, b"ab", b"cde")
+    assert len(buffer) == 0
+
+
+def test_a_program_may_write_pickles_of_its_own_kind() -> None:
+    class Mine(_Pickler):
+        pass
+
+    Mine._dispatch_table[Handle] = lambda one: (str.upper, (one.name,))
+    try:
+        sink = io.BytesIO()
+        Mine(lambda obj: False, sink).dump([Handle("x")])
+        assert pickle.loads(sink.getvalue()) == ["X"]
+    finally:
+        del Mine._dispatch_table[Handle]
+
+
+def test_tensors_travel_by_value_unless_their_storages_are_left_out() -> None:
+    torch = pytest.importorskip("torch")
+    assert maybe_torch() is torch
+    whole = torch.arange(6.0)
+    saved, buffer = flatten({"whole": whole, "part": whole[2:4]}, is_handle)
+    assert saved == []
+    found = unflatten(buffer.freeze(), ())
+    assert (found["whole"].tolist(), found["part"].tolist()) == (whole.tolist(), [2.0, 3.0])
+    assert found["whole"].data_ptr() != whole.data_ptr()
+
+    kinds = (torch.storage.TypedStorage, torch.storage.UntypedStorage)
+    saved, buffer = flatten({"whole": whole}, lambda obj: isinstance(obj, kinds))
+    assert len(saved) == 1
+    found = unflatten(buffer.freeze(), saved)
+    assert found["whole"].data_ptr() == whole.data_ptr()
+
+
+def test_torch_dump_and_torch_loads_are_each_others_inverse() -> None:
+    torch = pytest.importorskip("torch")
+    sink = io.BytesIO()
+    torch_dump({"a": torch.ones(2), "b": [1]}, sink)
+    found = torch_loads(sink.getvalue())
+    assert found["a"].tolist() == [1.0, 1.0]
+    assert found["b"] == [1]
