@@ -11,7 +11,7 @@ from monarch_nb.wire.plain import decode_plain
 from .cause import Cause
 from .name import MeshName
 from .ranks import Extent, where
-from .report import dump_text, error_text, event_text, facts, last_lines_text
+from .report import dump_text, error_text, event_text, facts, last_lines_text, unhandled
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # a MeshName is text on the wire
 
@@ -97,13 +97,14 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
                 told.append(f"  mesh      {self.mesh_name}, {self._where()}")
             told += [f"  {kind:<9} {value}" for kind, value in facts(self.cause.origin) if kind == "host"]
             return "\n".join([*told, f"  next      {self.next_step}"])
-        who = f"The {'proc' if self.procs else 'actor'} {self.cause.actor} and all its descendants have failed:"
-        if self.cause.kind == "undeliverable":
-            who = f"A message to {self.cause.actor or self.mesh_name} was lost on its way:"
-        error = error_text(self.cause)
+        cause, owners = unhandled(self.cause)
+        who = f"The {'proc' if self.procs else 'actor'} {cause.actor} and all its descendants have failed:"
+        if cause.kind == "undeliverable":
+            who = f"A message to {cause.actor or self.mesh_name} was lost on its way:"
+        error = error_text(cause)
         if self.procs:
             error = error.replace("the process this actor was running on", "its process", 1)
-        lines = [who, *(f"  {line}" for line in error.splitlines()), ""]
+        lines = [who, *(f"  {line}" for line in (*error.splitlines(), *owners)), ""]
         known = [("mesh", f"{self.mesh_name}, {self._where()}"), *facts(self.cause.origin)]
         if self.also:
             known.append(("also hit", ", ".join(self.also)))

@@ -42,10 +42,12 @@ def run_hook(
     """Has an actor run a hook; what it says comes as a bool. Any thread; does not block.
 
     Whatever it raises counts, CancelledError and SystemExit too, or nobody would ever be told: unless the actor ends,
-    which whoever owns it is told of by itself.
+    which whoever owns it is told of by itself. An actor that is to end by the time its turn comes runs no such hook.
     """
 
     def run() -> Any:
+        if cell.cause is not None:
+            return None
         try:
             with cell.acting(judging=judging):
                 result = hook()

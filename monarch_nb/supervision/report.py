@@ -8,6 +8,7 @@ from .cause import Cause
 
 NO_REASON = "no reason provided"
 PROCS_STOPPED = "actor mesh is stopped due to proc mesh shutdown"
+UNHANDLED = "failed because it did not handle a supervision event from its child"
 RAISED_WHILE_HANDLING = "This error occurred while handling another failure:"
 
 _SHOWN_LINES = 20
@@ -35,8 +36,7 @@ def error_text(cause: Cause) -> str:
         case "spawn":
             return f"it could not be started again: {text}"
         case "unhandled":
-            what = f"actor {cause.actor} failed because it did not handle a supervision event from its child."
-            return f"{what} The event was:\n{_behind(cause)}"
+            return f"actor {cause.actor} {UNHANDLED}. The child's event was:\n{_behind(cause)}"
         case "raised":
             return f"{text}\n{RAISED_WHILE_HANDLING}\n{_behind(cause)}"
         case _:
@@ -45,7 +45,18 @@ def error_text(cause: Cause) -> str:
 
 def event_text(cause: Cause) -> str:
     """The whole event: who failed, and of what."""
+    if cause.kind == "unhandled":
+        return f"Supervision event: {error_text(cause)}"
     return f"Supervision event: actor {cause.actor} failed:\n{indent(error_text(cause), '  ')}"
+
+
+def unhandled(cause: Cause) -> tuple[Cause, list[str]]:
+    """What happened, and a line for each owner that has failed since it did not handle that, the nearest first."""
+    lines: list[str] = []
+    while cause.kind == "unhandled" and cause.chain is not None:
+        lines.insert(0, f"actor {cause.actor} {UNHANDLED}.")
+        cause = cause.chain
+    return cause, lines
 
 
 def _behind(cause: Cause) -> str:

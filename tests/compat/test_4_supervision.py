@@ -6,8 +6,10 @@ Elsewhere in tests/cluster: who is told (test_actor_supervision.py), stops (test
 
 import asyncio
 import os
+import re
 import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from monarch.actor import (
     current_rank,
     endpoint,
     this_host,
+    this_proc,
 )
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -336,3 +339,75 @@ def test_stopped_processes_are_gone_and_their_actors_say_why() -> None:
     procs.stop().get(20)
     with pytest.raises(SupervisionError, match="actor mesh is stopped due to proc mesh shutdown"):
         workers.ping.call().get(20)
+
+
+class Backlogged(Actor):
+    """Fails its child during a message, and tells what it does."""
+
+    def __init__(self, port: Port[Any]) -> None:
+        self.port = port
+        self.child: Any = this_proc().spawn("child", Worker)
+
+    @endpoint
+    def fail_child(self) -> None:
+        self.child.fail.broadcast()
+        cell: Any = context().actor_instance.cell
+        while not cell.executor._control:  # its failure waits for its turn
+            time.sleep(0.01)
+        self.port.send("queued")
+        while cell.cause is None:  # it is to stop
+            time.sleep(0.01)
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.port.send("supervise")
+        return True
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        self.port.send(("cleanup", exc))
+
+
+class AsyncBacklogged(Backlogged):
+    @endpoint
+    async def fail_child(self) -> None:
+        self.child.fail.broadcast()
+        cell: Any = context().actor_instance.cell
+        while not cell.executor._control:  # the loop cannot look there meanwhile
+            time.sleep(0.01)
+        self.port.send("queued")
+        while cell.cause is None:
+            time.sleep(0.01)
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        self.port.send(("cleanup", exc))
+
+
+@pytest.mark.parametrize("kind", [Backlogged, AsyncBacklogged])
+def test_a_failure_that_waits_when_a_stop_begins_is_not_supervised(quad: ProcMesh, faults: Any, kind: Any) -> None:
+    port, receiver = Channel[Any].open()
+    owner: Any = quad.slice(gpus=0).spawn("owner", kind, port)
+    owner.fail_child.broadcast()
+    assert receiver.recv().get(20) == "queued"
+    owner.stop().get(20)
+    assert receiver.recv().get(20) == ("cleanup", None)
+
+
+class Nest(Actor):
+    def __init__(self) -> None:
+        self.inner: Any = this_host().spawn_procs(per_host={"a_dim": 2}).spawn("nested", Worker)
+
+    @endpoint
+    def fail(self) -> None:
+        self.inner.slice(a_dim=1).fail.broadcast()
+
+
+def test_a_nested_failure_names_its_actor_with_its_coordinates_and_then_the_owner(quad: ProcMesh, faults: Any) -> None:
+    nest: Any = quad.slice(gpus=2).spawn("nest", Nest)
+    nest.fail.call_one().get(30)
+    failure = faults.next()
+    first, *story = failure.report().splitlines()
+    owner = r"<root>\.<[\w.]*Nest nest>"
+    assert re.fullmatch(rf"The actor {owner}\.<[\w.]*Worker nested{{'a_dim': 1/2}}> and all its .*failed:", first)
+    assert "  ValueError: boom" in story
+    assert re.search(rf"actor {owner} failed because it did not handle a supervision event", failure.report())
+    assert failure.crashed_ranks == [0]
+    nest.stop().get(20)

@@ -57,12 +57,11 @@ def test_a_chain_tells_each_owner_down_to_what_happened_first() -> None:
     top = failure(Cause(kind="unhandled", actor="top", chain=middle))
     report = top.report()
     parts = (
-        "The actor top and all its descendants have failed:",
-        "actor top failed because it did not handle a supervision event from its child. The event was:",
-        "Supervision event: actor middle failed:",
+        "The actor middle and all its descendants have failed:",
         "KeyError: 'x'",
         "This error occurred while handling another failure:",
         "the process this actor was running on failed: Killed(sig=9)",
+        "actor top failed because it did not handle a supervision event from its child.",
         "h1f2e3d",
         "| step 12",
     )
@@ -70,6 +69,26 @@ def test_a_chain_tells_each_owner_down_to_what_happened_first() -> None:
     assert places == sorted(places)
     assert [cause.kind for cause in top.chain] == ["unhandled", "raised", "signal"]
     assert (top.host, top.at, top.last_lines) == ("h1f2e3d", OOM.at, OOM.last_lines)
+
+
+def test_a_failure_that_owners_passed_on_names_the_actor_it_began_with_and_then_them() -> None:
+    child = Cause(kind="exception", actor="<root>.<Nest nest>.<Inner inner{'x': 1/2}>", traceback="ValueError: no")
+    middle = Cause(kind="unhandled", actor="<root>.<Nest nest>", chain=child)
+    top = failure(Cause(kind="unhandled", actor="<root>", chain=middle))
+    assert top.report().splitlines()[:4] == [
+        f"The actor {child.actor} and all its descendants have failed:",
+        "  ValueError: no",
+        "  actor <root>.<Nest nest> failed because it did not handle a supervision event from its child.",
+        "  actor <root> failed because it did not handle a supervision event from its child.",
+    ]
+    event = str(top).partition("event=")[2].splitlines()
+    told = "failed because it did not handle a supervision event from its child. The child's event was:"
+    assert event == [
+        f"Supervision event: actor <root> {told}",
+        f"  Supervision event: actor <root>.<Nest nest> {told}",
+        f"    Supervision event: actor {child.actor} failed:",
+        "      ValueError: no)",
+    ]
 
 
 @pytest.mark.parametrize(
