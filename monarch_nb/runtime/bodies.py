@@ -118,6 +118,9 @@ class BodyFuture(Future[R]):
         except asyncio.CancelledError:
             self._fail(asyncio.CancelledError())
             raise
+        except KeyboardInterrupt:  # in what the body was doing: it is an interrupt of whoever waits
+            self._fail(asyncio.CancelledError())
+            raise
         except BaseException as error:
             self._fail(error)
 
@@ -134,7 +137,7 @@ class BodyFuture(Future[R]):
             left = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
             for each in left:
                 each.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(task, *left, return_exceptions=True)
 
     def _drive(self, body: _Body, timeout: float | None) -> None:
         """Runs the body to its end; at a time-out or an interrupt it is cancelled first."""
@@ -150,13 +153,19 @@ class BodyFuture(Future[R]):
         mine = _here.runner
         if mine is None:
             mine = _here.runner = _Runner()
+        loop = mine.runner.get_loop()
+        main = context.run(loop.create_task, self._main(begin, timeout))
         _here.driving = True
         try:
-            mine.runner.run(self._main(begin, timeout), context=context)
+            # Not by the runner, which holds an interrupt back until the body awaits something.
+            loop.run_until_complete(main)
         except BaseException:
-            _here.runner = None  # its clean-up may have been interrupted
-            mine.close()
             self._fail(asyncio.CancelledError())
+            _here.runner = None  # its clean-up may be interrupted
+            main.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                loop.run_until_complete(main)
+            mine.close()
             raise
         finally:
             _here.driving = False
@@ -176,7 +185,7 @@ class BodyFuture(Future[R]):
         def drive() -> None:
             self._thread = threading.get_ident()
             _here.driving = True
-            with asyncio.Runner() as runner, contextlib.suppress(asyncio.CancelledError):
+            with asyncio.Runner() as runner, contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
                 runner.run(run(), context=body[1])
 
         def cancel() -> None:

@@ -284,3 +284,59 @@ def test_an_interrupt_cancels_the_body_and_is_raised(under_a_loop: bool) -> None
     run()
     striker.join()
     assert double(1).get() == 2
+
+
+def test_an_interrupt_is_raised_at_once_where_the_body_blocks_and_is_its_end() -> None:
+    seen: list[str] = []
+
+    @returns_future
+    async def blocking() -> None:
+        seen.append("begun")
+        time.sleep(20)
+        seen.append("not reached")
+
+    def strike() -> None:
+        while not seen:
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    future = blocking()
+    striker = threading.Thread(target=strike)
+    striker.start()
+    with pytest.raises(KeyboardInterrupt):
+        future.get(25)
+    striker.join()
+    assert seen == ["begun"]
+    for _ in range(2):
+        with pytest.raises(asyncio.CancelledError):
+            future.get(1)
+    assert double(1).get() == 2
+
+
+def test_an_interrupt_lets_the_body_tidy_up_and_a_later_get_says_that_it_was_cancelled() -> None:
+    seen: list[str] = []
+
+    @returns_future
+    async def tidy() -> int:
+        seen.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            seen.append("tidied up")
+        return 0
+
+    def strike() -> None:
+        while not seen:
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    future = tidy()
+    striker = threading.Thread(target=strike)
+    striker.start()
+    with pytest.raises(KeyboardInterrupt):
+        future.get()
+    striker.join()
+    assert seen == ["begun", "tidied up"]
+    with pytest.raises(asyncio.CancelledError):
+        future.get(1)
