@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from monarch_nb.mesh import HostMesh
 from monarch_nb.runtime import Actor, Channel, Port, PortReceiver, endpoint
 
 _CHUNK = 1 << 16
+_GRACE_S = 1.0  # after the end of the input, and between one signal and the next
+_LOOK_S = 0.02
 # Becomes the owner of the terminal that is its input, then the shell.
 _SHIM = "import fcntl,os,sys,termios; fcntl.ioctl(0,termios.TIOCSCTTY,0); os.execvp(sys.argv[1],sys.argv[1:])"
 _EOT = b"\x04"
@@ -77,6 +80,38 @@ class ShellActor(Actor):
                 else:
                     _resize(terminal, typed)
             os.write(terminal, _EOT)
+            self._hang_up(terminal)
+
+    def _hang_up(self, terminal: int) -> None:
+        """Nothing more will be typed: what was typed gets a moment, then what runs is ended, and the shell with it."""
+        assert self._process is not None
+        shell = self._process.pid
+        groups = {shell}  # the shell's own is in the foreground where it runs nothing else
+        for number, signum in enumerate((signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGKILL)):
+            if self._gone(groups, _GRACE_S):
+                return
+            with contextlib.suppress(OSError):
+                if (group := os.tcgetpgrp(terminal)) > 1:  # 0: it is nobody's terminal any more
+                    groups.add(group)
+            for group in groups if number else groups - {shell}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signum)
+                    os.killpg(group, signal.SIGCONT)
+
+    def _gone(self, groups: set[int], timeout: float) -> bool:
+        """Waits for the end of these process groups; whether it came."""
+        assert self._process is not None
+        deadline = time.monotonic() + timeout
+        while True:
+            self._process.poll()
+            for group in tuple(groups):
+                try:
+                    os.killpg(group, 0)
+                except ProcessLookupError:
+                    groups.discard(group)
+            if not groups or time.monotonic() >= deadline:
+                return not groups
+            time.sleep(_LOOK_S)
 
     def __cleanup__(self, exc: Exception | None) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -137,7 +172,8 @@ def _resizes(fd: int, port: "Port[Input]") -> Iterator[None]:
 def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
     """Runs an interactive shell ($SHELL over there) on one host, at this process's terminal; gives its exit status.
 
-    Without `workdir` it begins in this process's folder, if there is such a folder. Blocks until the shell ends.
+    Without `workdir` it begins in this process's folder, if there is such a folder. Blocks until the shell ends. At the
+    end of the input what was typed gets a second to finish, before what runs in the foreground is hung up.
     Raises ValueError for a mesh of several hosts.
     """
     if len(host_mesh_singleton) != 1:

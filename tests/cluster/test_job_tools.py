@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import socketserver
 import subprocess
@@ -15,8 +16,9 @@ import pytest
 
 from monarch_nb.actor import ActorError, this_proc
 from monarch_nb.job import PortForwarder, exec_command, shell
-from tests.cluster.fault_tools import ROOT, SOON, spawned
+from tests.cluster.fault_tools import ROOT, SOON, spawned, until
 from tests.ports import free_port, free_ports
+from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 
@@ -101,6 +103,27 @@ def test_a_shell_ends_with_its_input_and_ctrl_c_reaches_what_runs_in_it() -> Non
             assert process.wait(SOON) == 130 or process.returncode == 0
         finally:
             process.kill()  # else leaving would wait for it
+
+
+@pytest.mark.parametrize("stubborn", ["", pytest.param("trap '' HUP TERM; ", marks=pytest.mark.slow)])
+def test_the_end_of_its_input_ends_what_runs_in_a_shell(stubborn: str) -> None:
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    with subprocess.Popen(
+        [sys.executable, "-c", SHELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(f"sh -c \"{stubborn}echo pid=\\$\\$.; while :; do sleep 1000; done\"\n".encode())
+            process.stdin.flush()
+            seen = b""
+            while (found := re.search(rb"pid=(\d+)\.", seen)) is None:
+                seen += os.read(process.stdout.fileno(), 4096)
+            process.stdin.close()
+            assert process.wait(SOON) in (129, 137)
+            until(lambda: not alive(int(found[1])), "the end of what ran in the foreground")
+        finally:
+            process.kill()
 
 
 def test_a_shell_is_for_one_host(host: Any) -> None:
