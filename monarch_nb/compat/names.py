@@ -52,7 +52,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._rust_bindings.monarch_hyperactor": (),
     "monarch._rust_bindings.monarch_hyperactor.actor": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.actor_mesh": _ACTOR,
-    "monarch._rust_bindings.monarch_hyperactor.bootstrap": _ACTOR,
+    "monarch._rust_bindings.monarch_hyperactor.bootstrap": ("monarch_nb.compat.worker_loops", *_ACTOR),
     "monarch._rust_bindings.monarch_hyperactor.buffers": ("monarch_nb.compat.pickling",),
     "monarch._rust_bindings.monarch_hyperactor.channel": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.config": ("monarch_nb.config",),

@@ -59,7 +59,7 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
     answered. The same again does nothing.
     Raises AttachError where it does not answer, RuntimeError for another one than before.
     """
-    endpoint = local_name(parse_dialled(addr))
+    endpoint = local_name(parse_dialled(addr), read_keys(private_key, ca))
     if ways.gateway is not None:
         if ways.gateway.address == endpoint.url:
             return
@@ -75,7 +75,7 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
 def _endpoint(text: str, keys: Keys | None) -> Endpoint:
     endpoint = parse_dialled(text)
     if ways.gateway is None or endpoint.scheme == "ipc":
-        endpoint = local_name(endpoint)
+        endpoint = local_name(endpoint, keys)
         check_trust(endpoint, keys)
     return endpoint  # else the gateway, which dials it with its own key, will say
 

@@ -1,5 +1,6 @@
 """What becomes of a failure that nobody handles: a script ends, a notebook shows it."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -16,7 +17,8 @@ from monarch_nb.wire import error_line
 # KeyboardInterrupt would end the program with another status, or be taken for the user's.
 _WAKE = signal.SIGURG
 
-_fatal: list[MeshFailure] = []
+_statuses: list[int] = []  # with which the program is to end, the first one counts
+_notebook = False
 _told: list[bool] = []  # the main thread has been told to exit
 
 
@@ -41,9 +43,21 @@ def prepare() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    if _fatal and not _told:
+    if _statuses and not _told:
         _told.append(True)
-        raise SystemExit(1)
+        raise SystemExit(_statuses[0])
+
+
+def end_program(status: int) -> bool:
+    """Ends the program, from any thread, as `sys.exit(status)` on the main thread does; whether that can be done.
+
+    It cannot where `prepare` was not called on the main thread, or somebody else has taken its signal.
+    """
+    _statuses.append(status)
+    mine = signal.getsignal(_WAKE) is _leave
+    if mine:
+        signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
+    return mine
 
 
 def unhandled(failure: MeshFailure) -> None:
@@ -59,19 +73,30 @@ def unhandled(failure: MeshFailure) -> None:
             sys.stderr.write(f"unhandled_fault_hook raised {error_line(error)}\n")
         sys.stderr.write(f"Unhandled monarch failure: {failure.report()}\n")
         sys.stderr.flush()
-        _fatal.append(failure)
-        mine = signal.getsignal(_WAKE) is _leave
-        signal.pthread_kill(threading.main_thread().ident or 0, _WAKE if mine else signal.SIGINT)
+        if not end_program(1):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=run, name="monarch-fault", daemon=True).start()
 
 
 def exit_if_fatal() -> None:
     """The last act of a program that was to end by a failure, where the main thread could not be told by then."""
-    if _fatal and not _told:
-        for stream in (sys.stdout, sys.stderr):
+    if _statuses and _statuses[0] and not _told:
+        leave_now(_statuses[0])
+
+
+def leave_now(status: int) -> None:
+    """Ends the process without a word to anybody but those who read its output."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
             stream.flush()
-        os._exit(1)
+    os._exit(status)
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel, or IPython's shell, which nothing but its user may end."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return _notebook or (shell is not None and shell() is not None)
 
 
 def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
@@ -87,6 +112,8 @@ def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
         else:
             threading.Thread(target=_run, args=(hook, failure), name="monarch-fault", daemon=True).start()
 
+    global _notebook
+    _notebook = True
     keeper: Any = runtime().keeper
     if keeper.forwarding is not None:
         keeper.forwarding.close()  # cells show what processes write

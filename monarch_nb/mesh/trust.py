@@ -1,15 +1,19 @@
 """The key of a job, as `private_key` and `ca` give it to workers and to those who attach to them."""
 
 import ipaddress
+import logging
 import socket
 from pathlib import Path
 from typing import Literal
 
-from monarch_nb.routing.addresses import AddressError, Endpoint
+from monarch_nb.routing.addresses import AddressError, Endpoint, WorkerAddress
 from monarch_nb.transport import Keys, TrustError, require_keys
+
+logger = logging.getLogger(__name__)
 
 PrivateKey = bytes | Path | None
 CA = bytes | Path | Literal["trust_all_connections"]
+_ALL_INTERFACES = ("0.0.0.0", "::")
 TRUST_ALL: Literal["trust_all_connections"] = "trust_all_connections"
 
 _HOW = (
@@ -72,6 +76,43 @@ def numeric(endpoint: Endpoint) -> Endpoint:
     return Endpoint("tcp", host=str(found[0][4][0]), port=endpoint.port)
 
 
-def local_name(endpoint: Endpoint) -> Endpoint:
-    """`localhost` as an address, so that it is known to be this machine; other names stay."""
-    return numeric(endpoint) if endpoint.host == "localhost" else endpoint
+def is_loopback(endpoint: Endpoint) -> bool:
+    """Whether an endpoint is an IP address of this machine alone."""
+    try:
+        return ipaddress.ip_address(endpoint.host).is_loopback
+    except ValueError:
+        return False
+
+
+def local_name(endpoint: Endpoint, keys: Keys | None) -> Endpoint:
+    """A name that means this machine alone as an address, so that it is known to; others stay.
+
+    With a key only `localhost` is looked at: what others are called needs to be known only where there is none. Blocks
+    for the look-up.
+    """
+    if endpoint.host != "localhost" and keys is not None:
+        return endpoint
+    try:
+        found = numeric(endpoint)
+    except AddressError:
+        return endpoint
+    return found if is_loopback(found) else endpoint
+
+
+def bound_end(address: WorkerAddress, keys: Keys | None) -> Endpoint:
+    """Where a worker listens, by IP address. Blocks for look-ups; raises AddressError.
+
+    One that is dialled at this machine alone needs to listen nowhere else, and without a key does not, though its
+    address may name all interfaces.
+    """
+    bind = numeric(address.bind)
+    if keys is None and bind.host in _ALL_INTERFACES:
+        dialled = local_name(address.dial, None)
+        if is_loopback(dialled):
+            narrow = Endpoint("tcp", host=dialled.host, port=bind.port)
+            logger.warning(
+                "the worker at %s listens on %s, for processes of this machine, and not on %s: that needs a key",
+                address.dial, narrow, bind,
+            )  # fmt: skip
+            return narrow
+    return bind

@@ -10,11 +10,12 @@ import time
 
 from monarch_nb.host import AgentHandle, begin_agent, new_host_id, run_folder_for
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
-from monarch_nb.mesh.trust import CA, PrivateKey, check_trust, numeric, read_keys
-from monarch_nb.routing.addresses import WorkerAddress, parse_worker_address
+from monarch_nb.mesh import fault
+from monarch_nb.mesh.trust import CA, PrivateKey, bound_end, check_trust, read_keys
+from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_worker_address
 from monarch_nb.runtime import Future
 from monarch_nb.settings import settings
-from monarch_nb.transport import Keys, bound_at
+from monarch_nb.transport import Keys, TrustError, bound_at
 
 _ENDING_S = 2.0
 
@@ -26,7 +27,7 @@ class _Worker:
         self.address = address
         self._link = os.path.abspath(address.bind.path) if address.bind.scheme == "ipc" else ""
         fd = address.bind.fd
-        bind = numeric(address.bind) if fd is None else bound_at(fd)
+        bind = bound_end(address, keys) if fd is None else bound_at(fd)
         check_trust(bind, keys)
         if self._link:
             _make_room(self._link)
@@ -106,18 +107,36 @@ def _serve(private_key: PrivateKey, ca: CA, address: str) -> _Worker:
 def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: str) -> Future[None]:
     """Makes this machine a host at an address, for as long as this process lives; see `run_worker_loop_forever`.
 
-    Returns when it listens. The future resolves when the host is shut down by who attached it, and fails with
-    RuntimeError if its agent ends otherwise.
+    Returns when it listens. That the host was shut down by who attached it ends this process, as `sys.exit(0)` on its
+    main thread does (in a notebook the future resolves instead); the future fails if it cannot listen, with
+    AgentStartError or OSError, and with RuntimeError if its agent ends otherwise. What the process does with signals is
+    left as it is. Raises AddressError and TrustError.
     """
-    worker = _serve(private_key, ca, address)
+    return serve(parse_worker_address(address), read_keys(private_key, ca), exits=True)
+
+
+def serve(address: WorkerAddress, keys: Keys | None, *, exits: bool) -> Future[None]:
+    """Keeps a worker; the future resolves when its host is shut down, unless that `exits`: ends this process."""
     future: Future[None] = Future._make(story=lambda: f"the worker at {address} runs")
+    fault.prepare()
+    try:
+        worker = _Worker(address, keys)
+    except (AddressError, TrustError):
+        raise
+    except Exception as error:
+        future._fail(error)
+        return future
 
     def wait() -> None:
         try:
             worker.wait()
-            future._set(None)
         except BaseException as error:
             future._fail(error)
+            return
+        if not exits or fault.in_notebook():
+            future._set(None)
+        elif not fault.end_program(0):
+            fault.leave_now(0)
 
     threading.Thread(target=wait, name="monarch-worker", daemon=True).start()
     return future

@@ -19,9 +19,9 @@ from monarch_nb.actor import (
     attach_hosts,
     attach_to_workers,
     shutdown_context,
-    start_worker_loop_forever,
     this_host,
 )
+from monarch_nb.compat.worker_loops import start_worker_loop_until_shutdown
 from monarch_nb.config import configured
 from monarch_nb.exceptions import TrustError
 from monarch_nb.host import folders
@@ -221,7 +221,7 @@ def test_a_gateway_that_is_not_there_is_told(key: Path) -> None:
 def test_a_worker_of_this_machine_can_be_the_gateway() -> None:
     with short_folder() as folder:
         address = f"ipc://{folder}/worker"
-        start_worker_loop_forever(ca="trust_all_connections", address=address)
+        start_worker_loop_until_shutdown(address)
         attach(address)
         hosts = attach_to_workers(ca="trust_all_connections", workers=[address])
         procs: ProcMesh = hosts.spawn_procs(per_host={"slots": 2})

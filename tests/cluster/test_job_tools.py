@@ -114,7 +114,7 @@ def test_the_end_of_its_input_ends_what_runs_in_a_shell(stubborn: str) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(f"sh -c \"{stubborn}echo pid=\\$\\$.; while :; do sleep 1000; done\"\n".encode())
+            process.stdin.write(f'sh -c "{stubborn}echo pid=\\$\\$.; while :; do sleep 1000; done"\n'.encode())
             process.stdin.flush()
             seen = b""
             while (found := re.search(rb"pid=(\d+)\.", seen)) is None:

@@ -18,7 +18,9 @@ from monarch_nb.actor import (
     SupervisionError,
     attach_to_workers,
     run_worker_loop_forever,
+    start_worker_loop_forever,
 )
+from monarch_nb.compat import worker_loops
 from monarch_nb.config import configured
 from monarch_nb.exceptions import AgentStartError, TrustError
 from monarch_nb.routing.addresses import AddressError
@@ -33,7 +35,7 @@ from tests.cluster.worker_tools import (
     where,
     workers_at,
 )
-from tests.ports import free_port
+from tests.ports import free_port, free_ports
 from tests.processes import alive
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
@@ -111,6 +113,67 @@ def test_an_alias_binds_elsewhere_and_a_process_id_is_no_hindrance() -> None:
         hosts = attach(f"service<2MuA>@tcp://127.0.0.1:{port}")
         assert hosts.initialized.get(30) is True
         hosts.shutdown().get(SOON)
+
+
+def test_all_interfaces_without_a_key_are_those_of_this_machine_where_it_is_dialled_there() -> None:
+    ports = free_ports(2)
+    addresses = [
+        f"tcp://{name}:{port}@tcp://0.0.0.0:{port}"
+        for name, port in zip(("127.0.0.1", "localhost"), ports, strict=True)
+    ]
+    with workers_at(*addresses):
+        hosts = attach(*addresses)
+        assert len(where(cold(hosts)).pid.call().get(30)) == 2
+        for port in ports:
+            socket.create_connection(("127.0.0.1", port), timeout=SOON).close()
+            with pytest.raises(ConnectionRefusedError):  # which reaches 0.0.0.0
+                socket.create_connection(("127.0.0.2", port), timeout=SOON)
+        hosts.shutdown().get(SOON)
+
+
+EMBEDDED = """
+import atexit, os, signal, sys, time
+from monarch.actor import attach_to_workers
+def handle(number, frame): print("handled", flush=True)
+signal.signal(signal.SIGTERM, handle)
+if sys.argv[1] == "public":
+    from monarch.actor import start_worker_loop_forever
+    started = start_worker_loop_forever(ca="trust_all_connections", address=sys.argv[2])
+else:
+    from monarch._rust_bindings.monarch_hyperactor.bootstrap import start_worker_loop_forever
+    started = start_worker_loop_forever(sys.argv[2])
+del started
+atexit.register(print, "tidied up")
+hosts = attach_to_workers(ca="trust_all_connections", workers=[sys.argv[2]])
+hosts.initialized.get(30)
+os.kill(os.getpid(), signal.SIGTERM)
+hosts.shutdown().get(30)
+time.sleep(30)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["public", "private"])
+def test_a_program_that_is_a_worker_keeps_its_signals_and_ends_when_its_host_is_shut_down(how: str) -> None:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/kernel_ext"}
+    command = [sys.executable, "-c", EMBEDDED, how, f"tcp://127.0.0.1:{free_port()}"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "handled\ntidied up\n", "")
+
+
+def test_a_worker_that_cannot_listen_says_so_by_its_future_and_a_wrong_address_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        started = start_worker_loop_forever(ca=TRUST_ALL, address=f"tcp://127.0.0.1:{port}")
+        with pytest.raises(AgentStartError, match=f"cannot listen on tcp://127.0.0.1:{port}: Address already in use"):
+            started.get(1)
+        private = worker_loops.start_worker_loop_forever(f"service<2MuA>@tcp://127.0.0.1:{port}")
+        with pytest.raises(ValueError, match=f"listen: (?s:.*)127.0.0.1:{port}.* in use") as raised:
+            private.get(1)
+        assert type(raised.value) is ValueError
+    for start in (worker_loops.start_worker_loop_forever, worker_loops.start_worker_loop_until_shutdown):
+        with pytest.raises(ValueError, match="has no transport"):
+            start("nonsense")
 
 
 def test_a_worker_listens_by_a_socket_it_is_given_whose_port_needed_no_luck() -> None:

@@ -371,11 +371,11 @@ class AsyncBacklogged(Backlogged):
     async def fail_child(self) -> None:
         self.child.fail.broadcast()
         cell: Any = context().actor_instance.cell
-        while not cell.executor._control:  # the loop cannot look there meanwhile
-            time.sleep(0.01)
+        while not cell.executor._control:
+            time.sleep(0.01)  # noqa: ASYNC251 - its loop is not to get on
         self.port.send("queued")
         while cell.cause is None:
-            time.sleep(0.01)
+            time.sleep(0.01)  # noqa: ASYNC251
 
     async def __cleanup__(self, exc: Exception | None) -> None:
         self.port.send(("cleanup", exc))

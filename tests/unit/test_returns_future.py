@@ -292,7 +292,7 @@ def test_an_interrupt_is_raised_at_once_where_the_body_blocks_and_is_its_end() -
     @returns_future
     async def blocking() -> None:
         seen.append("begun")
-        time.sleep(20)
+        time.sleep(20)  # noqa: ASYNC251 - what is tested
         seen.append("not reached")
 
     def strike() -> None:

@@ -1,0 +1,35 @@
+"""Worker loops as torchmonarch's private bindings start them: an address by position, and ValueError in the future."""
+
+from monarch_nb.host import AgentStartError
+from monarch_nb.mesh.trust import TRUST_ALL, read_keys
+from monarch_nb.mesh.workers import serve
+from monarch_nb.routing.addresses import parse_worker_address
+from monarch_nb.runtime import Future
+from monarch_nb.transport import TransportError
+
+
+def start_worker_loop_forever(address: str) -> Future[None]:
+    """Makes this machine a host at an address; that it is shut down ends this process. Raises ValueError."""
+    return _start(address, exits=True)
+
+
+def start_worker_loop_until_shutdown(address: str) -> Future[None]:
+    """Makes this machine a host at an address; the future resolves when it is shut down. Raises ValueError."""
+    return _start(address, exits=False)
+
+
+def _start(address: str, *, exits: bool) -> Future[None]:
+    started = serve(parse_worker_address(address), read_keys(None, TRUST_ALL), exits=exits)
+    told: Future[None] = Future._make(story=lambda: f"the worker at {address} runs")
+
+    def settle(future: Future[None]) -> None:
+        error = future.exception(0)
+        if isinstance(error, (AgentStartError, OSError, TransportError)):
+            told._fail(ValueError(f"listen: {error}"))
+        elif error is not None:
+            told._fail(error)
+        else:
+            told._set(None)
+
+    started._on_done(settle)
+    return told
