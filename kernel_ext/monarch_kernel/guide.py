@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # What to type, and what it does.
 FIRST = (
-    ("%mesh workers gpus=4", "start four processes on this machine; the variable `workers` is their mesh"),
+    ("%mesh workers gpus=4", "start four processes on this machine; the variable workers holds them"),
     ("%%on workers", "as the first line of a cell: run the rest of the cell on each process"),
     (
         "%%actor trainers on workers",

@@ -41,29 +41,35 @@ export function wantsComm(facts: Facts): boolean {
 export interface Words {
   title: string;
   text: string;
+  /** What to type in a cell; "" where there is nothing to type. */
+  code: string;
   offersLoad: boolean;
 }
 
+const PURPOSE = "This panel shows the processes and actors that a notebook starts: how each one is, what it prints, and what has failed.";
+
 /** What is said where there is no cluster to show. */
 export function wordsFor(facts: Facts): Words {
-  const say = (title: string, text = "", offersLoad = false): Words => ({ title, text, offersLoad });
+  const say = (title: string, text = "", code = "", offersLoad = false): Words => ({ title, text, code, offersLoad });
   switch (phaseOf(facts)) {
     case "none":
-      return say("No notebook in front", "Open a notebook: its meshes, failures and logs are shown here.");
+      return say("No notebook is open", `${PURPOSE} Open a notebook to begin.`);
     case "no-kernel":
-      return say("No kernel", "This notebook has no kernel running. Its cluster is shown here when it has one.");
+      return say("This notebook has no kernel", "Choose one in the menu: Kernel > Change Kernel. What it starts is then shown here.");
     case "foreign":
-      return say("Not a Python kernel", `This notebook runs ${facts.language}; Monarch works from Python kernels.`);
+      return say("This is not a Python kernel", `The notebook runs ${facts.language}. Monarch needs a Python kernel: Kernel > Change Kernel.`);
     case "starting":
-      return facts.connected || COMING.has(facts.status) ? say("The kernel is starting") : say("Not connected", "Waiting for the connection to the kernel.");
+      return facts.connected || COMING.has(facts.status) ? say("The kernel is starting") : say("The kernel is not connected", "JupyterLab is connecting to it.");
     case "loading":
-      return say("Loading the extension", facts.status === "busy" ? "It is loaded when the cell that runs has ended." : "");
+      return say("Monarch is being loaded", facts.status === "busy" ? "It waits until the running cell has ended." : "");
     case "unloaded":
-      return facts.error ? say("It could not be loaded", facts.error, true) : say("Not loaded in this kernel", "The extension makes this kernel the controller of a cluster.", true);
+      return facts.error
+        ? say("Monarch could not be loaded", facts.error, "%load_ext monarch", true)
+        : say("Monarch is not loaded in this notebook", `${PURPOSE} Load Monarch here, or in a cell:`, "%load_ext monarch", true);
     case "opening":
-      return say("Looking for the cluster", facts.status === "busy" ? "The kernel answers when the cell that runs has ended." : "");
+      return say("Waiting for the kernel", facts.status === "busy" ? "It answers when the running cell has ended." : "");
     case "live":
-      return say("No meshes", "A mesh is a grid of processes that your actors live on. Spawn one here, or in a cell: %mesh workers gpus=4");
+      return say("No processes yet", `${PURPOSE} To start four processes on this machine, press Spawn… above, or type in a cell:`, "%mesh workers gpus=4");
   }
 }
 

@@ -38,7 +38,7 @@ export class MonarchPanel extends SidePanel {
 
     this._spawn.addEventListener("click", () => hooks.spawn());
     this._load.addEventListener("click", () => hooks.load());
-    this._insertLoad.addEventListener("click", () => _front.insert("%load_ext monarch"));
+    this._insertTyped.addEventListener("click", () => _front.insert(this._typed.textContent ?? ""));
     this._insert.addEventListener("click", () => _front.insert(_actions.told.code));
 
     const selected = new SelectedSection(_actions, (uid, ranks) => this.showLogs(uid, ranks));
@@ -50,7 +50,7 @@ export class MonarchPanel extends SidePanel {
     this._accordion.setRelativeSizes([4, 3, 4, 4, 4]);
 
     const head = new Widget({ node: h("div", { class: "mnb-v mnb-panel-head" }, h("div", { class: "mnb-top" }, this._name, this._spawn), this._summary) });
-    const note = new Widget({ node: h("div", { class: "mnb-v mnb-panel-note", role: "status" }, this._noteTitle, this._noteText, h("div", { class: "mnb-buttons" }, this._load, this._insertLoad)) });
+    const note = new Widget({ node: h("div", { class: "mnb-v mnb-panel-note", role: "status" }, this._noteTitle, this._noteText, this._typed, h("div", { class: "mnb-buttons" }, this._load, this._insertTyped)) });
     const foot = new Widget({ node: h("div", { class: "mnb-v mnb-panel-foot", role: "status" }, this._told, h("div", { class: "mnb-slice" }, this._code, this._insert)) });
     const layout = this.layout as PanelLayout;
     layout.insertWidget(0, head);
@@ -108,7 +108,9 @@ export class MonarchPanel extends SidePanel {
     this._foot.setHidden(!live);
     say(this._noteTitle, words.title);
     say(this._noteText, words.text);
-    this._load.hidden = this._insertLoad.hidden = !words.offersLoad;
+    say(this._typed, words.code);
+    this._typed.hidden = this._insertTyped.hidden = !words.code;
+    this._load.hidden = !words.offersLoad;
     this._spawn.hidden = !live;
     say(this._summary, !state || !live ? (shown ? `as it was: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
     this._summary.title = this._summary.textContent ?? ""; // where the panel is narrow
@@ -130,8 +132,8 @@ export class MonarchPanel extends SidePanel {
   private _code = h("code");
   private _foot: Widget;
   private _insert = h("button", { class: "mnb-b", type: "button", text: "Insert code", title: "put this line into a new cell" });
-  private _insertLoad = h("button", { class: "mnb-b", type: "button", text: "Insert code" });
-  private _load = h("button", { class: "mnb-b mnb-primary", type: "button", text: "Load %load_ext monarch" });
+  private _insertTyped = h("button", { class: "mnb-b", type: "button", text: "Insert code", title: "put this line into a new cell" });
+  private _load = h("button", { class: "mnb-b mnb-primary", type: "button", text: "Load Monarch" });
   private _name = h("b", { class: "mnb-panel-name" });
   private _note: Widget;
   private _noteText = h("div", { class: "mnb-dim" });
@@ -142,5 +144,6 @@ export class MonarchPanel extends SidePanel {
   private _spawn = h("button", { class: "mnb-b", type: "button", text: "Spawn…", title: "make a mesh of processes" });
   private _summary = h("div", { class: "mnb-panel-summary", role: "status" });
   private _told = h("div", { class: "mnb-panel-told" });
+  private _typed = h("code", { class: "mnb-typed" });
   private _unwatch: (() => void) | null = null;
 }

@@ -48,7 +48,7 @@ describe("the plugin", () => {
     (plugin.activate as Activate)(front, tracker(), null, null, null, null, null);
     const [panel, area] = front.shell.add.mock.calls[0] as [Widget, string];
     expect(area).toBe("right");
-    expect(panel.node.textContent).toContain("No notebook in front");
+    expect(panel.node.textContent).toContain("No notebook is open");
     expect(front.commands.listCommands()).toContain("monarch-nb:spawn");
     void front.commands.execute("monarch-nb:open");
     expect(front.shell.activateById).toHaveBeenCalledWith(panel.id);

@@ -44,8 +44,17 @@ describe("how the panel stands with a kernel", () => {
         const words = wordsFor(some);
         expect(words.title).not.toBe("");
         expect(words.offersLoad).toBe(phaseOf(some) === "unloaded");
+        expect(Boolean(words.code)).toBe(["unloaded", "live"].includes(phaseOf(some)));
       }),
     );
+  });
+
+  it("says what the panel is for and what to type, where there is nothing to show yet", () => {
+    for (const [comm, typed] of [["refused", "%load_ext monarch"], ["live", "%mesh workers gpus=4"]] as const) {
+      const words = wordsFor({ ...READY, comm });
+      expect(words.text).toContain("processes and actors that a notebook starts");
+      expect(words.code).toBe(typed);
+    }
   });
 
   it("tells what went wrong, and looks again only after code that may have loaded it", () => {

@@ -36,5 +36,9 @@ def summary(findings: Iterable[Finding]) -> str:
     errors, warnings = levels.count("error"), levels.count("warning")
     if not errors and not warnings:
         return "No problems were found."
-    told = [f"{errors} to mend" if errors else "", f"{warnings} to know about" if warnings else ""]
-    return f"{', '.join(filter(None, told))}: see the lines marked {MARKS['error']} and {MARKS['warning']}."
+    told = [_many(errors, "error", MARKS["error"]), _many(warnings, "warning", MARKS["warning"])]
+    return f"{' and '.join(filter(None, told))}. The lines below the marks say what to do."
+
+
+def _many(count: int, what: str, mark: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'} ({mark})" if count else ""

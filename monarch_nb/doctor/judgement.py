@@ -24,7 +24,7 @@ def judge(facts: Facts, controller: Facts | None = None) -> list[Finding]:
         _ports(facts),
         _name(facts),
         _start(facts),
-        Finding("GPUs", "ok", f"{facts.gpus}" if facts.gpus else "none; `gpus` is a dimension like any other"),
+        Finding("GPUs", "ok", f"{facts.gpus}" if facts.gpus else "none: gpus is a dimension like any other"),
     ]
 
 

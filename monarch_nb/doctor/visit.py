@@ -29,7 +29,7 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
         except Exception as error:
             found[name] = [Finding("a process", "error", f"did not start: {error}", _ADVICE)]
         finally:
-            procs.stop()
+            procs.stop("the doctor is done")
     return found
 
 

@@ -70,9 +70,9 @@ class Panel:
         self.node.locator(".mnb-panel-summary", has_text=text).wait_for(timeout=20_000)
 
     def load(self) -> None:
-        self.note("Not loaded in this kernel")
-        self.button("Load %load_ext monarch").click()
-        self.note("No meshes")
+        self.note("Monarch is not loaded in this notebook")
+        self.button("Load Monarch").click()
+        self.note("No processes yet")
 
     def spawn(self) -> None:
         self.button("Spawn…").click()
@@ -216,10 +216,10 @@ def test_after_a_restart_it_offers_to_load_the_extension_again(panel: Panel) -> 
     shown = panel.shown
     panel.command("kernelmenu:restart")
     shown.get_by_role("button", name="Confirm Kernel Restart").click()
-    panel.note("Not loaded in this kernel")
+    panel.note("Monarch is not loaded in this notebook")
     shown.wait_for_function(KERNEL_IS_IDLE, timeout=40_000)
     told = panel.lab.run("%load_ext monarch")  # in a cell this time
-    panel.note("No meshes")
+    panel.note("No processes yet")
     # Nor does it tell of who asked before. ipykernel may, of what jupyter-widgets sent to a subshell that has ended.
     assert "monarch_nb.cluster" not in told.inner_text()
     assert panel.lab.errors == []
@@ -229,9 +229,9 @@ def test_another_notebook_in_front_shows_its_own_cluster(panel: Panel) -> None:
     shown = panel.shown
     panel.button("Spawn…").wait_for()
     panel.command("notebook:create-new", kernelName="python3")
-    panel.note("Not loaded in this kernel")
+    panel.note("Monarch is not loaded in this notebook")
     panel.command("kernelmenu:shutdown")
     panel.note("No kernel")
     panel.command("docmanager:open", path="panel.ipynb")
-    panel.note("No meshes")
+    panel.note("No processes yet")
     shown.locator(".mnb-panel-name", has_text=re.compile(r"^\s*panel\.ipynb\s*$")).wait_for(timeout=10_000)
