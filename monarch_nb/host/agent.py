@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -272,9 +273,9 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
         split(options.dial)
     if options.owner_fd is None:
         folders.sweep()  # nobody else does, on a machine where users start the agents
-    folders.make_run_folder(options.run_folder)
     settings.receive(os.environ.pop(TRAVELS_IN, ""))
     _settle(options)
+    folders.make_run_folder(options.run_folder)
     become_subreaper()
     cord = os.pipe()
     early: Early | int | None = None
@@ -284,19 +285,33 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     if isinstance(early, int):
         return early  # a template, or a proc, that has ended
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    agent = Agent(options, cord, early)
-
-    def say_ready(ready: Ready) -> None:
-        os.write(options.ready_fd, msgspec.json.encode(ready) + b"\n")
-        if options.ready_fd > 2:
-            os.close(options.ready_fd)
-
     try:
-        agent.run(say_ready)
+        Agent(options, cord, early).run(lambda ready: _say(options.ready_fd, ready))
     except TransportError as error:  # it cannot listen where it should
         sys.stderr.write(f"{error}\n")
+        _leave_nothing(options)
         return 1
+    except BlockingIOError:  # another agent is there, whose folder it is
+        raise
+    except BaseException:
+        _leave_nothing(options)
+        raise
     return 0
+
+
+def _say(ready_fd: int, ready: Ready) -> None:
+    with contextlib.suppress(BrokenPipeError):  # who waited for it is gone, which its pipe tells as well
+        os.write(ready_fd, msgspec.json.encode(ready) + b"\n")
+    if ready_fd > 2:
+        os.close(ready_fd)
+
+
+def _leave_nothing(options: Options) -> None:
+    """The start has failed. An owner that still lives reads why in the folder, and removes it."""
+    if options.owner_fd is None or options.keep_folder:
+        return
+    if select.select([options.owner_fd], [], [], 0)[0]:
+        folders.remove_run_folder(options.run_folder)
 
 
 def _settle(options: Options) -> None:

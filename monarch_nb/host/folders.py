@@ -1,20 +1,34 @@
-"""Run folders: one short, private folder a host, with its sockets and logs; nothing of it outlives the host."""
+"""Run folders: one short, private folder a host, with its sockets and logs; nothing of it outlives the host.
+
+They may lie where everybody can make folders: what another user has put there under our names is passed by. Whoever
+uses one holds a lock on it, which the system takes back whatever ends that process.
+"""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from pathlib import Path
 
+from monarch_nb._private import is_private, open_private
+
 _MARK = "mnb"
-_STALE_AFTER_S = 30.0
+_STALE_AFTER_S = 1.0
 _chosen: dict[str, Path] = {}  # by host: those there are sockets in already
+_held: dict[Path, int] = {}  # folders that this process uses: descriptors that hold the locks
 _LONGEST = 60  # leaves room for "/<proc uid>.<rank>.<incarnation>" below the 100 bytes a socket path may have
+_PATIENCE_S = 5.0  # for another process to remove what was left there
+_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+os.register_at_fork(after_in_child=_held.clear)  # the locks are the parent's
 
 
 def new_host_id() -> str:
@@ -35,36 +49,117 @@ def lasting_host_id(tcp: str | None) -> str | None:
 
 
 def base_folder() -> Path:
-    """Where run folders go: `$XDG_RUNTIME_DIR` if it is there and short enough, else the temporary folder."""
+    """Where run folders go: `$XDG_RUNTIME_DIR` if it is this user's own and short enough, else the temporary folder."""
+    return _places()[0]
+
+
+def _places() -> list[Path]:
+    """Where they may be, the best first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    for candidate in (runtime, tempfile.gettempdir(), "/tmp"):
-        if candidate and len(candidate) < _LONGEST - 30 and os.access(candidate, os.W_OK | os.X_OK):
-            return Path(candidate)
-    return Path(tempfile.gettempdir())
+    found = [Path(runtime)] if runtime and _fits(runtime) and is_private(Path(runtime)) else []
+    found += [Path(place) for place in (tempfile.gettempdir(), "/tmp") if _fits(place) and _safe(place)]
+    return list(dict.fromkeys(found)) or [Path(tempfile.gettempdir())]
+
+
+def _fits(place: str) -> bool:
+    return len(place) < _LONGEST - 30 and os.access(place, os.W_OK | os.X_OK)
+
+
+def _safe(place: str) -> bool:
+    """Whether others cannot put theirs in the place of what this user has made there."""
+    found = os.stat(place)
+    return not found.st_mode & 0o022 or bool(found.st_mode & stat.S_ISVTX)
 
 
 def run_folder_for(host: str, base: Path | None = None) -> Path:
-    """The path of a host's run folder; nothing is made. The same each time, whatever the environment says later."""
-    name = f"{_MARK}-{os.getuid()}-{host}"
-    return base / name if base is not None else _chosen.setdefault(host, base_folder() / name)
+    """The path of a host's run folder; nothing is made. The same each time, whatever the environment says later.
+
+    Where something else has that name already, which a host with a fixed port has each time, it is another one.
+    """
+    if base is not None:
+        return base / f"{_MARK}-{os.geteuid()}-{host}"
+    found = _chosen.get(host)
+    if found is None:
+        found = base_folder() / f"{_MARK}-{os.geteuid()}-{host}"
+        while os.path.lexists(found) and not is_private(found):
+            found = found.with_name(f"{_MARK}-{os.geteuid()}-{secrets.token_hex(3)}-{host}")
+        found = _chosen.setdefault(host, found)
+    return found
+
+
+def host_of(folder: Path) -> str:
+    """The host that a run folder is named after, "" if it is not named as they are."""
+    mark, _, rest = folder.name.partition("-")
+    user, _, host = rest.partition("-")
+    return host.rpartition("-")[2] if (mark, user) == (_MARK, str(os.geteuid())) else ""
 
 
 def make_run_folder(path: Path) -> None:
-    """Make the folder, with `logs` and `spool` in it, for this user only.
+    """Make the folder, with `logs` and `spool` in it, for this user only; it is in use until it is removed here.
 
-    Raises PermissionError if somebody else made it before.
+    Raises PermissionError if what is there is not this user's own and private.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = path.lstat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise PermissionError(f"{path} is not this user's own private folder")
+    fd = _held.get(path, -1)
+    if fd < 0 or not _is_at(path, fd):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = _made(path)
+        release(path)
+        _held[path] = fd
     for part in ("logs", "spool"):  # log files; what procs have written and the agent has not yet taken
-        (path / part).mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(part, 0o700, dir_fd=fd)
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether an open folder is still the one at that path."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _made(path: Path) -> int:
+    """A descriptor of the folder, with a lock that says that it is in use."""
+    until = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        try:
+            fd = open_private(path)
+        except FileNotFoundError:  # it was swept in between
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # it is being swept
+            os.close(fd)
+            time.sleep(0.01)
+            continue
+        except OSError:  # there are no locks on that file system
+            return fd
+        if _is_at(path, fd):
+            return fd
+        os.close(fd)
+    raise BlockingIOError(errno.EAGAIN, f"{path} is held by another process that removes it")
+
+
+def release(path: Path) -> None:
+    """This process uses the folder no longer; what is in it stays, for others who do."""
+    fd = _held.pop(path, -1)
+    if fd >= 0:
+        os.close(fd)
 
 
 def hold(path: Path) -> int:
-    """Mark the folder as in use while the returned descriptor is open. Raises BlockingIOError if it is already."""
-    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Be the agent of a folder while the returned descriptor is open. Raises BlockingIOError if there is one."""
+    folder = open_private(path)
+    try:
+        return _hold(folder)
+    finally:
+        os.close(folder)
+
+
+def _hold(folder: int) -> int:
+    fd = os.open("lock", _FILE, 0o600, dir_fd=folder)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -81,6 +176,8 @@ def remove_socket(path: Path, address: str) -> None:
 
 def clear_run_folder(path: Path, keep: str) -> None:
     """Remove what a dead agent and its procs left in their folder, but not the file `keep`; never raises."""
+    if not is_private(path):
+        return
     with contextlib.suppress(OSError):
         for entry in path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
@@ -90,36 +187,59 @@ def clear_run_folder(path: Path, keep: str) -> None:
 
 
 def remove_run_folder(path: Path) -> None:
-    """Remove the folder with all it holds; never raises."""
-    shutil.rmtree(path, ignore_errors=True)
+    """Remove the folder with all it holds, if it is this user's own; never raises."""
+    if is_private(path):
+        shutil.rmtree(path, ignore_errors=True)
+    release(path)
 
 
 def _deserted(path: Path) -> bool:
-    """Whether there are sockets in a folder, and nobody listens at any."""
+    """Whether nobody listens at any socket in a folder. Does not block."""
     doors = [each for each in path.iterdir() if each.is_socket()]
     for door in doors:
         with socket.socket(socket.AF_UNIX) as knock:
+            knock.setblocking(False)  # somebody may be there and let nobody in
             try:
                 knock.connect(str(door))
-                return False
             except ConnectionRefusedError:
+                continue
+            except BlockingIOError:
                 pass
-    return bool(doors)
+            return False
+    return True
 
 
 def sweep(base: Path | None = None) -> list[Path]:
-    """Remove this user's run folders whose agent and processes are gone (killed together); returns which."""
+    """Remove this user's run folders that no process uses any more (killed together); returns which. Does not block."""
     removed = []
-    for path in (base or base_folder()).glob(f"{_MARK}-{os.getuid()}-*"):
+    for place in _places() if base is None else [base]:
         try:
-            if time.time() - path.stat().st_mtime < _STALE_AFTER_S:
-                continue
-            if not (path / "lock").exists() and not _deserted(path):  # a client that starts no agent holds nothing
-                continue
-            fd = hold(path)
+            names = os.listdir(place)
         except OSError:
             continue
-        remove_run_folder(path)
-        os.close(fd)
-        removed.append(path)
+        ours = (place / name for name in names if name.startswith(f"{_MARK}-{os.geteuid()}-"))
+        removed += [path for path in ours if _swept(path)]
     return removed
+
+
+def _swept(path: Path) -> bool:
+    """Removes one folder, if it is ours and nobody uses it."""
+    try:
+        folder = open_private(path)
+    except OSError:  # it is gone, or another user has put it there
+        return False
+    agent = -1
+    try:
+        if time.time() - os.fstat(folder).st_mtime < _STALE_AFTER_S:
+            return False
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        agent = _hold(folder)
+        if not _deserted(path):
+            return False
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        return False
+    finally:
+        for fd in filter(lambda fd: fd >= 0, (agent, folder)):
+            os.close(fd)
+    return True

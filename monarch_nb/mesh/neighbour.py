@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from monarch_nb._private import is_private
 from monarch_nb.host import protocol as p
-from monarch_nb.host.folders import run_folder_for
+from monarch_nb.host.folders import host_of
 from monarch_nb.host.linux import has_pidfd
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.requests import RequestError, fail_requests, request
@@ -132,8 +133,7 @@ def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Pat
         raise TrustError(f"ipc://{path} was made by another user")
     if not stat.S_ISSOCK(socket.stat().st_mode) or socket.name != "agent":
         raise UnreachableError(f"ipc://{path} is no host agent of ours, but {socket}")
-    facts = socket.parent.stat()
-    if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+    if not is_private(socket.parent):
         raise TrustError(f"{socket.parent} is not this user's own private folder")
     return socket.parent
 
@@ -142,8 +142,8 @@ def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], boo
     """The host that listens at a path; blocks until it has answered, or raises as `find_folder` does."""
     while True:
         folder = find_folder(path, deadline, given_up)
-        host = folder.name.rpartition("-")[2]
-        if run_folder_for(host, folder.parent) != folder:
+        host = host_of(folder)
+        if not host:
             raise UnreachableError(f"ipc://{path} leads to {folder}, which is not named after a host")
         if host == engine.host or host in ways.local:
             raise ValueError(f"ipc://{path} is host {host}, which this process has started itself")

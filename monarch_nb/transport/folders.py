@@ -2,9 +2,9 @@
 
 import contextlib
 import os
-import stat
 from pathlib import Path
 
+from monarch_nb._private import open_private
 from monarch_nb.transport.errors import TrustError
 
 
@@ -27,13 +27,7 @@ def private_folder(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()  # not stat: a link that somebody put there leads anywhere
-    if not stat.S_ISDIR(found.st_mode):
-        raise TrustError(f"{folder} is not a folder of its own: refusing to listen there")
-    if found.st_uid != os.geteuid():
-        raise TrustError(f"{folder} belongs to user {found.st_uid}: refusing to listen there; choose another")
-    if found.st_mode & 0o077:
-        raise TrustError(
-            f"{folder} can be entered by others (mode {stat.S_IMODE(found.st_mode):o}): refusing to listen there; "
-            "`chmod 700` it if it is yours"
-        )
+    try:
+        os.close(open_private(folder))
+    except PermissionError as error:
+        raise TrustError(str(error)) from None

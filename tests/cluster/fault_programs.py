@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from monarch_nb.actor import Channel, ProcMesh, SupervisionError, heal_mesh, runtime, this_host
 from monarch_nb.exceptions import DescriptorLimitError
@@ -87,6 +89,24 @@ def killed(stage: str) -> None:
         stopped = procs.stop()
         say("at", stage)
         stopped.get()
+
+
+def killed_at_the_start(stage: str) -> None:
+    """Is killed while the agent of its host starts: `folder`, before there is one; else so many milliseconds after."""
+    import monarch_nb.host.launch
+
+    class Killed(monarch_nb.host.launch.ComingAgent):
+        def wait(self, timeout_s: float = 30.0) -> monarch_nb.host.launch.AgentHandle:
+            if stage != "folder":
+                time.sleep(int(stage) / 1000)
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(monarch_nb.host.launch, "ComingAgent", Killed)
+        if stage == "folder":
+            patch.setattr(subprocess, "Popen", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        spawn(1)
 
 
 # -- to be interrupted -----------------------------------------------------------------------------------------------

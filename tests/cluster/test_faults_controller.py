@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb.host import folders
 from tests.cluster.fault_tools import Program
+from tests.cluster.hosts_tools import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -17,3 +19,23 @@ def test_a_controller_that_is_killed_leaves_nothing(stage: str, own_place: Path)
         assert list(own_place.iterdir())
         program.process.kill()
         assert program.process.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("milliseconds", [0, 50, 150])
+def test_an_agent_whose_controller_is_killed_while_it_starts_leaves_nothing(milliseconds: int, own_place: Path) -> None:
+    before = set(own_place.iterdir())
+    with Program("killed_at_the_start", milliseconds) as program:
+        assert program.end() == -signal.SIGKILL
+    wait_until(lambda: set(own_place.iterdir()) <= before)
+
+
+def test_a_folder_that_was_made_for_an_agent_which_never_began_is_swept(
+    own_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(own_place.iterdir())
+    with Program("killed_at_the_start", "folder") as program:
+        assert program.end() == -signal.SIGKILL
+    left = set(own_place.iterdir()) - before
+    assert len(left) == 1
+    monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
+    assert set(folders.sweep(own_place)) == left

@@ -1,9 +1,11 @@
 """The parts of a host agent that need no process."""
 
+import contextlib
 import os
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -168,12 +170,17 @@ def test_sweeping_removes_only_old_folders_that_nobody_holds(tmp_path: Path) -> 
         path = folders.run_folder_for(name, tmp_path)
         folders.make_run_folder(path)
         os.close(folders.hold(path))
+        folders.release(path)
+    used = folders.run_folder_for("used", tmp_path)
+    folders.make_run_folder(used)  # by this process
+    os.utime(used, (0, 0))
     fd = folders.hold(folders.run_folder_for("held", tmp_path))
     for name in ("old", "held"):
         os.utime(folders.run_folder_for(name, tmp_path), (time.time() - 100,) * 2)
     assert folders.sweep(tmp_path) == [folders.run_folder_for("old", tmp_path)]
-    assert sorted(path.name.rpartition("-")[2] for path in tmp_path.iterdir()) == ["held", "young"]
+    assert sorted(path.name.rpartition("-")[2] for path in tmp_path.iterdir()) == ["held", "used", "young"]
     os.close(fd)
+    folders.remove_run_folder(used)
 
 
 @pytest.mark.parametrize("listening", [True, False])
@@ -181,12 +188,162 @@ def test_the_folder_of_a_killed_client_without_an_agent_is_swept(listening: bool
     with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as place:  # paths of sockets are short
         folder = folders.run_folder_for("client", Path(place))
         folders.make_run_folder(folder)
+        folders.release(folder)
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(str(folder / "c0.0.0"))
             if listening:
                 door.listen()
             os.utime(folder, (0, 0))
             assert bool(folders.sweep(Path(place))) != listening
+
+
+class Planted:
+    """A folder where everybody may make files, and what another user has put there under this user's names."""
+
+    def __init__(self, place: Path, other: Path) -> None:
+        self.place, self.other = place, other
+        place.chmod(0o1777)
+        other.mkdir()
+        self.mark = f"mnb-{os.geteuid()}-"
+
+    def folder(self, host: str, mode: int = 0o755) -> Path:
+        made = self.place / f"{self.mark}{host}"
+        made.mkdir()
+        made.chmod(mode)
+        return made
+
+    def theirs(self, path: Path) -> None:
+        os.chown(path, 4242, 4242, follow_symlinks=False)
+        os.utime(path, (0, 0), follow_symlinks=False)
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make files of another user")
+    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as whole:  # paths of sockets are short
+        place = Path(whole) / "tmp"
+        place.mkdir()
+        monkeypatch.setattr(folders, "_chosen", {})
+        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        Path(whole).chmod(0o755)
+        yield Planted(place, Path(whole) / "other")
+
+
+def listing(place: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(path), path.lstat().st_uid, path.lstat().st_mode) for path in place.rglob("*"))
+
+
+@pytest.mark.timeout(20)
+def test_what_another_user_has_planted_is_neither_opened_nor_removed_nor_waited_for(planted: Planted) -> None:
+    for number, mode in enumerate((0o700, 0o755, 0o777)):
+        trap = planted.folder(f"lock{number}", mode)
+        (trap / "lock").symlink_to(planted.other / f"made{number}")
+        planted.theirs(trap)
+    queue = planted.folder("queue")
+    (queue / "c0.0.0").parent.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as full, contextlib.ExitStack() as callers:
+        full.bind(str(queue / "c0.0.0"))
+        full.listen(0)
+        for _ in range(3):  # a waiting room with no seat left
+            caller = callers.enter_context(socket.socket(socket.AF_UNIX))
+            caller.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                caller.connect(str(queue / "c0.0.0"))
+        planted.theirs(queue)
+        fifo = planted.place / f"{planted.mark}fifo"
+        os.mkfifo(fifo)
+        link = planted.place / f"{planted.mark}link"
+        link.symlink_to(planted.other)
+        for each in (fifo, link):
+            planted.theirs(each)
+        before = listing(planted.place)
+        assert folders.sweep() == []
+        assert folders.sweep(planted.place) == []
+        for path in planted.place.iterdir():
+            folders.remove_run_folder(path)
+            folders.clear_run_folder(path, keep="")
+        assert listing(planted.place) == before
+    assert list(planted.other.iterdir()) == []
+
+
+@pytest.mark.timeout(20)
+def test_a_hung_process_of_this_user_keeps_its_folder_and_nobody_waits_for_it(planted: Planted) -> None:
+    hung = planted.folder("hung", 0o700)
+    with socket.socket(socket.AF_UNIX) as full, contextlib.ExitStack() as callers:
+        full.bind(str(hung / "c0.0.0"))
+        full.listen(0)
+        for _ in range(3):
+            caller = callers.enter_context(socket.socket(socket.AF_UNIX))
+            caller.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                caller.connect(str(hung / "c0.0.0"))
+        os.utime(hung, (0, 0))
+        assert folders.sweep() == []
+    os.utime(hung, (0, 0))
+    assert folders.sweep() == [hung]
+
+
+@pytest.mark.parametrize("kind", ["folder", "open folder", "link", "file"])
+def test_a_host_with_a_fixed_port_starts_though_its_folder_was_planted(planted: Planted, kind: str) -> None:
+    host = folders.lasting_host_id("tcp://127.0.0.1:22222") or ""
+    trap = planted.place / f"{planted.mark}{host}"
+    if kind == "link":
+        trap.symlink_to(planted.other)
+    elif kind == "file":
+        trap.touch()
+    else:
+        planted.folder(host, 0o777 if kind == "open folder" else 0o700)
+    planted.theirs(trap)
+    found = folders.run_folder_for(host)
+    assert found != trap
+    assert folders.host_of(found) == host
+    folders.make_run_folder(found)
+    assert found.stat().st_mode & 0o777 == 0o700
+    assert folders.run_folder_for(host) == found
+    folders.remove_run_folder(found)
+    assert not found.exists()
+    with pytest.raises(PermissionError, match="4242"):
+        folders.make_run_folder(trap)
+
+
+def test_the_runtime_folder_of_the_session_is_used_where_it_is_ones_own(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = planted.place / "run"
+    own.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+    assert folders.base_folder() == own
+    own.chmod(0o750)
+    assert folders.base_folder() == planted.place
+    own.chmod(0o700)
+    planted.theirs(own)
+    assert folders.base_folder() == planted.place
+    long = planted.place / ("x" * 40)
+    long.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    assert folders.base_folder() == planted.place
+    planted.place.chmod(0o777)  # others may put theirs in the place of ours
+    assert folders.base_folder() == Path("/tmp")
+
+
+def test_a_folder_that_is_swept_while_it_is_made_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folders.run_folder_for("late", tmp_path)
+    opened, swept = folders.open_private, []
+
+    def open_late(folder: Path) -> int:
+        fd = opened(folder)
+        if len(swept) < 3:
+            swept.append(folder)
+            os.rmdir(folder)
+        return fd
+
+    monkeypatch.setattr(folders, "open_private", open_late)
+    folders.make_run_folder(path)
+    assert len(swept) == 3
+    assert (path / "logs").is_dir()
+    folders.remove_run_folder(path)
 
 
 def test_a_host_keeps_its_folder_when_the_environment_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +360,7 @@ def test_a_host_keeps_its_folder_when_the_environment_changes(monkeypatch: pytes
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "shared"
     path.mkdir(mode=0o755)
-    with pytest.raises(PermissionError, match="own private folder"):
+    with pytest.raises(PermissionError, match="can be entered by others"):
         folders.make_run_folder(path)
 
 

@@ -1,0 +1,58 @@
+"""Folders that are this user's own: what is checked is what was opened, so that nobody can put another in its place."""
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+_OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def open_private(folder: Path) -> int:
+    """A descriptor of a folder that belongs to this user and that nobody else can enter; to be closed.
+
+    No link is followed, and nothing is waited for. Raises FileNotFoundError where there is nothing, and PermissionError
+    for anything else that is there.
+    """
+    try:
+        fd = os.open(folder, _OPENED)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        why = _objection(folder)
+        if not why:
+            raise
+        raise PermissionError(why) from None
+    found = os.fstat(fd)
+    why = _wrong(folder, found)
+    if not why:
+        return fd
+    os.close(fd)
+    raise PermissionError(why)
+
+
+def is_private(folder: Path) -> bool:
+    """Whether it is there, is this user's own, and nobody else can enter it."""
+    try:
+        os.close(open_private(folder))
+    except OSError:
+        return False
+    return True
+
+
+def _objection(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        return _wrong(folder, folder.lstat())  # not stat: a link that somebody put there leads anywhere
+    return ""
+
+
+def _wrong(folder: Path, found: os.stat_result) -> str:
+    """What keeps it from being a private folder, "" if nothing does."""
+    if found.st_uid != os.geteuid():
+        return f"{folder} belongs to user {found.st_uid}, and is not used: choose another"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{folder} is a link or a file, not a folder of this user's own, and is not used"
+    if found.st_mode & 0o077:
+        mode = f"{stat.S_IMODE(found.st_mode):o}"
+        return f"{folder} can be entered by others (mode {mode}), and is not used: `chmod 700` it if it is yours"
+    return ""
