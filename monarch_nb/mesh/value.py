@@ -1,9 +1,20 @@
 """Meshes of plain values: what a call on every member of a mesh answers."""
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 
-from monarch_nb.shape import Extent, MeshTrait, Point, Region, Shape, places_of
+from monarch_nb.shape import (
+    Extent,
+    MeshTrait,
+    Point,
+    Region,
+    Shape,
+    UnknownLabelError,
+    out_of_range,
+    places_of,
+    spans,
+)
 
 from .lazy import Lazy
 from .value_text import describe
@@ -22,6 +33,23 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     def __init__(self, shape: Shape | Region | Extent, values: Iterable[T]) -> None:
         self._fill(_region_of(shape), tuple(values))
+
+    @classmethod
+    def from_indexed(cls, shape: Shape | Region | Extent, pairs: Iterable[tuple[SupportsIndex, T]]) -> Self:
+        """A mesh of values that come with their ranks, in any order; the last one of a rank counts.
+
+        ValueError when a rank has no value, or a value no rank.
+        """
+        region = _region_of(shape)
+        found = {operator.index(rank): value for rank, value in pairs}
+        for rank in found:
+            if not 0 <= rank < len(region):
+                raise out_of_range(f"a value for rank {rank}, but {region.extent!r} has {len(region)} places", rank)
+        missing = [rank for rank in range(len(region)) if rank not in found]
+        if missing:
+            raise ValueError(f"no value for {len(missing)} of the {len(region)} places of {region.extent!r}: "
+                             f"ranks {spans(missing)}")  # fmt: skip
+        return cls(region, [found[rank] for rank in range(len(region))])
 
     @classmethod
     def _of_lazy(cls, shape: Shape | Region | Extent, values: Iterable[T | Lazy[T]]) -> Self:
@@ -66,9 +94,9 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     def get(self, rank: SupportsIndex) -> T:
         """The value at a row-major index in this mesh. IndexError outside 0 … len - 1."""
-        at = rank.__index__()
+        at = operator.index(rank)
         if not 0 <= at < len(self._values):
-            raise IndexError(f"index out of range: rank {at} in a ValueMesh of {len(self._values)} values")
+            raise out_of_range(f"index out of range: rank {at} in a ValueMesh of {len(self._values)} values", at)
         value = self._values[at]
         return value.get() if isinstance(value, Lazy) else value
 
@@ -81,10 +109,12 @@ class ValueMesh(MeshTrait, Generic[T]):
         missing = [label for label in labels if label not in coordinates]
         if missing:
             example = ", ".join(f"{label}=0" for label in labels)
-            raise KeyError(f"item needs an index for every dimension, missing: {missing}; for example item({example})")
+            raise UnknownLabelError(
+                f"item needs an index for every dimension, missing: {missing}; for example item({example})"
+            )
         extra = [name for name in coordinates if name not in labels]
         if extra:
-            raise KeyError(f"item has extra dimensions: {extra}; the mesh has {list(labels)}")
+            raise UnknownLabelError(f"item has extra dimensions: {extra}; the mesh has {list(labels)}")
         return self.get(self._ndslice.index(self._ndslice.nditem([coordinates[label] for label in labels])))
 
     def values(self) -> list[T]:

@@ -1,5 +1,6 @@
 """Extents, points, regions and n-dimensional slices: pure arithmetic, no I/O, nothing heavy to import."""
 
+from .errors import DimensionError, NegativeError, OutOfRangeError, UnknownLabelError, out_of_range
 from .extent import Extent, Point
 from .ndslice import NDSlice, Slice
 from .places import places, places_of, spans
@@ -9,14 +10,19 @@ from .shape import Shape
 from .trait import MeshTrait
 
 __all__ = [
+    "DimensionError",
     "Extent",
     "MeshTrait",
     "NDSlice",
+    "NegativeError",
+    "OutOfRangeError",
     "Point",
     "Region",
     "Selector",
     "Shape",
     "Slice",
+    "UnknownLabelError",
+    "out_of_range",
     "places",
     "places_of",
     "runs",

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, SupportsIndex
 
+from .errors import NegativeError, UnknownLabelError, out_of_range
 from .frozen import Frozen
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Extent(Frozen, Mapping[str, int]):
             raise ValueError(f"need one size for each label, got labels {list(names)} and sizes {list(lengths)}")
         for name, length in zip(names, lengths, strict=True):
             if length < 0:
-                raise ValueError(f"dimension {name!r} cannot have size {length}; sizes are 0 or more")
+                raise NegativeError(f"dimension {name!r} cannot have size {length}; sizes are 0 or more")
         self._fill(_labels=names, _sizes=lengths, _nelements=math.prod(lengths))
 
     @property
@@ -78,7 +79,7 @@ class Extent(Frozen, Mapping[str, int]):
         try:
             return self._sizes[self._labels.index(label)]
         except ValueError:
-            raise KeyError(f"no dimension {label!r}; {known_dims(self._labels)}") from None
+            raise UnknownLabelError(f"no dimension {label!r}; {known_dims(self._labels)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._labels)
@@ -112,7 +113,7 @@ class Point(Frozen, Mapping[str, int]):
     def __init__(self, rank: SupportsIndex, extent: Extent) -> None:
         at = operator.index(rank)
         if not 0 <= at < extent.nelements:
-            raise IndexError(f"rank {at} is out of range for {extent!r}, which has {extent.nelements} places")
+            raise out_of_range(f"rank {at} is out of range for {extent!r}, which has {extent.nelements} places", at)
         self._fill(_rank=at, _extent=extent)
 
     @property

@@ -3,9 +3,10 @@
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import SupportsIndex, overload
 
+from .errors import NegativeError, OutOfRangeError, out_of_range
 from .frozen import Frozen
 
 
@@ -38,7 +39,7 @@ class NDSlice(Frozen):
         if len(lengths) != len(jumps):
             raise ValueError(f"need one stride for each size, got sizes {list(lengths)} and strides {list(jumps)}")
         if first < 0 or min(lengths, default=0) < 0 or min(jumps, default=0) < 0:
-            raise ValueError(
+            raise NegativeError(
                 f"offset, sizes and strides must not be negative, got {first}, {list(lengths)} and {list(jumps)}"
             )
         self._fill(_offset=first, _sizes=lengths, _strides=jumps)
@@ -51,6 +52,20 @@ class NDSlice(Frozen):
         """All the ranks of a gapless array of these sizes, from rank 0."""
         lengths = tuple(map(operator.index, sizes))
         return cls(0, lengths, row_major_strides(lengths))
+
+    @classmethod
+    def from_list(cls, ranks: Iterable[SupportsIndex]) -> "list[NDSlice]":
+        """Slices of one dimension that hold these ranks together, in ascending order, each as long as it can be."""
+        left = sorted(map(operator.index, ranks))
+        found = []
+        while left:
+            step = left[1] - left[0] if len(left) > 1 else 0
+            size = 1
+            while step and size < len(left) and left[size] - left[size - 1] == step:
+                size += 1
+            found.append(NDSlice(left[0], [size], [step if size > 1 else 1]))
+            left = left[size:]
+        return found
 
     @property
     def ndim(self) -> int:
@@ -84,16 +99,16 @@ class NDSlice(Frozen):
         """The base rank at some coordinates. IndexError when they are outside or too few or many."""
         place = tuple(map(operator.index, coordinates))
         if len(place) != len(self._sizes):
-            raise IndexError(f"need {len(self._sizes)} coordinates, got {len(place)}: {list(place)}")
+            raise OutOfRangeError(f"need {len(self._sizes)} coordinates, got {len(place)}: {list(place)}")
         if not all(0 <= at < size for at, size in zip(place, self._sizes, strict=True)):
-            raise IndexError(f"index out of range: coordinates {list(place)} in sizes {self.sizes}")
+            raise out_of_range(f"index out of range: coordinates {list(place)} in sizes {self.sizes}", *place)
         return self._offset + sum(at * stride for at, stride in zip(place, self._strides, strict=True))
 
     def get(self, index: SupportsIndex) -> int:
         """The base rank at a row-major index; the inverse of `index`. IndexError outside 0 … len - 1."""
         rest = operator.index(index)
         if not 0 <= rest < self._len:
-            raise IndexError(f"index out of range: {rest} in a slice of {self._len} ranks")
+            raise out_of_range(f"index out of range: {rest} in a slice of {self._len} ranks", rest)
         rank = self._offset
         for size, stride in zip(reversed(self._sizes), reversed(self._strides), strict=True):
             rest, at = divmod(rest, size)
@@ -105,7 +120,7 @@ class NDSlice(Frozen):
         base = operator.index(rank)
         found = self._locate(base)
         if found is None:
-            raise ValueError(f"rank {base} is not in {self!r}")
+            raise out_of_range(f"rank {base} is not in {self!r}", base)
         return found
 
     def index(self, rank: SupportsIndex) -> int:

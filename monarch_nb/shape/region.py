@@ -5,6 +5,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import SupportsIndex, TypeAlias
 
+from .errors import DimensionError, out_of_range
 from .extent import Extent, Point, known_dims
 from .frozen import Frozen
 from .ndslice import NDSlice, row_major_strides
@@ -90,7 +91,7 @@ class Region(Frozen):
     def _check(self, dims: Iterable[str]) -> None:
         unknown = [name for name in dims if name not in self._extent]
         if unknown:
-            raise TypeError(f"mesh has no dimension {unknown[0]!r}; {known_dims(self.labels, unknown[0])}")
+            raise DimensionError(f"mesh has no dimension {unknown[0]!r}; {known_dims(self.labels, unknown[0])}")
 
     def _chosen(self, chosen: "Mapping[str, int | Sequence[int]]") -> "Region":
         ranks = self._ndslice
@@ -213,9 +214,10 @@ def _index(name: str, size: int, selector: object) -> int:
     except TypeError:
         raise TypeError(f"dimension {name!r} is sliced by an integer or a slice, got {selector!r}") from None
     if not 0 <= index < size:
-        raise IndexError(
+        raise out_of_range(
             f"index out of range: {name}={index}, but dimension {name!r} has size {size}; indices start at 0 and "
-            "negative ones do not count from the end"
+            "negative ones do not count from the end",
+            index,
         )
     return index
 

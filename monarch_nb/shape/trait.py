@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self, SupportsIndex
 
+from .errors import UnknownLabelError
 from .extent import Extent, known_dims
 from .ndslice import NDSlice
 from .region import Region, Selector
@@ -61,7 +62,9 @@ class MeshTrait(ABC):
         region = self._region
         for name in () if dim is None else (dim,) if isinstance(dim, str) else dim:
             if name not in region.extent:
-                raise KeyError(f"{type(self).__name__} does not have dimension {name!r}; {known_dims(region.labels)}")
+                raise UnknownLabelError(
+                    f"{type(self).__name__} does not have dimension {name!r}; {known_dims(region.labels)}"
+                )
         return region.size(dim)
 
     @property

@@ -1,0 +1,28 @@
+"""What is raised for places and names that are not there.
+
+Each is what Python's own containers raise, and also what torchmonarch raises in the same place: programs catch either.
+"""
+
+
+class OutOfRangeError(IndexError, ValueError):
+    """An index, rank or coordinate is outside of what there is."""
+
+
+class NegativeError(OutOfRangeError, OverflowError):
+    """A negative number stands where none can be."""
+
+
+class DimensionError(TypeError, ValueError):
+    """A selection names a dimension that is not there, as an unknown keyword would be."""
+
+
+class UnknownLabelError(KeyError, ValueError):
+    """A label is looked up that is not there."""
+
+    def __str__(self) -> str:  # KeyError would quote it
+        return str(self.args[0]) if self.args else ""
+
+
+def out_of_range(text: str, *numbers: int) -> OutOfRangeError:
+    """The error for these numbers: NegativeError if one of them is negative."""
+    return NegativeError(text) if any(number < 0 for number in numbers) else OutOfRangeError(text)
