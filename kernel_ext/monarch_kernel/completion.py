@@ -27,12 +27,11 @@ class LineCompletion:
 
     def install(self) -> None:
         """Registers them."""
-        matchers: list[Any] | None = getattr(self._shell.Completer, "custom_matchers", None)
-        if matchers is not None:
-            matchers.append(self._matcher())
-            return
-        for magic in self.magics:
-            self._shell.set_hook("complete_command", self._hook, str_key=magic)
+        try:
+            self._shell.Completer.custom_matchers.append(self._matcher())
+        except ImportError:  # an older IPython has a list of that name, for matchers of another kind
+            for magic in self.magics:
+                self._shell.set_hook("complete_command", self._hook, str_key=magic)
 
     def offered(self, line: str, token: str) -> list[str]:
         """What can stand in place of `token`, the end of `line`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb._about import HOMEPAGE
 from monarch_nb.doctor import Finding
 
 _SECONDS = 40.0
@@ -117,7 +118,7 @@ def main() -> int:
         found = _asked()
     except (RuntimeError, OSError, queue.Empty, msgspec.DecodeError) as error:
         told = f"{type(error).__name__}: {error}"
-        advice = "Try it in a terminal: jupyter console. pip install --upgrade 'monarch-nb[notebook]' mends old parts."
+        advice = f"Restart the kernel and try again. If that does not help, report it: {HOMEPAGE}/issues"
         found = [Finding("kernel", "error", told, advice)]
     else:
         found.append(_reached())
