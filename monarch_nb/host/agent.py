@@ -66,7 +66,7 @@ class Agent:
         self._gateway = Gateway(self._node, self._post, self._keys, options.insecure_loopback, self._loop.post)
         self._service = Service(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
-            leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None,
+            leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None, life=self._node.life,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
             later=self._loop.call_later, gateway=self._gateway,
         )  # fmt: skip
@@ -90,7 +90,7 @@ class Agent:
             self._children.forker.prewarm()
         say_ready(Ready(host=self._options.host, pid=os.getpid(), address=self.address, run_folder=str(self._folder),
                         endpoint=self._node.tcp_endpoint, python=sys.version.split()[0],
-                        version=__version__))  # fmt: skip
+                        version=__version__, life=self._node.life))  # fmt: skip
         if self._dialler is not None:
             self._dialler.start()
         try:
@@ -193,8 +193,8 @@ class Agent:
         else:
             self._give_up("nobody came back to this detached host in time")
 
-    def _host_lost(self, host: str, reason: str) -> None:
-        self._node.forget(host, reason)
+    def _host_lost(self, host: str, reason: str, life: int) -> None:
+        self._node.forget(host, reason, life)
         self._caster.host_lost(host, reason)
 
     def _stranger(self, address: str) -> None:
@@ -250,11 +250,11 @@ class Agent:
             if self._dialler is not None:
                 self._dialler.cut(address)
 
-    def _learn(self, host: str, endpoint: str, via: str) -> None:
+    def _learn(self, host: str, endpoint: str, via: str, life: int) -> None:
         if endpoint.startswith("ipc://"):
-            self._node.learn(host, run_folder=Path(endpoint.removeprefix("ipc://")), via=via)
+            self._node.learn(host, run_folder=Path(endpoint.removeprefix("ipc://")), via=via, life=life)
         else:
-            self._node.learn(host, endpoint=endpoint or None, via=via)
+            self._node.learn(host, endpoint=endpoint or None, via=via, life=life)
 
     def _make_node(self) -> Node:
         options = self._options

@@ -46,7 +46,7 @@ class Gateway:
 
     def _found(self, header: Header, endpoint: str, told: p.Introduced) -> None:
         if told.state is not None:
-            self._node.learn(told.state.host, endpoint)
+            self._node.learn(told.state.host, endpoint, life=told.state.life)
             self._behind.setdefault(header.src, set()).add(told.state.host)
         self._post.answer(header, told)
 

@@ -31,6 +31,7 @@ class AgentHandle:
         self.address = ready.address
         self.endpoint = ready.endpoint
         self.pid = ready.pid
+        self.life = ready.life
         self.run_folder = run_folder
         self._process = process
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import secrets
 import signal
 import sys
 import time
@@ -31,14 +30,14 @@ _PATIENCE = 2.0  # seconds in which what others know of already is spawned here
 class Service:
     """Answers requests on the loop's thread.
 
-    `learn(host, endpoint, via)`, `forget(host, reason)`, `follow(owner, pid)`, `later(seconds, call)` and
+    `learn(host, endpoint, via, life)`, `forget(host, reason, life)`, `follow(owner, pid)`, `later(seconds, call)` and
     `end(reason, timeout, done)` are the agent's. Verbs return their answer, or None if it has been or will be given
     elsewhere.
     """
 
     def __init__(self, *, host: str, folder: Path, children: Children, stopper: Stopper, leases: Leases,
-                 logs: LogTailer, post: Post, kept: bool,
-                 learn: Callable[[str, str, str], None], forget: Callable[[str, str], None],
+                 logs: LogTailer, post: Post, kept: bool, life: int,
+                 learn: Callable[[str, str, str, int], None], forget: Callable[[str, str, int], None],
                  follow: Callable[[str, int], None], later: Callable[[float, Callable[[], None]], object],
                  gateway: Gateway,
                  end: Callable[[str, float, Callable[[list[p.Exited]], None]], None]) -> None:  # fmt: skip
@@ -56,7 +55,7 @@ class Service:
         self._later = later
         self._awaited: dict[str, set[str]] = {}  # who watches procs that were not spawned yet
         self._gateway = gateway
-        self._life = secrets.token_hex(4)
+        self._life = life
         self._end = end
         self._verbs: dict[str, tuple[type[msgspec.Struct], Callable[[Header, Any], msgspec.Struct | None]]] = {
             "agent.spawn": (p.SpawnProcs, self._spawn),
@@ -215,14 +214,14 @@ class Service:
     def _hosts(self, _header: Header, wish: p.Hosts) -> p.Done:
         for host in {**wish.endpoints, **wish.vias}:
             if host != self._host:
-                self._learn(host, wish.endpoints.get(host, ""), wish.vias.get(host, ""))
+                self._learn(host, wish.endpoints.get(host, ""), wish.vias.get(host, ""), wish.lives.get(host, 0))
         return p.Done()
 
     def _lost(self, _header: Header, wish: p.Lost) -> p.Done:
         alive = self._children.alive()
         self._post.tell_all((child.address for child in alive), "host.lost", wish)  # before what comes back of it
         for host, reason in wish.hosts.items():
-            self._forget(host, reason)
+            self._forget(host, reason, wish.lives.get(host, 0))
             for owner in {child.spec.owner for child in alive if host_of(child.spec.owner) == host}:
                 self.owner_gone(owner, reason)
         return p.Done()

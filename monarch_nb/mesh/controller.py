@@ -119,9 +119,9 @@ def _start(engine: Runtime, host: str, folder: Path) -> None:
         handle = begin_agent(host, folder, env=agent_environment(), lease_s=lease_s).wait(timeout_s)
     _agents[host] = handle
     _died.discard(host)
-    engine.node.learn(host, run_folder=folder)
+    engine.node.learn(host, run_folder=folder, life=handle.life)
     engine.local_hosts.add(host)
-    ways.local.add(host)
+    ways.local[host] = handle.life
     ways.tell_ways(engine)
     threading.Thread(target=_watch_agent, args=(engine, handle), name="monarch-agent-watch", daemon=True).start()
 
@@ -134,11 +134,11 @@ def _watch_agent(engine: Runtime, handle: AgentHandle) -> None:
             return
         del _agents[handle.host]
         _died.add(handle.host)
-        ways.local.discard(handle.host)
+        ways.local.pop(handle.host, None)
         how = f"status {status}" if status >= 0 else f"signal {-status}"
         reason = f"its host agent (process {handle.pid}) ended with {how}"
-        engine.keeper.host_lost(handle.host, reason)
-        ways.tell_lost(engine, handle.host, reason)
+        engine.keeper.host_lost(handle.host, reason, handle.life)
+        ways.tell_lost(engine, handle.host, reason, handle.life)
         if handle.host == engine.host:
             clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
         else:
@@ -186,11 +186,11 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
             stopped = stop_hosts(hosts, "its host was shut down")
             handles = [handle for host in hosts if (handle := _agents.pop(host, None)) is not None]
             for handle in handles:
-                ways.local.discard(handle.host)
+                ways.local.pop(handle.host, None)
                 if handle.host == engine.host:  # this process listens in its run folder, which the next agent shares
                     stopped.exception(settings.get("mesh_terminate_timeout"))
                     handle.kill()
-                    engine.node.forget(handle.address, "its host was shut down")
+                    engine.node.forget(handle.address, "its host was shut down", handle.life)
                     clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
                 else:
                     handle.close()

@@ -70,7 +70,7 @@ class Behind(Remote):
         self.gateway = gateway
         self._told: p.Introduced | None = None  # what the gateway has just said
 
-    def is_still(self, endpoint: str, life: str, keys: Keys | None) -> bool:
+    def is_still(self, endpoint: str, life: int, keys: Keys | None) -> bool:
         """Whether it is the host we know, in good order; the key is the gateway's own."""
         return super().is_still(endpoint, life, self.keys) and ways.gateway is self.gateway
 
@@ -80,7 +80,7 @@ class Behind(Remote):
 
     def join(self) -> Future[p.Done]:
         """Makes it reachable from here. Resolves when the agent has taken our lease."""
-        self.engine.node.learn(self.host, via=self.gateway.agent)
+        self.engine.node.learn(self.host, via=self.gateway.agent, life=self.life)
         return request(self.engine, self._agent, "agent.lease", p.Lease(seconds=self.lease), p.Done)
 
     def _connected(self) -> bool:

@@ -196,9 +196,9 @@ class Keeper:
         """Tells everybody who holds a reference, then runs the hooks of survivors."""
         self.heals.healed(lives, await_hooks)
 
-    def host_lost(self, host: str, reason: str) -> None:
-        """A host agent is gone, and all processes of its host with it."""
-        self.watching.host_lost(host, reason)
+    def host_lost(self, host: str, reason: str, life: int) -> None:
+        """A host agent is gone, and all processes of its host with it; `life` is which one that was, if it is known."""
+        self.watching.host_lost(host, reason, life)
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 

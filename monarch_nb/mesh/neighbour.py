@@ -101,7 +101,7 @@ class Neighbour:
 
     def _forget(self, reason: str) -> None:
         self.engine.local_hosts.discard(self.host)
-        self.engine.node.forget(self.host, reason)
+        self.engine.node.forget(self.host, reason, self.life)
 
     def _lose(self) -> None:
         if self._ended.is_set() or self.engine.closed:
@@ -110,9 +110,9 @@ class Neighbour:
         if self._leaving:
             fail_requests(self.engine, (f"{self.host}/agent",), self.lost)
             return
-        self.engine.keeper.host_lost(self.host, self.lost)
+        self.engine.keeper.host_lost(self.host, self.lost, self.life)
         self._forget(self.lost)
-        ways.tell_lost(self.engine, self.host, self.lost)
+        ways.tell_lost(self.engine, self.host, self.lost, self.life)
 
 
 def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Path:

@@ -50,7 +50,7 @@ class Remote:
     def __repr__(self) -> str:
         return f"<host {self.host} at {self.endpoint or 'its own call'}{', lost: ' + self.lost if self.lost else ''}>"
 
-    def is_still(self, endpoint: str, life: str, keys: Keys | None) -> bool:
+    def is_still(self, endpoint: str, life: int, keys: Keys | None) -> bool:
         """Whether it is the host we know, in good order."""
         return not self.lost and (self.endpoint, self.life, self.keys) == (endpoint, life, keys)
 
@@ -63,7 +63,9 @@ class Remote:
 
     def join(self) -> Future[p.Done]:
         """Makes it reachable from here. Resolves when the agent has taken our lease."""
-        self.engine.node.learn(self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure)
+        self.engine.node.learn(
+            self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure, life=self.life
+        )
         wish = p.Lease(seconds=self.lease)
         return request(self.engine, f"{self.host}/agent", "agent.lease", wish, p.Done)
 
@@ -78,7 +80,7 @@ class Remote:
         ended._on_done(lambda _: self.engine.node.forget(self.host, "it was shut down"))
         return ended
 
-    def retire(self, life: str) -> None:
+    def retire(self, life: int) -> None:
         """Somebody else watches it from now on; `life` is which one of the agent that is."""
         if life != self.life and not self.lost:
             self._lose(f"its agent{self._at} was started anew, and all that ran there is gone")
@@ -170,8 +172,8 @@ class Remote:
             return
         self.lost = reason
         log.warning("host %s is lost: %s", self.host, reason)
-        self.engine.keeper.host_lost(self.host, reason)
-        ways.tell_lost(self.engine, self.host, reason)
+        self.engine.keeper.host_lost(self.host, reason, self.life)
+        ways.tell_lost(self.engine, self.host, reason, self.life)
 
     def _until_back(self) -> None:
         """Returns when the host can be used again, for procs that are spawned or healed from now on."""
@@ -185,13 +187,15 @@ class Remote:
                 continue
             same = state.life == self.life
             self.life, self.pid = state.life, state.pid
-            joined = self.join()
-            if same:
-                self.leave().get(_HELLO_S)  # what lived on there was given up here
-            joined.get(_HELLO_S)
-            self.lost = ""
+            try:
+                joined = self.join()
+                if same:
+                    self.leave().get(_HELLO_S)  # what lived on there was given up here
+                joined.get(_HELLO_S)
+                ways.rejoin(self.engine, self, _HELLO_S)
+            except (TimeoutError, RuntimeError):
+                continue
             self._calm(time.monotonic())
-            ways.tell_ways(self.engine)
             self.engine.keeper.event("host back", self.host)
             return
 

@@ -76,8 +76,8 @@ class Watching:
             self._owners.add(spec.owner_process)
             self.watch(spec.owner_process)
 
-    def host_lost(self, host: str, reason: str) -> None:
-        """A host agent is gone, and all processes of its host with it."""
+    def host_lost(self, host: str, reason: str, life: int) -> None:
+        """A host agent is gone, and all processes of its host with it; `life` is which one that was, if it is known."""
         cause = Cause(kind="host", text=reason, host=host, at=time.time())
         ranks = {
             rank
@@ -93,7 +93,7 @@ class Watching:
         self._engine.host_lost(host, reason)
         fail_requests(self._engine, gone, reason)
         for address in gone:
-            self._engine.node.forget(address, reason)
+            self._engine.node.forget(address, reason, life)
         self._keeper.event("host lost", host)
 
     def _started(self, header: Header, parcel: "Parcel") -> None:
@@ -130,8 +130,9 @@ class Watching:
         self._keeper.event("exited", gone)
 
     def _hosts_lost(self, header: Header, parcel: "Parcel") -> None:
-        for host, reason in p.decode(parcel.frames[0], p.Lost).hosts.items():
-            self.host_lost(host, reason)
+        told = p.decode(parcel.frames[0], p.Lost)
+        for host, reason in told.hosts.items():
+            self.host_lost(host, reason, told.lives.get(host, 0))
 
     def _owner_gone(self, process: str, reason: str) -> None:
         self._keeper.driver.feed(lambda machine: machine.owner_gone(process, reason))

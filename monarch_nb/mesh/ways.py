@@ -2,6 +2,8 @@
 
 import contextlib
 import ipaddress
+import threading
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -17,13 +19,21 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.remote import Remote
 
 remotes: "dict[str, Remote | Neighbour]" = {}  # attached hosts, by id
-local: set[str] = set()  # hosts whose agents this process has started
+local: dict[str, int] = {}  # hosts whose agents this process has started, and which lives of these
 gateway: "Gateway | None" = None  # dials in place of this process those hosts that are attached from then on
 
 
-def tell_ways(engine: Runtime) -> "dict[str, Future[p.Done]]":
-    """Tells every agent how it reaches the others: directly where it can, else by way of this process."""
-    living = [remote for remote in remotes.values() if not remote.lost]
+_settling = threading.Lock()  # else two hosts that come back at once are not told of each other
+_PATIENCE_S = 1.0
+
+
+def tell_ways(engine: Runtime, coming: "Remote | None" = None) -> "dict[str, Future[p.Done]]":
+    """Tells every agent how it reaches the others: directly where it can, else by way of this process.
+
+    `coming` is a host that was lost, and counts as there.
+    """
+    living = [remote for remote in remotes.values() if not remote.lost or remote is coming]
+    lives = {**local, **{remote.host: remote.life for remote in living}}
     here = {host: f"ipc://{run_folder_for(host)}" for host in local}
     here.update({remote.host: remote.endpoint for remote in living if remote.near})
     through = {remote.host: engine.address for remote in living if not remote.near}
@@ -33,7 +43,7 @@ def tell_ways(engine: Runtime) -> "dict[str, Future[p.Done]]":
         for host in here:
             leads = gateway is not None and gateway.remote.host == host
             vias = {other: via for other, via in through.items() if not (leads and other in own)}
-            asked[host] = _tell(engine, host, p.Hosts(here, vias))
+            asked[host] = _tell(engine, host, p.Hosts(here, vias, lives))
     for remote in living:
         if remote.near:
             continue
@@ -48,7 +58,7 @@ def tell_ways(engine: Runtime) -> "dict[str, Future[p.Done]]":
         endpoints.pop(host, None)
         if gateway is not None and is_behind(remote):
             vias[gateway.remote.host] = gateway.agent  # which has dialled it
-        asked[host] = _tell(engine, host, p.Hosts(endpoints, vias))
+        asked[host] = _tell(engine, host, p.Hosts(endpoints, vias, lives))
     return asked
 
 
@@ -59,20 +69,33 @@ def is_behind(remote: "Remote | Neighbour") -> bool:
 
 def settle(engine: Runtime, hosts: Iterable[str], timeout: float) -> None:
     """Tells the ways, and waits until these hosts have heard: what is sent now finds them."""
-    told = tell_ways(engine)
+    with _settling:
+        _settle(engine, hosts, timeout, None)
+
+
+def rejoin(engine: Runtime, remote: "Remote", timeout: float) -> None:
+    """A host that was lost counts as there again, once all who are in touch have heard of it, and it of them."""
+    with _settling:
+        _settle(engine, (remote.host,), timeout, remote)
+        remote.lost = ""
+
+
+def _settle(engine: Runtime, hosts: Iterable[str], timeout: float, coming: "Remote | None") -> None:
+    told = tell_ways(engine, coming)
     for host in hosts:
         if host in told:
             told.pop(host).get(timeout)
+    deadline = time.monotonic() + _PATIENCE_S
     for answer in told.values():
         with contextlib.suppress(TimeoutError):  # another host may be out of touch: that is not the matter here
-            answer.exception(1.0)
+            answer.exception(max(0.0, deadline - time.monotonic()))
 
 
-def tell_lost(engine: Runtime, host: str, reason: str) -> None:
-    """Tells every other agent, and through them all processes, that a host is gone."""
+def tell_lost(engine: Runtime, host: str, reason: str, life: int) -> None:
+    """Tells every other agent, and through them all processes, that a host is gone; `life` is which of its agent."""
     for other in (*local, *(remote.host for remote in remotes.values() if not remote.lost)):
         if other != host:
-            engine.control(f"{other}/agent", "agent.lost", p.Lost({host: reason}))
+            engine.control(f"{other}/agent", "agent.lost", p.Lost({host: reason}, {host: life}))
     if gateway is not None and gateway.remote.host == host:
         for remote in tuple(remotes.values()):
             if is_behind(remote):

@@ -18,6 +18,7 @@ from monarch_nb.routing.actions import (
 from monarch_nb.routing.cast import Branch, Delivery, Expansion, below, expand, indices, plan_cast, size_of
 from monarch_nb.routing.fold import Batch, Fold, Lost
 from monarch_nb.routing.link import Link
+from monarch_nb.routing.lives import Epochs, Lives, life_of, new_life
 from monarch_nb.routing.order import Gap, Inbox, InboxOverflow, InboxStats, Outbox
 from monarch_nb.routing.routes import Hop, NoRoute, Routes
 
@@ -30,6 +31,7 @@ __all__ = [
     "Branch",
     "Deliver",
     "Delivery",
+    "Epochs",
     "Expansion",
     "Failed",
     "Fold",
@@ -41,6 +43,7 @@ __all__ = [
     "Link",
     "LinkConfig",
     "LinkState",
+    "Lives",
     "Lost",
     "NewLife",
     "NoRoute",
@@ -53,6 +56,8 @@ __all__ = [
     "below",
     "expand",
     "indices",
+    "life_of",
+    "new_life",
     "plan_cast",
     "size_of",
 ]

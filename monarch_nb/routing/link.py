@@ -52,6 +52,7 @@ class Link(Generic[T]):
         "_asked_wait",
         "_base",
         "_buffer",
+        "_buried",
         "_config",
         "_credit",
         "_dials",
@@ -97,6 +98,7 @@ class Link(Generic[T]):
         self._base = 0
         self._next = 0
         self._doubt = 0  # written before the peer's life was known, on a connection that broke
+        self._buried = False  # the peer's life is over: what is kept was never written to it
         self._window = max(1, config.window >> 10)
         self._spent = 0  # charges ever, KiB
         self._granted = 0  # given back by this life of the peer
@@ -229,6 +231,14 @@ class Link(Generic[T]):
         self._probed = -1
         return []
 
+    def bury(self, reason: str, now: float) -> list[Action[T]]:
+        """The peer's life is over, or counts as such: what is kept fails, what is sent next is for who answers next."""
+        actions: list[Action[T]] = []
+        self.disconnected(now)
+        self._give_up(reason, actions)
+        self._buried = True
+        return actions
+
     def dial(self, now: float) -> None:
         """From now on this side dials; the link is down until `connected`."""
         self._dials = True
@@ -310,6 +320,7 @@ class Link(Generic[T]):
             return actions  # a former life of the peer
         if epoch > self.peer_epoch:
             self._meet(epoch, actions)
+        self._buried = False
         if to != self.epoch and to:
             # Meant for a former link object at our address: say who is here, but not once per frame in flight.
             if now - self._answered_at >= self._config.tick:
@@ -341,8 +352,9 @@ class Link(Generic[T]):
             self._expect = self._credit = self._owed = self._owed_bytes = self._owed_credit = 0
             self._buffer.clear()
             actions.append(NewLife(epoch))
-            self._granted, self._forgiven = 0, self._spent
-            self._fail("the peer was restarted", self._next, actions, charges=False)
+            if not self._buried:
+                self._fail("the peer was restarted", self._next, actions, charges=False)
+            self._granted, self._forgiven = 0, self._spent - sum(charge for _, charge, _ in self._kept)
             self._unblock(actions)
         if not self._dials and self.state is not _UP:
             self._rise(actions)

@@ -75,6 +75,10 @@ class Routes:
             self.detached(address)
         return endpoint
 
+    def near(self, address: str) -> bool:
+        """Whether a process is on this machine, as far as is known."""
+        return address.partition("/")[0] in self._folders
+
     def forget(self, where: str) -> None:
         """A host with all its processes, or one process, is gone."""
         for known in (self._endpoints, self._folders, self._vias):

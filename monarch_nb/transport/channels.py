@@ -119,7 +119,7 @@ class Inbound:
         if threading.get_ident() != self._reader.ident:
             self._reader.soon(self._leave)
         elif not self._flush():
-            self._reader.soon(self._gone)  # not from here, where the peer's lock is held
+            self._reader.soon(self._leave_it)  # not from here, where the peer's lock is held
             raise zmq.Again
 
     def _leave(self) -> None:
@@ -127,6 +127,10 @@ class Inbound:
         if not self._flush():
             # Before anything else is read: a later word of the peer, which has dialled again, must come after it.
             self._lost()
+            self._gone()
+
+    def _leave_it(self) -> None:
+        if not self._closed:
             self._gone()
 
     def _flush(self) -> bool:

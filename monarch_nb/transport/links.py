@@ -2,12 +2,12 @@
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from monarch_nb.routing.actions import LinkConfig
+from monarch_nb.routing.lives import Epochs, Lives, life_of, new_life
 from monarch_nb.routing.routes import Hop, NoRoute, Routes
 from monarch_nb.transport import monitor, sockets, streams
 from monarch_nb.transport.channels import Dialled, Inbound
@@ -21,7 +21,6 @@ from monarch_nb.transport.sockets import Context, Limits, Socket
 from monarch_nb.transport.streams import Stream
 from monarch_nb.wire.header import Header
 
-_REMEMBERED = 4096  # dead processes, so that nothing is sent to them
 Connection = Callable[[str, bool, str], None]
 Trust = tuple[Keys | None, bool]  # keys, and whether loopback may do without
 
@@ -80,16 +79,23 @@ class Links:
         self._peers: dict[tuple[str, int], Peer] = {}
         self._ways: dict[tuple[str, int], Peer] = {}
         self._by_id: dict[bytes, Peer] = {}
-        self._gone: dict[str, tuple[str, int, int]] = {}  # why, our clock then, its last life heard
+        self._epochs = Epochs(new_life())
+        self._lives = Lives()
         self._lock = threading.RLock()
         self._closed = False
 
     # ways
 
+    @property
+    def life(self) -> int:
+        """Which life of our address this is."""
+        return self._epochs.life
+
     def learn(
-        self, where: str, endpoint: str | None, run_folder: Path | None, via: str | None, trust: Trust | None
-    ) -> None:
-        """A host or process can be reached. Raises TrustError for TCP without a key."""
+        self, where: str, endpoint: str | None, run_folder: Path | None, via: str | None, trust: Trust | None,
+        life: int = 0,
+    ) -> None:  # fmt: skip
+        """A host or process can be reached; `life` is which of the host's agent. Raises TrustError without a key."""
         trust = trust if trust is not None and any(trust) else self._trust
         if endpoint is not None:
             require_keys(endpoint, *trust)
@@ -98,9 +104,33 @@ class Links:
                 self._trusts[where.partition("/")[0]] = trust
             folder = None if run_folder is None else str(run_folder)
             self._routes.learn(where, endpoint=endpoint, run_folder=folder, via=via)
-            self._gone.pop(where, None)
-            self._gone.pop(f"{where}/agent", None)
+            self._lives.back(where)
             self._ways.clear()
+            agent = _agent_of(where)
+            if agent:
+                self._lives.back(agent, life)
+        if agent:
+            self._renew(agent, life)
+
+    def _renew(self, agent: str, life: int) -> None:
+        """An agent lives: links to it that know no way, or an earlier life only, begin anew."""
+        with self._lock:
+            peers = [peer for (address, _), peer in self._peers.items() if address == agent]
+            old = [peer for peer in peers if 0 < life_of(peer.heard) < life]
+            lame = [peer for peer in peers if peer in old or peer.gone is not None or peer.astray]
+            self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in old}
+            if lame:
+                self._routes.detached(agent)
+            try:
+                hop = self._routes.next_hop(agent)
+            except NoRoute:
+                hop = Hop("inbound", agent)
+            endpoint = hop.endpoint if hop.address == agent else ""
+        for peer in old:
+            peer.bury("its agent was started anew")
+        for peer in peers:
+            if peer in lame or (endpoint and peer.endpoint and peer.endpoint != endpoint):
+                peer.revive(endpoint)
 
     def to(self, destination: str, lane: int) -> Peer:
         """The peer that a message to this process is written to. Raises TransportError."""
@@ -114,12 +144,12 @@ class Links:
                 hop = self._routes.next_hop(destination)
             except NoRoute as error:
                 host = destination.partition("/")[0]
-                known = self._gone.get(host) or self._gone.get(f"{host}/agent")
-                told = str(error) if known is None else f"{destination} cannot be reached: {known[0]}"
+                known = self._lives.gone.get(host) or self._lives.gone.get(f"{host}/agent")
+                told = str(error) if known is None else f"{destination} cannot be reached: {known}"
                 raise UnreachableError(told) from None
             for address in (destination, hop.address):
-                if address in self._gone:
-                    raise UnreachableError(f"{destination} cannot be reached: {self._gone[address][0]}")
+                if address in self._lives.gone:
+                    raise UnreachableError(f"{destination} cannot be reached: {self._lives.gone[address]}")
             peer = self._peer(hop, lane)
             if len(self._ways) > 65536:
                 self._ways.clear()
@@ -135,8 +165,9 @@ class Links:
             if hop.endpoint.startswith("ipc:"):
                 sockets.checked_path(hop.endpoint)
                 self.later(lambda: self._stranger(hop.address))
-            peer = Peer(self, hop.address, lane, hop.endpoint, portable=self._portable, config=self._config)
-            self._peers[key] = peer
+            peer = self._peers[key] = Peer(
+                self, hop.address, lane, hop.endpoint, self._epochs.next(), portable=self._portable, config=self._config
+            )
         return peer
 
     def incoming(self, router: Socket, routing_id: bytes) -> Peer | None:
@@ -195,11 +226,8 @@ class Links:
         with self._lock:
             if self._closed:
                 return None
-            if address in self._gone:
-                _, then, heard = self._gone[address]
-                if epoch <= (heard if tcp else then):
-                    return None  # late words of the dead
-                del self._gone[address]
+            if not self._lives.speaks(address, life_of(epoch)):
+                return None
             self._routes.attached(address)
             peer = self._peers.get(key)
             if peer is None:
@@ -211,6 +239,8 @@ class Links:
                 del self._by_id[old]
             self._by_id[routing_id] = peer
             self._ways.clear()
+        if peer.gone is not None:
+            peer.revive("")
         peer.over_tcp = tcp
         return peer
 
@@ -239,24 +269,46 @@ class Links:
             peers = [peer for (known, _), peer in self._peers.items() if known == address]
         return not any(peer.heard for peer in peers) and not all(peer.settled for peer in peers)
 
-    def forget(self, where: str, reason: str) -> None:
-        """A process, or a host with all its processes, is dead."""
+    def forget(self, where: str, reason: str, life: int = 0) -> None:
+        """A process, or a host with all its processes, is dead; `life` is which of the host's agent, if that is known.
+
+        A later life of that agent, heard or learned of, stays.
+        """
+        agent = _agent_of(where)
         with self._lock:
             prefix = f"{where}/"
             dead = [p for p in self._peers.values() if p.address == where or p.address.startswith(prefix)]
-            heard = max((peer.heard for peer in dead), default=0)
-            for address in {where, *(peer.address for peer in dead)}:
-                self._gone[address] = (reason, time.time_ns(), heard)
-            while len(self._gone) > _REMEMBERED:
-                del self._gone[next(iter(self._gone))]
-            self._routes.forget(where)
-            self._trusts.pop(where, None)
+            heard: dict[str, int] = {address: 0 for address in (where, agent) if address}
             for peer in dead:
-                del self._peers[peer.address, peer.lane]
-            self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in dead}
-            self._ways.clear()
-        for peer in dead:
+                heard[peer.address] = max(heard.get(peer.address, 0), life_of(peer.heard))
+            over = not agent or self._lives.lost(agent, life or self._last(agent, heard), reason, heard[agent])
+            ended = [peer for peer in dead if peer.address != agent]
+            if over:
+                for address in heard:
+                    if address != agent:
+                        self._lives.lost(address, self._last(address, heard), reason)
+                self._routes.forget(where)
+                self._trusts.pop(where, None)
+                for peer in ended:
+                    del self._peers[peer.address, peer.lane]
+                self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in dead}
+                self._ways.clear()
+        if not over:
+            self._renew(agent, life + 1)
+            return
+        for peer in ended:
             peer.close(reason)
+        for peer in dead:
+            if peer.address == agent:  # another life of it will find the same link: one for each life of ours
+                peer.bury(reason)
+        if agent and agent not in self._lives.gone:  # it has spoken meanwhile
+            self._renew(agent, 0)
+
+    def _last(self, address: str, heard: dict[str, int]) -> int:
+        """Which life of a process has just ended, as far as can be told here."""
+        if heard[address] or not self._routes.near(address):
+            return heard[address]
+        return new_life()  # by the clock of this machine: what dials later began later
 
     # what a peer asks
 
@@ -341,3 +393,9 @@ class Links:
     def settled(self) -> bool:
         """Whether every message was acknowledged by the next process on its way."""
         return all(peer.settled for peer in list(self._peers.values()))
+
+
+def _agent_of(where: str) -> str:
+    """The agent that stands for a host, or is meant itself; "" for other processes."""
+    host, _, name = where.partition("/")
+    return f"{host}/agent" if name in ("", "agent") else ""

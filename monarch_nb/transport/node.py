@@ -109,6 +109,11 @@ class Node:
         self._state = "new"
 
     @property
+    def life(self) -> int:
+        """Which of the processes this is that have had its address, one after the other; later ones are larger."""
+        return self._links.life
+
+    @property
     def run_folder(self) -> Path:
         """The folder in which it listens."""
         assert self._own_folder is not None
@@ -257,13 +262,14 @@ class Node:
         *,
         keys: Keys | None = None,
         insecure_loopback: bool = False,
+        life: int = 0,
     ) -> None:
         """A host (or one process, "host/name") is reached at a TCP endpoint, in a run folder here, or via a process.
 
-        `keys` are for this host alone; without them this node's own are used. Raises TrustError for a TCP endpoint
-        without any.
+        `keys` are for this host alone; without them this node's own are used. `life` is which one of its agent is
+        there now: links to earlier ones begin anew. Raises TrustError for a TCP endpoint without any keys.
         """
-        self._links.learn(where, endpoint, run_folder, via, (keys, insecure_loopback))
+        self._links.learn(where, endpoint, run_folder, via, (keys, insecure_loopback), life)
 
     def connected(self, where: str) -> bool:
         """Whether the TCP connection on which urgent messages reach a process stands, as libzmq's heartbeats tell.
@@ -277,9 +283,12 @@ class Node:
         """Whether a process was written to and has never said a word: it may not exist."""
         return self._links.unheard(address)
 
-    def forget(self, where: str, reason: str) -> None:
-        """A process (or host) is dead: its connections are closed; what it did not acknowledge is reported."""
-        self._links.forget(where, reason)
+    def forget(self, where: str, reason: str, life: int = 0) -> None:
+        """A process (or host) is dead: its connections are closed; what it did not acknowledge is reported.
+
+        With the `life` of the agent that has ended, a later one that is known here already is left alone.
+        """
+        self._links.forget(where, reason, life)
 
     def settled(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` once what is here by now has been read: what came first may still be unread."""

@@ -23,7 +23,7 @@ from monarch_nb.routing.actions import (
     Unblocked,
 )
 from monarch_nb.routing.link import Link
-from monarch_nb.transport.channels import Channel, Dialled
+from monarch_nb.transport.channels import Channel, Dialled, Inbound
 from monarch_nb.transport.chunks import SIZE, pack_chunked
 from monarch_nb.transport.envelope import Item, pack_local, pack_whole
 from monarch_nb.transport.errors import TransportError, UnreachableError
@@ -72,7 +72,7 @@ class Peer:
     """All that is known about one other process on one lane."""
 
     def __init__(
-        self, owner: Owner, address: str, lane: int, endpoint: str, *, portable: bool, config: LinkConfig
+        self, owner: Owner, address: str, lane: int, endpoint: str, epoch: int, *, portable: bool, config: LinkConfig
     ) -> None:
         self.address = address
         self.lane = lane
@@ -80,9 +80,11 @@ class Peer:
         self.local = endpoint.startswith("ipc:") and not portable  # buffers may travel in memory files
         self.over_tcp = endpoint.startswith("tcp:")
         self._inside = endpoint.startswith("ipc:")  # we dial it by a unix socket
-        self.epoch = time.time_ns()
+        self.epoch = epoch
         self.gone: str | None = None  # why nothing can be sent any more
         self._owner = owner
+        self._portable = portable
+        self._burials = 0
         self._link: Link[Item] = Link(self.epoch, lane=lane, dials=bool(endpoint), config=config)
         if endpoint.startswith("tcp:"):
             self._link.disconnected(_clock())  # messages are kept until the handshake went well
@@ -101,6 +103,11 @@ class Peer:
         return self._link.peer_epoch
 
     @property
+    def astray(self) -> bool:
+        """Whether it waits for a peer to dial that did so once and has hung up."""
+        return not self.endpoint and self._link.state is LinkState.DOWN
+
+    @property
     def up(self) -> bool:
         """Whether there is a TCP connection, as far as we know; connections inside a host do not tell."""
         return self.over_tcp and self.gone is None and self._link.state is LinkState.UP
@@ -110,11 +117,14 @@ class Peer:
     def send(self, header: Header, parcel: Parcel, exempt: bool) -> None:
         """Write one message. Waits for credits, interruptibly, unless exempt."""
         items = self._pack(header, parcel)
+        burials = self._burials
         while not uninterrupted(self._send, items, parcel.nbytes, exempt):
             with self._credits:
                 # Whoever gives credits back notifies after the link knows of them.
                 if uninterrupted(self._blocked, parcel.nbytes):
                     self._credits.wait(0.2)
+            if burials != self._burials:  # who comes next is not whom this was for
+                raise UnreachableError(f"{self.address} cannot be reached: {self.gone or 'it was started anew'}")
 
     def relay(self, header: Header, parcel: Parcel, exempt: bool, handed_on: Callable[[], None]) -> None:
         """Write one message without waiting: kept here while credits lack. `handed_on` is called when it is written."""
@@ -179,10 +189,46 @@ class Peer:
     def _redirect(self, endpoint: str) -> None:
         with self._lock:
             if self.gone is None and not self.endpoint:
-                self._link.dial(_clock())
-                self.endpoint, self._channel = endpoint, None
-                self._inside = endpoint.startswith("ipc:")
+                self._dial_at(endpoint)
                 self._open()
+
+    def bury(self, reason: str) -> None:
+        """The life of the peer is over: what it has not acknowledged fails, and nothing is sent until `revive`."""
+        self._outside(uninterrupted(self._bury, reason))
+
+    def _bury(self, reason: str) -> Sequence[Action[Item]]:
+        with self._lock:
+            if self.gone is not None:
+                return ()
+            self.gone = reason
+            self._burials += 1
+            channel, self._channel = self._channel, None
+            if channel is not None:
+                channel.close(0)
+            return [*self._link.bury(reason, _clock()), Unblocked()]
+
+    def revive(self, endpoint: str) -> None:
+        """Somebody lives at its address (again), to be dialled at `endpoint`, or "" where it dials us."""
+        uninterrupted(self._revive, endpoint)
+        if endpoint.startswith("tcp:"):
+            self._owner.later(self.begin)
+
+    def _revive(self, endpoint: str) -> None:
+        with self._lock:
+            self.gone = None
+            if endpoint and endpoint != self.endpoint:
+                self._dial_at(endpoint)
+            self._keep_time()
+
+    def _dial_at(self, endpoint: str) -> None:
+        channel, self._channel = self._channel, None
+        if isinstance(channel, Dialled):
+            channel.close(0)
+        self._link.dial(_clock())
+        self.endpoint = endpoint
+        self.over_tcp = endpoint.startswith("tcp:")
+        self._inside = endpoint.startswith("ipc:")
+        self.local = self._inside and not self._portable
 
     def begin(self) -> None:
         """Dial, before there is anything to send."""
@@ -278,6 +324,8 @@ class Peer:
     def _attach(self, channel: Channel) -> None:
         with self._lock:
             if not self.endpoint and self.gone is None:
+                if isinstance(self._channel, Inbound):
+                    self._channel.close(0)  # what it has not written is kept: whoever dials says first what is lacking
                 self._channel = channel
             elif isinstance(self._channel, Dialled):
                 self._channel.answered_elsewhere = True
@@ -370,6 +418,7 @@ class Peer:
     def _tick(self, now: float) -> tuple[bool, Sequence[Action[Item]]]:
         with self._lock:
             if self.gone is not None:
+                self._busy = False
                 return False, ()
             if self._channel is None and self._link.unacked:
                 self._reopen()
