@@ -1,5 +1,6 @@
 """What owners let the holders of references know: which ranks were healed, and what has stopped."""
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.keeper import Keeper
     from monarch_nb.transport import Parcel
 
-PATIENCE = 5.0  # seconds; a holder that does not take note of a heal in that time is not waited for
+PATIENCE = 5.0  # seconds; holders that do not take note of a heal in that time are not waited for
 
 
 class _Update(msgspec.Struct, array_like=True, frozen=True):
@@ -71,9 +72,12 @@ class News:
             update = _Update(uid, state.incarnations, state.version, tuple(back))
             for process in tuple(self._holders.get(uid, ())):
                 asked.append((process, uid, request(self._engine, process, "mesh.update", update)))
+        until = time.monotonic() + PATIENCE
         for process, uid, future in asked:
             try:
-                future.get(PATIENCE)
+                future.get(max(0.0, until - time.monotonic()))
+            except TimeoutError:
+                continue  # it hears of this heal when it goes on, and of the next
             except Exception:
                 self._holders[uid].discard(process)
 

@@ -18,7 +18,7 @@ from monarch_nb.routing.actions import (
 from monarch_nb.routing.cast import Branch, Delivery, Expansion, below, expand, indices, plan_cast, size_of
 from monarch_nb.routing.fold import Batch, Fold, Lost
 from monarch_nb.routing.link import Link
-from monarch_nb.routing.lives import Epochs, Lives, life_of, new_life
+from monarch_nb.routing.lives import Epochs, Lives, first_epoch, life_of, new_life
 from monarch_nb.routing.order import Gap, Inbox, InboxOverflow, InboxStats, Outbox
 from monarch_nb.routing.routes import Hop, NoRoute, Routes
 
@@ -55,6 +55,7 @@ __all__ = [
     "Unblocked",
     "below",
     "expand",
+    "first_epoch",
     "indices",
     "life_of",
     "new_life",

@@ -52,7 +52,6 @@ class Link(Generic[T]):
         "_asked_wait",
         "_base",
         "_buffer",
-        "_buried",
         "_config",
         "_credit",
         "_dials",
@@ -78,9 +77,11 @@ class Link(Generic[T]):
         "_spent",
         "_wanted",
         "_window",
+        "buried",
         "epoch",
         "lane",
         "peer_epoch",
+        "since",
         "state",
     )
 
@@ -89,6 +90,8 @@ class Link(Generic[T]):
         self.epoch = epoch
         self.lane = lane
         self.peer_epoch = 0  # 0 until the peer was heard
+        self.since = 0  # epochs below are of lives that are over, as others have found
+        self.buried = False  # that life is over: what is kept was never written to it
         self.state = _UP if dials else _DOWN
         self._dials = dials
         self._greeted = False
@@ -98,7 +101,6 @@ class Link(Generic[T]):
         self._base = 0
         self._next = 0
         self._doubt = 0  # written before the peer's life was known, on a connection that broke
-        self._buried = False  # the peer's life is over: what is kept was never written to it
         self._window = max(1, config.window >> 10)
         self._spent = 0  # charges ever, KiB
         self._granted = 0  # given back by this life of the peer
@@ -236,7 +238,7 @@ class Link(Generic[T]):
         actions: list[Action[T]] = []
         self.disconnected(now)
         self._give_up(reason, actions)
-        self._buried = True
+        self.buried = True
         return actions
 
     def dial(self, now: float) -> None:
@@ -316,11 +318,11 @@ class Link(Generic[T]):
         now: float,
     ) -> list[Action[T]]:
         actions: list[Action[T]] = []
-        if epoch < self.peer_epoch:
+        if epoch < self.peer_epoch or epoch < self.since:
             return actions  # a former life of the peer
         if epoch > self.peer_epoch:
             self._meet(epoch, actions)
-        self._buried = False
+        self.buried = False
         if to != self.epoch and to:
             # Meant for a former link object at our address: say who is here, but not once per frame in flight.
             if now - self._answered_at >= self._config.tick:
@@ -352,7 +354,7 @@ class Link(Generic[T]):
             self._expect = self._credit = self._owed = self._owed_bytes = self._owed_credit = 0
             self._buffer.clear()
             actions.append(NewLife(epoch))
-            if not self._buried:
+            if not self.buried:
                 self._fail("the peer was restarted", self._next, actions, charges=False)
             self._granted, self._forgiven = 0, self._spent - sum(charge for _, charge, _ in self._kept)
             self._unblock(actions)

@@ -8,7 +8,7 @@ it comes.
 import itertools
 import time
 
-__all__ = ["Epochs", "Lives", "life_of", "new_life"]
+__all__ = ["Epochs", "Lives", "first_epoch", "life_of", "new_life"]
 
 _LINKS_BITS = 22  # so many links a life can number
 
@@ -23,12 +23,17 @@ def life_of(epoch: int) -> int:
     return epoch >> _LINKS_BITS
 
 
+def first_epoch(life: int) -> int:
+    """Links of that life and of later ones have no smaller epoch."""
+    return life << _LINKS_BITS
+
+
 class Epochs:
     """Numbers for the links of one life: each larger than those before it, and than all of earlier lives."""
 
     def __init__(self, life: int) -> None:
         self.life = life
-        self._count = itertools.count(life << _LINKS_BITS | 1)
+        self._count = itertools.count(first_epoch(life) + 1)
 
     def next(self) -> int:
         """The epoch of one more link. Any thread."""
@@ -59,6 +64,10 @@ class Lives:
         self._over[address] = max(life, over)
         return True
 
+    def since(self, address: str) -> int:
+        """The earliest life of a process that may still be there."""
+        return self._over.get(address, -1) + 1
+
     def back(self, address: str, life: int = 0) -> None:
         """Somebody lives there: this life, if it is known which."""
         self.gone.pop(address, None)
@@ -68,7 +77,7 @@ class Lives:
 
     def speaks(self, address: str, life: int) -> bool:
         """Whether to listen to a life: not to the late words of one that is over."""
-        if life <= self._over.get(address, -1):
+        if life < self.since(address):
             return False
         self.gone.pop(address, None)
         return True

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.routing.lives import Epochs, Lives, life_of, new_life
+from monarch_nb.routing.lives import Epochs, Lives, first_epoch, life_of, new_life
 from monarch_nb.routing.routes import Hop, NoRoute, Routes
 from monarch_nb.transport import monitor, sockets, streams
 from monarch_nb.transport.channels import Dialled, Inbound
@@ -126,9 +126,11 @@ class Links:
             except NoRoute:
                 hop = Hop("inbound", agent)
             endpoint = hop.endpoint if hop.address == agent else ""
+            since = first_epoch(self._lives.since(agent))
         for peer in old:
             peer.bury("its agent was started anew")
         for peer in peers:
+            peer.since(since)
             if peer in lame or (endpoint and peer.endpoint and peer.endpoint != endpoint):
                 peer.revive(endpoint)
 
@@ -168,6 +170,7 @@ class Links:
             peer = self._peers[key] = Peer(
                 self, hop.address, lane, hop.endpoint, self._epochs.next(), portable=self._portable, config=self._config
             )
+            peer.since(first_epoch(self._lives.since(hop.address)))
         return peer
 
     def incoming(self, router: Socket, routing_id: bytes) -> Peer | None:
@@ -239,7 +242,9 @@ class Links:
                 del self._by_id[old]
             self._by_id[routing_id] = peer
             self._ways.clear()
+            since = first_epoch(self._lives.since(address))
         if peer.gone is not None:
+            peer.since(since)
             peer.revive("")
         peer.over_tcp = tcp
         return peer

@@ -99,8 +99,8 @@ class Peer:
 
     @property
     def heard(self) -> int:
-        """The latest life of the peer that was heard; 0 for none."""
-        return self._link.peer_epoch
+        """The epoch of the peer's link as it was last heard; 0 if it never was, or its life is over."""
+        return 0 if self._link.buried else self._link.peer_epoch
 
     @property
     def astray(self) -> bool:
@@ -207,6 +207,10 @@ class Peer:
                 channel.close(0)
             return [*self._link.bury(reason, _clock()), Unblocked()]
 
+    def since(self, epoch: int) -> None:
+        """Links of the peer with smaller epochs are of lives that are over."""
+        self._link.since = epoch
+
     def revive(self, endpoint: str) -> None:
         """Somebody lives at its address (again), to be dialled at `endpoint`, or "" where it dials us."""
         uninterrupted(self._revive, endpoint)
@@ -245,7 +249,7 @@ class Peer:
         if self._inside:
             return self._open_inside()
         channel = self._owner.dial(self)
-        if type(channel) is Dialled:
+        if isinstance(channel, Dialled):
             self._channel = channel
             channel.listen(self._read)
         return channel

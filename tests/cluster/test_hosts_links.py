@@ -1,6 +1,7 @@
 """Connections between hosts that break for a while, or for good; agents and controllers that die."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import monarch_nb.actor
-from monarch_nb import mesh
+from monarch_nb import config, mesh
 from monarch_nb.actor import MeshFailure, SupervisionError
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
@@ -210,3 +211,43 @@ def test_procs_end_with_the_lease_of_a_controller_that_is_killed_and_the_host_li
         assert len(folders.sweep()) == 1  # the controller's
         procs = attach_hosts([agent.endpoint], key=key).spawn_procs(name="next")
         assert len(procs.spawn("members", Member).where.call().get(SOON)) == 1
+
+
+def restarted(agent: HostProcess, folder: Path, key: Path) -> HostProcess:
+    """Its agent is killed and started anew, at the same place."""
+    agent.process.kill()
+    agent.process.wait()
+    return HostProcess(folder, "--host", agent.host, tcp=agent.endpoint, key=key)
+
+
+@pytest.mark.parametrize(
+    "rounds", [4, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])], ids=["few", "many"]
+)
+def test_hosts_whose_agents_were_started_anew_talk_to_each_other_once_a_heal_has_returned(
+    rounds: int, tmp_path: Path, key: Path, faults: list[MeshFailure]
+) -> None:
+    from monarch_nb.mesh import ways
+
+    dice = random.Random(rounds)
+    with user_hosts(tmp_path, 2, key=key) as agents, config.configured(heal_max_restarts=2 * rounds + 1):
+        procs = attach_hosts([agent.endpoint for agent in agents], key=key).spawn_procs(name="pair")
+        members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
+        callers.call.call(members).get(SOON)
+        for number in range(rounds):
+            # One of them alone, then both one after the other: who was there before has other links than who is new.
+            for place in ([0], [1], [0, 1], [1, 0])[number % 4]:
+                agents[place] = restarted(agents[place], tmp_path, key)
+                if dice.random() < 0.5:
+                    wait_until(lambda place=place: _is_back(ways.remotes[agents[place].host], agents[place].pid))
+                time.sleep(dice.choice([0.0, 0.0, 0.3]))
+            for agent in agents:
+                wait_until(lambda agent=agent: _is_back(ways.remotes[agent.host], agent.pid))
+            heal_mesh(procs)
+            for place in dice.sample([0, 1, 0, 1], 4):
+                began = time.monotonic()
+                assert len(callers.slice(hosts=place).call.call_one(members).get(SOON)) == 2, number
+                assert time.monotonic() - began < 15, "a question after a loss costs one second, a lost way sixty"
+
+
+def _is_back(host: Any, pid: int) -> bool:
+    return not host.lost and host.pid == pid

@@ -244,6 +244,54 @@ def test_a_restarted_peer_gets_nothing_old_and_the_failure_is_named():
     assert NewLife(21) in pair.seen
 
 
+def test_what_is_sent_once_a_life_is_known_to_be_over_is_for_the_next():
+    pair = Pair()
+    pair.send(pair.a, "taken")
+    pair.pump()
+    pair.wait(0.02)
+    pair.send(pair.a, "lost")
+    pair.to_b.clear()
+    pair.do(pair.a, pair.a.bury("h1 is lost", pair.now))
+    assert pair.failed() == ["lost"]
+    assert pair.send(pair.a, "next") is None
+    pair.b = Link(21, config=pair.config)
+    pair.do(pair.a, pair.a.connected(pair.now))
+    pair.pump()
+    assert pair.got_b == ["taken", "next"]
+    assert pair.failed() == ["lost"]
+    assert not pair.a.blocked(pair.config.window - 2000)  # only what is kept counts
+
+
+def test_a_life_that_was_given_up_too_early_goes_on_without_repetition():
+    pair = Pair()
+    pair.send(pair.a, "one")
+    pair.pump()
+    pair.send(pair.b, "answer")
+    pair.pump()
+    pair.wait(0.04)
+    pair.do(pair.a, pair.a.bury("no connection", pair.now))
+    pair.reconnect()
+    pair.send(pair.a, "two")
+    pair.send(pair.b, "another")
+    pair.do(pair.a, pair.a.connected(pair.now))
+    pair.pump()
+    assert pair.got_b == ["one", "two"]
+    assert pair.got_a == ["answer", "another"]
+    assert pair.failed() == []
+
+
+def test_late_words_of_a_life_that_is_over_are_not_heard():
+    pair = Pair()
+    pair.a.since = 21
+    pair.pump()
+    assert pair.a.peer_epoch == 0
+    pair.reconnect()
+    pair.b = Link(21, config=pair.config)
+    pair.do(pair.a, pair.a.connected(pair.now))
+    pair.pump()
+    assert pair.a.peer_epoch == 21
+
+
 def test_frames_meant_for_a_former_life_are_not_taken_by_the_next():
     pair = Pair()
     pair.pump()

@@ -121,6 +121,13 @@ class TwoLinks(RuleBasedStateMachine):
         self.connected = True
         self.do("a", self.links["a"].connected(self.now))
 
+    @rule(who=st.sampled_from("ab"))
+    def bury(self, who):
+        """It is told that the other is gone, whether that is so or not."""
+        if self.connected:
+            self.disconnect(False)
+        self.do(who, self.links[who].bury("it is lost", self.now))
+
     @precondition(lambda self: self.restarts < 4)
     @rule(who=st.sampled_from("ab"))
     def restart(self, who):

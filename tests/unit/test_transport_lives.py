@@ -1,0 +1,113 @@
+"""Agents that are killed and started anew while they dial each other: once told of each other, they can talk."""
+
+import pytest
+
+from monarch_nb.routing import Epochs, Lives, life_of
+from monarch_nb.transport import links, peer
+from tests.effort import tries
+from tests.unit.agents_world import Back, World
+
+pytestmark = pytest.mark.timeout(120)
+SOON = 2.0  # seconds of the world's clock: a question after something was lost costs one
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(request.param)
+    monkeypatch.setattr(peer, "_clock", made.clock)
+    monkeypatch.setattr(links, "Inbound", Back)
+    return made
+
+
+def _history(world: World, steps: int) -> None:
+    """Deaths, cuts, words and messages, in any order; the controller tells of each death once, or not at all."""
+    dice = world.dice
+    for host in world.agents:
+        world.tell_back(host)
+    for number in range(steps):
+        host = dice.choice(("h1", "h2"))
+        match dice.randrange(24):
+            case 0:
+                life = world.agents[host].life
+                world.restart(host)
+                if dice.random() < 0.7:
+                    world.tell_lost(host, life)
+                if dice.random() < 0.7:
+                    world.tell_back(host)
+                if dice.random() < 0.5:
+                    world.tell_back(world.other(host))
+            case 1:  # a cut longer than the lease: it was taken for lost, and is not
+                world.tell_lost(host, world.agents[host].life)
+                if dice.random() < 0.7:
+                    world.tell_back(host)
+            case 2:
+                if world.wires:
+                    world.breaks(dice.choice(world.wires))
+            case 3:
+                world.tick()
+            case 4 | 5 | 6:
+                world.agents[host].send(world.other(host), f"early {number}", dice.randrange(2))
+            case _:
+                world.step()
+
+
+@pytest.mark.parametrize("world", range(tries(300)), indirect=True)
+def test_once_both_are_told_who_lives_all_that_is_sent_arrives(world: World) -> None:
+    _history(world, 150)
+    told = world.dice.sample(("h1", "h2"), 2)
+    for host in told:
+        world.tell_back(host)
+    for agent in world.agents.values():  # both have answered
+        while agent.words:
+            agent.words.popleft()()
+    for agent in world.dead:  # as another controller may, later
+        world.tell_lost(agent.host, agent.life)
+    wanted: dict[str, list[str]] = {"h1": [], "h2": []}
+    for number in range(12):
+        host = world.dice.choice(told)
+        text = f"late {number}"
+        assert world.agents[host].send(world.other(host), text, lane=0)
+        wanted[world.other(host)].append(text)
+        for _ in range(world.dice.randrange(6)):
+            world.step()
+    world.pass_time(SOON)
+    for host, agent in world.agents.items():
+        assert [failure for failure in agent.failed if failure[0].startswith("late")] == []
+        assert [text for text in agent.got if text.startswith("late")] == wanted[host]
+        assert len(agent.got) == len(set(agent.got))
+
+
+def test_a_later_life_is_not_hit_by_the_word_that_an_earlier_one_is_over() -> None:
+    lives = Lives()
+    lives.back("h1/agent", 7)
+    assert not lives.lost("h1/agent", 5, "late news")
+    assert lives.gone == {}
+    assert lives.lost("h1/agent", 7, "it has ended")
+    assert lives.gone == {"h1/agent": "it has ended"}
+    assert not lives.speaks("h1/agent", 7)
+    assert lives.speaks("h1/agent", 8)
+    assert lives.gone == {}
+    assert not lives.lost("h1/agent", 7, "told twice", heard=8)
+
+
+def test_a_life_that_was_taken_for_over_and_is_not_is_heard_again() -> None:
+    lives = Lives()
+    assert lives.lost("h1/agent", 7, "no connection for 60 s")
+    lives.back("h1/agent", 7)
+    assert lives.speaks("h1/agent", 7)
+    assert not lives.speaks("h1/agent", 6)
+
+
+def test_only_so_many_ends_are_remembered() -> None:
+    lives = Lives(remembered=10)
+    for number in range(30):
+        lives.lost(f"h1/p{number}", 1, "it has ended")
+    assert len(lives.gone) == 10
+    assert "h1/p29" in lives.gone
+
+
+def test_links_of_one_life_are_numbered_upwards_and_name_it() -> None:
+    first, second = Epochs(1000), Epochs(1001)
+    numbers = [first.next(), first.next(), second.next()]
+    assert numbers == sorted(set(numbers))
+    assert [life_of(number) for number in numbers] == [1000, 1000, 1001]
