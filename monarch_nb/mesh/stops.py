@@ -11,7 +11,7 @@ import msgspec
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
-from monarch_nb.runtime import Future, Instance
+from monarch_nb.runtime import ActorLife, Future, Instance
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region
 from monarch_nb.supervision.report import PROCS_STOPPED
@@ -215,4 +215,10 @@ class Stops:
             return
         cell.on_end(lambda: self._engine.answer(header, Status.VALUE, p.Done()))
         cell.stop(asked.reason)
-        self._engine.later(settings.get("stop_actor_timeout"), lambda: None if cell.ended else cell.interrupt())
+        self._engine.later(cell.patience, lambda: self._hurry(cell))
+
+    def _hurry(self, cell: ActorLife) -> None:
+        """An actor that was stopped had its time: it is interrupted, and given up if that does not help either."""
+        if not cell.ended:
+            cell.interrupt()
+            self._engine.later(settings.get("cleanup_timeout"), cell.give_up)

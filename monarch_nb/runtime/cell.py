@@ -62,7 +62,7 @@ class ActorCell(ActorLife):
         self.task: asyncio.Task[Any] | None = None
         self.watch: Callable[[Any], Any] | None = None  # wraps methods while a debugger has breakpoints here
         self._calls: dict[str, asyncio.Task[Any] | None] = {}  # async endpoints that run, by call
-        self._exposed = False  # a sync endpoint runs, and may be interrupted
+        self._exposed = False  # a sync endpoint runs, or __init__, and may be interrupted
         self._thrown = False  # an interrupt is on its way to it
         self._covering = threading.Lock()
         self._spawn = (header, parcel)
@@ -144,14 +144,21 @@ class ActorCell(ActorLife):
                 cls, args, kwargs = self.runtime.decode_spawn(parcel)
                 self.endpoints = endpoints_of(cls)
                 obj = _new(cls, args, kwargs)
+                self._exposed = True
                 obj.__init__(*args, **kwargs)
+                self._cover()
                 self.obj = obj
             else:
                 self.endpoints = endpoints_of(type(self.obj))
-            self.state = "alive"
+            if self.cause is None:
+                self.state = "alive"
             self._reply(header, Status.VALUE, encode(None))
         except BaseException as error:
-            self.fail("init", error, header)
+            self._cover()
+            if self.cause is None:
+                self.fail("init", error, header)
+            else:  # it was stopped before it had begun
+                self._refuse_current(header)
         finally:
             self._spawn = (header, None)
             self.runtime.log.end(origin)
@@ -348,11 +355,10 @@ class ActorCell(ActorLife):
         return {**self._calls, running[0]: running} if running is not None else dict(self._calls)
 
     def interrupt(self) -> None:
-        """Raises KeyboardInterrupt in the running endpoint; best effort: one that sits in C code notices later."""
+        """Raises KeyboardInterrupt in the running endpoint, or in `__init__`; best effort where that sits in C code."""
         executor = self.executor
         if isinstance(executor, AsyncExecutor):
             executor.urge(lambda: [task.cancel() for task in tuple(self._calls.values()) if task is not None])
-            return
         with self._covering:
             if not self._exposed:
                 return

@@ -64,6 +64,9 @@ class ActorLife:
 
     # -- messages that will never be run ----------------------------------------------------------------------------
 
+    def interrupt(self) -> None:
+        """Breaks off what it is doing, as far as that can be done."""
+
     def refuse(self, header: Header, parcel: "Parcel") -> None:
         """Answers a message that will never be run."""
         self.runtime.node.consumed(parcel)
@@ -152,6 +155,18 @@ class ActorLife:
         self.muted = True
         self.executor.drain()
         self._end_soon()
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a stop gives what the actor is doing before it is interrupted: less where it has not begun."""
+        return float(settings.get("cleanup_timeout" if self.obj is None else "stop_actor_timeout"))
+
+    def give_up(self) -> None:
+        """It was to end and does not: nobody waits for it any more, though its thread goes on with what it is in."""
+        if not self.ended:
+            logger.warning("%s was stopped and does not end: it is left alone until its process ends", self.instance)
+            self.runtime.cell_ended(self)
+            self._ended()
 
     def _end_soon(self) -> None:
         self.executor.urge(self._end)  # also wakes one that waits for messages

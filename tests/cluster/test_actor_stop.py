@@ -2,11 +2,13 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, SupervisionError, context, endpoint, this_host
+from monarch_nb.config import configured
 from monarch_nb.mesh import stops
 from monarch_nb.runtime import runtime
 from tests.cluster.actor_tools import Faults
@@ -231,3 +233,94 @@ def test_a_mesh_may_be_stopped_before_it_is_there() -> None:
     procs.stop().get(30)
     with pytest.raises(RuntimeError, match="stopped"):
         call.get(20)
+
+
+class Witness(Actor):
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    @endpoint
+    def see(self, what: str) -> None:
+        self.seen.append(what)
+
+    @endpoint
+    def all(self) -> list[str]:
+        return self.seen
+
+
+class Unending(Actor):
+    """Does one thing in `__init__`, or in `__cleanup__`, for ever."""
+
+    def __init__(self, where: str, how: str, witness: Any, port: Port[str]) -> None:
+        self.where, self.how = where, how
+        witness.see.broadcast("sent while it began")
+        port.send("began")
+        if where == "init":
+            self.go_on()
+
+    def go_on(self) -> None:
+        if self.how == "waits":
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()  # nothing wakes it
+        while True:
+            if self.how == "sleeps":
+                time.sleep(1000)
+
+    @endpoint
+    def ping(self) -> str:
+        return "pong"
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        if self.where == "cleanup":
+            self.go_on()
+
+
+class AsyncUnending(Unending):
+    @endpoint
+    async def ping(self) -> str:  # type: ignore[override]
+        return "pong"
+
+    async def __cleanup__(self, exc: Exception | None) -> None:  # type: ignore[override]
+        pass
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[ProcMesh]:
+    """Processes whose actors get little time to end."""
+    with configured(cleanup_timeout="200ms", stop_actor_timeout="200ms"):
+        procs = this_host().spawn_procs(per_host={"gpus": 1}, name="hasty")
+        procs.initialized.get(60)
+        yield procs
+        procs.stop().get(40)
+
+
+@pytest.mark.parametrize("kind", [Unending, AsyncUnending])
+@pytest.mark.parametrize("how", ["spins", "sleeps", "waits"])
+def test_a_constructor_that_never_returns_has_sent_what_it_sent_and_a_stop_ends_it(
+    hasty: ProcMesh, kind: Any, how: str
+) -> None:
+    port, receiver = Channel[str].open()
+    witness: Any = hasty.spawn("witness", Witness)
+    mesh: Any = hasty.spawn("unending", kind, "init", how, witness, port)
+    waiting = mesh.ping.call()
+    assert receiver.recv().get(20) == "began"
+    while witness.all.call_one().get(20) != ["sent while it began"]:
+        time.sleep(0.01)
+    began = time.monotonic()
+    mesh.stop().get(20)
+    assert time.monotonic() - began < 8
+    with pytest.raises(SupervisionError, match="stopped"):
+        waiting.get(20)
+    with pytest.raises(SupervisionError, match="stopped"):
+        mesh.initialized.get(20)
+    assert witness.all.call_one().get(20) == ["sent while it began"]
+    witness.stop().get(20)
+
+
+def test_a_clean_up_that_never_returns_does_not_hold_up_a_stop(hasty: ProcMesh) -> None:
+    port, receiver = Channel[str].open()
+    mesh: Any = hasty.spawn("unending", Unending, "cleanup", "waits", hasty.spawn("witness", Witness), port)
+    assert receiver.recv().get(20) == "began"
+    assert mesh.ping.call().get(20).values() == ["pong"]
+    mesh.stop().get(20)
