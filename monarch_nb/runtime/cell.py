@@ -212,6 +212,15 @@ class ActorCell(ActorLife):
         hook = getattr(self.obj, RELOAD, None)
         return hook(old) if hook is not None else None
 
+    def _begin(self, header: Header, parcel: "Parcel") -> tuple[Any, Any] | None:
+        """None where the message names a place that there is not; its sender has been told."""
+        try:
+            return self._enter(header)
+        except Exception as error:
+            self.runtime.node.consumed(parcel)
+            self._reply(header, Status.EXCEPTION, encode_exception(error))
+            return None
+
     def _enter(self, header: Header) -> tuple[Any, Any]:
         extent = header.extent
         point = Point(header.index, _extent(*extent)) if extent is not None else self.instance.rank
@@ -226,7 +235,10 @@ class ActorCell(ActorLife):
         if header.call in self.runtime.cancels:
             self._drop(header, parcel)
             return
-        token, _ = self._enter(header)
+        entered = self._begin(header, parcel)
+        if entered is None:
+            return
+        token, _ = entered
         left = continued(header.trace) if header.trace else None
         try:
             self._exposed = True
@@ -248,7 +260,10 @@ class ActorCell(ActorLife):
         if header.call in self.runtime.cancels:
             self._drop(header, parcel)
             return
-        token, mine = self._enter(header)
+        entered = self._begin(header, parcel)
+        if entered is None:
+            return
+        token, mine = entered
         left = continued(header.trace) if header.trace else None
         self._calls[header.call] = asyncio.current_task()
         try:

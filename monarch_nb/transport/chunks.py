@@ -74,13 +74,13 @@ class Assembly:
         length = self._left[len(self._bodies)]
         if self._now is None:
             in_file = length >= shared.threshold and not self._portable
-            self._now = MemoryFile.empty(length) if in_file else bytearray(length)
+            self._now = MemoryFile.empty(length) if in_file else bytearray()  # which grows as pieces come
         if self._filled + piece.nbytes > length:
             raise msgspec.DecodeError("a piece is longer than announced")
         if isinstance(self._now, MemoryFile):
             self._now.append(piece)
         else:
-            self._now[self._filled : self._filled + piece.nbytes] = piece
+            self._now += piece
         self._filled += piece.nbytes
         if self._filled == length:
             if isinstance(self._now, MemoryFile):

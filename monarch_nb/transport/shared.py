@@ -101,6 +101,8 @@ class MemoryFile:
     def of_process(cls, pid: int, fd: int, length: int) -> "MemoryFile":
         """Open the memory file that process `pid` has as `fd`. Raises SharedMemoryError."""
         path = f"/proc/{pid}/fd/{fd}"
+        if length < 0:
+            raise SharedMemoryError(f"a memory file cannot have {length} bytes: {path}")
         try:
             own = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:

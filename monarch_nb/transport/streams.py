@@ -1,7 +1,8 @@
 """Connections inside a host: unix stream sockets that carry the frames of a link, with no thread of libzmq in between.
 
 Measured against ipc sockets of ZeroMQ: a message wakes two threads less on its way. A message is a table (u32 count, a
-u64 length each) and its frames one after the other. The first message on a connection names who dialled.
+u64 length each) and its frames one after the other. The first message on a connection names who dialled. What a table
+claims takes no memory: only what has come does. One that claims more than this machine has ends the connection.
 """
 
 import contextlib
@@ -23,12 +24,22 @@ __all__ = ["Door", "Stream", "dial"]
 
 _ROOM = 4 << 20  # bytes the kernel is asked to hold, if it lets us
 _MOST_FRAMES = 1 << 20
-_MOST_BYTES = 1 << 40  # a table that says more is no table
 _TOGETHER = 512  # frames handed to the kernel at a time
 _AT_ONCE = 8  # reads before other connections have their turn
 _COUNT = struct.Struct("<I")
 _TABLES = [struct.Struct(f"<I{count}Q") for count in range(8)]
 _SILENT = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+def _memory() -> int:
+    """Bytes of memory that this machine has, as far as it tells."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 1 << 39
+
+
+_MOST_BYTES = min(1 << 39, _memory())  # a table that says more is no table
 
 Received = Callable[[bytes, Sequence[Any]], None]
 
@@ -53,6 +64,7 @@ class Stream:
         "_reader",
         "_received",
         "_socket",
+        "_whole",
         "_writing",
     )
 
@@ -68,7 +80,7 @@ class Stream:
         self._closed = False
         self._left = b""  # the beginning of a message
         self._big: bytearray | None = None  # a message larger than what is read at a time
-        self._filled = 0
+        self._filled = self._whole = 0  # bytes of it that are here, and that there will be
 
     def listen(self) -> None:
         """Begin to read."""
@@ -140,17 +152,19 @@ class Stream:
                     break
         except BlockingIOError:
             pass
-        except (OSError, struct.error, ValueError):
+        except (OSError, struct.error, ValueError, MemoryError):
             self._end()
         return False  # the descriptor itself says when there is more
 
     def _read(self) -> bool | None:
         """Take what is there: whether there may be more, None at the end."""
         if self._big is not None:
-            space = memoryview(self._big)[self._filled :]
-            count = self._socket.recv_into(space)
-            self._filled += count
             if self._filled == len(self._big):
+                self._big += bytes(min(self._filled, self._whole - self._filled))
+            with memoryview(self._big) as space:
+                count = self._socket.recv_into(space[self._filled :])
+            self._filled += count
+            if self._filled == self._whole:
                 whole, self._big = self._big, None
                 self._take(memoryview(whole))
             return count > 0 or None
@@ -184,9 +198,9 @@ class Stream:
                 raise ValueError("no message of ours")
             if body + total > end:
                 if body + total - at > len(self._reader.space):
-                    self._big = bytearray(body + total - at)
+                    self._whole = body + total - at
                     self._filled = end - at
-                    self._big[: self._filled] = data[at:]
+                    self._big = bytearray(data[at:])
                     return
                 break
             frames = []

@@ -34,7 +34,10 @@ def unfold(header: Header, frames: Sequence[Any]) -> list[tuple[Header, list[Any
     """The replies in a FOLDED message. Raises msgspec.DecodeError on anything else."""
     found = []
     at = 1
-    for part in decode_plain(frames[0], _decoder):
+    parts = decode_plain(frames[0], _decoder) if frames else []
+    if any(part.frames < 0 for part in parts) or sum(part.frames for part in parts) != len(frames) - 1:
+        raise msgspec.ValidationError("other frames than the replies name")
+    for part in parts:
         reply = Header(
             Kind.REPLY,
             header.dst,

@@ -107,6 +107,8 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     loan: int = 0  # of the memory files in `buffers`, to be given back; 0: they are for good
 
 
+_MOST_RANKS = 1 << 24
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Header)
 
@@ -118,4 +120,17 @@ def encode_header(header: Header) -> bytes:
 
 def decode_header(data: bytes | memoryview) -> Header:
     """The header of some bytes. Raises msgspec.DecodeError on garbage."""
-    return decode_plain(data, _decoder)
+    header = decode_plain(data, _decoder)
+    if header.plan is not None:
+        _check(header.plan)
+    return header
+
+
+def _check(plan: CastPlan) -> None:
+    """What a plan names is gone through one by one: no few bytes may stand for more than there can be."""
+    layout = plan.layout
+    counts = [run.count for run in plan.runs]
+    if layout.per_host < 1 or min(counts, default=0) < 0 or sum(counts) > min(_MOST_RANKS, layout.size):
+        raise msgspec.ValidationError("a cast to more ranks than its mesh has")
+    if not all(0 <= host < len(layout.hosts) for host in plan.hosts):
+        raise msgspec.ValidationError("a cast by way of hosts that its mesh does not have")

@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator
 
 import msgspec
+import psutil
 import pytest
 import zmq
 
 import monarch_nb.transport
 from monarch_nb.routing.actions import PREFIX, PREFIX_SIZE
 from monarch_nb.transport import Keys, Limits
+from monarch_nb.transport.chunks import Assembly
 from monarch_nb.transport.envelope import WHOLE
 from monarch_nb.wire.header import Header, Kind, encode_header
 from tests.unit.transport_tools import End, ends, run_folder, wait_until
@@ -151,6 +153,8 @@ def test_senseless_announcements_of_large_bodies_are_dropped(target: Target, dea
         (msgspec.msgpack.encode([-5]), [b"x"]),
         (msgspec.msgpack.encode([3]), [b"four"]),
         (msgspec.msgpack.encode([1 << 62]), [b"x"]),  # more memory than there is
+        (msgspec.msgpack.encode([1 << 40]), [b"x"]),
+        (msgspec.msgpack.encode([10**12] * 1000), [b"x"]),
         (msgspec.msgpack.encode([1, 1]), [b"x"]),  # never completed
     ):
         dealer.send_multipart([PREFIX.pack(0, 0, 1, 5, 0, seq, 0, 0) + b"\0\1\0\0" + good, announcement])
@@ -229,3 +233,12 @@ def test_the_transport_never_unpickles() -> None:
             with open(os.path.join(folder, name)) as file:
                 assert "import pickle" not in file.read(), name
     assert threading.active_count() >= 1
+
+
+@pytest.mark.parametrize("portable", [True, False])
+def test_an_announcement_takes_no_memory_before_its_pieces_come(portable: bool) -> None:
+    before = psutil.Process().memory_info().rss
+    announced = Assembly(Header(Kind.CALL, "h1/a", "h2/b"), 0, msgspec.msgpack.encode([1 << 40]), portable=portable)
+    announced.add(memoryview(b"x" * 1000))
+    assert not announced.complete
+    assert psutil.Process().memory_info().rss - before < 64 << 20

@@ -2,11 +2,13 @@
 
 import contextlib
 import itertools
+import os
 import random
 import socket
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +121,39 @@ def test_garbage_ends_the_connection_and_nothing_else(reader: Reader, garbage: b
     sender = Stream(other.far, reader, lambda *_: None, lambda: None)
     sender.write(b"still", [])
     assert other.wait(1) == [(b"still", [])]
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("claim", [10**12, 1 << 40, 1 << 50, memory() + 1])
+@pytest.mark.parametrize("count", [2, 9])
+def test_a_table_that_claims_more_than_there_is_ends_the_connection_and_takes_no_memory(
+    reader: Reader, claim: int, count: int
+) -> None:
+    end, before = Listener(reader), resident()
+    end.far.sendall(struct.pack(f"<I{count}Q", count, *[40] * (count - 1), claim) + b"x" * 100)
+    assert end.lost.wait(10)
+    assert end.got == []
+    assert resident() - before < 64 << 20
+
+
+def test_a_claim_takes_memory_only_as_its_bytes_come(reader: Reader) -> None:
+    end, before = Listener(reader), resident()
+    half = memory() // 2
+    end.far.sendall(struct.pack("<I2Q", 2, 4, half) + b"head" + b"x" * 600_000)
+    other = Listener(reader)
+    other.far.sendall(struct.pack("<IQ", 1, 5) + b"after")
+    assert other.wait(1) == [(b"after", [])]
+    assert resident() - before < 64 << 20
+    assert not end.lost.is_set()
+    end.far.close()
+    assert end.lost.wait(10)
 
 
 @pytest.mark.fuzz

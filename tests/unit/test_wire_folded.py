@@ -41,6 +41,18 @@ def test_any_bytes_are_replies_or_refused(data, changes, kept):
         assert all(isinstance(header, Header) for header, _ in found)
 
 
+@pytest.mark.parametrize("frames", [-1, 0, 2, 1 << 60])
+def test_replies_that_name_other_frames_than_there_are_are_refused(frames):
+    part = [0, 0, "h/p.0.0", 0, frames]
+    for there in ([], [b"one"]):
+        if len(there) == frames:
+            continue
+        with pytest.raises(msgspec.DecodeError):
+            unfold(Header(Kind.FOLDED, "a/b", "c/d"), [msgspec.msgpack.encode([part]), *there])
+    with pytest.raises(msgspec.DecodeError):
+        unfold(Header(Kind.FOLDED, "a/b", "c/d"), [])
+
+
 def test_garbage_is_refused():
     with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
         unfold(Header(Kind.FOLDED, "a/b", "c/d"), [b"\xc1garbage"])

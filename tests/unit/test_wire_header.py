@@ -59,6 +59,23 @@ def test_damaged_headers_raise_nothing_but_decode_errors(changes, cut):
     decodes_or_refuses(bytes(data))
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        CastPlan(Layout("p1", ("h1",), 4), (Run(0, 5),), hosts=(0,)),
+        CastPlan(Layout("p1", ("h1",), 4), (Run(0, 4), Run(0, 1)), hosts=(0,)),
+        CastPlan(Layout("p1", ("h1",), 4), (Run(0, -1), Run(0, 2)), hosts=(0,)),
+        CastPlan(Layout("p1", ("h1",), 1 << 60), (Run(0, 1 << 59),), hosts=(0,)),
+        CastPlan(Layout("p1", ("h1",), 0), (Run(0, 0),), hosts=(0,)),
+        CastPlan(Layout("p1", ("h1",), 4), (Run(0, 1),), hosts=(1,)),
+        CastPlan(Layout("p1", ("h1",), 4), (Run(0, 1),), hosts=(-1,)),
+    ],
+)
+def test_a_cast_to_more_than_its_mesh_has_is_garbage(plan):
+    with pytest.raises(msgspec.DecodeError):
+        decode_header(encode_header(Header(Kind.CAST, "h1/agent", "h1/c", plan=plan)))
+
+
 def test_deeply_nested_garbage_does_not_exhaust_the_stack():
     decodes_or_refuses(b"\x91" * 100_000)
     decodes_or_refuses(b"\xdd\xff\xff\xff\xff" * 100)
