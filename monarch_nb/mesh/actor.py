@@ -192,7 +192,7 @@ def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[N
         call.close()
         raise
     limit = settings.get("actor_spawn_max_idle")
-    if limit is not None:
+    if limit:
         late = f"{call.title} has not ended within {limit:g} s (actor_spawn_max_idle)"
         engine.later(limit, lambda: None if call.future.done() else call.fail(RequestError(late)))
     return cast(Future[None], call.future)

@@ -11,7 +11,7 @@ from monarch_nb.runtime import Context, PendingCall, Runtime
 from monarch_nb.runtime.spans import traceparent
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.transport import uninterrupted
-from monarch_nb.wire import Header, Kind, Run
+from monarch_nb.wire import Header, Kind, Run, check_size
 from monarch_nb.wire.header import JUDGING, SKIP
 
 if TYPE_CHECKING:
@@ -66,6 +66,13 @@ def _is_direct(runtime: Runtime, actor: ActorState, region: Region) -> bool:
     return all(actor.procs.layout.host_of(rank) in runtime.local_hosts for rank in region.ranks())
 
 
+def _stays(runtime: Runtime, actor: ActorState, runs: Sequence[Run]) -> bool:
+    layout = actor.procs.layout
+    if len(runs) == 1 and runs[0].count == 1:
+        return runtime.stays(layout.address(runs[0].rank, runs[0].proc_incarnation))
+    return runtime.inline is not None and all(runtime.stays(f"{host}/") for host in layout.hosts)
+
+
 def send_region(
     runtime: Runtime,
     context: Context,
@@ -82,11 +89,13 @@ def send_region(
     """Sends one message to each rank of `region`; the body is copied before this returns.
 
     Blocks, interruptibly, while receivers' credits are used up. What is interrupted has reached a rank whole or not at
-    all.
+    all. Raises MessageTooLargeError for a body that is too large to leave this process.
     """
     header = _header(context, runtime, actor, method, port, call, region)
-    parcel = runtime.node.snapshot(frames)
     runs = actor.runs(region)
+    if not _stays(runtime, actor, runs):
+        check_size(frames)
+    parcel = runtime.node.snapshot(frames)
     if index is not None:  # one rank of a call that is sent piece by piece: its place is in the call, not in a slice
         header.extent = None
         runs = [msgspec.structs.replace(run, index=index) for run in runs]

@@ -293,6 +293,7 @@ class ActorCell(ActorLife):
             return
         try:
             frames = encode(result, self.runtime)
+            self.runtime.bound(header.src, frames)
         except Exception as error:
             told = pickle_failure(error, result, f"the `result` of {self.spec.name}.{header.method}")
             self._reply(header, Status.EXCEPTION, encode_exception(told))

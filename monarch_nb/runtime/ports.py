@@ -100,6 +100,7 @@ class Port(Generic[T]):
             call=context.call,
             flags=(0 if self.return_undeliverable else UNRETURNED) | (JUDGING if context.judging else 0),
         )
+        runtime.bound(self._address, frames)
         runtime.send(header, runtime.node.snapshot(frames))
 
     def _asks(self, answer: Header) -> Header:
@@ -130,6 +131,7 @@ class ReplyPort(Port[T]):
 
     def _send(self, status: Status, frames: list[Any]) -> None:
         if self._number:
+            _runtime().bound(self._request.src, frames)
             _runtime().reply(self._request, status, frames)
 
     def _asks(self, answer: Header) -> Header:

@@ -29,7 +29,7 @@ from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.waits import Waits
 from monarch_nb.settings import settings
 from monarch_nb.transport import Parcel, TransportError, UnreachableError
-from monarch_nb.wire import Header, Kind, Status, decode, encode_exception
+from monarch_nb.wire import Header, Kind, Status, check_size, decode, encode_exception
 from monarch_nb.wire.header import SKIP, TOLD_ELSEWHERE, CastPlan
 
 if TYPE_CHECKING:
@@ -118,6 +118,18 @@ class Runtime:
             if header.kind in (Kind.CONTROL, Kind.REPLY):
                 raise
             self.undelivered(header, str(error))
+
+    def bound(self, dst: str, frames: Sequence[Any]) -> None:
+        """Raises MessageTooLargeError for a body that is too large to leave this process for an address.
+
+        Only what leaves it becomes a frame: between actors of one process there is no bound.
+        """
+        if not self.stays(dst):
+            check_size(frames)
+
+    def stays(self, dst: str) -> bool:
+        """Whether a message to an address stays in this process."""
+        return dst == self.address or (self.inline is not None and dst.startswith(self.inline.host))
 
     def control(self, dst: str, verb: str, body: Any = None, *, port: int = 0, lane: int = 1, call: str = "") -> None:
         """Sends an engine message, urgent unless said otherwise."""

@@ -30,6 +30,7 @@ _SHOWN = (
     (1, "ns", "ns"),
 )
 _PART = re.compile(r"\s*([0-9]{1,30})(?:\.([0-9]{1,30}))?\s*([A-Za-zµμ]+)")
+_LIKE = '"30s", "500ms" or "1h 30m"'
 _LONGEST_TEXT = 200  # characters
 _MOST = 2**63 - 1  # nanoseconds, 292 years
 
@@ -69,7 +70,7 @@ def _from_seconds(value: float) -> int:
 
 def _parse_text(text: str) -> int:
     if len(text) > _LONGEST_TEXT:
-        raise DurationError(f"a text of {len(text)} characters is no duration")
+        raise DurationError(f"Invalid duration format: a text of {len(text)} characters is no duration")
     if text.strip() == "0":
         return 0
     total, position = 0, 0
@@ -78,16 +79,19 @@ def _parse_text(text: str) -> int:
         if part is None:
             rest = text[position:].strip()
             hint = " (a unit is missing, such as in 30s or 30ms)" if re.fullmatch(r"[0-9.]+", rest) else ""
-            raise DurationError(f'{text!r} is no duration{hint}: write it like "30s", "500ms" or "1h 30m"')
+            raise DurationError(f"Invalid duration format: {text!r} is no duration{hint}: write it like {_LIKE}")
         whole, fraction, unit = part.groups()
         size = _UNITS.get(unit)
         if size is None:
-            raise DurationError(f"{text!r}: {unit!r} is no unit of time; use ns, us, ms, s, m, h, d, w, month or year")
+            raise DurationError(
+                f"Invalid duration format: {text!r}: {unit!r} is no unit of time; use ns, us, ms, s, m, h, d, w, month "
+                "or year"
+            )
         with localcontext(prec=80):
             total += int(Decimal(f"{whole}.{fraction or 0}") * size)
         position = part.end()
     if position == 0:
-        raise DurationError('an empty text is no duration: write it like "30s" or "1h 30m"')
+        raise DurationError(f"Invalid duration format: an empty text is no duration: write it like {_LIKE}")
     return total
 
 

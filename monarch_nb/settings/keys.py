@@ -20,7 +20,7 @@ class Key(Struct, frozen=True):
     kind: Kind
     default: Any
     meaning: str = ""
-    optional: bool = False  # None is a value too
+    optional: bool = False  # None may be given: it is the default
     env: tuple[str, ...] = ()  # names of the environment beside those that all keys have
     least: int = 0  # of a count
 
@@ -33,14 +33,14 @@ def _effective() -> list[Key]:
     return [
         # Messages
         Key("message_delivery_timeout", "duration", 30 * _S, "a message that does not arrive for that long is lost"),
-        Key("codec_max_frame_length", "count", 10 << 30, "bytes of the largest message", least=1),
+        Key("codec_max_frame_length", "count", 10 << 30, "bytes of the largest message to another process", least=1),
         Key("default_transport", "transport", ChannelTransport.Unix, "how hosts are reached; see enable_transport"),
         # Starting
         Key("host_spawn_ready_timeout", "duration", 30 * _S, "for a host agent to come up"),
         Key("host_prestart", "flag", True, "%load_ext starts the host agent, in the background"),
         Key("host_light_procs", "count", 2, "processes a host may start while its template still imports torch"),
         Key("mesh_proc_spawn_max_idle", "duration", 30 * _S, "for a host agent to answer a wish for processes"),
-        Key("actor_spawn_max_idle", "duration", None, "for actors' __init__; None: as long as it takes", optional=True),
+        Key("actor_spawn_max_idle", "duration", 0, "for actors' __init__; 0s: as long as it takes", optional=True),
         Key("mesh_attach_config_timeout", "duration", 60 * _S, "for hosts to answer when they are attached"),
         # Ending
         Key("stop_actor_timeout", "duration", 10 * _S, "for a stopped actor to end its endpoint, before an interrupt"),

@@ -10,8 +10,13 @@ from monarch_nb.settings.duration import DurationError, format_duration, parse_d
 if TYPE_CHECKING:
     from monarch_nb.settings.keys import Key
 
-_MOST = 2**63 - 1  # of a count
+_MOST = 2**64 - 1  # of a count
+_PORTS = range(65536)
 _URL = re.compile(r"(tcp|ipc|inproc|tls|metatls)://\S+")
+
+
+class RangeError(ValueError, TypeError):
+    """A value of the right type that is out of range; torchmonarch calls both a TypeError."""
 
 
 class Encoding(Enum):
@@ -98,6 +103,11 @@ def _encoding(value: object) -> Encoding:
 def _ports(value: object) -> slice:
     if not isinstance(value, slice):
         raise TypeError("a slice of port numbers is expected")
+    ends = [end for end in (value.start, value.stop) if end is not None]
+    if not all(isinstance(end, int) for end in ends):
+        raise TypeError("a slice of port numbers is expected")
+    if value.step is not None or not all(end in _PORTS for end in ends):
+        raise RangeError("port numbers are 0 to 65535, one after the other")
     return value
 
 
@@ -116,7 +126,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 def checked(key: "Key", value: object) -> Any:
     """What is kept of `value`. Raises TypeError for a wrong type, ValueError for a value out of range."""
     if value is None and key.optional:
-        return None
+        return key.default
     try:
         kept = _CHECKS[key.kind](value)
     except DurationError as error:
@@ -124,9 +134,9 @@ def checked(key: "Key", value: object) -> Any:
     except (TypeError, ValueError) as error:
         raise type(error)(f"{key.name}={value!r}: {error}") from None
     if key.kind == "count" and kept < key.least:
-        raise TypeError(f"{key.name}={value!r}: at least {key.least}")
+        raise RangeError(f"{key.name}={value!r}: at least {key.least}")
     if key.kind == "count" and kept > _MOST:
-        raise TypeError(f"{key.name}={value!r}: at most {_MOST}")
+        raise RangeError(f"{key.name}={value!r}: at most {_MOST}")
     return kept
 
 
@@ -142,7 +152,7 @@ def from_text(key: "Key", text: str) -> Any:
     """The value that a word of the environment means. Raises TypeError or ValueError like `checked`."""
     text = text.strip()
     if key.optional and text.lower() in ("", "none"):
-        return None
+        return key.default
     value: object = text
     if key.kind == "flag":
         value = _WORDS.get(text.lower(), text)

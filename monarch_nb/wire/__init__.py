@@ -1,6 +1,6 @@
 """What travels between processes: message headers, bodies, code by value, errors."""
 
-from monarch_nb.wire.body import Frame, MessageTooLargeError, decode, encode
+from monarch_nb.wire.body import Frame, MessageTooLargeError, check_size, decode, encode
 from monarch_nb.wire.code import register_pickle_by_value, travels_by_value, unregister_pickle_by_value
 from monarch_nb.wire.codec import current_codec
 from monarch_nb.wire.display import Display, decode_display, encode_display
@@ -49,6 +49,7 @@ __all__ = [
     "Run",
     "Status",
     "Story",
+    "check_size",
     "current_codec",
     "decode",
     "decode_display",

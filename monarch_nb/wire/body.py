@@ -46,14 +46,13 @@ _PROLOGUE = struct.Struct("<BI")
 
 
 class MessageTooLargeError(ValueError):
-    """A message has more bytes than `codec_max_frame_length` allows."""
+    """A message that leaves its process has more bytes than `codec_max_frame_length` allows."""
 
 
 def encode(obj: object, context: object = None) -> list[Frame]:
     """The frames of `obj`. Those after the first may be the caller's own memory: copy them before it can change.
 
-    `context` is what `current_codec()` returns meanwhile. Raises what the objects' own pickling raises, and
-    MessageTooLargeError.
+    `context` is what `current_codec()` returns meanwhile. Raises what the objects' own pickling raises.
     """
     if _is_plain(obj, 3):
         return [pickle.dumps(obj, 5)]
@@ -65,17 +64,18 @@ def encode(obj: object, context: object = None) -> list[Frame]:
             pickler.dump(obj)
             chunks, frames = pickler.chunks, pickler.buffers
             if not cargo.classes and not pickler.files and max(map(len, chunks)) < _LARGE:
-                return _allowed([chunks[0] if len(chunks) == 1 else b"".join(chunks), *frames])
+                return [chunks[0] if len(chunks) == 1 else b"".join(chunks), *frames]
             cargo.files.update(pickler.files)
             units, sources = cargo.pack(_unit_pickler)
     finally:
         leave_codec(previous)
     stream, places, pieces = _set_apart(chunks)
     prologue = pickle.dumps(([tuple(unit) for unit in units], sources, places), 5)
-    return _allowed([b"".join((_PROLOGUE.pack(_EXTENDED, len(prologue)), prologue, *stream)), *frames, *pieces])
+    return [b"".join((_PROLOGUE.pack(_EXTENDED, len(prologue)), prologue, *stream)), *frames, *pieces]
 
 
-def _allowed(frames: list[Frame]) -> list[Frame]:
+def check_size(frames: Sequence[Frame]) -> None:
+    """Raises MessageTooLargeError for the body of a message that is above `codec_max_frame_length`."""
     size = sum(frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames)
     most = settings.get("codec_max_frame_length")
     if size > most:
@@ -83,7 +83,6 @@ def _allowed(frames: list[Frame]) -> list[Frame]:
             f"a message of {size:,} bytes is larger than codec_max_frame_length ({most:,}): send it in parts, or "
             "monarch.config.configure(codec_max_frame_length=...)"
         )
-    return frames
 
 
 def decode(frames: Sequence[Part], context: object = None) -> Any:

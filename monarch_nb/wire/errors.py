@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monarch_nb.wire.body import Frame, decode, encode
+from monarch_nb.wire.body import Frame, check_size, decode, encode
 from monarch_nb.wire.codec import current_codec
 from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_name
 
@@ -107,6 +107,7 @@ def encode_exception(exc: BaseException, context: object = None) -> list[Frame]:
     reason = ""
     try:
         frames = encode(exc, context)
+        check_size(frames)
     except BaseException as failure:
         frames, reason = [], f"it could not be pickled: {type_name(failure)}: {text_of(failure)}"
     return [pickle.dumps((type_name(exc), text_of(exc), formatted, reason), 5), *frames]

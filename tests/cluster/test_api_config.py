@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from monarch_nb import config
-from monarch_nb.actor import Actor, MeshFailure, ProcMesh, SupervisionError, endpoint, this_host
+from monarch_nb.actor import (
+    Actor,
+    Channel,
+    MeshFailure,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    endpoint,
+    this_host,
+    this_proc,
+)
 from monarch_nb.exceptions import MessageTooLargeError
 from tests.cluster.actor_tools import Faults
 
@@ -54,6 +64,10 @@ class Told(Actor):
     @endpoint
     def give(self, size: int) -> bytes:
         return b"x" * size
+
+    @endpoint
+    def tell(self, port: Port[bytes], size: int) -> None:
+        port.send(b"x" * size)
 
 
 class spawned:  # noqa: N801
@@ -119,6 +133,27 @@ def test_a_message_that_is_too_large_is_refused_where_it_is_sent() -> None:
         with pytest.raises(Exception, match=r"MessageTooLargeError: a message of 200,\d+ bytes") as answer:
             told.give.call_one(200_000).get(20)
         assert not isinstance(answer.value, SupervisionError)
+
+
+def test_what_stays_in_a_process_may_be_as_large_as_it_likes() -> None:
+    with config.configured(codec_max_frame_length=100_000):
+        local: Any = this_proc().spawn("local", Told)
+        assert local.take.call_one(b"x" * 200_000).get(20) == 200_000
+        assert len(local.give.call_one(200_000).get(20)) == 200_000
+        port, receiver = Channel[bytes].open()
+        port.send(b"x" * 200_000)
+        assert len(receiver.recv().get(20)) == 200_000
+        local.stop().get(20)
+
+
+def test_a_port_bounds_what_it_sends_to_another_process() -> None:
+    with config.configured(codec_max_frame_length=100_000), spawned("ports") as procs:
+        told: Any = procs.spawn("told", Told)
+        port, receiver = Channel[bytes].open()
+        with pytest.raises(Exception, match=r"MessageTooLargeError: a message of 200,\d+ bytes"):
+            told.tell.call_one(port, 200_000).get(20)
+        told.tell.call_one(port, 1000).get(20)
+        assert len(receiver.recv().get(20)) == 1000
 
 
 class Slow(Actor):

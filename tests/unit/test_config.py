@@ -70,6 +70,43 @@ def test_a_value_of_another_type_is_refused_by_name(wrong: Any) -> None:
         config.configure(**wrong)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tail_log_lines": -1},
+        {"tail_log_lines": 2**64},
+        {"codec_max_frame_length": 0},
+        {"message_delivery_timeout": -1},
+        {"message_delivery_timeout": "30"},
+        {"message_delivery_timeout": "soon"},
+        {"message_delivery_timeout": ""},
+        {"remote_alloc_allowed_port_range": slice(-1, 3)},
+        {"remote_alloc_allowed_port_range": slice(0, 65536)},
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(wrong: Any) -> None:
+    for kind in (ValueError, TypeError):  # torchmonarch says TypeError
+        with pytest.raises(kind, match=next(iter(wrong))):
+            config.configure(**wrong)
+    assert config.get_runtime_config() == {}
+
+
+def test_a_wrong_text_for_a_duration_says_so_in_the_words_programs_look_for() -> None:
+    for text in ("invalid", "30", "abc123", "", "1x"):
+        with pytest.raises(TypeError, match="Invalid duration format"):
+            config.configure(host_spawn_ready_timeout=text)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, key in KEYS.items() if key.kind == "duration"))
+def test_every_duration_reads_back_as_it_was_written(name: str) -> None:
+    assert isinstance(config.get_global_config()[name], str)
+    for text in ("30s", "5m", "2h", "1h 30m", "500ms", "0s"):
+        with config.configured(**{name: text}) as inside:  # type: ignore[misc]
+            assert inside[name] == config.get_runtime_config()[name] == text
+        with config.configured(**{name: config.get_global_config()[name]}):  # type: ignore[misc]
+            pass
+
+
 def test_an_unknown_transport_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="tcp, ipc"):
         config.configure(default_transport="zzz")
