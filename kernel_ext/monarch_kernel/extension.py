@@ -21,6 +21,7 @@ from .faces import Faces
 from .faces.views import FaceMagics
 from .faces.widgets import Widgets
 from .files import cell_name
+from .forgotten import Forgotten
 from .front import Front
 from .guide import GuideMagics
 from .log_magics import LogMagics
@@ -117,11 +118,13 @@ class _Attached:
         self._progress = Progress(front, engine, self._logs, conditions)
         self.prompting = Prompting(shell, front, engine, widgets.debugger)
         self.stopping = Stopping(front, engine, lambda file: cell_name(shell, file))
+        self.forgotten = Forgotten(shell, front, self._logs.flush)
         self._settle = lambda: self._logs.settle(all_of_it=True)
         notebook_mode(self._show)
         engine.keeper.on_event.append(self._happened)
         self.prompting.install()
         self.stopping.install()
+        self.forgotten.install()
         waiters.append(self._progress)
         future._wait_guards.append(self._progress.guard)
         front.ending.append(self._settle)
@@ -139,6 +142,7 @@ class _Attached:
         self.prompting.uninstall()
         self._reruns.close()
         self.stopping.uninstall()
+        self.forgotten.uninstall()
         self._logs.close()
 
     def _happened(self, kind: str, about: Any) -> None:

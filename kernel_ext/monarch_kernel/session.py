@@ -93,10 +93,9 @@ class Session:
         return {name: value._state.uid for name, value in self._variables() if value._region == value._state.region}
 
     def _variables(self) -> Iterator[tuple[str, Any]]:
-        hidden = self._shell.user_ns_hidden
         for name, value in tuple(self._shell.user_ns.items()):
-            if name in hidden or (name.startswith("_") and name.strip("_oihdut0123456789") == ""):
-                continue  # what IPython itself keeps of past outputs is nobody's reference
+            if is_hidden(self._shell, name):
+                continue
             if isinstance(value, (ProcMesh, ActorMesh)):
                 yield name, value
             elif isinstance(value, (list, tuple, set, frozenset)):
@@ -259,6 +258,11 @@ class Session:
         outputs = {id(value) for value in self._shell.user_ns.get("_oh", {}).values()}
         found = (value for value in gc.get_objects() if type(value) in (ProcMesh, ActorMesh))
         return {value._state.uid for value in found if id(value) not in outputs}
+
+
+def is_hidden(shell: Any, name: str) -> bool:
+    """Whether a variable is IPython's own: what it keeps of past outputs is nobody's reference."""
+    return name in shell.user_ns_hidden or (name.startswith("_") and name.strip("_oihdut0123456789") == "")
 
 
 def _folder(module: ModuleType) -> str:

@@ -176,11 +176,11 @@ def _exec(mesh: ActorMesh[Any], source: str, filename: str) -> Future[ValueMesh[
     broken = engine.supervisor.check(state, region, call)
     if broken is not None:
         call.fail(broken)
-        return call.future
+        return call.hand_out()
     frames = encode_arguments(call.title, (source, filename, mesh), {})
     context: Context = engine.context()
     send_region(engine, context, state, region, EXEC, frames, port=call.number, call=call.call)
-    return call.future
+    return call.hand_out()
 
 
 def run_in_actor(obj: Any, namespace: dict[str, Any], source: str, filename: str, mesh: Any) -> Any:

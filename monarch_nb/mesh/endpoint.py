@@ -147,7 +147,7 @@ class Endpoint(Generic[P, R]):
         base = self._mesh._state.region
         call = self._pending(region, lambda replies: ValueMesh._of_thunks(region, replies, base))
         self._begin(call, region, frames)
-        return call.future
+        return call.hand_out()
 
     @adverb
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -171,7 +171,7 @@ class Endpoint(Generic[P, R]):
         frames = self._frames(args, kwargs)
         call = self._pending(region, lambda replies: replies[0]())
         self._begin(call, region, frames)
-        return call.future
+        return call.hand_out()
 
     @adverb
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:

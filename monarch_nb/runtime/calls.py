@@ -25,6 +25,10 @@ def _opened() -> None:
     """In the place of an answer that was handed on."""
 
 
+def _nobody() -> None:
+    """In the place of a future that was handed out."""
+
+
 class DeadlockError(RuntimeError):
     """A wait that can never end, since what it waits for waits for the waiting actor."""
 
@@ -60,9 +64,30 @@ class PendingCall:
         self.missing = size
         self.logs: dict[str, int] = {}  # process address -> where its log stood when it replied
         self.number = runtime.ports.open(self)
-        self.future: Future[Any] = Future._make(story=self.story)
-        self.future.wait_id = self.call
+        self._future: Future[Any] | None = self._new_future()
+        self._handed: Callable[[], Future[Any] | None] = _nobody
         runtime.calls[self.call] = self
+
+    def _new_future(self) -> Future[Any]:
+        future: Future[Any] = Future._make(story=self.story)
+        future.wait_id = self.call
+        return future
+
+    @property
+    def future(self) -> Future[Any]:
+        """What its answers resolve; another one takes its place where nobody has kept the one that was handed out."""
+        future = self._future or self._handed()
+        if future is None:
+            future = self._future = self._new_future()
+            future._hand_out()
+        return future
+
+    def hand_out(self) -> Future[Any]:
+        """Its future, for somebody who may drop it: an error is told even so."""
+        future = self.future
+        future._hand_out()
+        self._handed, self._future = weakref.ref(future), None
+        return future
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
@@ -134,7 +159,10 @@ class PendingCall:
 
     def _end(self) -> bool:
         self.close()
-        return self.future._set_lazy(self._result)
+        future = self.future
+        if self._handed is not _nobody:
+            self._future = None  # what nobody has kept goes now, and its error is told
+        return future._set_lazy(self._result, failed=bool(self._raised))
 
     def _result(self) -> Any:
         if self._raised:  # the first in rank order is raised, the others are told with it
@@ -182,6 +210,8 @@ class PendingCall:
 
     def fail(self, error: BaseException) -> bool:
         """Ends the call with an error; True if it was still waiting."""
+        if not self._waits:
+            return False
         self.close()
         return self.future._fail(error)
 

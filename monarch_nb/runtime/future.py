@@ -9,6 +9,9 @@ from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from monarch_nb.runtime import forgotten
+from monarch_nb.wire import ActorError, error_line
+
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
@@ -72,9 +75,11 @@ class Future(Generic[R]):
         "_cancel",
         "_done",
         "_error",
+        "_handed",
         "_lock",
         "_resolve",
         "_start",
+        "_unread",
         "_value",
         "story",
         "wait_id",
@@ -90,6 +95,8 @@ class Future(Generic[R]):
     _resolve: Callable[[], Any] | None  # decodes on the thread that looks first
     _start: Callable[[], None] | None  # lazy receives begin when first observed
     _callbacks: "list[Callable[[Future[R]], None]] | None"
+    _handed: bool  # to somebody who may forget it
+    _unread: bool  # it ended with an error, and nobody has looked
     _cancel: "Callable[[Future[Any]], bool] | None"  # what `cancel` does; None where others rely on the operation
 
     def __init__(self) -> None:
@@ -107,6 +114,7 @@ class Future(Generic[R]):
         self._start = start
         self._callbacks = None
         self._cancel = None
+        self._handed = self._unread = False
         self.story = story
         self.wait_id = ""
         self.watched = 0
@@ -120,12 +128,13 @@ class Future(Generic[R]):
 
     # -- the side that resolves -------------------------------------------------------------------------------------
 
-    def _finish(self, value: Any, error: BaseException | None, resolve: Callable[[], Any] | None) -> bool:
+    def _finish(self, value: Any, error: BaseException | None, resolve: Callable[[], Any] | None, failed: bool) -> bool:
         with _transitions:
             if self._done:
                 return False
             self._value, self._error, self._resolve = value, error, resolve
             self._done = True
+            self._unread = failed
             callbacks, self._callbacks = self._callbacks, None
             self.story = self._cancel = None  # nobody asks any more; they hold the call, and all that has come of it
         self._lock.release()
@@ -137,14 +146,24 @@ class Future(Generic[R]):
         return True
 
     def _set(self, value: R) -> bool:
-        return self._finish(value, None, None)
+        return self._finish(value, None, None, False)
 
-    def _set_lazy(self, resolve: Callable[[], R]) -> bool:
-        """Resolved with a value that is computed, once, by whoever looks first."""
-        return self._finish(None, None, resolve)
+    def _set_lazy(self, resolve: Callable[[], R], *, failed: bool = False) -> bool:
+        """Resolved with a value that is computed, once, by whoever looks first; or `failed`: it raises."""
+        return self._finish(None, None, resolve, failed)
 
     def _fail(self, error: BaseException) -> bool:
-        return self._finish(None, error, None)
+        return self._finish(None, error, None, True)
+
+    def _hand_out(self) -> None:
+        """It goes to somebody who is told of an error that they never look at: see `forgotten`."""
+        forgotten.ready()
+        self._handed = True
+
+    def __del__(self) -> None:
+        if getattr(self, "_handed", False) and self._unread:  # it may never have been made
+            error = self._error
+            forgotten.forget(self._resolve or (lambda: _raise(error)))
 
     def _on_done(self, callback: Callable[["Future[R]"], None]) -> None:
         """Calls back once, on the resolving thread, or at once when resolved already."""
@@ -191,6 +210,7 @@ class Future(Generic[R]):
         return self._done and isinstance(self._error, CancelledError)
 
     def _outcome(self) -> R:
+        self._unread = False
         if self._resolve is not None:
             with self._lock:  # two threads may look at once; the value is decoded by the first
                 resolve = self._resolve
@@ -316,4 +336,48 @@ class Future(Generic[R]):
         if not self._done:
             told = f": {told}" if (told := self.told()) else ""
             return f"<Future pending{told}>"
-        return f"<Future failed: {self._error!r}>" if self._error is not None else "<Future done>"
+        if self._resolve is not None and self._unread:
+            try:
+                self._outcome()
+            except BaseException:  # which is kept
+                pass
+        if self._error is None:
+            return "<Future done>"
+        self._unread = False  # who sees this knows
+        return f"<Future failed: {_first_line(self._error)}>"
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"a Future has no {name!r}")
+        raise AttributeError(f"a Future has no {name!r}, its result may have: `.get()` is missing, as in .get().{name}")
+
+
+def _first_line(error: BaseException) -> str:
+    """`ValueError: …`, of what was raised on the ranks rather than of the error that brings it."""
+    return error_line(error.exception) if isinstance(error, ActorError) else error_line(error)
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _refuses(name: str) -> Callable[..., Any]:
+    def operate(self: Future[Any], *_: Any) -> Any:
+        raise TypeError(f"a Future cannot be used with {name}: `.get()` is missing")
+
+    return operate
+
+
+# Whoever forgets `.get()` is told so by what they do with the future, rather than that it has no such method.
+for _name, _does in {
+    "iter": "`for`, `list` and the like", "getitem": "[...]", "len": "len()", "contains": "`in`",
+    **{f"{_side}{_one}": _sign for _side in ("", "r") for _one, _sign in {
+        "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "matmul": "@",
+    }.items()},
+    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "neg": "-", "float": "float()", "int": "int()",
+}.items():  # fmt: skip
+    setattr(Future, f"__{_name}__", _refuses(_does))

@@ -163,12 +163,15 @@ class Driver(Causes):
     def _fail_calls(self, uid: str, lives: tuple[Life, ...] | None, failure: MeshFailure) -> None:
         ranks = None if lives is None else {rank for rank, _ in lives}
         for call in tuple(self.runtime.calls.values()):
-            if call.mesh != uid:
+            places = call.places_of(ranks) if call.mesh == uid and ranks is not None else []
+            if call.mesh != uid or (ranks is not None and not places):
                 continue
+            error = self._error(failure, call)
+            error.told_elsewhere = True  # by supervision, if nobody waits for the call
             if ranks is None:
-                call.fail(self._error(failure, call))
-            elif places := call.places_of(ranks):
-                call.lose(places, self._error(failure, call))
+                call.fail(error)
+            else:
+                call.lose(places, error)
 
     def _error(self, failure: MeshFailure, call: PendingCall | None) -> SupervisionError:
         if failure.failure_id:

@@ -43,6 +43,11 @@ class Worker(Actor):
         mine, other = socket.socketpair()
         print("waiting for a byte", flush=True)
         mine.recv(1)
+
+    @endpoint
+    def fail_late(self, x=0):
+        time.sleep(0.2)
+        return 1 / x
 """
 
 

@@ -1,0 +1,94 @@
+"""Errors of calls that nobody waited for: their futures were dropped unread."""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from monarch_nb.wire import ActorError, error_line
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.future import Future
+
+logger = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.05  # after the first of some: what is forgotten together is told together
+_QUIET = (CancelledError, KeyboardInterrupt)  # somebody has wanted that
+
+
+def _log(error: BaseException, count: int) -> None:
+    more = f" (and {count - 1} more like it)" if count > 1 else ""
+    logger.error("Nobody waited for this call (`.get()` is missing)%s: %s", more, error_line(error))
+
+
+tell: Callable[[BaseException, int], None] = (
+    _log  # of some that are alike the first, and how many; a notebook has its own
+)
+_queue: "SimpleQueue[Callable[[], Any]]" = SimpleQueue()
+_thread: threading.Thread | None = None
+_starting = threading.Lock()
+
+
+def ready() -> None:
+    """Called before a future is handed out: what is forgotten may be found where no thread can be started."""
+    global _thread
+    if _thread is None:
+        with _starting:
+            if _thread is None:
+                _thread = threading.Thread(target=_run, name="monarch-forgotten", daemon=True)
+                _thread.start()
+
+
+def forget(outcome: Callable[[], Any]) -> None:
+    """A future that ended with an error is gone, and nobody has looked: `outcome` raises it. From any finalizer."""
+    if not sys.is_finalizing():
+        _queue.put(outcome)
+
+
+def of_interest(error: BaseException | None) -> TypeGuard[BaseException]:
+    """Whether an error is one to be told of: not the end of what was cancelled, nor what is told already."""
+    if error is None:
+        return False
+    inner = error.exception if isinstance(error, ActorError) else error
+    name = getattr(inner, "type_name", "")
+    wanted = isinstance(inner, _QUIET) or type(inner).__name__ == "CancelledError" or name.endswith("CancelledError")
+    return not wanted and name != "KeyboardInterrupt" and not getattr(error, "told_elsewhere", False)
+
+
+def watch(future: "Future[Any]", held: Callable[[], bool]) -> None:
+    """A future that is only kept as the output of a cell: if it fails unread, and is not `held` then, it is told."""
+    ready()
+    future._on_done(lambda ended: _queue.put(lambda: ended._outcome() if ended._unread and not held() else None))
+
+
+def _run() -> None:
+    while True:
+        found = [_queue.get()]
+        time.sleep(GATHER_SECONDS)
+        while not _queue.empty():
+            found.append(_queue.get())
+        _tell_each(found)
+        found.clear()
+
+
+def _tell_each(found: list[Callable[[], Any]]) -> None:
+    groups: dict[str, list[BaseException]] = {}
+    for error in filter(of_interest, map(_error_of, found)):
+        groups.setdefault(error_line(error), []).append(error)
+    for alike in groups.values():
+        try:
+            tell(alike[0], len(alike))
+        except Exception:
+            logger.exception("an error that nobody waited for could not be told")
+
+
+def _error_of(outcome: Callable[[], Any]) -> BaseException | None:
+    try:
+        outcome()
+    except BaseException as error:
+        return error
+    return None

@@ -1,0 +1,159 @@
+"""Futures that nobody looks at: an error in them is told all the same, once, and only then."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint
+from monarch_nb.mesh.interrupts import interrupted
+from monarch_nb.runtime import forgotten
+from monarch_nb.testing import in_process_host
+from tests.cluster.actor_tools import SECONDS
+
+pytestmark = pytest.mark.timeout(60)
+
+
+GATE = threading.Event()  # the actors live in this very process
+BEGUN = threading.Semaphore(0)
+
+
+class Divider(Actor):
+    """Fails when it is asked to, and when it is let to."""
+
+    @endpoint
+    def divide(self, x: float) -> float:
+        return 1 / x
+
+    @endpoint
+    def late(self, x: float) -> float:
+        BEGUN.release()
+        assert GATE.wait(SECONDS)
+        return 1 / x
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    mesh = in_process_host().spawn_procs(per_host={"gpus": 2}, name="here")
+    mesh.initialized.get(SECONDS)
+    yield mesh
+    mesh.stop().get(SECONDS)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    GATE.clear()
+    found: list[tuple[str, int]] = []
+
+    def tell(error: BaseException, count: int) -> None:
+        assert isinstance(error, ActorError)
+        found.append((repr(error.exception), count))
+
+    monkeypatch.setattr(forgotten, "tell", tell)
+    return found
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def nothing_else(mesh: Any, told: list[tuple[str, int]]) -> None:
+    """One more that is forgotten, alone: all before it has been told by then."""
+    before = len(told)
+    mesh.divide.call("x")
+    until(lambda: len(told) > before)
+    assert [kind for kind, _ in told[before:]] == ["TypeError(\"unsupported operand type(s) for /: 'int' and 'str'\")"]
+
+
+def test_the_error_of_a_call_that_is_dropped_is_told_when_it_comes(
+    procs: ProcMesh, told: list[tuple[str, int]]
+) -> None:
+    mesh = procs.spawn("a", Divider)
+    mesh.initialized.get(SECONDS)
+    mesh.late.call(0)
+    mesh.late.call(1)
+    assert told == []
+    GATE.set()
+    until(lambda: told)
+    assert told == [("ZeroDivisionError('division by zero')", 1)]
+
+
+def test_a_future_that_is_kept_is_not_forgotten_and_one_that_is_dropped_unread_is(
+    procs: ProcMesh, told: list[tuple[str, int]]
+) -> None:
+    mesh = procs.spawn("b", Divider)
+    kept, dropped, read = (mesh.divide.call(0) for _ in range(3))
+    with pytest.raises(ActorError, match="division by zero"):
+        read.get(SECONDS)
+    del read
+    nothing_else(mesh, told)
+    del dropped
+    until(lambda: len(told) > 1)
+    assert told[1:] == [("ZeroDivisionError('division by zero')", 1)]
+    with pytest.raises(ActorError, match="division by zero"):
+        kept.get()
+    del kept
+    nothing_else(mesh, told)
+
+
+def test_what_is_forgotten_together_is_told_once(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
+    mesh = procs.spawn("c", Divider)
+    for _ in range(50):
+        mesh.divide.call(0)
+    until(lambda: sum(count for _, count in told) == 50)
+    assert len(told) < 25
+    mesh.slice(gpus=1).divide.call_one(0)
+    mesh.divide.choose(0)
+    until(lambda: sum(count for _, count in told) == 52)
+
+
+def test_what_was_cancelled_or_interrupted_is_not_told(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
+    mesh = procs.spawn("d", Divider)
+    mesh.late.call(0).cancel()
+    GATE.set()
+    nothing_else(mesh, told)
+    GATE.clear()
+    while BEGUN.acquire(blocking=False):
+        pass
+    mesh.slice(gpus=0).late.call_one(0)
+    mesh.slice(gpus=1).late.call_one(1)
+    for _ in range(2):
+        assert BEGUN.acquire(timeout=SECONDS)
+    interrupted(mesh._state, [0, 1])
+    GATE.set()
+    mesh.divide.call(1).get(SECONDS)
+    nothing_else(mesh, told)
+
+
+def test_a_future_says_how_it_stands_and_that_get_is_missing(procs: ProcMesh) -> None:
+    GATE.clear()
+    mesh = procs.spawn("e", Divider)
+    late: Any = mesh.late.call(1)
+    assert repr(late) == "<Future pending: 0 of 2 ranks have answered e.late()>"
+    for use in (
+        lambda: late + 1,
+        lambda: 2 * late,
+        lambda: late[0],
+        lambda: list(late),
+        lambda: len(late),
+        lambda: late < 2,
+        lambda: float(late),
+        lambda: late.values(),
+        lambda: late.item(gpus=0),
+    ):
+        with pytest.raises((TypeError, AttributeError), match=r"`\.get\(\)` is missing"):
+            use()
+    assert bool(late)
+    assert not callable(late)
+    assert not hasattr(late, "_repr_html_")
+    GATE.set()
+    assert late.get(SECONDS).values() == [1.0, 1.0]
+    assert repr(late) == "<Future done>"
+    failed = mesh.divide.call(0)
+    until(failed.done)
+    assert repr(failed) == "<Future failed: ZeroDivisionError: division by zero>"
