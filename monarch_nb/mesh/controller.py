@@ -213,14 +213,19 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
     return done
 
 
-def stop_hosts(hosts: Sequence[str], reason: str = "its hosts were stopped") -> "Future[Any]":
-    """Stops the proc meshes of this process that have a part on these hosts; the agents live on."""
+def stop_hosts(
+    hosts: Sequence[str], reason: str = "its hosts were stopped", *, identity: str | None = None
+) -> "Future[Any]":
+    """Stops the proc meshes of this process that have a part on these hosts; the agents live on.
+
+    With the `identity` of a host mesh only those that were spawned on that one.
+    """
     engine = runtime()
     stops = [
         engine.keeper.stop_mesh(state, reason)
         for state in tuple(engine.meshes.values())
         if isinstance(state, ProcState) and not set(hosts).isdisjoint(state.layout.hosts)
-        and state.born is not None and state.stopped is None
+        and state.born is not None and state.stopped is None and identity in (None, state.born.host_mesh)
     ]  # fmt: skip
     return gather(stops, lambda: f"{len(hosts)} hosts have not stopped yet")
 

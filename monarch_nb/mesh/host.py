@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -27,6 +28,7 @@ class HostMesh(MeshTrait):
         python: str | None = None,
         owned: bool = False,
         ended: list[str] | None = None,
+        identity: str = "",
     ) -> None:
         self._name = name
         self._found = hosts if isinstance(hosts, Future) else Future._resolved(tuple(hosts))
@@ -34,6 +36,7 @@ class HostMesh(MeshTrait):
         self._python = python
         self._owned = owned
         self._ended = [] if ended is None else ended  # shared with slices: why it cannot be used any more
+        self._identity = identity or uuid.uuid4().hex  # of the whole mesh, for its slices and references as well
 
     @property
     def _hosts(self) -> tuple[str, ...]:
@@ -65,7 +68,9 @@ class HostMesh(MeshTrait):
         return True
 
     def _new_with_region(self, region: Region) -> Self:
-        return type(self)(self._name, self._found, region, python=self._python, ended=self._ended)
+        return type(self)(
+            self._name, self._found, region, python=self._python, ended=self._ended, identity=self._identity
+        )
 
     def _usable(self) -> None:
         if self._ended:
@@ -122,6 +127,7 @@ class HostMesh(MeshTrait):
             launch=launches(bootstrap_command, extent),
             python=self._python,
             env=environments(dims, dict(env or {})),
+            host_mesh=self._identity,
         )
 
     def with_python_executable(self, python_executable: str) -> "HostMesh":
@@ -129,7 +135,10 @@ class HostMesh(MeshTrait):
         if not os.access(python_executable, os.X_OK):
             raise ValueError(f"{python_executable!r} is not an executable file")
         python = os.path.abspath(python_executable)
-        return HostMesh(self._name, self._found, self._region, python=python, owned=self._owned, ended=self._ended)
+        return HostMesh(
+            self._name, self._found, self._region, python=python, owned=self._owned, ended=self._ended,
+            identity=self._identity,
+        )  # fmt: skip
 
     @property
     def initialized(self) -> Future[Literal[True]]:
@@ -161,14 +170,15 @@ class HostMesh(MeshTrait):
         return shutdown_hosts(hosts)
 
     def stop(self) -> Future[None]:
-        """Stops all processes that were spawned from here on these hosts; the agents stay, for what comes next.
+        """Stops all processes that this process has spawned on this host mesh; the agents stay, for what comes next.
 
-        Resolves when they are gone. Only for the whole mesh, by its owner.
+        What was spawned on another host mesh of the same hosts lives on. Resolves when they are gone.
+        Only for the whole mesh, by its owner.
         """
         from monarch_nb.mesh.controller import stop_hosts
 
         self._mine("stop")
-        return stop_hosts(self._hosts)
+        return stop_hosts(self._hosts, identity=self._identity)
 
     async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> None:
         """Brings edited code to these hosts: `workspace` is a folder, several, or an object with such `dirs`.

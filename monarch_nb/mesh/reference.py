@@ -96,10 +96,10 @@ def reduce_actor_mesh(mesh: "ActorMesh[Any]") -> Any:
 
 def reduce_host_mesh(mesh: "HostMesh") -> Any:
     """How a HostMesh pickles: a reference, which cannot shut its hosts down."""
-    return _make_host_mesh, (mesh._name, mesh._hosts, mesh._region, mesh._python)
+    return _make_host_mesh, (mesh._name, mesh._hosts, mesh._region, mesh._python, mesh._identity)
 
 
-def _make_host_mesh(name: str, hosts: tuple[str, ...], region: Region, python: str | None) -> "HostMesh":
+def _make_host_mesh(name: str, hosts: tuple[str, ...], region: Region, python: str | None, identity: str) -> "HostMesh":
     from monarch_nb.mesh.host import HostMesh
 
-    return HostMesh(name, hosts, region, python=python, owned=False)
+    return HostMesh(name, hosts, region, python=python, owned=False, identity=identity)

@@ -44,6 +44,7 @@ class ProcBorn(Struct, eq=False):
     proc_bind: tuple[dict[str, str], ...]
     launch: tuple[Launch, ...]  # by rank, if not the default command
     python: str | None
+    host_mesh: str  # the identity of the host mesh it was spawned on
     initialized: Future[Any] = field(default_factory=lambda: Future._resolved(True))
 
     def let_go(self) -> None:
@@ -161,6 +162,7 @@ def spawn_proc_mesh(
     launch: tuple[Launch, ...],
     python: str | None,
     env: tuple[dict[str, str | None], ...],
+    host_mesh: str,
 ) -> "ProcMesh":
     """Spawns `per_host` processes on each host, row-major with the hosts outside. Does not block."""
     from monarch_nb.mesh.proc import ProcMesh
@@ -178,6 +180,7 @@ def spawn_proc_mesh(
         proc_bind,
         launch,
         python,
+        host_mesh,
     )
     state = ProcState(
         uid=uid,

@@ -300,3 +300,25 @@ def test_hosts_from_config_are_two_workers() -> None:
     assert hosts.initialized.get(40) is True
     for function in kept:
         function()
+
+
+def test_each_state_gives_host_meshes_of_its_own_and_a_stop_ends_what_was_spawned_on_one() -> None:
+    job = ProcessJob({"hosts": 2})
+    try:
+        first, second = job.state(cached_path=None).hosts, job.state(cached_path=None).hosts
+        assert first is not second
+        quick = {"TORCH_TEST_MARK": "1"}
+        one, two = (
+            where(hosts.slice(hosts=slice(0, 2)).spawn_procs(per_host={"gpus": 1}, name=name, env=quick))
+            for hosts, name in ((first, "one"), (second, "two"))
+        )
+        theirs, others = one.pid.call().get(60).values(), two.pid.call().get(60).values()
+        first.stop().get(SOON)
+        until(lambda: not any(alive(pid) for pid in theirs), "the end of what ran on the first")
+        assert two.pid.call().get(SOON).values() == others
+        again = where(first.spawn_procs(env=quick))  # it can be used again
+        assert len(again.pid.call().get(SOON)) == 2
+        second.shutdown().get(SOON)
+        until(lambda: not any(alive(pid) for pid in others), "the end of what ran on the second")
+    finally:
+        job.kill()
