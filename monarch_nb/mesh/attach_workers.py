@@ -132,6 +132,9 @@ def _start(job: Callable[[], dict[str, str]]) -> Future[dict[str, str]]:
 
 
 def _near(engine: Runtime, endpoint: Endpoint, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
+    through = ways.gateway
+    if through is not None and through.address == endpoint.url and not through.remote.lost:
+        return {endpoint.url: through.remote.host}  # it is spoken to already, whatever has become of that path
     try:
         neighbour = meet(engine, endpoint.path, deadline, given_up)
         if ways.remotes.get(neighbour.host) is not neighbour:

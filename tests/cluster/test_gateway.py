@@ -12,14 +12,17 @@ import pytest
 
 from monarch_nb import mesh
 from monarch_nb.actor import (
+    Actor,
     MeshFailure,
     ProcMesh,
     SupervisionError,
     attach,
     attach_hosts,
     attach_to_workers,
+    endpoint,
     shutdown_context,
     this_host,
+    this_proc,
 )
 from monarch_nb.compat.worker_loops import start_worker_loop_until_shutdown
 from monarch_nb.config import configured
@@ -38,7 +41,7 @@ from tests.cluster.hosts_tools import (
     user_hosts,
     wait_until,
 )
-from tests.cluster.worker_tools import short_folder
+from tests.cluster.worker_tools import cold, short_folder, where, workers_at
 from tests.processes import alive
 from tests.proxy import Proxy
 
@@ -226,4 +229,26 @@ def test_a_worker_of_this_machine_can_be_the_gateway() -> None:
         hosts = attach_to_workers(ca="trust_all_connections", workers=[address])
         procs: ProcMesh = hosts.spawn_procs(per_host={"slots": 2})
         assert len(procs.spawn("members", Member).where.call().get(SOON)) == 2
+        hosts.shutdown().get(SOON)
+
+
+class Relay(Actor):
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    @endpoint
+    def ask(self) -> int:
+        return int(self.target.pid.call_one().get(SOON))
+
+
+def test_what_is_attached_through_a_worker_needs_its_address_no_more_and_this_host_is_still_here() -> None:
+    with short_folder() as folder, workers_at(f"ipc://{folder}/worker"):
+        attach(f"ipc://{folder}/worker")
+        (folder / "worker").unlink()
+        hosts = attach_to_workers(ca="trust_all_connections", workers=[f"ipc://{folder}/worker"])
+        far = cold(hosts, per_host={"slots": 2})
+        assert len(where(far).pid.call().get(SOON)) == 2
+        assert this_host().region == this_proc().host_mesh.region
+        here = where(cold(this_host(), per_host={"local": 1}))
+        assert far.spawn("relay", Relay, here).ask.call().get(SOON).values() == [here.pid.call_one().get(SOON)] * 2
         hosts.shutdown().get(SOON)
