@@ -73,10 +73,25 @@ class Console:
         """Whether a person sits there."""
         return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
 
+    @property
+    def echoes(self) -> bool:
+        """What is typed stays on the screen."""
+        return True
+
     def write(self, text: str) -> None:
         """Shows text."""
         sys.stdout.write(text)
         sys.stdout.flush()
+
+    def table(self, text: str, *, again: bool) -> bool:
+        """Shows what is stopped, once: what is on the screen stays as it is."""
+        if not again:
+            self.write(f"{text}\n")
+        return not again
+
+    def gone(self) -> None:
+        """Says that there is nothing to ask for."""
+        self.write("» no rank is stopped any more\n")
 
     def beside(self) -> None:
         """Nothing else."""

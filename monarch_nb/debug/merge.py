@@ -1,6 +1,7 @@
 """Answers of many ranks drawn together: equal ones once, differing ones side by side, outliers, sparklines. Pure."""
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 from monarch_nb.debug.groups import named, ranks_of
 from monarch_nb.debug.records import Answer, Stopped, Value
 
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _BARS = "▁▂▃▄▅▆▇█"
 NAN_SIGN = "×"
 Pair = tuple[Stopped, Answer]
@@ -34,12 +36,24 @@ class Merged:
     records: tuple[Stopped, ...]
 
 
+def folded(pairs: Sequence[Pair]) -> list[tuple[Merged, Answer]]:
+    """Equal answers once, each with one of them; those that differ in nothing but addresses in memory are equal."""
+    found: dict[str, list[tuple[str, Pair]]] = {}
+    for record, answer in pairs:
+        text = shown(answer)
+        found.setdefault(_ADDRESS.sub("0x…", text), []).append((text, (record, answer)))
+    return [
+        (
+            Merged(same if len({text for text, _ in each}) > 1 else each[0][0], tuple(pair[0] for _, pair in each)),
+            each[0][1][1],
+        )
+        for same, each in found.items()
+    ]
+
+
 def merged(pairs: Sequence[Pair]) -> list[Merged]:
     """Equal answers once; the commonest first."""
-    found: dict[str, list[Stopped]] = {}
-    for record, answer in pairs:
-        found.setdefault(shown(answer), []).append(record)
-    return sorted((Merged(text, tuple(who)) for text, who in found.items()), key=lambda one: -len(one.records))
+    return sorted((one for one, _ in folded(pairs)), key=lambda one: -len(one.records))
 
 
 def who(records: Sequence[Stopped], among: Sequence[Stopped]) -> str:
@@ -82,7 +96,7 @@ def outliers(pairs: Sequence[Pair]) -> list[tuple[Merged, float]]:
     the median in units of the usual distance; where they are no numbers, the rarest first.
     """
     every = merged(pairs)
-    by_text = {shown(answer): answer for _, answer in pairs}
+    by_text = {one.text: answer for one, answer in folded(pairs)}
     numbers = {text: number_of(answer.value) for text, answer in by_text.items()}
     finite = [n for _, answer in pairs if (n := number_of(answer.value)) is not None and math.isfinite(n)]
     middle = statistics.median(finite) if finite else 0.0

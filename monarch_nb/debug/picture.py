@@ -1,15 +1,17 @@
 """What is stopped as plain JSON, for whoever draws it: groups, one tree of the stacks, values by rank. Pure."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monarch_nb.debug.groups import FileName, Group, Node, grouped, named, ranks_of, short, tree
-from monarch_nb.debug.merge import Merged, Pair, number_of, outliers, shown, sparkline
+from monarch_nb.debug.merge import Merged, Pair, folded, number_of, outliers, sparkline, who
 from monarch_nb.debug.records import Answer, Frame, Stopped, Value
 from monarch_nb.debug.table import Missing
 
 Picture = dict[str, Any]
+_ANONYMOUS = re.compile(r"<[^<>]*\bat 0x[0-9a-fA-F]+>$|<module |<function |<class |<bound method ")
 LONGEST = 400  # characters of one value
 MOST = 100  # variables
 
@@ -87,16 +89,19 @@ def _node(node: Node, by_id: Mapping[str, Stopped], name: FileName) -> Picture:
 def values(expression: str, pairs: Sequence[Pair]) -> Picture:
     """What came of an expression by rank: the most unusual value first, and a sparkline over the ranks in order."""
     ordered = sorted(pairs, key=lambda pair: (pair[0].name, pair[0].rank))
-    by_text = {shown(answer): answer for _, answer in pairs}
+    by_text = {one.text: answer for one, answer in folded(pairs)}
+    among = [record for record, _ in pairs]
     return {
         "expression": expression,
         "spark": sparkline([number_of(answer.value) for _, answer in ordered]),
-        "values": [_value(one, far, by_text[one.text]) for one, far in outliers(pairs)],
+        "values": [_value(one, far, by_text[one.text], among) for one, far in outliers(pairs)],
     }
 
 
 def variables(pairs: Sequence[Pair]) -> list[Picture]:
-    """The local variables of ranks, each with its values by rank; those that differ first."""
+    """The local variables of ranks, each with its values by rank: numbers and tensors first, objects that only say what
+    they are last; of each kind, those that differ first.
+    """
     found: dict[str, list[Pair]] = {}
     for record, answer in pairs:
         for variable, value in answer.locals.items():
@@ -104,16 +109,24 @@ def variables(pairs: Sequence[Pair]) -> list[Picture]:
     rows = [{"name": each, **values(each, some)} for each, some in list(found.items())[:MOST]]
     for row in rows:
         del row["expression"]
-    return sorted(rows, key=lambda row: len(row["values"]) == 1)
+    return sorted(rows, key=lambda row: (_kind(found[row["name"]]), len(row["values"]) == 1))
 
 
-def _value(one: Merged, far: float, answer: Answer) -> Picture:
+def _kind(pairs: Sequence[Pair]) -> int:
+    """0 for numbers and tensors, 1 for what has a text of its own, 2 for objects that only say what they are."""
+    told = [answer.value for _, answer in pairs if answer.value is not None]
+    if any(value.number is not None or value.tensor is not None for value in told):
+        return 0
+    return 2 if told and all(_ANONYMOUS.match(value.text) for value in told) else 1
+
+
+def _value(one: Merged, far: float, answer: Answer, among: Sequence[Stopped]) -> Picture:
     value = answer.value
     number = number_of(value)
     odd = "" if number is None or math.isfinite(number) else "NaN" if math.isnan(number) else "infinite"
     return {
         "text": one.text if len(one.text) <= LONGEST else f"{one.text[:LONGEST]}…",
-        "where": named(one.records),
+        "where": who(one.records, among) or named(one.records),
         "sessions": [record.session for record in one.records],
         "type": value.type if value is not None else "",
         "number": number if number is not None and not odd else None,  # JSON knows no others

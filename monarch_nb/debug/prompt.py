@@ -10,6 +10,7 @@ from monarch_nb.debug.controller import Controller
 from monarch_nb.debug.errors import StoppedAtBreakpoint
 from monarch_nb.debug.groups import FileName, grouped, named, place, short
 from monarch_nb.debug.records import Stopped
+from monarch_nb.debug.redrawn import Redrawn
 from monarch_nb.runtime import Future
 from monarch_nb.settings import settings
 
@@ -33,11 +34,21 @@ class Terminal(Protocol):
     def can_ask(self) -> bool:
         """Whether there is anybody to type."""
 
+    @property
+    def echoes(self) -> bool:
+        """Whether what was typed stays to be seen."""
+
     def write(self, text: str) -> None:
         """Shows text."""
 
+    def table(self, text: str, *, again: bool) -> bool:
+        """Shows what is stopped; `again` in place of what was shown last, if it can: whether it was shown."""
+
     def beside(self) -> None:
         """What is stopped has been shown as text, and questions follow: whatever else shows it can be shown now."""
+
+    def gone(self) -> None:
+        """A question was of no use any more: nothing is stopped."""
 
     def ask(self, prompt: str, vain: Callable[[], bool] = ...) -> str:
         """One line that was typed. Raises NoPrompt, EOFError, KeyboardInterrupt; Vain if it can tell that `vain()`."""
@@ -144,8 +155,6 @@ class Waiting:
     def _ask(self, future: Future[Any], records: list[Stopped]) -> None:
         desk = self._desk(future, records)
         self._shown |= {(one.session, one.number) for one in records}
-        self.terminal.write("\n".join([desk.table(), *desk.watched()]) + "\n")
-        self.terminal.beside()
         converse(desk, self.terminal, over=future.done)
         left = desk.candidates()
         self._shown |= {(one.session, one.number) for one in left}
@@ -157,13 +166,36 @@ class Waiting:
 
 
 def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: False, *, ending: str = "quit") -> None:
-    """Asks for commands and carries them out until nothing is stopped any more, or the desk is left."""
+    """Shows what is stopped, asks for commands and carries them out until nothing is stopped, or the desk is left."""
+    told: set[str] = set()
+
+    def draw() -> tuple[str, set[str]]:
+        shown = {one.session for one in desk.candidates()}
+        return "\n".join([desk.table(), *desk.watched()]), shown
+
+    def show(drawn: tuple[str, set[str]], again: bool = True) -> None:
+        if terminal.table(drawn[0], again=again):
+            told.update(drawn[1])
+
+    show(draw(), again=False)
+    terminal.beside()
+    # Ranks that stop a moment later than the first are in the table, too, until somebody has answered.
+    redrawn = Redrawn(desk.controller.book, draw, show)
 
     def ask(question: str) -> str:
-        return terminal.ask(question, lambda: over() or not desk.candidates())
+        try:
+            return terminal.ask(question, lambda: over() or not desk.candidates())
+        finally:
+            redrawn.close()
 
+    try:
+        _commands(desk, terminal, ask, over, told, ending)
+    finally:
+        redrawn.close()
+
+
+def _commands(desk: Desk, terminal: Terminal, ask: Ask, over: Callable[[], bool], told: set[str], ending: str) -> None:
     last = ""
-    told = {one.session for one in desk.candidates()}
     while not over() and desk.candidates():
         late = [one for one in desk.candidates() if one.session not in told]
         if late:
@@ -178,7 +210,7 @@ def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: 
                     return
                 continue
         except Vain:
-            terminal.write("» nothing is stopped any more: they were let go on elsewhere, or have ended\n")
+            terminal.gone()
             return
         except EOFError:
             line = "detach"
@@ -186,8 +218,9 @@ def converse(desk: Desk, terminal: Terminal, over: Callable[[], bool] = lambda: 
             return
         if not line.strip() and not desk.interactive:
             continue
+        if line == last or not terminal.echoes:
+            terminal.write(f"» {line}\n")
         last = line if line.split(" ")[0] in _AGAIN else ""
-        terminal.write(f"» {line}\n")
         text = desk.do(line).text
         if text:
             terminal.write(f"{text}\n")
@@ -210,7 +243,7 @@ def _command(desk: Desk, ask: Ask, last: str, ending: str) -> str | None:
             return None
         sure = ask(f"end the endpoints of {named(desk.focused())}, so that their calls fail? [y/N] ")
         return line if sure.strip().lower() in ("y", "yes") else ""
-    return line if line.strip() else last
+    return "" if line.startswith("#") else line if line.strip() else last
 
 
 def _block(line: str, ask: Ask) -> str:

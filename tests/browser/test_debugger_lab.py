@@ -82,7 +82,7 @@ def test_a_cell_stops_on_four_ranks_the_prompt_compares_them_and_a_click_ends_th
     view.get_by_role("button", name="details").click()
     view.locator(".mnb-group", has_text="4 of 4").filter(has_text="trainers gpus=0-3").wait_for()
     assert view.locator(".mnb-here code").inner_text().strip() == "breakpoint()"
-    view.locator(".mnb-vars tr", has_text="loss").locator(".mnb-odd", has_text="trainers gpus=2").wait_for()
+    view.locator(".mnb-vars tr", has_text="loss").locator(".mnb-odd", has_text="gpus=2").wait_for()
     view.get_by_label("watch an expression").fill("loss * 10")
     view.get_by_label("watch an expression").press("Enter")
     view.locator(".mnb-watch .mnb-spark", has_text="×").wait_for(timeout=10_000)

@@ -3,7 +3,7 @@
 import contextlib
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.notebook.notebook import Cell, Notebook
@@ -99,11 +99,18 @@ class Talk:
     def __init__(self) -> None:
         self.cell = Cell()
         self.prompts: list[str] = []
-        self.before: list[str] = []  # what stdout held when each question was asked
+        self.before: list[str] = []  # what there was to read when each question was asked
 
     @property
     def text(self) -> str:
-        return self.cell.stdout
+        """What was shown, displays as they were replaced last before what was printed."""
+        shown: dict[str, str] = {}
+        for message in self.cell.messages:
+            if message["msg_type"] in ("display_data", "update_display_data"):
+                content = message["content"]
+                name = content.get("transient", {}).get("display_id", "") or message["header"]["msg_id"]
+                shown[name] = content["data"].get("text/plain", "")
+        return "".join(f"{text}\n" for text in shown.values() if text) + self.cell.stdout
 
 
 class Debugged(Notebook):
@@ -121,7 +128,7 @@ class Debugged(Notebook):
             if question is not None:
                 self._drain(request, talk.cell)
                 talk.prompts.append(question)
-                talk.before.append(talk.cell.stdout)
+                talk.before.append(talk.text)
                 assert left, f"asked more than was expected: {question!r}\n{talk.cell.stdout}"
                 answer = left.pop(0)
                 if answer is None:
@@ -135,6 +142,19 @@ class Debugged(Notebook):
         self._reply(request, deadline)
         assert not left, f"not asked for {left}\n{talk.cell.stdout}\n{talk.cell.traceback}"
         return talk
+
+    def answer(self, text: str) -> None:
+        """Types a line into the open question."""
+        self.client.input(text)
+
+    def read_until(self, request: str, talk: Talk, shown: Callable[[], bool], timeout: float = 20) -> None:
+        """Takes what a cell shows while its question is open, until that is enough."""
+        deadline = time.monotonic() + timeout
+        while not shown():
+            message = self._maybe(request)
+            if message is not None:
+                self._take(talk.cell, message)
+            assert time.monotonic() < deadline, f"shown so far:\n{talk.text}"
 
     def asked(self, timeout: float = 20) -> str:
         """The next question."""

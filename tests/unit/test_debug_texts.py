@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from monarch_nb.debug.book import Book
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.groups import grouped, named, tree, tree_text
-from monarch_nb.debug.merge import diff_text, merged_text, outliers, sparkline, watch_text
+from monarch_nb.debug.merge import Pair, diff_text, merged_text, outliers, sparkline, watch_text
 from monarch_nb.debug.picks import pick
 from monarch_nb.debug.picture import picture, values, variables
 from monarch_nb.debug.records import Answer, Frame, Stopped, Value
@@ -92,6 +92,30 @@ def test_diff_shows_what_is_not_a_number_first_then_the_one_far_off() -> None:
 def test_diff_of_texts_shows_the_rarest_first() -> None:
     assert [one.text for one, _ in outliers(answers("a", "a", "b", "a"))] == ["b", "a"]
     assert diff_text("x", answers("a", "a")) == "x: equal on all 2: a"
+
+
+def test_objects_that_differ_in_nothing_but_their_address_are_equal() -> None:
+    one, other = "<Trainer object at 0x7f2434487a50>", "<Trainer object at 0x7f2434487bd0>"
+    assert diff_text("self", answers(one, other)) == "self: equal on all 2: <Trainer object at 0x…>"
+    assert diff_text("self", answers(one, one)).endswith("0x7f2434487a50>"), "an address that all share is told"
+    assert merged_text(answers(one, other, "None")) == "<Trainer object at 0x…>  gpus=0-1\nNone" + " " * 21 + "gpus=2"
+    assert len(outliers(answers("[<A at 0x7f2434487a50>, 1]", "[<A at 0x7f2434487bd0>, 2]"))) == 2
+
+
+def test_numbers_and_tensors_come_before_objects_and_what_differs_before_what_does_not() -> None:
+    def local(rank: int, **values: object) -> Pair:
+        told = {name: value_of(value) for name, value in values.items()}
+        return stop(rank), Answer(session=f"trainers#{rank}", locals=told)
+
+    objects = [Quiet() for _ in range(3)]
+    rows = variables([local(rank, self=objects[rank], text="a", json=math, x=1, loss=rank / 2) for rank in range(3)])
+    assert [row["name"] for row in rows] == ["loss", "x", "text", "self", "json"]
+    assert [value["where"] for value in rows[0]["values"]] == ["gpus=0", "gpus=2", "gpus=1"]
+    assert [value["text"] for value in rows[3]["values"]] == ["<tests.unit.test_debug_texts.Quiet object at 0x…>"]
+
+
+class Quiet:
+    pass
 
 
 def test_a_sparkline_goes_from_the_least_to_the_most_and_marks_what_is_no_number() -> None:

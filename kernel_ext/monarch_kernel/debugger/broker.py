@@ -1,5 +1,6 @@
 """The one place from which a cell asks for a line: front ends have a single, unlocked channel for answers."""
 
+import secrets
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +17,37 @@ VAIN = 4  # looks in a row at which it was not: a step lets ranks go for a momen
 class Broker:
     """Asks one question at a time, and only while a cell runs: an answer to another one would never come."""
 
-    def __init__(self, shell: Any, front: Front, beside: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, shell: Any, front: Front, beside: Callable[[], bool] = lambda: False) -> None:
+        self._shell = shell
         self._kernel: Any = getattr(shell, "kernel", None)
         self._front = front
         self._asking = threading.Lock()
-        self.beside = beside
+        self._beside = beside
+        self._has_view = False
+        self._table_id = ""
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the front end keeps what was typed: VS Code asks in a box of its own and shows nothing of it."""
+        return "__vsc_ipynb_file__" not in self._shell.user_ns
+
+    def table(self, text: str, *, again: bool) -> bool:
+        """Shows what is stopped, in place of what was shown last where front ends can replace it."""
+        if again and not self._front.has_displays:
+            return False
+        if not again:
+            self._table_id = f"monarch-{secrets.token_hex(8)}"
+        self._front.display({"text/plain": text}, self._table_id, update=again)
+        return True
+
+    def beside(self) -> None:
+        """Shows the live view below the table, where there are widgets."""
+        self._has_view = self._beside()
+
+    def gone(self) -> None:
+        """Says that there is nothing to ask for; the view, where there is one, does so at the question itself."""
+        if not self._has_view:
+            self.write("» no rank is stopped any more\n")
 
     @property
     def can_ask(self) -> bool:

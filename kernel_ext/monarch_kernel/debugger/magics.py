@@ -77,7 +77,10 @@ class DebugMagics(Magics):
         """
         words = line.split()
         if not words:
-            return debug.breakpoints() or None
+            there = debug.breakpoints()
+            if not there:
+                sys.stdout.write("no breakpoints are set; %break train.py:42 on trainers sets one\n")
+            return there or None
         if words[0] == "clear":
             for number in words[1:]:
                 if not number.isdecimal():
@@ -130,8 +133,6 @@ class DebugMagics(Magics):
 
     def _converse(self, desk: Desk) -> None:
         assert self.waiting is not None
-        self.waiting.terminal.write(f"{desk.table()}\n")
-        self.waiting.terminal.beside()
         try:
             converse(desk, self.waiting.terminal, ending="close")
         except NoPrompt:

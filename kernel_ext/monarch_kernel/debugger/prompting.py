@@ -49,14 +49,15 @@ class Beside:
         self._cell: Any = None
         self._id = ""
 
-    def show(self) -> None:
-        """Shows it, where there are widgets."""
+    def show(self) -> bool:
+        """Shows it, where there are widgets; whether there are."""
         if self._cell is self._front.parent:
-            return
+            return True
         bundle = self._live()
         if bundle:
             self._cell, self._id = self._front.parent, f"monarch-{secrets.token_hex(8)}"
             self._front.display({**bundle, "text/plain": ""}, self._id)
+        return bool(bundle)
 
     def ended(self) -> None:
         """The cell is at its end."""

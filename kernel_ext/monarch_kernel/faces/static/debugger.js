@@ -10,15 +10,19 @@ const MOVES = [
   ["down", "Down", "look at what was called"],
 ];
 const NOTHING = { stopped: 0, groups: [], tree: [], missing: [] };
-const MANY_VALUES = 6;
+const MANY_VALUES = 8;
+const SHORT = 24; // characters of a value that shares a line with others
 const SETTLED_MS = 300; // a step lets ranks go for a moment
 
-/** JupyterLab leaves the boxes of questions in the cell after the kernel has given them up: they are answered. */
-function answerQuestions(area) {
+/**
+ * JupyterLab leaves the boxes of questions in the cell after the kernel has given them up: they are answered, with a comment
+ * that stays to be read behind the prompt.
+ */
+function answerQuestions(area, text) {
   for (const box of area?.querySelectorAll(".jp-Stdin-input") ?? []) {
     // Another question, of the user's own `input()`, is none of ours.
     if (!box.closest(".jp-Stdin")?.textContent.includes("mdb ")) continue;
-    box.value = "";
+    box.value = `# ${text}`;
     box.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
   }
 }
@@ -28,7 +32,7 @@ function answerQuestions(area) {
  * the prompt is, where it is not the cell of this view}. Gives a function that ends it.
  */
 export function debugView(cluster, root, options) {
-  let settling = 0, ended = false, now = NOTHING, chosen = null, asked = 0, open = !options.folded, heard = false;
+  let continued = false, settling = 0, ended = false, now = NOTHING, chosen = null, asked = 0, open = !options.folded, heard = false;
   const watched = [];
   root.classList.add("mnb-debug");
 
@@ -85,6 +89,7 @@ export function debugView(cluster, root, options) {
 
   function request(what, more = {}) {
     const whom = sessions();
+    continued = what === "continue";
     chosen ??= what === "continue" ? null : new Set(whom); // they stay the ones, wherever they go from here
     return cluster.request("debug", { do: what, sessions: whom, ...more });
   }
@@ -189,7 +194,7 @@ export function debugView(cluster, root, options) {
     const parts = row.values.slice(0, MANY_VALUES).map((value) =>
       h(
         "div",
-        { class: value.odd || value.unusual || value.error ? "mnb-odd" : "" },
+        { class: `${value.odd || value.unusual || value.error ? "mnb-odd" : ""} ${value.text.length <= SHORT ? "mnb-brief" : ""}` },
         h("code", { text: value.text }),
         ...(value.sessions.length < count ? [h("span", { class: "mnb-dim", text: value.where })] : []),
       ),
@@ -225,7 +230,7 @@ export function debugView(cluster, root, options) {
       const area = options.area ? options.area() : root.closest(".jp-OutputArea"); // this view may be gone by then
       settling = setTimeout(() => {
         ended = false;
-        answerQuestions(area);
+        answerQuestions(area, continued ? "continued" : "no rank is stopped any more");
       }, SETTLED_MS);
     }
     if (JSON.stringify([before.groups, before.stopped]) !== JSON.stringify([told.groups, told.stopped])) look();
