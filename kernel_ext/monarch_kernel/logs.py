@@ -12,6 +12,7 @@ from monarch_nb.mesh.output import Output, Written
 from monarch_nb.mesh.state import ProcState
 
 from .cells import Cells
+from .folds import BELOW, Folds
 from .front import Front
 from .pacing import WAITING, Held, Pacing
 from .rows import Row, Rows
@@ -19,7 +20,8 @@ from .rows import Row, Rows
 FLUSH_SECONDS = 0.08  # how long lines are collected, so that equal ones meet
 DRAIN_SECONDS = 1.0  # how long the end of a cell waits for lines that were written before its replies
 STALE_SECONDS = 1.0  # a line without end is shown after that long
-CALM_SECONDS = 2.0  # a rank is told to have been held back when no more of it was for that long
+FOLD_SECONDS = 0.5  # how often what is held back is told,
+CALM_SECONDS = 2.0  # and where what was said cannot be replaced, when no more of it was for that long
 MOST_PIECES = 20  # messages of one batch, where stdout and stderr take turns
 
 logger = logging.getLogger(__name__)
@@ -43,11 +45,13 @@ class Logs:
         self._cells = Cells(front, engine)
         self._pacing = Pacing()
         self._rows = Rows(front)
+        self._folds = Folds(front)
         self._gathered = Gathered(engine)
         self._lock = threading.Lock()  # over what is collected
         self._waiting: dict[str, _Waiting] = {}  # by address
         self._held: dict[str, Held] = {}
         self._skipped: dict[str, int] = {}
+        front.beginning.append(self._begin)
         options().flush = lambda: self.settle(all_of_it=True)
         self._writing = threading.Lock()  # one batch at a time, in order
         self._wake = threading.Event()
@@ -58,12 +62,18 @@ class Logs:
 
     def close(self) -> None:
         """Shows what is there and ends."""
+        if self._begin in self._front.beginning:
+            self._front.beginning.remove(self._begin)
         self._stop_listening()
         self._ended = True
         self._wake.set()
         self._thread.join(1.0)
         self.flush(all_of_it=True)
         self._cells.close()
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._pacing.anew()
 
     def _wrote(self, address: str, written: Sequence[Written]) -> None:
         if written:
@@ -148,7 +158,7 @@ class Logs:
         ]
         sources = {bar.address: source_of(self._engine, bar.address) for bar in bars}
         bars.sort(key=lambda bar: (sources[bar.address].uid, sources[bar.address].point))
-        return "".join(piece[2] for piece in self._pieces(bars) if not isinstance(piece, Row)).rstrip("\n")
+        return self._text(bars).rstrip("\n")
 
     # -- what is held back ------------------------------------------------------------------------------------------
 
@@ -160,16 +170,30 @@ class Logs:
             if lost:
                 self._skipped[address] = count
                 self._held.setdefault(address, Held()).count += lost
-        due = [address for address, held in self._held.items() if all_of_it or now - held.since > CALM_SECONDS]
+        due = [address for address, held in self._held.items() if all_of_it or self._is_due(held, now)]
         return {address: self._held.pop(address) for address in due}
+
+    def _is_due(self, held: Held, now: float) -> bool:
+        return now - held.begun > FOLD_SECONDS if self._front.has_displays else now - held.since > CALM_SECONDS
 
     def _show_held(self, told: dict[str, Held]) -> None:
         for address, held in told.items():
-            name = source_of(self._engine, address).name
+            source = source_of(self._engine, address)
             path = log_file(self._engine, address)
-            said = f"… {held.count - len(held.last):,} lines are not shown; all are in {path} (%logs {name})"
-            last = held.last[-1] if held.last else Line(address, "")
-            self._show([last._replace(text=said), *held.last])
+            last = held.last[-1][1] if held.last else Line(address, "")
+            if self._front.has_displays:
+                self._folds.add(self._cell(last) or self._front.parent, source, path, held.count, held.last)
+                continue
+            below = [line for _, line in held.last][-BELOW:]
+            said = f"… {held.count - len(below):,} lines are not shown; all are in {path} (%logs {source.name})"
+            self._show([last._replace(text=said), *below])
+        self._folds.show(self._text, named=self._several())
+
+    def _text(self, lines: Iterable[Line]) -> str:
+        return "".join(piece[2] for piece in self._pieces(lines) if not isinstance(piece, Row))
+
+    def _cell(self, line: Line) -> Any:
+        return self._cells.of(Written(line.address, line.stream, line.call, 0, 0.0, ""))
 
     # -- text -------------------------------------------------------------------------------------------------------
 
@@ -204,7 +228,7 @@ class Logs:
         for line in lines:
             place = (line.address, line.call)
             if place not in cells:
-                cells[place] = self._cells.of(Written(line.address, line.stream, line.call, 0, 0.0, ""))
+                cells[place] = self._cell(line)
             cell = cells[place]
             source = source_of(self._engine, line.address)
             merges = options().merges(line.address)

@@ -115,7 +115,7 @@ class Row:
         captions = [prefix([one.source for one in group], named=named).strip(" []") for group in groups]
         parts = [(caption, part_of(one.data, one.metadata)) for caption, one in zip(captions, shown, strict=True)]
         text = "\n".join(f"[{caption}] {one.text}" for caption, one in zip(captions, shown, strict=True))
-        return {"text/plain": text, "text/html": side_by_side(parts)}, {}
+        return {"text/plain": text, "text/html": side_by_side(parts, indented=True)}, {}
 
 
 class _Call:

@@ -115,14 +115,32 @@ def test_a_flood_of_one_rank_is_held_back_and_takes_nothing_from_the_others(talk
     cell = talk.run("t.flood.call().get();", timeout=50).ok()
     for rank in range(1, 4):
         assert [n for n in range(100) if ranks(cell.stdout, f"calm {rank} {n}") == [rank]] == list(range(100))
-    told = re.search(r"… ([\d,]+) lines are not shown; all are in (\S+) ", cell.stdout)
+    fold = [*cell.displays, *cell.updates][-1]
+    told = re.search(r"… ([\d,]+) more lines not shown here: .* last of them, (\S+) has all\n", fold["text/plain"])
     assert told is not None
     assert int(told[1].replace(",", "")) > 50_000
-    assert ranks(cell.stdout, "calm 0 99") == [0]  # the last of what was held back
+    assert ranks(fold["text/plain"], "calm 0 99") == [0]  # the last of what was held back
+    assert told[2] in fold["text/html"]
     assert len(cell.stdout) < 3_000_000
     assert sum(message["msg_type"] == "stream" for message in cell.messages) < 200
     kept = "".join(path.read_text() for path in sorted(Path(told[2]).parent.glob(f"{Path(told[2]).name}*")))
     assert all(f"flood {number}\n" in kept for number in range(0, 60_000, 500))
+
+
+def test_a_storm_of_lines_ends_in_one_folded_block_and_the_next_cell_has_room_again(nb: Notebook) -> None:
+    cell = nb.run("%%on w\nfor number in range(6000):\n    print('rank', rank, 'line', number)", timeout=60).ok()
+    assert cell.stdout.count("\n") <= 1000  # of 24,000
+    assert len(cell.displays) == 1
+    fold = [*cell.displays, *cell.updates][-1]
+    shown = cell.stdout.count("rank ")
+    assert f"[gpus=0-3] … {24_000 - shown:,} more lines, the last 800 here" in fold["text/html"]
+    assert fold["text/html"].count("<details>") == 2
+    for rank in range(4):
+        assert f"[gpus={rank}] rank {rank} line 5999\n" in fold["text/html"]
+    assert "%logs w" in fold["text/plain"]
+    again = nb.run("%%on w\nprint('one', rank)").ok()
+    assert [ranks(again.stdout, f"one {rank}") for rank in range(4)] == [[0], [1], [2], [3]]
+    assert again.displays == []
 
 
 def test_equal_lines_are_not_merged_where_that_is_not_wanted(nb: Notebook) -> None:

@@ -1,6 +1,8 @@
 """How much of what ranks print a front end is given."""
 
-from monarch_kernel.pacing import BYTES_BURST, RANK_BURST, Held, Pacing
+import pytest
+
+from monarch_kernel.pacing import BYTES_BURST, FEW, LAST, LINES_BURST, LONGEST, RANK_BURST, Held, Pacing
 from monarch_nb.mesh.output import Written
 
 
@@ -23,7 +25,7 @@ def test_a_flood_of_one_rank_takes_nothing_from_the_others() -> None:
     assert shown["h/p.3.0"] <= RANK_BURST
     assert list(held) == ["h/p.3.0"]
     assert shown["h/p.3.0"] + held["h/p.3.0"].count == 100_000
-    assert len(held["h/p.3.0"].last) == 5
+    assert len(held["h/p.3.0"].last) == LAST
 
 
 def test_all_ranks_together_are_bounded_and_share_alike() -> None:
@@ -42,4 +44,45 @@ def test_lines_are_whole_and_in_order() -> None:
     one = Written("h/p.0.0", "stdout", "c:1", 0, 1.0, text)
     shown = [line.text for _, line in Pacing().share({"h/p.0.0": [one]}, held)]
     assert shown == [str(number) for number in range(len(shown))]
-    assert [line.text for line in held["h/p.0.0"].last] == ["2995", "2996", "2997", "2998", "2999"]
+    assert [line.text for _, line in held["h/p.0.0"].last] == [str(number) for number in range(3000 - LAST, 3000)]
+
+
+def different(rank: int, count: int, since: int = 0) -> list[Written]:
+    text = "".join(f"{rank} {number}\n" for number in range(since, since + count))
+    return [Written(f"h/p.{rank}.0", "stdout", "c:1", 0, 1.0, text)]
+
+
+def test_different_lines_of_all_ranks_are_bounded_equal_ones_count_once_and_who_writes_little_is_heard() -> None:
+    held: dict[str, Held] = {}
+    waiting = {f"h/p.{rank}.0": different(rank, 250 if rank else FEW) for rank in range(8)}
+    shown = shown_of(Pacing(), waiting, held)
+    assert shown["h/p.0.0"] == FEW
+    assert LINES_BURST / 2 < sum(shown.values()) <= LINES_BURST
+    assert sum(shown.values()) + sum(one.count for one in held.values()) == 7 * 250 + FEW
+    same = {f"h/p.{rank}.0": [written(f"h/p.{rank}.0", 250)] for rank in range(8)}
+    assert set(shown_of(Pacing(), same, {}).values()) == {250}
+
+
+def test_a_rank_that_floods_shows_nothing_more_until_it_has_written_little_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("monarch_kernel.pacing.time.monotonic", lambda: clock[0])
+    pacing, held = Pacing(), dict[str, Held]()
+    assert shown_of(pacing, {"h/p.0.0": different(0, 5000)}, held) == {"h/p.0.0": RANK_BURST}
+    for second in range(5):  # as fast as it may at most
+        clock[0] += 1
+        assert shown_of(pacing, {"h/p.0.0": different(0, 50, second * 50)}, held) == {}
+    for second in range(10):
+        clock[0] += 1
+        shown = shown_of(pacing, {"h/p.0.0": different(0, 5, second * 5)}, held)
+    assert shown == {"h/p.0.0": 5}
+    shown_of(pacing, {"h/p.0.0": different(0, 5000)}, held)
+    pacing.anew()  # a new cell
+    assert shown_of(pacing, {"h/p.0.0": different(0, 5)}, held) == {"h/p.0.0": 5}
+
+
+def test_what_is_held_back_is_short() -> None:
+    held: dict[str, Held] = {}
+    Pacing().share({"h/p.0.0": [written("h/p.0.0", 1000, "y" * 10_000)]}, held)
+    assert {len(line.text) for _, line in held["h/p.0.0"].last} == {LONGEST}

@@ -42,12 +42,16 @@ def part_of(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     return f"<pre>{escape(_text(data.get(_PLAIN, '')))}</pre>"
 
 
-def side_by_side(parts: Sequence[tuple[str, str]]) -> str:
-    """Captions, and HTML below each: a column or two where there are few, at most four."""
+def side_by_side(parts: Sequence[tuple[str, str]], *, indented: bool = False) -> str:
+    """Captions, and HTML below each: a column or two where there are few, at most four.
+
+    `indented` as text among which it stands.
+    """
     columns = next(count for most, count in ((1, 1), (4, 2), (9, 3), (len(parts), 4)) if len(parts) <= most)
     least = f"min(100%, max(240px, calc(100% / {columns} - 16px)))"
     figures = "".join(f"<figure><figcaption>{escape(caption)}</figcaption>{part}</figure>" for caption, part in parts)
     style = f"grid-template-columns:repeat(auto-fill,minmax({least},1fr))"
+    style += ";padding-left:var(--jp-code-padding,0)" if indented else ""
     return f'<style>{_STYLE}</style><div class="mnb-row" style="{style}">{figures}</div>'
 
 

@@ -1,0 +1,84 @@
+"""Lines that a cell does not show one by one: how many, the last of them behind a fold, and where all of them are."""
+
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from html import escape
+from typing import Any
+
+from monarch_nb.mesh.log_lines import Line, Source, prefix
+
+from .display.html import folded, framed, table
+from .front import Bundle, Front
+
+LINES = 1000  # behind the fold
+BELOW = 5  # of them in sight
+FILES = 16
+KEPT = 64  # folds that may still grow
+
+Texts = Callable[[Iterable[Line]], str]
+
+
+class _Fold:
+    """Those of one mesh in one cell."""
+
+    def __init__(self, cell: Any) -> None:
+        self.cell = cell
+        self.id = f"monarch-{secrets.token_hex(8)}"
+        self.shown = False
+        self.count = 0
+        self.lines: deque[Line] = deque(maxlen=LINES)
+        self.fresh: list[tuple[float, Line]] = []
+        self.files: dict[Source, str] = {}
+
+    def bundle(self, texts: Texts, named: bool) -> Bundle:
+        """As text and as HTML."""
+        sources = sorted(self.files)
+        first = sources[0]
+        where = prefix(sources, named=named)
+        told = f"{self.count:,} more line{'' if self.count == 1 else 's'}"
+        files = [path for source in sources if (path := self.files[source])]
+        many = f"the log files ({files[0]} …) have" if len(files) > 1 else f"{files[0]} has" if files else "no file has"
+        text = f"{where}… {told} not shown here: %logs {first.name} shows the last of them, {many} all"
+        below = texts(list(self.lines)[-BELOW:])
+        rows = [(prefix([one], named=named).strip(" []") or first.name, self.files[one]) for one in sources[:FILES]]
+        if len(sources) > FILES:
+            rows.append(("…", f"{len(sources) - FILES} more: .logs().files has them"))
+        kept = f", the last {len(self.lines):,} here" if len(self.lines) < self.count else ""
+        html = framed(
+            folded(f"{where}… {told}{kept}", texts(self.lines)),
+            f"<pre>{escape(below)}</pre>",
+            f"<details><summary>All of them are in the log files: %logs {escape(first.name)}</summary>"
+            f"{table(('rank', 'file'), rows, mono=(1,))}</details>",
+        )
+        return {"text/plain": f"{text}\n{below}".rstrip("\n"), "text/html": html}
+
+
+class Folds:
+    """Those of a kernel, each replaced in place when it grows. One thread at a time."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._folds: OrderedDict[tuple[int, str], _Fold] = OrderedDict()
+        self._grown: dict[tuple[int, str], _Fold] = {}
+
+    def add(self, cell: Any, source: Source, path: str, count: int, last: Iterable[tuple[float, Line]]) -> None:
+        """More lines of a rank, the last of which are given with their times; its log file has all of them."""
+        key = id(cell), source.uid
+        fold = self._folds.get(key) or self._folds.setdefault(key, _Fold(cell))
+        self._folds.move_to_end(key)
+        while len(self._folds) > KEPT:
+            self._folds.popitem(last=False)
+        fold.count += count
+        fold.fresh += last
+        fold.files[source] = path
+        self._grown[key] = fold
+
+    def show(self, texts: Texts, *, named: bool) -> None:
+        """Shows those that have grown; `texts` makes text of lines."""
+        grown, self._grown = self._grown, {}
+        for fold in grown.values():
+            fold.lines.extend(line for _, line in sorted(fold.fresh, key=lambda each: each[0]))
+            fold.fresh = []
+            self._front.display(fold.bundle(texts, named), fold.id, update=fold.shown, cell=fold.cell)
+            fold.shown = True
