@@ -15,6 +15,7 @@ RANK_LINES = 50.0  # of one rank in a second
 RANK_BURST = 300.0  # and at once, after a while of silence
 LINES = 100.0  # different ones of all ranks in a second
 LINES_BURST = 600.0
+BEGINNING = 50  # lines of a rank that are shown of what is too much
 FEW = 20  # so many lines of a rank are shown, whatever the others write
 BYTES = 400_000.0  # of all ranks in a second
 BYTES_BURST = 400_000.0
@@ -94,6 +95,9 @@ class Pacing:
         left = int(bucket.refill(now))
         if address in self._flooding and left > bucket.most / 2:
             self._flooding.discard(address)
+        written = list(written)
+        if sum(one.line_count for one in written if one.display is None) > left:
+            left = min(left, BEGINNING)
         pieces: Pieces = []
         for one in written:
             if one.display is not None:  # those have bounds of their own
@@ -122,7 +126,7 @@ class Pacing:
         seen: set[tuple[str, int]] = set()
         for place, address in enumerate(sorted(chosen, key=lambda each: len(chosen[each]))):
             pieces = chosen[address]
-            share = left / (len(chosen) - place) if len(pieces) > FEW else FEW
+            share = min(left / (len(chosen) - place), BEGINNING) if len(pieces) > FEW else FEW
             used = 0
             times: Counter[str] = Counter()
             for at, (one, line) in enumerate(pieces):

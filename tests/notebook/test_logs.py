@@ -129,7 +129,7 @@ def test_a_flood_of_one_rank_is_held_back_and_takes_nothing_from_the_others(talk
 
 def test_a_storm_of_lines_ends_in_one_folded_block_and_the_next_cell_has_room_again(nb: Notebook) -> None:
     cell = nb.run("%%on w\nfor number in range(6000):\n    print('rank', rank, 'line', number)", timeout=60).ok()
-    assert cell.stdout.count("\n") <= 1000  # of 24,000
+    assert cell.stdout.count("\n") <= 600  # of 24,000, and of most storms a beginning
     assert len(cell.displays) == 1
     fold = [*cell.displays, *cell.updates][-1]
     shown = cell.stdout.count("rank ")
