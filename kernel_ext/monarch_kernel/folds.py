@@ -10,9 +10,11 @@ from monarch_nb.mesh.log_lines import Line, Source, prefix
 
 from .display.html import folded, framed, table
 from .front import Bundle, Front
+from .pacing import LAST
 
 LINES = 1000  # behind the fold
-BELOW = 5  # of them in sight
+FEWEST = 10  # of each rank, however many there are
+BELOW = 8  # of them in sight
 FILES = 16
 KEPT = 64  # folds that may still grow
 
@@ -27,9 +29,26 @@ class _Fold:
         self.id = f"monarch-{secrets.token_hex(8)}"
         self.shown = False
         self.count = 0
-        self.lines: deque[Line] = deque(maxlen=LINES)
-        self.fresh: list[tuple[float, Line]] = []
         self.files: dict[Source, str] = {}
+        self._last: dict[Source, deque[tuple[float, Line]]] = {}
+
+    def add(self, source: Source, path: str, count: int, last: Iterable[tuple[float, Line]]) -> None:
+        """More lines of a rank."""
+        self.count += count
+        self.files[source] = path
+        self._last.setdefault(source, deque(maxlen=LAST)).extend(last)
+
+    def _lines(self, of_each: int) -> list[Line]:
+        """The last lines of each rank, in the order of time."""
+        found = [each for last in self._last.values() for each in list(last)[-of_each:]]
+        return [line for _, line in sorted(found, key=lambda each: each[0])]
+
+    def _below(self) -> list[Line]:
+        """Those in sight: the last one of each rank, or a few of the only one."""
+        if len(self._last) == 1:
+            return self._lines(BELOW)
+        ends = [last[-1][1] for _, last in sorted(self._last.items()) if last]
+        return ends[:BELOW]
 
     def bundle(self, texts: Texts, named: bool) -> Bundle:
         """As text and as HTML."""
@@ -40,13 +59,14 @@ class _Fold:
         files = [path for source in sources if (path := self.files[source])]
         many = f"the log files ({files[0]} …) have" if len(files) > 1 else f"{files[0]} has" if files else "no file has"
         text = f"{where}… {told} not shown here: %logs {first.name} shows the last of them, {many} all"
-        below = texts(list(self.lines)[-BELOW:])
+        below = texts(self._below())
+        lines = self._lines(max(FEWEST, LINES // len(sources)))
         rows = [(prefix([one], named=named).strip(" []") or first.name, self.files[one]) for one in sources[:FILES]]
         if len(sources) > FILES:
             rows.append(("…", f"{len(sources) - FILES} more: .logs().files has them"))
-        kept = f", the last {len(self.lines):,} here" if len(self.lines) < self.count else ""
+        kept = f", the last {len(lines):,} here" if len(lines) < self.count else ""
         html = framed(
-            folded(f"{where}… {told}{kept}", texts(self.lines)),
+            folded(f"{where}… {told}{kept}", texts(lines)),
             f"<pre>{escape(below)}</pre>",
             f"<details><summary>All of them are in the log files: %logs {escape(first.name)}</summary>"
             f"{table(('rank', 'file'), rows, mono=(1,))}</details>",
@@ -69,16 +89,12 @@ class Folds:
         self._folds.move_to_end(key)
         while len(self._folds) > KEPT:
             self._folds.popitem(last=False)
-        fold.count += count
-        fold.fresh += last
-        fold.files[source] = path
+        fold.add(source, path, count, last)
         self._grown[key] = fold
 
     def show(self, texts: Texts, *, named: bool) -> None:
         """Shows those that have grown; `texts` makes text of lines."""
         grown, self._grown = self._grown, {}
         for fold in grown.values():
-            fold.lines.extend(line for _, line in sorted(fold.fresh, key=lambda each: each[0]))
-            fold.fresh = []
             self._front.display(fold.bundle(texts, named), fold.id, update=fold.shown, cell=fold.cell)
             fold.shown = True

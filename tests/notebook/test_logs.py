@@ -135,8 +135,10 @@ def test_a_storm_of_lines_ends_in_one_folded_block_and_the_next_cell_has_room_ag
     shown = cell.stdout.count("rank ")
     assert f"[gpus=0-3] … {24_000 - shown:,} more lines, the last 800 here" in fold["text/html"]
     assert fold["text/html"].count("<details>") == 2
+    inside, _, below = fold["text/html"].partition("</details>")
     for rank in range(4):
-        assert f"[gpus={rank}] rank {rank} line 5999\n" in fold["text/html"]
+        assert f"[gpus={rank}] rank {rank} line 5999\n" in inside
+        assert f"[gpus={rank}] rank {rank} line 5999\n" in below
     assert "%logs w" in fold["text/plain"]
     again = nb.run("%%on w\nprint('one', rank)").ok()
     assert [ranks(again.stdout, f"one {rank}") for rank in range(4)] == [[0], [1], [2], [3]]
