@@ -3,9 +3,10 @@
 from monarch_nb._absent import PAGE, NotYetError, sentence
 
 _ACTOR = ("monarch_nb.actor",)
+_INTERNALS = ("monarch_nb.compat.internals",)
 _SHAPE = ("monarch_nb.shape", "monarch_nb.compat.shapes")
 _JOB = ("monarch_nb.job", "monarch_nb.job.later")
-_PROCS = (*_ACTOR, "monarch_nb.mesh.registry")
+_PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.registry")
 _TENSORS = "the tensor engine"
 _SIMULATOR = "the simulator"
 
@@ -13,7 +14,13 @@ _SIMULATOR = "the simulator"
 ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src": (),
     "monarch._src.actor": _ACTOR,
-    "monarch._src.actor.actor_mesh": (*_ACTOR, "monarch_nb.runtime.endpoint", "monarch_nb.runtime.context"),
+    "monarch._src.actor.actor_mesh": (
+        *_ACTOR,
+        *_INTERNALS,
+        "monarch_nb.runtime.endpoint",
+        "monarch_nb.runtime.context",
+        "monarch_nb.config",
+    ),
     "monarch._src.actor.bootstrap": _ACTOR,
     "monarch._src.actor.bootstrap_main": ("monarch_nb.compat.bootstrap_main",),
     "monarch._src.actor.concurrent": _ACTOR,
@@ -23,12 +30,14 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src.actor.endpoint": (*_ACTOR, "monarch_nb.runtime.endpoint", "monarch_nb.mesh.undeclared"),
     "monarch._src.actor.future": _ACTOR,
     "monarch._src.actor.host_mesh": _ACTOR,
+    "monarch._src.actor.ipython_check": _INTERNALS,
     "monarch._src.actor.mock": ("monarch_nb.compat.mock",),
     "monarch._src.actor.pickle": ("monarch_nb.compat.pickling",),
     "monarch._src.actor.proc_mesh": _PROCS,
     "monarch._src.actor.returns_future": _ACTOR,
     "monarch._src.actor.shape": _SHAPE,
     "monarch._src.actor.supervision": _ACTOR,
+    "monarch._src.actor.sync_state": _INTERNALS,
     "monarch._src.actor.telemetry": ("monarch_nb.telemetry", "monarch_nb.compat.tracing"),
     "monarch._src.actor.v1": _ACTOR,
     "monarch._src.actor.v1.host_mesh": _ACTOR,
@@ -54,7 +63,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._rust_bindings.monarch_hyperactor.actor_mesh": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.bootstrap": ("monarch_nb.compat.worker_loops", *_ACTOR),
     "monarch._rust_bindings.monarch_hyperactor.buffers": ("monarch_nb.compat.pickling",),
-    "monarch._rust_bindings.monarch_hyperactor.channel": _ACTOR,
+    "monarch._rust_bindings.monarch_hyperactor.channel": (*_ACTOR, *_INTERNALS),
     "monarch._rust_bindings.monarch_hyperactor.config": ("monarch_nb.config",),
     "monarch._rust_bindings.monarch_hyperactor.context": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.endpoint": _ACTOR,

@@ -1,6 +1,6 @@
 """Jobs that this version does not have: their names are there, so that programs import."""
 
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from monarch_nb._absent import refuse
 from monarch_nb.job.state import JobState
@@ -29,6 +29,29 @@ class _Later(JobTrait):
 
     def _kill(self) -> None:
         pass
+
+
+class ProcessState(NamedTuple):
+    """A worker process that a job has started: its number and its address."""
+
+    pid: int
+    channel: str
+
+
+class LoginJob(_Later):
+    """Machines that one logs in to. Raises NotImplementedError: it is not there yet."""
+
+    _part = "jobs over SSH"
+
+
+class SSHJob(LoginJob):
+    """Machines reached by SSH. Raises NotImplementedError: it is not there yet."""
+
+
+class BatchJob(_Later):
+    """A job whose client script runs inside it. Raises NotImplementedError: it is not there yet."""
+
+    _part = "batch jobs"
 
 
 class SlurmJob(_Later):

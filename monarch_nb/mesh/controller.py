@@ -235,9 +235,9 @@ def shutdown(patience: float | None = None) -> None:
 
     Actors have `patience` seconds to clean up, by default 2.
     """
-    from monarch_nb.runtime import process
+    from monarch_nb.runtime import started
 
-    engine = process._runtime
+    engine = started()
     if engine is None or engine.keeper is None or engine.keeper._mesh is not None:
         return
     with _lock:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from monarch_nb.mesh.state import ProcState
-from monarch_nb.runtime import process
+from monarch_nb.runtime import started
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.proc import ProcMesh
@@ -39,7 +39,7 @@ def get_active_proc_meshes() -> "list[ProcMesh]":
     """The proc meshes that this process has spawned and that are not stopped, whoever still refers to them."""
     from monarch_nb.mesh.proc import ProcMesh
 
-    engine = process._runtime
+    engine = started()
     known = tuple(engine.meshes.values()) if engine is not None else ()
     return [
         ProcMesh(state, state.region)

@@ -3,7 +3,7 @@
 import logging
 import threading
 
-from monarch_nb.runtime import process
+from monarch_nb.runtime import started
 from monarch_nb.settings import ChannelTransport, settings
 from monarch_nb.settings import transport as named
 
@@ -33,7 +33,7 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         if wanted == (_enabled or settings.get("default_transport")):
             _enabled = wanted
             return
-        if process._runtime is not None:
+        if started() is not None:
             raise RuntimeError("enable_transport() must come before any other call: this program has a context already")
         if _enabled is not None:
             raise RuntimeError(f"only one transport can be enabled: it is {_enabled}, and cannot become {wanted}")

@@ -18,7 +18,7 @@ from monarch_nb.runtime.held import Held
 from monarch_nb.runtime.interruptions import DOING, INTERRUPT, Doing, Interrupt
 from monarch_nb.runtime.life import ActorLife, SpawnActor
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
-from monarch_nb.runtime.process import SPAWN, Runtime, install, runtime, set_factory
+from monarch_nb.runtime.process import SPAWN, Runtime, install, runtime, set_factory, started
 from monarch_nb.runtime.supervising import Supervising
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "returns_future",
     "runtime",
     "set_factory",
+    "started",
     "undeclared_name",
     "waiters",
 ]

@@ -461,6 +461,11 @@ def runtime() -> Runtime:
     return _runtime
 
 
+def started() -> Runtime | None:
+    """This process's runtime, if it has one yet."""
+    return _runtime
+
+
 def install(new: Runtime | None) -> None:
     """Makes `new` the process's runtime; None after the old one was closed."""
     global _runtime

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_nb.runtime import Runtime, current, process
+from monarch_nb.runtime import Runtime, current, started
 from monarch_nb.runtime.features import feature
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Header
@@ -43,7 +43,7 @@ def log(*, step: float | None = None, **values: Any) -> None:
     TypeError for what is no number. Outside of actors it notes nothing.
     """
     numbers = {name: _number(name, value) for name, value in values.items()}
-    context, engine = current.get(), process._runtime
+    context, engine = current.get(), started()
     if engine is None or context is None or context.actor_instance.cell is None:
         return
     instance = context.actor_instance

@@ -1,5 +1,6 @@
 """The names that programs written for torchmonarch import."""
 
+import asyncio
 import importlib
 import importlib.util
 import pickle
@@ -156,6 +157,12 @@ from monarch.tools.config.environment import CondaEnvironment
 from monarch.tools.utils import MONARCH_HOME, conda
 from monarch.tools import network, utils
 from monarch._src.actor.mock import patch_actor, get_actor_class
+from monarch._src.actor.actor_mesh import configure, _context
+from monarch._src.actor.ipython_check import is_ipython
+from monarch._src.actor.sync_state import fake_sync_state
+from monarch._src.actor.proc_mesh import _get_bootstrap_args, get_active_proc_meshes
+from monarch._src.job.job import BatchJob, LoginJob, ProcessState, SSHJob
+from monarch._rust_bindings.monarch_hyperactor.channel import BindSpec, ChannelTransport
 from monarch._src.actor.pickle import flatten, unflatten
 from monarch._src.actor.telemetry import TracingForwarder
 from monarch._src.actor.bootstrap_main import invoke_main
@@ -181,6 +188,7 @@ def test_nothing_is_available_that_is_there_in_name_only() -> None:
         "rdma.RDMAAction()",
         "job.SlurmJob({'hosts': 2}, partition='gpu')",
         "job.KubernetesJob('space')",
+        "job_spmd.SSHJob(monarch_port=26600)",
         "job.ImageSpec('image')",
         "job.KubeConfig.from_path('x')",
         "job_spmd.serve(['torchrun', 'train.py'])",
@@ -193,6 +201,40 @@ def test_using_what_is_there_in_name_only_says_what_to_do_instead(use: str) -> N
 
     with pytest.raises(NotImplementedError, match=r"is not there yet: it belongs to .*, see .*\. [A-Zm]"):
         eval(use, {"job": job, "rdma": rdma, "job_spmd": job_spmd})
+
+
+def test_a_fresh_program_has_no_context_until_it_uses_one() -> None:
+    code = """
+        from monarch._src.actor import actor_mesh
+        assert actor_mesh._context.get() is None
+        from monarch.actor import context
+        mine = context()
+        assert actor_mesh._context.get().actor_instance is mine.actor_instance
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=50)
+
+
+def test_what_a_transport_reads_back_as_can_be_compared() -> None:
+    from monarch._rust_bindings.monarch_hyperactor.channel import BindSpec, ChannelTransport
+    from monarch.config import configured
+
+    for given in (ChannelTransport.TcpWithLocalhost, "tcp", "tcp://127.0.0.1:8080"):
+        with configured(default_transport=given) as inside:
+            assert inside["default_transport"] == BindSpec(given)
+
+
+def test_code_for_synchronous_callers_runs_within_a_loop() -> None:
+    from monarch._src.actor.sync_state import fake_sync_state, in_fake_sync_state
+
+    async def main() -> None:
+        with fake_sync_state():
+            assert in_fake_sync_state()
+            with pytest.raises(RuntimeError):
+                asyncio.get_running_loop()
+        asyncio.get_running_loop()
+
+    asyncio.run(main())
+    assert not in_fake_sync_state()
 
 
 def test_a_job_that_is_there_in_name_only_is_a_job_class() -> None:
