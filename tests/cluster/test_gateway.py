@@ -221,6 +221,14 @@ def test_a_gateway_that_is_not_there_is_told(key: Path) -> None:
         attach("tcp://192.0.2.1:22222")
 
 
+@pytest.fixture
+def unattached() -> Iterator[None]:
+    """A process without a gateway, and again without one in the end."""
+    yield
+    mesh.shutdown()
+
+
+@pytest.mark.usefixtures("unattached")
 def test_a_worker_of_this_machine_can_be_the_gateway() -> None:
     with short_folder() as folder:
         address = f"ipc://{folder}/worker"
@@ -241,6 +249,7 @@ class Relay(Actor):
         return int(self.target.pid.call_one().get(SOON))
 
 
+@pytest.mark.usefixtures("unattached")
 def test_what_is_attached_through_a_worker_needs_its_address_no_more_and_this_host_is_still_here() -> None:
     with short_folder() as folder, workers_at(f"ipc://{folder}/worker"):
         attach(f"ipc://{folder}/worker")
