@@ -13,7 +13,7 @@ from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.runtime import ActorLife, Future, Instance
 from monarch_nb.settings import settings
-from monarch_nb.shape import Region
+from monarch_nb.shape import Region, places_of
 from monarch_nb.supervision.report import PROCS_STOPPED
 from monarch_nb.wire import Header, Status
 
@@ -32,6 +32,12 @@ class _StopActor(msgspec.Struct, array_like=True, frozen=True):
     rank: int
     incarnation: int
     reason: str
+
+
+class _Gone(msgspec.Struct, frozen=True):
+    """Reply to actor.stop: it has ended, or was given up in the middle of something."""
+
+    left_in: str = ""
 
 
 class _StopMesh(msgspec.Struct, array_like=True, frozen=True):
@@ -183,13 +189,30 @@ class Stops:
                 self._engine.node.forget(gone.address, gone.reason)
 
     def _stop_actors(self, state: ActorState, ranks: Sequence[int], reason: str) -> Future[None]:
-        asked: list[Future[Any]] = []
+        asked: dict[int, Future[_Gone]] = {}
         failed = self._keeper.driver.failed(state.uid)
         for rank in ranks:
             if rank not in failed:
                 message = _StopActor(state.uid, rank, state.incarnation(rank), reason)
-                asked.append(request(self._engine, state.procs.address(rank), "actor.stop", message))
-        return settle(asked, lambda: f"{state.name} has not stopped yet")
+                asked[rank] = request(self._engine, state.procs.address(rank), "actor.stop", message, _Gone)
+        under_way = settle(list(asked.values()), lambda: f"{state.name} has not stopped yet")
+        under_way._on_done(lambda _: self._tell_left(state, asked))
+        return under_way
+
+    @staticmethod
+    def _tell_left(state: ActorState, asked: "dict[int, Future[_Gone]]") -> None:
+        """Says which ranks have not ended, and what they are in; equal ones together."""
+        left: dict[str, list[int]] = {}
+        for rank, future in asked.items():
+            if future.exception(0) is None and (what := future.get(0).left_in):
+                left.setdefault(what, []).append(rank)
+        for what, ranks in left.items():
+            logger.warning(
+                "%s was stopped, but %s%s on %s did not end, and an interrupt did not help. Nothing is sent there any "
+                "more, and nobody waits for it; what it does ends with its process: %s.stop() ends that", state.name,
+                "" if what.startswith("endpoint") else "its ", what, places_of(state.region, ranks) or "its rank",
+                state.procs.name,
+            )  # fmt: skip
 
     def _ask(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
         self.mark(state, ranks, reason, over=False)
@@ -211,14 +234,14 @@ class Stops:
         asked = msgspec.msgpack.decode(parcel.frames[0], type=_StopActor)
         cell = self._engine.cells.get((asked.mesh, asked.rank))
         if cell is None or cell.incarnation != asked.incarnation:
-            self._engine.answer(header, Status.VALUE, p.Done())
+            self._engine.answer(header, Status.VALUE, _Gone())
             return
-        cell.on_end(lambda: self._engine.answer(header, Status.VALUE, p.Done()))
+        cell.on_end(lambda: self._engine.answer(header, Status.VALUE, _Gone(cell.left_in)))
         cell.stop(asked.reason)
         self._engine.later(cell.patience, lambda: self._hurry(cell))
 
     def _hurry(self, cell: ActorLife) -> None:
         """An actor that was stopped had its time: it is interrupted, and given up if that does not help either."""
-        if not cell.ended:
-            cell.interrupt()
-            self._engine.later(settings.get("cleanup_timeout"), cell.give_up)
+        wait = cell.hurry()
+        if wait is not None:
+            self._engine.later(wait, lambda: self._hurry(cell))

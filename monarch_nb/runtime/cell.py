@@ -1,13 +1,14 @@
 """One life of one actor in its process: its inbox, its object, and how its messages are run."""
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ class ActorCell(ActorLife):
         super().__init__(runtime, spec)
         self.mesh, self.rank, self.incarnation = header.mesh, header.rank, header.incarnation
         self.inbox: Inbox[Any] = Inbox()
-        self.running: tuple[str, str, float] | None = None  # (call id, endpoint, since)
+        self.running = None
         self.calls = 0  # messages that were begun, for statistics
         self.errors = 0  # those that raised
         self.task: asyncio.Task[Any] | None = None
@@ -384,6 +385,15 @@ class ActorCell(ActorLife):
             elif executor.thread.ident is not None:
                 self._thrown = throw_into(executor.thread.ident, KeyboardInterrupt)
                 wake(executor.thread.ident)
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """What runs inside of it is what `interrupt` hits. On its thread."""
+        try:
+            self._exposed = True
+            yield
+        finally:
+            self._cover()
 
     def _cover(self) -> None:
         """The endpoint is over: an interrupt that comes now is too late, and must not cut off the answer."""

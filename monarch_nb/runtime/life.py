@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 State = Literal["starting", "alive", "failed", "stopped"]
+CLEANUP = "__cleanup__"
+OWNED = "wait for the meshes it owns"
 
 
 class SpawnActor(Harmless, array_like=True, frozen=True):
@@ -47,6 +50,7 @@ class ActorLife:
     rank: int
     incarnation: int
     executor: SyncExecutor | AsyncExecutor
+    running: tuple[str, str, float] | None  # (call id, endpoint, since)
 
     def __init__(self, runtime: "Runtime", spec: SpawnActor) -> None:
         self.runtime = runtime
@@ -56,7 +60,10 @@ class ActorLife:
         self.cause: Any = None  # a supervision Cause, once failed or stopped
         self.ending = False  # the executor is to look at no more messages
         self.ended = False
-        self._cleaning = False
+        self._cleaning = ""  # how far its clean-up is
+        self._cleaning_since = 0.0
+        self._hurried = ""  # what was interrupted so that it ends
+        self.left_in = ""  # what it still was in when it was given up
         self.muted = False
         self.end_error: Exception | None = None
         self._arriving = threading.Lock()
@@ -66,6 +73,10 @@ class ActorLife:
 
     def interrupt(self) -> None:
         """Breaks off what it is doing, as far as that can be done."""
+
+    def interruptible(self) -> contextlib.AbstractContextManager[None]:
+        """Around what `interrupt` breaks off; on its thread."""
+        return contextlib.nullcontext()
 
     def refuse(self, header: Header, parcel: "Parcel") -> None:
         """Answers a message that will never be run."""
@@ -161,12 +172,36 @@ class ActorLife:
         """Seconds that a stop gives what the actor is doing before it is interrupted: less where it has not begun."""
         return float(settings.get("cleanup_timeout" if self.obj is None else "stop_actor_timeout"))
 
-    def give_up(self) -> None:
-        """It was to end and does not: nobody waits for it any more, though its thread goes on with what it is in."""
-        if not self.ended:
-            logger.warning("%s was stopped and does not end: it is left alone until its process ends", self.instance)
-            self.runtime.cell_ended(self)
-            self._ended()
+    @property
+    def doing(self) -> str:
+        """What it is in, in a word or two."""
+        running = self.running
+        if self._cleaning or self.obj is None:
+            return self._cleaning or "__init__"
+        return f"endpoint {running[1]}" if running is not None else "tasks"
+
+    def hurry(self) -> float | None:
+        """It was to end and had its time: what it is in is interrupted, once. Seconds until the next look.
+
+        None where that did not help: nobody waits for it any more, though its thread goes on with what it is in.
+        """
+        doing = self.doing
+        if self.ended:
+            return None
+        if doing == OWNED:  # stops have bounds of their own
+            return float(settings.get("cleanup_timeout"))
+        if doing != self._hurried:
+            had = time.monotonic() - self._cleaning_since
+            if doing == CLEANUP and had < settings.get("stop_actor_timeout"):
+                return float(settings.get("stop_actor_timeout")) - had
+            self._hurried = doing
+            self.interrupt()
+            return float(settings.get("cleanup_timeout"))
+        logger.info("%s was stopped, and its %s does not end", self.instance, doing)
+        self.left_in = doing
+        self.runtime.cell_ended(self)
+        self._ended()
+        return None
 
     def _end_soon(self) -> None:
         self.executor.urge(self._end)  # also wakes one that waits for messages
@@ -196,33 +231,39 @@ class ActorLife:
 
     def finish(self) -> None:
         """The thread's last act: owned meshes first, then the user's clean-up."""
-        self._cleaning = True
+        self._clean(OWNED)
         error: BaseException | None = None
         try:
             with self.acting():
                 self.runtime.stop_children(self.instance)
                 hook = self._cleanup_hook()
                 if hook is not None:
-                    hook(self.end_error)
+                    self._clean(CLEANUP)
+                    with self.interruptible():
+                        hook(self.end_error)
         except BaseException as raised:
             error = raised
         self._cleaned(error)
 
     async def finish_async(self) -> None:
         """The same on a loop."""
-        self._cleaning = True
+        self._clean(OWNED)
         error: BaseException | None = None
         current.set(Context(self.instance, self.instance.rank))
         try:
             await aside(self.runtime.stop_children, self.instance)
             hook = self._cleanup_hook()
             if hook is not None:
+                self._clean(CLEANUP)
                 result = hook(self.end_error)
                 if inspect.isawaitable(result):
                     await asyncio.wait_for(result, settings.get("cleanup_timeout"))
         except BaseException as raised:
             error = raised
         self._cleaned(error)
+
+    def _clean(self, what: str) -> None:
+        self._cleaning, self._cleaning_since = what, time.monotonic()
 
     def _cleanup_hook(self) -> Callable[..., Any] | None:
         hook = getattr(self.obj, "__cleanup__", None)

@@ -43,8 +43,18 @@ def _effective() -> list[Key]:
         Key("actor_spawn_max_idle", "duration", 0, "for actors' __init__; 0s: as long as it takes", optional=True),
         Key("mesh_attach_config_timeout", "duration", 60 * _S, "for hosts to answer when they are attached"),
         # Ending
-        Key("stop_actor_timeout", "duration", 10 * _S, "for a stopped actor to end its endpoint, before an interrupt"),
-        Key("cleanup_timeout", "duration", 3 * _S, "for __cleanup__ of an async actor"),
+        Key(
+            "stop_actor_timeout",
+            "duration",
+            10 * _S,
+            "for the endpoint or __cleanup__ of a stopped actor, before an interrupt",
+        ),
+        Key(
+            "cleanup_timeout",
+            "duration",
+            3 * _S,
+            "for an async __cleanup__, and for what a stop has interrupted to end",
+        ),
         Key("mesh_terminate_timeout", "duration", 10 * _S, "for a stopped process to leave, before SIGKILL"),
         Key("process_exit_timeout", "duration", 10 * _S, "for host agents to leave at the end of the program"),
         Key("mesh_orphan_timeout", "duration", 60 * _S, "that processes live on when nothing is heard of their owner"),

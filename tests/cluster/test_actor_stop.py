@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -316,6 +317,62 @@ def test_a_constructor_that_never_returns_has_sent_what_it_sent_and_a_stop_ends_
         mesh.initialized.get(20)
     assert witness.all.call_one().get(20) == ["sent while it began"]
     witness.stop().get(20)
+
+
+class Tidies(Actor):
+    """Its clean-up takes longer than it should, in one way or another."""
+
+    def __init__(self, how: str, file: str) -> None:
+        self.how, self.file = how, file
+
+    @endpoint
+    def ping(self) -> str:
+        return "pong"
+
+    def note(self, what: str) -> None:
+        with open(self.file, "a") as said:
+            said.write(f"{what}\n")
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        self.note("begins")
+        try:
+            if self.how == "sleeps":
+                time.sleep(100)
+            while self.how == "spins":
+                pass
+            if self.how == "blocks":
+                threading.Event().wait(100)
+            until = time.monotonic() + 0.1
+            while self.how == "is done" and time.monotonic() < until:
+                pass
+            self.note("is done")
+        except KeyboardInterrupt:
+            self.note("interrupted")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("sleeps", "interrupted"), ("spins", "interrupted"), ("blocks", ""), ("is done", "is done")]
+)
+def test_a_clean_up_has_its_time_then_an_interrupt_then_it_is_given_up_by_name(
+    hasty: ProcMesh, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, said: str
+) -> None:
+    file = tmp_path / "said"
+    mesh: Any = hasty.spawn("tidy", Tidies, how, str(file))
+    assert mesh.ping.call().get(20).values() == ["pong"]
+    began = time.monotonic()
+    mesh.stop().get(20)
+    assert time.monotonic() - began < 8
+    assert file.read_text().split("\n") == ["begins", *([said] if said else []), ""]
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    if said:
+        assert told == []
+    else:
+        assert len(told) == 1
+        assert told[0].startswith("tidy was stopped, but its __cleanup__ on ")
+        assert "hasty.stop()" in told[0]
+    with pytest.raises(SupervisionError, match="stopped"):
+        mesh.ping.call().get(20)
+    assert hasty.spawn("next", Stoppable).ping.call().get(20)  # type: ignore[attr-defined]
 
 
 def test_a_clean_up_that_never_returns_does_not_hold_up_a_stop(hasty: ProcMesh) -> None:
