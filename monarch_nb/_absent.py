@@ -17,7 +17,7 @@ class NotYetError(ModuleNotFoundError):
 
 def sentence(what: str, part: str, instead: str = "") -> str:
     """That `what` is missing, to which part of torchmonarch it belongs, and what to do instead."""
-    return f"{what} is not there yet: it belongs to {part}, see {PAGE}{'. ' + instead if instead else ''}"
+    return f"{what} is not part of Monarch-NB yet: it belongs to {part}, see {PAGE}{'. ' + instead if instead else ''}"
 
 
 def refuse(what: str, part: str, instead: str = "") -> NoReturn:

@@ -59,9 +59,11 @@ class Actors:
     def _procs(self, wish: ActorWish) -> ProcMesh:
         found = self._value("on", wish.mesh) if not wish.mesh.isidentifier() else self._session.find(wish.mesh)
         if not isinstance(found, ProcMesh):
-            raise UsageError(f"%%actor: {wish.mesh} is {_a(found)}; actors live on a mesh of procs, as %mesh makes it")
+            raise UsageError(
+                f"%%actor: {wish.mesh} is {_a(found)}; actors live on a mesh of processes; make one with %mesh workers gpus=4"
+            )
         if found._state.stopped is not None:
-            raise UsageError(f"%%actor: {wish.mesh} was stopped ({found._state.stopped}); make it anew with %mesh")
+            raise UsageError(f"%%actor: {wish.mesh} was stopped ({found._state.stopped}); make a new one with %mesh")
         return found
 
     def _living(self, wish: ActorWish) -> ActorMesh[Any] | None:
@@ -131,16 +133,16 @@ class Actors:
             )
         told = _refused(lambda: objection(state, cls))
         if told:
-            raise UsageError(f"%%actor: {told}; --fresh spawns {wish.name} anew")
+            raise UsageError(f"%%actor: {told}; --fresh spawns new actors")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             done = reload_mesh(living, cls)
         done.get()
         self._shell.user_ns[wish.name] = living
-        lines = [f"{wish.name}: {_count(len(living))} took over the new {cls.__name__} and kept their state"]
+        lines = [f"{wish.name}: {_count(len(living))} now run the new {cls.__name__} and have kept their state"]
         made = self._made.get(wish.name)
         if made is not None and made.uid == state.uid and made.arguments != _arguments(wish):
-            lines.append("the arguments have changed, but __init__ does not run again: --fresh spawns it anew")
+            lines.append("the arguments have changed, but __init__ does not run again: --fresh spawns new actors")
         return "\n".join([*lines, *(text_of(each.message) for each in caught)])
 
     def _spawn(self, wish: ActorWish, procs: ProcMesh, cls: type, living: ActorMesh[Any] | None) -> ActorMesh[Any]:

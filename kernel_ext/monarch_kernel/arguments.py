@@ -102,7 +102,7 @@ def _check_expression(label: str, text: str) -> None:
         compile(text, "<argument>", "eval")
     except SyntaxError as error:
         what = f"{label}={text}" if label else text
-        raise UsageError(f"%%actor: {what} is no expression ({error.msg}); {_BLANKS}") from None
+        raise UsageError(f"%%actor: {what} is not an expression ({error.msg}); {_BLANKS}") from None
 
 
 def _words(line: str) -> list[str]:
@@ -143,7 +143,9 @@ def mesh_wish(line: str) -> MeshWish:
                 f"%mesh: there are {' and '.join(USUAL_DIMS)}, but no {label}; did you mean {usual[0]}={text}?"
             )
         if not text.isdecimal() or int(text) < 1:
-            raise UsageError(f"%mesh: {label}={text} is no size: write a whole number from 1 on, as in {label}=4")
+            raise UsageError(
+                f"%mesh: {label}={text} is not a size: write a whole number of at least 1, as in {label}=4"
+            )
         if label in dims:
             raise UsageError(f"%mesh: {label} is given twice")
         dims[label] = int(text)
@@ -243,7 +245,7 @@ def _check_options(magic: str, given: set[str], known: set[str]) -> None:
 def _dim(word: str, example: str) -> tuple[str, str]:
     found = _DIM.fullmatch(word)
     if found is None:
-        raise UsageError(f"{word!r} is no dimension: write its name and a number, as in {example}")
+        raise UsageError(f"{word!r} is not a dimension: write a name and a number, as in {example}")
     return found[1], found[2]
 
 

@@ -128,7 +128,7 @@ class MonarchMagics(Magics):
 
         %meshes
 
-        What nothing refers to any more is marked; %stop --unused stops it.
+        Meshes that no variable refers to any more are marked; %stop --unused stops them.
         """
         if line.strip():
             raise UsageError("%meshes takes no arguments")
@@ -158,7 +158,7 @@ class MonarchMagics(Magics):
 
         %stop NAME ...        # these
         %stop --all           # all of them
-        %stop --unused        # those nothing refers to any more (see %meshes)
+        %stop --unused        # those that no variable refers to any more (see %meshes)
 
         From Python: workers.stop().get().
         """

@@ -23,16 +23,23 @@ class Overview:
         """How many of them nothing refers to any more."""
         return sum(not row.used for row in self.rows)
 
+    @property
+    def advice(self) -> str:
+        """What can be done about these."""
+        if self.unused == 1:
+            return "No variable refers to one of these meshes any more. %stop --unused stops it."
+        return f"No variable refers to {self.unused} of these meshes any more. %stop --unused stops them."
+
     def __repr__(self) -> str:
         if not self.rows:
-            return "no meshes; %mesh workers gpus=4 makes one"
+            return "There are no meshes yet. %mesh workers gpus=4 makes one."
         table = [HEADINGS, *self.cells()]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table
         ]
         if self.unused:
-            lines.append(f"{self.unused} of them nothing refers to any more: %stop --unused stops what is marked so")
+            lines.append(self.advice)
         return "\n".join(lines)
 
 
@@ -62,4 +69,4 @@ def hosts(view: MeshView) -> str:
 
 def refers(row: Row) -> str:
     """Which variables refer to it."""
-    return ", ".join(row.variables) or ("(inside another object)" if row.used else "(nothing)")
+    return ", ".join(row.variables) or ("(held by another object)" if row.used else "(nothing)")

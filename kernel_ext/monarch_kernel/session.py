@@ -78,7 +78,7 @@ class Session:
             return kind(newest, newest.region)  # type: ignore[arg-type]
         known = ", ".join(self.names()) or "none yet; make one with %mesh workers gpus=4"
         if value is not None:
-            raise UsageError(f"{name} is a {type(value).__name__}, not a mesh of procs or actors; meshes: {known}")
+            raise UsageError(f"{name} is a {type(value).__name__}, not a mesh of processes or actors; meshes: {known}")
         raise UsageError(f"there is no mesh {name!r}; meshes: {known}")
 
     def _value(self, path: str) -> Any:
@@ -152,7 +152,7 @@ class Session:
         try:
             mesh.initialized.get()
         except BaseException:
-            mesh.stop("its set-up did not succeed").get(30)
+            mesh.stop("its set-up failed").get(30)
             raise
         return mesh
 
@@ -178,7 +178,7 @@ class Session:
 
     def _stop(self, state: MeshState) -> str:
         if state.stopped is not None:
-            return f"{state.name} was stopped before ({state.stopped})"
+            return f"{state.name} has been stopped already ({state.stopped})"
         kind = ProcMesh if isinstance(state, ProcState) else ActorMesh
         actors = describe(state).actors
         whole: Any = kind(state, state.region)  # type: ignore[arg-type]
@@ -193,13 +193,17 @@ class Session:
         """
         stopped = mesh._state.stopped
         if stopped is not None:
-            raise UsageError(f"%heal: {name} is not broken, it was stopped ({stopped}); spawn a new one")
+            raise UsageError(f"%heal: {name} is not broken, it was stopped ({stopped}); make a new one")
         broken = [rank for rank in describe(mesh).ranks if rank.state == "failed"]
         heal_mesh(mesh, kill=kill)
         what = "proc" if isinstance(mesh, ProcMesh) else "actor"
         if kill:
             return f"killed {_count(len(mesh) - len(broken), what)} of {name} and healed {len(mesh)}"
-        return f"healed {_count(len(broken), what)} of {name}" if broken else f"{name} is whole: nothing to heal"
+        return (
+            f"healed {_count(len(broken), what)} of {name}"
+            if broken
+            else f"{name} has not failed: there is nothing to heal"
+        )
 
     def reload(self, names: Sequence[str]) -> Report:
         """Loads edited modules again and gives living actors their newest classes; all of them, or what is named.
@@ -211,13 +215,15 @@ class Session:
             module = sys.modules.get(name)
             if module is not None and name not in self.names("actors"):
                 if name not in local_modules():
-                    raise UsageError(f"%reload: {name} is installed, no module of yours that could have been edited")
+                    raise UsageError(
+                        f"%reload: {name} is an installed package; %reload loads modules of your own again"
+                    )
                 also.append(name)
                 roots.append(_folder(module))
                 continue
             state: Any = self.find(name)._state
             if not isinstance(state, ActorState):
-                raise UsageError(f"%reload: {name} is a mesh of procs; reload actors, or a module")
+                raise UsageError(f"%reload: {name} is a mesh of processes; name a mesh of actors, or a module")
             cls = state.cls
             if cls.__module__ == "__main__":
                 states.append(state)
@@ -282,8 +288,8 @@ def _difference(made: _Made, dims: tuple[tuple[str, int], ...], setup: str) -> s
 def _reused(name: str, view: MeshView) -> str:
     failed = view.counts.get("failed", 0)
     if failed:
-        return f"{name} is reused, but {_count(failed, 'rank')} failed: %heal {name} brings back what is lost"
-    return f"{name} is reused; --fresh starts it anew"
+        return f"{name} is reused, but {_count(failed, 'rank')} failed: %heal {name} starts what is lost again"
+    return f"{name} is reused; --fresh starts new processes"
 
 
 def _count(number: int, what: str) -> str:

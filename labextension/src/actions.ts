@@ -48,7 +48,7 @@ export class Actions {
     const connection = this._connection();
     const mesh = connection?.cluster.state.meshes[uid];
     if (!connection || !mesh) {
-      this.say("That mesh is not there any more, or belongs to another notebook.", true);
+      this.say("That mesh has been stopped, or belongs to another notebook.", true);
       return;
     }
     if (!(await this._sure(connection, verb, uid, ranks))) return;
@@ -69,7 +69,7 @@ export class Actions {
     const state = this._connection()?.cluster.state;
     const failed = Object.entries(state?.meshes ?? {}).filter(([, mesh]) => !mesh.stopped && mesh.counts?.failed);
     const roots = failed.filter(([, mesh]) => mesh.kind === "procs" || !failed.some(([other]) => other === mesh.on));
-    if (!roots.length) this.say("Nothing has failed: nothing to heal.");
+    if (!roots.length) this.say("Nothing has failed, so there is nothing to heal.");
     for (const [uid] of roots) await this.act("heal", uid, null);
   }
 

@@ -31,7 +31,7 @@ export class Connection implements IDisposable {
   ) {
     this.cluster = new Cluster({
       send: (message) => {
-        if (!this._comm || this.facts.comm !== "live") throw new Error("there is no way to the kernel");
+        if (!this._comm || this.facts.comm !== "live") throw new Error("the kernel cannot be reached");
         this._comm.send(message as JSONObject);
       },
       onMessage: (callback) => {
@@ -84,7 +84,7 @@ export class Connection implements IDisposable {
       if (await this._open(kernel)) break;
     }
     this._loaded ||= this.facts.comm === "live";
-    this._set({ loading: false, error: this.facts.comm === "live" ? "" : error || "the kernel did not take it" });
+    this._set({ loading: false, error: this.facts.comm === "live" ? "" : error || "the kernel refused the connection" });
   }
 
   private get _kernel(): Kernel.IKernelConnection | null {

@@ -112,7 +112,7 @@ export class MonarchPanel extends SidePanel {
     this._typed.hidden = this._insertTyped.hidden = !words.code;
     this._load.hidden = !words.offersLoad;
     this._spawn.hidden = !live;
-    say(this._summary, !state || !live ? (shown ? `as it was: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
+    say(this._summary, !state || !live ? (shown ? `last seen: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
     this._summary.title = this._summary.textContent ?? ""; // where the panel is narrow
     if (!state) return;
     this.failures.count(state);

@@ -174,7 +174,7 @@ export class SelectedSection extends Section {
       kept.splice(0, Math.max(0, kept.length - TAIL));
       if (this._stacked) return;
       const down = this._lines.scrollTop + this._lines.clientHeight >= this._lines.scrollHeight - 4;
-      say(this._lines, kept.join("\n") || "nothing written yet");
+      say(this._lines, kept.join("\n") || "nothing has been written yet");
       if (down) this._lines.scrollTop = this._lines.scrollHeight;
     });
   }
@@ -185,7 +185,7 @@ export class SelectedSection extends Section {
     if (!row || !cluster || !mesh) return;
     const { uid, ranks } = meantBy(row);
     this._stacked = true;
-    say(this._lines, "asking where it is …");
+    say(this._lines, "asking the processes …");
     try {
       const wanted = (ranks ?? Array.from({ length: 16 }, (_, at) => at)).slice(0, Math.min(16, mesh.sizes.reduce((product, size) => product * size, 1)));
       const { stacks } = (await cluster.request("stack", { mesh: uid, ranks: wanted })) as { stacks: Record<string, string> };

@@ -31,7 +31,7 @@ class Form extends Widget implements Dialog.IBodyWidget<Wish | string> {
     const wrong = typeof wish === "string";
     say(this._code, wrong ? "" : codeForSpawn(wish.name, wish.dims));
     const taken = !wrong && Object.values(this._state.meshes).some((mesh) => mesh.name === wish.name && !mesh.stopped);
-    say(this._note, wrong ? wish : taken ? `${wish.name} is there: of the same shape it is used again, another shape replaces it and its actors are lost` : "");
+    say(this._note, wrong ? wish : taken ? `${wish.name} is running. The same shape keeps it; another shape replaces it, and its actors are lost.` : "");
     this._note.classList.toggle("mnb-wrong", wrong || taken);
   }
 

@@ -41,7 +41,7 @@ describe("what is typed to spawn a mesh", () => {
 
   it("needs the name of a variable, and proposes one", () => {
     expect(wrongName("my mesh")).toContain("cannot be the name of a variable");
-    expect(wishOf("", "gpus=4")).toBe("give it a name");
+    expect(wishOf("", "gpus=4")).toBe("Give the mesh a name.");
     expect(freshName(["workers", "workers2"])).toBe("workers3");
   });
 });

@@ -244,7 +244,7 @@ class Agent:
     def _connection(self, address: str, up: bool, word: str) -> None:
         """On the node's reader thread."""
         if word == "refused":
-            log.warning("%s does not accept our key, or is no monarch-nb process", address)
+            log.warning("%s does not accept our key, or is not a monarch-nb process", address)
         elif not up:
             self._loop.post(lambda: self._gateway.cut(address.partition("/")[0], word))
             if self._dialler is not None:

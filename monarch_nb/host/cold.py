@@ -77,7 +77,7 @@ def binding_prefix(bind: Mapping[str, str]) -> list[str]:
         left.append("cpus")
         cpus = ""
     if left:
-        _log.warning("proc_bind: %s ignored, for this host has no numactl", ", ".join(left))
+        _log.warning("proc_bind: %s is ignored: numactl is not installed on this host", ", ".join(left))
     return ["taskset", "-c", cpus] if cpus else []
 
 

@@ -34,7 +34,9 @@ class BootstrapCommand:
             strings.append(self.arg0)
         for each in strings:
             if not isinstance(each, str) or "\0" in each:
-                raise ValueError(f"bootstrap_command: {each!r} is no text that a command line or environment can hold")
+                raise ValueError(
+                    f"bootstrap_command: {each!r} holds a character that no command line or environment can hold"
+                )
         if not self.program:
             raise ValueError("bootstrap_command: it names no program")
         return Launch(self.program, self.arg0, tuple(self.args), dict(self.env), self.inherit_env)

@@ -29,17 +29,32 @@ class Options(Struct, frozen=True):
 def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Options:
     """Read the command line; prints usage and exits on a wrong one."""
     parser = argparse.ArgumentParser(prog=prog, description="Run a Monarch host agent.")
-    parser.add_argument("--host", help="host id (default: a new one; with --keep and a port, that of this place)")
+    parser.add_argument(
+        "--host", help="id of this host (default: a new one; with --keep and a fixed port, the same at each start)"
+    )
     parser.add_argument("--run-folder", type=Path, help="private folder for sockets and logs (default: a new one)")
     parser.add_argument("--tcp", help="also listen here, such as tcp://0.0.0.0:0")
-    parser.add_argument("--tcp-fd", type=int, help="also listen by the bound socket of this descriptor")
-    parser.add_argument("--dial", help="join the controller that takes in hosts here, such as tcp://login:22222")
+    parser.add_argument("--tcp-fd", type=int, help="also listen on the bound socket of this descriptor")
+    parser.add_argument(
+        "--dial", help="join the controller that accepts hosts at this address, such as tcp://login:22222"
+    )
     parser.add_argument("--key", type=Path, help="key file for TCP")
     parser.add_argument("--insecure-loopback", action="store_true", help="allow TCP without a key, on loopback only")
     parser.add_argument("--owner-fd", type=int, default=0, help="end when this pipe closes (default: stdin)")
-    parser.add_argument("--keep", action="store_true", help="outlive owners; procs live on leases")
-    parser.add_argument("--ready-fd", type=int, default=1, help="where to say that it is ready (default: stdout)")
-    parser.add_argument("--lease-s", type=float, default=60.0, help="seconds that procs of a silent owner live")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep running when a controller ends; its processes end once it is silent for --lease-s",
+    )
+    parser.add_argument(
+        "--ready-fd", type=int, default=1, help="descriptor to write to when the agent is ready (default: stdout)"
+    )
+    parser.add_argument(
+        "--lease-s",
+        type=float,
+        default=60.0,
+        help="seconds after which the processes of a silent controller end (default: 60)",
+    )
     parser.add_argument("--prewarm", action="store_true", help="start the template process at once")
     parser.add_argument("--keep-folder", action="store_true", help="leave the run folder behind, to read the logs")
     found = parser.parse_args(argv)

@@ -89,9 +89,11 @@ def _look(endpoint: str, keys: Keys | None, deadline: float) -> TransportError |
                 continue
             return UnreachableError(f"{error}. {_HOW_TO_START}")
         if mechanism == "NULL" and keys is not None:
-            return TrustError(f"the agent at {endpoint} takes part without a key: start it again with --key FILE")
+            return TrustError(f"the agent at {endpoint} was started without a key: start it again with --key FILE")
         if mechanism != "NULL" and keys is None:
-            return TrustError(f"the agent at {endpoint} wants a key: pass key=, the file it was started with")
+            return TrustError(
+                f"the agent at {endpoint} needs a key: pass key=FILE, the key file that it was started with"
+            )
         return None
 
 
@@ -159,7 +161,12 @@ class _Question:
             try:
                 self._found.put(p.decode(bytes(parcel.frames[0]), self._form))
             except (msgspec.MsgspecError, IndexError) as error:
-                self._found.put(UnreachableError(f"{self._endpoint} speaks another dialect: {error}"))
+                self._found.put(
+                    UnreachableError(
+                        f"{self._endpoint} speaks another version of the protocol ({error}): install the same "
+                        "version of monarch-nb on both sides"
+                    )
+                )
 
     def _connection(self, address: str, up: bool, word: str) -> None:
         if word == "refused":

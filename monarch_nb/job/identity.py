@@ -29,7 +29,7 @@ def deserialize_service_proc_ids(serialized: str) -> list[ProcId]:
     """What `serialize_service_proc_ids` has written. Raises ValueError for anything else."""
     found = json.loads(serialized)
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise ValueError(f"{serialized[:80]!r} is no JSON list of process ids")
+        raise ValueError(f"{serialized[:80]!r} is not a JSON list of process ids")
     return [ProcId.from_string(each) for each in found]
 
 

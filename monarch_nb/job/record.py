@@ -61,7 +61,7 @@ def encode(record: Record, what: str) -> bytes:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"{what} cannot be saved: its attribute {name!r} is no plain data ({error}). Jobs are saved as JSON; "
+                f"{what} cannot be saved: its attribute {name!r} is not plain data ({error}). Jobs are saved as JSON; "
                 "name what need not be saved in the class's _transient"
             ) from None
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
@@ -103,7 +103,7 @@ def read(path: str) -> bytes:
     with open(fd, "rb") as file:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
-            raise JobFileError(f"{path} is no file")
+            raise JobFileError(f"{path} is not a file")
         if facts.st_uid != os.geteuid():
             raise JobFileError(f"{path} belongs to another user (uid {facts.st_uid}), and is not read")
         if facts.st_mode & 0o022:

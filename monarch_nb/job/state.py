@@ -21,7 +21,7 @@ class JobState:
         hosts: dict[str, HostMesh] = self.__dict__.get("_hosts", {})
         if name in hosts:
             return hosts[name]
-        raise AttributeError(f"{name!r} is no host mesh of this job. It has: {', '.join(sorted(hosts)) or 'none'}")
+        raise AttributeError(f"{name!r} is not a host mesh of this job. It has: {', '.join(sorted(hosts)) or 'none'}")
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._hosts})

@@ -273,7 +273,7 @@ def _job(data: bytes, where: str, *, load: bool) -> JobTrait:
     found = files.decode(data, where)
     cls = files.find_class(found.kind, load=load)
     if not isinstance(cls, type) or not issubclass(cls, JobTrait):
-        raise JobFileError(f"{where} names {found.kind}, which is no job")
+        raise JobFileError(f"{where} names {found.kind}, which is not a job")
     job: JobTrait = cls.__new__(cls)
     job._fresh()
     vars(job).update({name: value for name, value in found.fields.items() if name not in _OWN | cls._transient})

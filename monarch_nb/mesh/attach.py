@@ -130,5 +130,8 @@ def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) 
             f"{endpoint} runs monarch-nb {state.version}, this process {__version__}: install the same on both"
         )
     if state.host in ways.local or any(state.host == other.host for other in others):
-        return ValueError(f"{endpoint} is host {state.host}, which is here already (--host gives it another id)")
+        return ValueError(
+            f"{endpoint} is host {state.host}, which is attached already: list it once, or start its "
+            "agent with --host and another id"
+        )
     return None

@@ -193,7 +193,7 @@ class HostMesh(MeshTrait):
         self._usable()
         if conda:
             raise NotImplementedError(
-                "sync_workspace(conda=True) is not there yet: install the environment on the hosts, and choose its "
+                "sync_workspace(conda=True) is not supported yet: install the environment on the hosts, and choose its "
                 "Python with with_python_executable"
             )
         if not self._owned and not self._is_own_host():

@@ -92,7 +92,7 @@ class Wish:
         try:
             self.pattern = re.compile(grep) if grep else None
         except re.error as error:
-            raise ValueError(f"grep={grep!r} is no regular expression: {error}") from None
+            raise ValueError(f"grep={grep!r} is not a regular expression: {error}") from None
         self.level = level_of(level)
         self.since = since_of(since)
 
@@ -207,7 +207,7 @@ def level_of(given: int | str | None) -> int:
         return given or 0
     number = int(given) if given.isdecimal() else logging.getLevelName(given.upper())
     if not isinstance(number, int):
-        raise ValueError(f"level={given!r} is none: use DEBUG, INFO, WARNING, ERROR, CRITICAL or a number")
+        raise ValueError(f"level={given!r} is not a level: use DEBUG, INFO, WARNING, ERROR, CRITICAL or a number")
     return number
 
 
@@ -222,4 +222,6 @@ def since_of(given: Any) -> float:
     try:
         return time.time() - (float(given) if isinstance(given, (int, float)) else parse_duration(given) / 1e9)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"since={given!r} is no time: a datetime, seconds, or text such as 30s or 5m") from error
+        raise ValueError(
+            f"since={given!r} is not a time: write a datetime, seconds, or a text such as 30s or 5m"
+        ) from error

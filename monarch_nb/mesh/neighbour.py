@@ -130,9 +130,9 @@ def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Pat
         time.sleep(_LOOK_S)
     socket = Path(os.path.realpath(link))
     if os.lstat(link).st_uid != os.geteuid():
-        raise TrustError(f"ipc://{path} was made by another user")
+        raise TrustError(f"ipc://{path} belongs to another user")
     if not stat.S_ISSOCK(socket.stat().st_mode) or socket.name != "agent":
-        raise UnreachableError(f"ipc://{path} is no host agent of ours, but {socket}")
+        raise UnreachableError(f"ipc://{path} does not lead to a host agent of Monarch-NB, but to {socket}")
     if not is_private(socket.parent):
         raise TrustError(f"{socket.parent} is not this user's own private folder")
     return socket.parent

@@ -45,7 +45,7 @@ def _read(given: "bytes | Path | str | None", what: str) -> Keys | None:
         except FileNotFoundError:
             raise TrustError(f"{what}: there is no key file {given}. {_HOW}") from None
     known = "the path of a key file, its content as bytes" + (f", or {TRUST_ALL!r}" if what == "ca" else "")
-    raise TrustError(f"{what}={given!r} is none of: {known}")
+    raise TrustError(f"{what}={given!r} is not one of: {known}")
 
 
 def check_trust(endpoint: Endpoint | str, keys: Keys | None) -> None:

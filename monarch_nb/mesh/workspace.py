@@ -145,7 +145,7 @@ def folders_of(workspace: Any) -> list[Path]:
     found = [Path(each).expanduser().resolve() for each in many]
     for folder in found:
         if not folder.is_dir():
-            raise NotADirectoryError(f"sync_workspace: {folder} is no folder")
+            raise NotADirectoryError(f"sync_workspace: {folder} is not a folder")
     if not found:
         raise ValueError("sync_workspace: the workspace names no folder")
     return found

@@ -64,7 +64,7 @@ def parse_worker_address(text: str) -> WorkerAddress:
     if not isinstance(text, str):
         raise AddressError(f"an address is a text, not {type(text).__name__}: {_FORMS}")
     if len(text) > _LONGEST or any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
-        raise AddressError(f"{_shown(text)} is no address: too long, or with control characters in it")
+        raise AddressError(f"{_shown(text)} is not an address: it is too long, or has control characters in it")
     first = _SCHEME.search(text)
     if first is None:
         raise AddressError(f"{_shown(text)} has no transport: {_FORMS}")
@@ -73,7 +73,7 @@ def parse_worker_address(text: str) -> WorkerAddress:
     if head:
         process = head.removesuffix("@")
         if process == head or not _PROCESS.fullmatch(process):
-            raise AddressError(f"{_shown(head)} before {first[0]} is no process id with an @ after it: {_FORMS}")
+            raise AddressError(f"{_shown(head)} before {first[0]} is not a process id with an @ after it: {_FORMS}")
     dial, bind = _split(rest)
     dialled = _endpoint(dial, text, binds=False)
     bound = dialled if bind is None else _endpoint(bind, text, binds=True)
@@ -111,7 +111,7 @@ def _endpoint(text: str, whole: str, *, binds: bool) -> Endpoint:
         return _tcp(rest, whole, binds=binds)
     if scheme in ("tls", "metatls", "inproc", "unix"):
         raise NotImplementedError(f"{scheme}:// is not part of this version; use tcp:// with a key, or ipc:// here")
-    raise AddressError(f"{_shown(whole)}: {scheme}:// is no transport we know; {_FORMS}")
+    raise AddressError(f"{_shown(whole)}: {scheme}:// is not a known transport; {_FORMS}")
 
 
 def _tcp(rest: str, whole: str, *, binds: bool) -> Endpoint:

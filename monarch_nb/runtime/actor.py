@@ -16,7 +16,7 @@ def _default(method: "Callable[..., Any]") -> "Callable[..., Any]":
 
 
 def _no_mesh(name: str) -> NotImplementedError:
-    return NotImplementedError(f"an actor is no mesh: {name}() is for the mesh that ProcMesh.spawn gave")
+    return NotImplementedError(f"{name}() belongs to the mesh that ProcMesh.spawn returned, not to the actor itself")
 
 
 class Actor:

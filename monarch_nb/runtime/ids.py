@@ -21,7 +21,7 @@ def _encoded(value: int) -> str:
 
 def _decoded(text: str) -> int:
     if len(text) > _LONGEST or any(letter not in _ALPHABET for letter in text):
-        raise ValueError(f"invalid uid: {text!r} is no base58 number")
+        raise ValueError(f"invalid uid: {text!r} is not a base58 number")
     value = 0
     for letter in text:
         value = value * 58 + _ALPHABET.index(letter)

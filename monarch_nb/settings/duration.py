@@ -51,9 +51,9 @@ def parse_duration(value: object) -> int:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         found = _from_seconds(value)
     else:
-        raise DurationError(f'{value!r} is no duration: write "30s" or "1h 30m", or give a number of seconds')
+        raise DurationError(f'{value!r} is not a duration: write "30s" or "1h 30m", or give a number of seconds')
     if found < 0:
-        raise DurationError(f"{value!r} is no duration: it is negative")
+        raise DurationError(f"{value!r} is not a duration: it is negative")
     if found > _MOST:
         raise DurationError(f"{value!r} is too long: at most 292 years")
     return found
@@ -65,12 +65,12 @@ def _from_seconds(value: float) -> int:
             return value * _SECOND
         return round(Decimal(repr(value)) * _SECOND)
     except (ArithmeticError, ValueError):  # infinite, or not a number
-        raise DurationError(f"{value!r} is no duration: it is not finite") from None
+        raise DurationError(f"{value!r} is not a duration: it is not finite") from None
 
 
 def _parse_text(text: str) -> int:
     if len(text) > _LONGEST_TEXT:
-        raise DurationError(f"Invalid duration format: a text of {len(text)} characters is no duration")
+        raise DurationError(f"Invalid duration format: a text of {len(text)} characters is not a duration")
     if text.strip() == "0":
         return 0
     total, position = 0, 0
@@ -79,19 +79,19 @@ def _parse_text(text: str) -> int:
         if part is None:
             rest = text[position:].strip()
             hint = " (a unit is missing, such as in 30s or 30ms)" if re.fullmatch(r"[0-9.]+", rest) else ""
-            raise DurationError(f"Invalid duration format: {text!r} is no duration{hint}: write it like {_LIKE}")
+            raise DurationError(f"Invalid duration format: {text!r} is not a duration{hint}: write it like {_LIKE}")
         whole, fraction, unit = part.groups()
         size = _UNITS.get(unit)
         if size is None:
             raise DurationError(
-                f"Invalid duration format: {text!r}: {unit!r} is no unit of time; use ns, us, ms, s, m, h, d, w, month "
+                f"Invalid duration format: {text!r}: {unit!r} is not a unit of time; use ns, us, ms, s, m, h, d, w, month "
                 "or year"
             )
         with localcontext(prec=80):
             total += int(Decimal(f"{whole}.{fraction or 0}") * size)
         position = part.end()
     if position == 0:
-        raise DurationError(f"Invalid duration format: an empty text is no duration: write it like {_LIKE}")
+        raise DurationError(f"Invalid duration format: an empty text is not a duration: write it like {_LIKE}")
     return total
 
 

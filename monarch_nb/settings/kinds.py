@@ -67,7 +67,7 @@ def transport(value: object) -> "ChannelTransport | str":
     if _URL.fullmatch(value):
         return value
     words = ", ".join(SHORT_TRANSPORTS)
-    raise ValueError(f"{value!r} is no transport: use one of {words}, or an address such as tcp://127.0.0.1:8080")
+    raise ValueError(f"{value!r} is not a transport: use one of {words}, or an address such as tcp://127.0.0.1:8080")
 
 
 def _flag(value: object) -> bool:

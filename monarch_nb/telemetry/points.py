@@ -57,7 +57,7 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"log: {name}={value!r} is no number") from None
+        raise TypeError(f"log: {name}={value!r} is not a number") from None
 
 
 class Points:
@@ -204,7 +204,7 @@ class Metrics:
     def __repr__(self) -> str:
         found = self._read()
         if not found:
-            return "<no metrics told yet: monarch.telemetry.log(loss=..., step=...) in an actor>"
+            return "<no metrics yet: call monarch.telemetry.log(loss=..., step=...) in an actor>"
         rows = [("metric", "ranks", "steps", "latest (mean)", "lowest", "highest")]
         for name, ranks in found.items():
             last = [line[-1][2] for line in ranks.values()]

@@ -20,7 +20,7 @@ def split(endpoint: str) -> tuple[str, int]:
     """Host and port of "tcp://host:port". Raises ValueError."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not endpoint.startswith("tcp://") or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{endpoint!r} is no address of a host: it should look like tcp://node7:22222")
+        raise ValueError(f"{endpoint!r} is not an address of a host: it should look like tcp://node7:22222")
     return host.strip("[]"), int(port)
 
 
@@ -71,15 +71,18 @@ def greet(endpoint: str, timeout: float, stay: float = 0.0) -> str:
         except OSError:
             pass  # what was said so far tells enough
     if not silent and len(said) < _LENGTH and _is_ours(said):
-        raise Unready(f"what listens at {endpoint} hangs up: it is no monarch-nb host agent, or strangers swamp it")
+        raise Unready(
+            f"what listens at {endpoint} closes the connection: it is not a monarch-nb host agent, or too many "
+            "strangers connect to it"
+        )
     if not said:
-        raise UnreachableError(f"whatever listens at {endpoint} says nothing: it is no monarch-nb host agent")
+        raise UnreachableError(f"whatever listens at {endpoint} says nothing: it is not a monarch-nb host agent")
     if len(said) < _LENGTH or not _is_ours(said) or said[10] < 3:
-        raise UnreachableError(f"what listens at {endpoint} is no monarch-nb host agent; it says {said[:24]!r}")
+        raise UnreachableError(f"what listens at {endpoint} is not a monarch-nb host agent; it says {said[:24]!r}")
     mechanism = said[12:32].rstrip(b"\0")
     with contextlib.suppress(UnicodeDecodeError):
         return mechanism.decode("ascii")
-    raise UnreachableError(f"what listens at {endpoint} is no monarch-nb host agent")
+    raise UnreachableError(f"what listens at {endpoint} is not a monarch-nb host agent")
 
 
 def _is_ours(said: bytes) -> bool:

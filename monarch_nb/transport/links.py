@@ -363,7 +363,7 @@ class Links:
             if self._on_connection is not None:
                 self._on_connection(peer.address, False, "refused")
             else:
-                self.dropped(peer.address, f"{peer.endpoint} did not accept our key, or is no monarch-nb process")
+                self.dropped(peer.address, f"{peer.endpoint} did not accept our key, or is not a monarch-nb process")
         if self._on_connection is not None and event in (monitor.UP, monitor.DOWN):
             self._on_connection(peer.address, event == monitor.UP, "connected" if event == monitor.UP else "cut")
 

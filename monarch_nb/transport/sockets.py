@@ -189,9 +189,9 @@ def bound_at(fd: int) -> str:
         with PlainSocket(fileno=os.dup(fd)) as same:
             host, port, *_ = same.getsockname() if same.family in (AF_INET, AF_INET6) else ("", 0)
     except OSError as error:
-        raise TransportError(f"descriptor {fd} is no socket: {error}") from error
+        raise TransportError(f"descriptor {fd} is not a socket: {error}") from error
     if not port:
-        raise TransportError(f"descriptor {fd} is no TCP socket that is bound to a port")
+        raise TransportError(f"descriptor {fd} is not a TCP socket that is bound to a port")
     return Endpoint("tcp", host=host, port=port).url
 
 

@@ -185,7 +185,7 @@ class Stream:
         while end - at >= 4:
             count = _COUNT.unpack_from(data, at)[0]
             if not 0 < count <= _MOST_FRAMES:
-                raise ValueError("no message of ours")
+                raise ValueError("not a message of Monarch-NB")
             body = at + 4 + 8 * count
             if body > end:
                 break
@@ -195,7 +195,7 @@ class Stream:
                 lengths = struct.unpack_from(f"<{count}Q", data, at + 4)
             total = sum(lengths)
             if total > _MOST_BYTES:
-                raise ValueError("no message of ours")
+                raise ValueError("not a message of Monarch-NB")
             if body + total > end:
                 if body + total - at > len(self._reader.space):
                     self._whole = body + total - at

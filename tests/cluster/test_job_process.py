@@ -61,7 +61,9 @@ def test_a_process_job_gives_meshes_of_hosts_and_ends_them(folder: Path) -> None
         found = where(cold(state.trainers)).environment.call("MONARCH_JOB_MARK").get(30)
         assert found.values() == ["7", "7"]
         assert job.active
-        with pytest.raises(AttributeError, match=r"'nobody' is no host mesh of this job\. It has: loaders, trainers"):
+        with pytest.raises(
+            AttributeError, match=r"'nobody' is not a host mesh of this job\. It has: loaders, trainers"
+        ):
             state.nobody  # noqa: B018
         pids = pids_of(job)
         before = job.apply_id
@@ -173,7 +175,7 @@ def test_files_that_others_could_have_written_and_pickles_are_refused(folder: Pa
     with pytest.raises(JobFileError, match="is a pickle"):
         job.state("job.pkl")
     os.mkfifo("pipe", 0o600)
-    with pytest.raises(JobFileError, match="is no file"):
+    with pytest.raises(JobFileError, match="is not a file"):
         job_load("pipe")
     for data in (b"", b"{}", b"\xff", b'{"format": "x", "kind": "os:system", "fields": {}}', b"[" * 10000):
         with pytest.raises(JobFileError):
@@ -225,7 +227,7 @@ def test_jobs_of_users_are_saved_without_what_they_call_transient(folder: Path, 
     assert isinstance(found, Custom)
     assert found.size == 4
     job.size = object()  # type: ignore[assignment]
-    with pytest.raises(TypeError, match="its attribute 'size' is no plain data"):
+    with pytest.raises(TypeError, match="its attribute 'size' is not plain data"):
         job.dumps()
 
 
@@ -269,7 +271,7 @@ def test_what_cannot_be_a_job_is_refused() -> None:
             ProcessJob(meshes)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="client script"):
         ProcessJob({"a": 1}).apply("train.py")
-    with pytest.raises(NotImplementedError, match="remote_mount is not there yet"):
+    with pytest.raises(NotImplementedError, match="remote_mount is not part of Monarch-NB yet"):
         LocalJob().remote_mount(".")
 
 

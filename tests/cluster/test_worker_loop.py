@@ -196,7 +196,7 @@ def test_a_worker_listens_by_a_socket_it_is_given_whose_port_needed_no_luck() ->
 def test_a_socket_that_others_reach_needs_a_key_whatever_the_address_says() -> None:
     with socket.socket() as door, pytest.raises(TransportError, match="no TCP socket that is bound"):
         run_worker_loop_forever(ca=TRUST_ALL, address=f"tcp://127.0.0.1:fd{door.fileno()}")
-    with pytest.raises(TransportError, match="descriptor 999999 is no socket"):
+    with pytest.raises(TransportError, match="descriptor 999999 is not a socket"):
         run_worker_loop_forever(ca=TRUST_ALL, address="tcp://127.0.0.1:fd999999")
     with socket.socket() as door:
         door.bind(("0.0.0.0", 0))

@@ -129,7 +129,7 @@ def test_processes_of_a_process_mesh_know_their_host(quad: ProcMesh) -> None:
 def test_what_a_mesh_of_processes_does_not_do_says_where_to_go(quad: ProcMesh) -> None:
     with pytest.raises(NotImplementedError, match=r"HostMesh\.sync_workspace"):
         asyncio.run(quad.sync_workspace(None))
-    with pytest.raises(AttributeError, match="not there yet"):
+    with pytest.raises(AttributeError, match="not part of Monarch-NB yet"):
         quad.activate()
     with pytest.raises(ValueError, match="Actor"):
         quad.spawn("no", int)  # type: ignore[type-var]

@@ -58,7 +58,7 @@ def test_the_cell_again_reloads_in_place_and_keeps_state(actors: Notebook) -> No
     before = actors.run("kept = counters; counters.add.call(5).get().values()").text
     assert before == "[5, 5, 5, 5]"
     cell = actors.run(counter(factor=10)).ok()
-    assert cell.stdout == "counters: 4 actors took over the new Counter and kept their state\n"
+    assert cell.stdout == "counters: 4 actors now run the new Counter and have kept their state\n"
     assert actors.run("kept.add.call(1).get().values()").text == "[15, 15, 15, 15]"
 
 
@@ -74,7 +74,7 @@ def test_a_changed_init_and_changed_arguments_are_said(actors: Notebook) -> None
     actors.run(counter("counters on w start=1")).ok()
     changed = counter("counters on w start=2").replace("self.n, self.name", "self.other = self.n, self.name")
     told = actors.run(changed).ok().stdout
-    assert "the arguments have changed, but __init__ does not run again: --fresh spawns it anew" in told
+    assert "the arguments have changed, but __init__ does not run again: --fresh spawns new actors" in told
     assert "Counter.__init__ has changed" in told
     assert actors.run("counters.add.call(1).get().get(0)").text == "2"
 
@@ -90,7 +90,7 @@ def test_from_sync_to_async_asks_for_fresh(actors: Notebook) -> None:
     actors.run(counter()).ok()
     changed = counter().replace("    def add", "    async def add").replace("    def told", "    async def told")
     told = actors.run(changed).stderr
-    assert told.strip() == "UsageError: %%actor: Counter is async now and was sync; --fresh spawns counters anew"
+    assert told.strip() == "UsageError: %%actor: Counter is async now and was sync; --fresh spawns new actors"
     actors.run(changed.replace("on w", "on w --fresh")).ok()
     assert actors.run("counters.add.call(1).get().get(0)").text == "1"
 
@@ -165,9 +165,9 @@ def test_a_syntax_error_is_told_at_its_line_and_changes_nothing(actors: Notebook
         ("counters on a", "a is a ActorMesh; actors live on a mesh of procs"),
         ("os on w", "os is a module already"),
         ("counters on w class=os", "class=os is a module, no Actor class; the cell defines Counter"),
-        ("counters on w start=", "start= is no expression"),
+        ("counters on w start=", "start= is not an expression"),
         ("counters on w start=1 start=2", "start is given twice"),
-        ("counters on w start = 1", "is no expression"),
+        ("counters on w start = 1", "is not an expression"),
         ("counters on w start=missing", "start=missing gives NameError: name 'missing' is not defined"),
         ("counters on w speed=1", "unexpected keyword argument 'speed'"),
         ("counters on w --frsh", "knows no option --frsh; there is --fresh"),

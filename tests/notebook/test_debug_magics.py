@@ -112,7 +112,7 @@ def test_stacks_show_where_every_rank_is(nb: Notebook) -> None:
         ("%break", ""),
         ("%break somewhere", "write %break train.py:42"),
         ("%break nowhere.py:3 on trainers", "no code of this process comes from a file nowhere.py"),
-        ("%break Trainer.loss if total > on trainers", "is no expression"),
+        ("%break Trainer.loss if total > on trainers", "is not an expression"),
         ("%break clear 99", "there is no breakpoint 99"),
         ("%break clear x", "write the number of a breakpoint"),
         ("%stacks", "which mesh?"),

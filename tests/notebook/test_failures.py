@@ -54,7 +54,7 @@ def test_heal_brings_back_the_same_objects(nb: Notebook) -> None:
     cell = nb.run("%heal w").ok()
     assert cell.stdout == "healed 1 proc of w\n"
     assert nb.run("before is a, a.work.call().get().values()").ok().text == "(True, [0, 1, 2, 3])"
-    assert nb.run("%heal w").ok().stdout == "w is whole: nothing to heal\n"
+    assert nb.run("%heal w").ok().stdout == "w has not failed: there is nothing to heal\n"
 
 
 def test_heal_of_a_stopped_mesh_says_that_it_was_stopped(nb: Notebook) -> None:

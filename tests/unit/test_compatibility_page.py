@@ -60,7 +60,7 @@ def test_a_row_is_true(name: str) -> None:
     verdict, why = ROWS[name]
     assert verdict in VERDICTS
     if verdict == "not yet" and "imports, and says when it is used" in why:
-        with pytest.raises(NotImplementedError, match="is not there yet: it belongs to"):
+        with pytest.raises(NotImplementedError, match="is not part of Monarch-NB yet: it belongs to"):
             find(name)()
     elif verdict == "not yet":
         with pytest.raises((ImportError, AttributeError)):

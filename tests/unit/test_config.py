@@ -191,7 +191,7 @@ def test_the_program_goes_before_the_environment() -> None:
 
 def test_a_wrong_word_in_the_environment_is_ignored_with_a_warning() -> None:
     mine = Settings({"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "soon"})
-    with pytest.warns(UserWarning, match=r"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT is ignored: .*'soon' is no duration"):
+    with pytest.warns(UserWarning, match=r"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT is ignored: .*'soon' is not a duration"):
         assert mine.get("message_delivery_timeout") == 30.0
 
 

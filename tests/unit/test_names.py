@@ -35,7 +35,7 @@ def test_a_name_of_the_package_is_there_or_says_that_it_is_not_yet(name: str) ->
     if name in monarch.__all__:
         assert getattr(monarch, name) is not None
         return
-    with pytest.raises(ImportError, match=rf"monarch\.{name} is not there yet: it belongs to"):
+    with pytest.raises(ImportError, match=rf"monarch\.{name} is not part of Monarch-NB yet: it belongs to"):
         exec(f"from monarch import {name}")
 
 
@@ -118,7 +118,7 @@ def test_every_submodule_of_an_alias_can_be_imported_from_it() -> None:
 def test_what_is_not_there_yet_can_be_asked_for(name: str) -> None:
     assert not hasattr(monarch, name)
     assert getattr(monarch, name, None) is None
-    with pytest.raises(AttributeError, match=rf"monarch\.{name} is not there yet: it belongs to"):
+    with pytest.raises(AttributeError, match=rf"monarch\.{name} is not part of Monarch-NB yet: it belongs to"):
         getattr(monarch, name)
 
 
@@ -133,7 +133,7 @@ def test_a_name_that_an_alias_lacks_can_be_asked_for(module: str) -> None:
 def test_the_library_says_it_too_where_only_its_own_name_is_used() -> None:
     code = "from monarch_nb import remote"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
-    assert "monarch.remote is not there yet: it belongs to the tensor engine" in done.stderr
+    assert "monarch.remote is not part of Monarch-NB yet: it belongs to the tensor engine" in done.stderr
 
 
 IMPORTED_BY_PROGRAMS = """
@@ -199,7 +199,7 @@ def test_using_what_is_there_in_name_only_says_what_to_do_instead(use: str) -> N
     from monarch import job, rdma
     from monarch.job import spmd as job_spmd
 
-    with pytest.raises(NotImplementedError, match=r"is not there yet: it belongs to .*, see .*\. [A-Zm]"):
+    with pytest.raises(NotImplementedError, match=r"is not part of Monarch-NB yet: it belongs to .*, see .*\. [A-Zm]"):
         eval(use, {"job": job, "rdma": rdma, "job_spmd": job_spmd})
 
 
@@ -244,7 +244,7 @@ def test_a_job_that_is_there_in_name_only_is_a_job_class() -> None:
         pass
 
     assert issubclass(Mine, JobTrait)
-    with pytest.raises(NotImplementedError, match="Mine is not there yet: it belongs to Slurm jobs"):
+    with pytest.raises(NotImplementedError, match="Mine is not part of Monarch-NB yet: it belongs to Slurm jobs"):
         Mine()
 
 
@@ -258,7 +258,7 @@ def test_unknown_private_modules_are_not_there() -> None:
 def test_a_part_that_is_not_there_yet_says_so(module: str) -> None:
     for name in (module, f"{module}.inside"):
         with pytest.raises(
-            ImportError, match=r"is not there yet: it belongs to .*, see https://.*/docs/compatibility\.md"
+            ImportError, match=r"is not part of Monarch-NB yet: it belongs to .*, see https://.*/docs/compatibility\.md"
         ):
             importlib.import_module(name)
 

@@ -97,7 +97,7 @@ class DebugMagics(Magics):
         try:
             return debug.set_breakpoint(found["where"], part, condition=found["condition"] or "")
         except SyntaxError as error:
-            raise UsageError(f"%break: {found['condition']} is no expression: {error.msg}") from None
+            raise UsageError(f"%break: {found['condition']} is not an expression: {error.msg}") from None
         except DebugError as error:
             raise UsageError(f"%break: {error}") from None
 
@@ -144,7 +144,9 @@ class DebugMagics(Magics):
             return debug.post_mortem(where.of(self._session.find(where.name)))
         error = last_error(self.shell)
         if error is None:
-            raise DebugError("the last error was no ActorError; say which rank: %mpm trainers gpus=3")
+            raise DebugError(
+                "the last error was not an ActorError, so it names no rank: write which one, as in %mpm trainers gpus=3"
+            )
         return debug.post_mortem(error)
 
     @line_magic

@@ -94,7 +94,7 @@ def troubles(view: MeshView) -> str:
         rows.append((place or view.name, rank.detail))
     if len(failed) > TOLD:
         rows.append(("…", f"{len(failed) - TOLD} more"))
-    advice = f'<div class="mnb-s">heal_mesh(…) or %heal {escape(view.name)} brings back what is lost</div>'
+    advice = f'<div class="mnb-s">%heal {escape(view.name)}, or heal_mesh(…), starts what is lost again</div>'
     return (
         table(("failed", "why"), rows) + advice + lab_button(f"Heal {view.name}", "monarch-nb:heal", {"mesh": view.uid})
     )
@@ -118,7 +118,7 @@ def host_mesh_html(mesh: Any) -> str:
 def overview_html(overview: Overview) -> str:
     """The table of %meshes."""
     if not overview.rows:
-        return framed('<div class="mnb-s">no meshes; <code>%mesh workers gpus=4</code> makes one</div>')
+        return framed('<div class="mnb-s">There are no meshes yet. <code>%mesh workers gpus=4</code> makes one.</div>')
     body = []
     for row in overview.rows:
         swatches = "".join(f'<span class="mnb-c mnb-{state}"></span>' for state in row.view.counts)
@@ -134,6 +134,5 @@ def overview_html(overview: Overview) -> str:
     head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
     note = ""
     if overview.unused:
-        told = f"{overview.unused} of them nothing refers to any more: %stop --unused stops what is marked so"
-        note = f'<div class="mnb-s">{escape(told)}</div>'
+        note = f'<div class="mnb-s">{escape(overview.advice)}</div>'
     return framed(f'<table class="mnb-t"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>', note)

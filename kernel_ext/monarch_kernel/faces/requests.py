@@ -81,7 +81,11 @@ class Requests:
         elif broken:
             engine.keeper.driver.heal(state.uid, frozenset(broken)).get()
         what = _what(state, len(broken))
-        return {"text": f"healed {what} of {state.name}" if broken else f"{state.name} is whole: nothing to heal"}
+        return {
+            "text": f"healed {what} of {state.name}"
+            if broken
+            else f"{state.name} has not failed: there is nothing to heal"
+        }
 
     def _do_stop(self, engine: Runtime, message: Message) -> Message:
         state = self._state(engine, message)
@@ -122,7 +126,7 @@ class Requests:
                     look(feature(engine, "debug").controller, procs, [base], lambda _: "", self.name)
                 )
             except Exception as error:
-                stacks[str(index)] = f"not to be had: {text_of(error)}"
+                stacks[str(index)] = f"not available: {text_of(error)}"
         return {"stacks": stacks}
 
     def _do_logs(self, engine: Runtime, message: Message) -> Message:
@@ -145,7 +149,7 @@ class Requests:
         if not isinstance(dims, dict) or not dims or not all(isinstance(n, int) and n > 0 for n in dims.values()):
             raise ValueError('dims must be sizes by name, such as {"gpus": 4}')
         mesh, told = self._session.mesh(name, dims)
-        return {"mesh": mesh._state.uid, "text": told or f"{name} is there"}
+        return {"mesh": mesh._state.uid, "text": told or f"{name} is running"}
 
     def _do_report(self, engine: Runtime, message: Message) -> Message:
         failure = store_of(engine).document()["failures"].get(str(message.get("failure")))

@@ -27,13 +27,13 @@ class Failures:
 
     def __repr__(self) -> str:
         if not self.records:
-            return "no failures so far"
+            return "nothing has failed so far"
         return "\n".join(f"{_clock(one['at'])}  {one['state']:<8} {one['title']}" for one in self.records)
 
     def html(self) -> str:
         """The static form."""
         if not self.records:
-            return framed('<div class="mnb-s">no failures so far</div>')
+            return framed('<div class="mnb-s">nothing has failed so far</div>')
         parts = [heading("Failures", f"{len(self.records)} so far")]
         for one in self.records[:20]:
             parts.append(folded(f"{_clock(one['at'])} {one['title']} · {one['state']}", one["report"]))

@@ -123,7 +123,7 @@ export class Cluster {
     return new Promise((resolve, reject) => {
       const late = setTimeout(() => {
         this._replies.delete(id);
-        reject(new Error("the kernel has not answered; it may be busy with a cell"));
+        reject(new Error("the kernel has not answered; a cell may be running"));
       }, REQUEST_MS);
       this._replies.set(id, { resolve, reject, late });
       this._send({ type: "request", id, verb, ...more });

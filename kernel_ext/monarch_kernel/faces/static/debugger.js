@@ -44,7 +44,7 @@ export function debugView(cluster, root, options) {
   };
   const fold = h("button", { class: "mnb-b mnb-quiet", type: "button", "aria-label": "details", onclick: () => setOpen(!open) });
   const act = (what, label, hint) => askButton(label, () => request(what), tell, { title: hint, "data-do": what });
-  const proceed = act("continue", "Continue", "let these ranks go on");
+  const proceed = act("continue", "Continue", "continue these ranks");
   const buttons = h("span", { class: "mnb-tools", role: "toolbar", "aria-label": "debugger" }, proceed, ...MOVES.map((each) => act(...each)));
   const groups = h("div", { class: "mnb-groups", role: "group", "aria-label": "groups of ranks" });
   const source = h("div", { class: "mnb-source", role: "img" });
@@ -211,7 +211,7 @@ export function debugView(cluster, root, options) {
   }
 
   function watchRow(text, answer) {
-    const away = h("button", { type: "button", class: "mnb-b mnb-quiet", "aria-label": `watch ${text} no longer`, text: "×", onclick: () => (watched.splice(watched.indexOf(text), 1), look()) });
+    const away = h("button", { type: "button", class: "mnb-b mnb-quiet", "aria-label": `stop watching ${text}`, text: "×", onclick: () => (watched.splice(watched.indexOf(text), 1), look()) });
     const inside = answer.status === "fulfilled" ? valuesOf(answer.value, answer.value.values.reduce((sum, one) => sum + one.sessions.length, 0)) : [h("span", { class: "mnb-wrong", text: answer.reason.message })];
     return h("div", { class: "mnb-watch" }, h("code", { class: "mnb-what", text }), h("div", {}, ...inside), away);
   }

@@ -71,7 +71,7 @@ export function details(cluster, uid, indices, { title, expression, close }) {
   const meshNow = () => cluster.state.meshes[uid];
   const wanted = { mesh: uid, ranks: indices };
   const facts = h("div", { class: "mnb-facts" });
-  const output = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": "last lines", text: "nothing written yet" });
+  const output = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": "last lines", text: "nothing has been written yet" });
   output.hidden = indices.length > 1;
   const { message, tell, ask } = actionBar();
   let endLines = null;
@@ -125,7 +125,7 @@ export function details(cluster, uid, indices, { title, expression, close }) {
       for (const [, , , text] of told.lines) kept.push(text);
       kept.splice(0, Math.max(0, kept.length - LINES));
       const down = output.scrollTop + output.clientHeight >= output.scrollHeight - 4;
-      output.textContent = kept.join("\n") || "nothing written yet";
+      output.textContent = kept.join("\n") || "nothing has been written yet";
       if (down) output.scrollTop = output.scrollHeight;
     });
   }

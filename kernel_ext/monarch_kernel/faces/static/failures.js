@@ -93,7 +93,7 @@ function entry(cluster, id, one, opened, options) {
   const when = h("span", { class: "mnb-dim mnb-when" });
   const { message, tell, ask } = actionBar();
   const wanted = () => ({ mesh: one.mesh });
-  const heal = ask("Heal", () => cluster.request("heal", wanted()), { class: "mnb-b mnb-main", title: "brings back what it has hit" });
+  const heal = ask("Heal", () => cluster.request("heal", wanted()), { class: "mnb-b mnb-main", title: "start what has failed again" });
   const retry = ask(
     "Retry",
     async () => {
@@ -101,9 +101,9 @@ function entry(cluster, id, one, opened, options) {
       await runAgain(retry);
       return { text: "" };
     },
-    { title: "heals, and runs this cell again" },
+    { title: "heal, and run this cell again" },
   );
-  const look = h("button", { class: "mnb-b", type: "button", text: "Post-mortem", title: "looks into the frames where it was raised" });
+  const look = h("button", { class: "mnb-b", type: "button", text: "Post-mortem", title: "look into the frames where it was raised" });
   const report = copyButton("Copy report", () => `${one.title}\n\n${one.report}`);
   const rows = h("div", { class: "mnb-facts" });
   const story = h("div", { class: "mnb-story", hidden: !opened }, rows);

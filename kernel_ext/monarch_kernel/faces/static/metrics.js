@@ -52,7 +52,7 @@ export function metricView(cluster, root, options) {
     say(title, mesh?.name ?? "");
     const ranks = new Set([...data.values()].flatMap((lines) => [...lines.keys()]));
     const when = cluster.live ? "" : ` · as it was at ${clock(cluster.now())}`;
-    say(facts, data.size ? `· ${plural(ranks.size, "rank")}${when}` : `· nothing told yet: monarch.telemetry.log(loss=…, step=…) in an actor${when}`);
+    say(facts, data.size ? `· ${plural(ranks.size, "rank")}${when}` : `· no metrics yet: call monarch.telemetry.log(loss=…, step=…) in an actor${when}`);
     mean.hidden = ranks.size < 2;
     mean.setAttribute("aria-pressed", String(chosen ?? ranks.size > SINGLE));
     for (const [name, lines] of data) {
