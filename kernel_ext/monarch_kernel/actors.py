@@ -60,7 +60,7 @@ class Actors:
         found = self._value("on", wish.mesh) if not wish.mesh.isidentifier() else self._session.find(wish.mesh)
         if not isinstance(found, ProcMesh):
             raise UsageError(
-                f"%%actor: {wish.mesh} is {_a(found)}; actors live on a mesh of processes; make one with %mesh workers gpus=4"
+                f"%%actor: {wish.mesh} is {_a(found)}; actors live on a mesh of processes: %mesh workers gpus=4"
             )
         if found._state.stopped is not None:
             raise UsageError(f"%%actor: {wish.mesh} was stopped ({found._state.stopped}); make a new one with %mesh")

@@ -32,9 +32,9 @@ describe("what is typed to spawn a mesh", () => {
 
   it.each([
     ["", "write at least one dimension"],
-    ["4", '"4" is no dimension'],
+    ["4", '"4" is not a dimension'],
     ["gpus=0", "gpus must be at least 1"],
-    ["gpus=1 gpus=2", "gpus is there twice"],
+    ["gpus=1 gpus=2", "gpus is given twice"],
   ])("says what is wrong with %j", (text, told) => {
     expect(wishOf("grid", text)).toContain(told);
   });

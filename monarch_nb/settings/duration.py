@@ -84,8 +84,8 @@ def _parse_text(text: str) -> int:
         size = _UNITS.get(unit)
         if size is None:
             raise DurationError(
-                f"Invalid duration format: {text!r}: {unit!r} is not a unit of time; use ns, us, ms, s, m, h, d, w, month "
-                "or year"
+                f"Invalid duration format: {text!r}: {unit!r} is not a unit of time; use ns, us, ms, s, m, h, d, w, "
+                "month or year"
             )
         with localcontext(prec=80):
             total += int(Decimal(f"{whole}.{fraction or 0}") * size)

@@ -84,7 +84,11 @@ def test_another_class_imported_over_the_name_is_no_new_definition(nb: Notebook,
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("w", "w is a mesh of procs"), ("json", "json is installed"), ("nothing", "there is no mesh 'nothing'")],
+    [
+        ("w", "w is a mesh of processes"),
+        ("json", "json is an installed package"),
+        ("nothing", "there is no mesh 'nothing'"),
+    ],
 )
 def test_what_cannot_be_reloaded_is_said(nb: Notebook, name: str, told: str) -> None:
     nb.run("import json").ok()
