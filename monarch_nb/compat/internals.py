@@ -5,25 +5,11 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
-from monarch_nb.runtime import current, started
+from monarch_nb.runtime import current
 from monarch_nb.settings import transport
 
-
-class _Current:
-    """The context of what is running, as a ContextVar has it: none before the first use of an actor or mesh."""
-
-    def get(self, default: Any = None) -> Any:
-        """The current context, or the default."""
-        found = current.get()
-        if found is None:
-            engine = started()
-            found = None if engine is None else engine.root_context
-        return default if found is None else found
-
-
-_context = _Current()
+_context = current
 _BOOTSTRAP_MAIN = "monarch._src.actor.bootstrap_main"
 
 

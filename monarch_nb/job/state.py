@@ -7,15 +7,25 @@ from monarch_nb.mesh import HostMesh
 
 
 class JobState:
-    """The host meshes of a job, as attributes. What telemetry would add is None."""
+    """The host meshes of a job, as attributes. What telemetry and admin servers would add is None, as there are none:
+    a job of the program's own may fill it in.
+    """
 
-    def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
+    def __init__(
+        self,
+        hosts: Mapping[str, HostMesh],
+        query_engine: Any = None,
+        query_engine_client: Any = None,
+        telemetry_url: str | None = None,
+        dashboard_url: str | None = None,
+        admin_url: str | None = None,
+    ) -> None:
         self._hosts = dict(hosts)
-        self.query_engine: Any = None
-        self.query_engine_client: Any = None
-        self.telemetry_url: str | None = None
-        self.dashboard_url: str | None = None
-        self.admin_url: str | None = None
+        self.query_engine = query_engine
+        self.query_engine_client = query_engine_client
+        self.telemetry_url = telemetry_url
+        self.dashboard_url = dashboard_url
+        self.admin_url = admin_url
 
     def __getattr__(self, name: str) -> HostMesh:
         hosts: dict[str, HostMesh] = self.__dict__.get("_hosts", {})

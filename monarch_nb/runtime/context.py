@@ -29,12 +29,15 @@ class ActorId(str):
     rank: int = 0  # in the mesh that was spawned
 
     @classmethod
-    def of(cls, text: str, *, actor_name: str, proc_id: str, life: str, rank: int) -> Self:
-        """With its parts; `life` is any text that no other life of an actor has."""
-        self = cls(text)
-        self.actor_name, self.proc_id, self.rank = actor_name, proc_id, rank
-        number = int.from_bytes(hashlib.blake2b(life.encode(), digest_size=8).digest(), "big")
-        self.uid = f"{actor_name}{Uid.instance_from_value(number)}"
+    def of(cls, lineage: "tuple[Ancestor, ...]", *, proc_id: str = "", life: str = "") -> Self:
+        """Of the last of a line of actors; `life` is any text that no other life of an actor has."""
+        self = cls(".".join(one.shown for one in lineage))
+        last = lineage[-1]
+        self.actor_name = "client" if last.class_name is None else last.name
+        self.proc_id, self.rank = proc_id, last.rank
+        if life:
+            number = int.from_bytes(hashlib.blake2b(life.encode(), digest_size=8).digest(), "big")
+            self.uid = f"{self.actor_name}{Uid.instance_from_value(number)}"
         return self
 
     @property
@@ -86,16 +89,12 @@ class CreatorInstance:
         return str(self.actor_id)
 
 
-def _named(lineage: tuple[Ancestor, ...]) -> ActorId:
-    return ActorId(".".join(one.shown for one in lineage))
-
-
 def _creator(lineage: tuple[Ancestor, ...]) -> CreatorInstance | None:
     if not lineage:
         return None
     last = lineage[-1]
     place = Point(last.rank, Extent(last.labels, last.sizes))
-    return CreatorInstance(last.name, last.class_name, place, _creator(lineage[:-1]), _named(lineage))
+    return CreatorInstance(last.name, last.class_name, place, _creator(lineage[:-1]), ActorId.of(lineage))
 
 
 class StopRequested(BaseException):
@@ -123,13 +122,7 @@ class Instance:
     def __post_init__(self) -> None:
         last = self.lineage[-1]
         self.name, self.class_name = last.name, last.class_name
-        self.actor_id = ActorId.of(
-            _named(self.lineage),
-            actor_name=self.name if last.class_name is not None else "client",
-            proc_id=self.runtime.address,
-            life=self.stream,
-            rank=self.base_rank,
-        )
+        self.actor_id = ActorId.of(self.lineage, proc_id=self.runtime.address, life=self.stream)
 
     @property
     def creator(self) -> CreatorInstance | None:

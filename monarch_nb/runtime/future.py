@@ -70,6 +70,7 @@ class Future(Generic[R]):
     """
 
     __slots__ = (
+        "__dict__",  # programs note on a future what it is of
         "__weakref__",
         "_callbacks",
         "_cancel",

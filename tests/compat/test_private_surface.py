@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import monarch._src.actor.pickle as native_pickle
+from monarch._src.actor import actor_mesh
 from monarch._src.actor.mock import patch_actor
 from monarch.actor import (
     Actor,
@@ -55,6 +56,10 @@ class Worker(Actor):
         return {"id": found, "text": str(found), **{name: getattr(found, name) for name in names}}
 
     def not_marked(self) -> None: ...
+
+    @endpoint
+    def context_of_the_message(self) -> bool:
+        return actor_mesh._context.get().actor_instance is context().actor_instance
 
 
 class Waiting(Actor):
@@ -104,6 +109,20 @@ def test_a_mesh_knows_the_class_of_its_actors(quad: ProcMesh) -> None:
     assert isinstance(workers, ActorMesh)
     assert workers._class is Worker
     assert workers.slice(gpus=0)._class is Worker
+
+
+def test_who_runs_is_known_in_an_actor_and_nobody_in_the_client(quad: ProcMesh) -> None:
+    context()
+    assert actor_mesh._context.get() is None
+    workers: Any = quad.spawn("workers", Worker)
+    assert workers.context_of_the_message.call().get(20).values() == [True] * 4
+
+
+def test_a_program_may_note_on_a_future_what_it_is_of(quad: ProcMesh) -> None:
+    workers: Any = quad.slice(gpus=0).spawn("workers", Worker)
+    future = workers.twice.call_one(4)
+    future.method_name = "twice"
+    assert (future.get(20), future.method_name) == (8, "twice")
 
 
 def test_an_actor_id_has_parts(quad: ProcMesh) -> None:

@@ -13,7 +13,7 @@ from monarch._src.actor.mock import _actor_registry, get_actor_class, patch_acto
 from monarch._src.actor.shape import ShapeExt, iter_ranks
 from monarch._src.actor.telemetry import TracingForwarder
 from monarch.actor import Actor, NDSlice, Shape
-from monarch.job import LocalJob, MeshAdminConfig, TelemetryConfig
+from monarch.job import JobState, LocalJob, MeshAdminConfig, TelemetryConfig
 from monarch.tools.config import NOT_SET, Config
 from monarch.tools.config.environment import CondaEnvironment
 from monarch.tools.config.workspace import Workspace
@@ -178,6 +178,22 @@ def test_services_that_are_not_here_are_accepted_and_said_once(caplog: pytest.Lo
     for wrong in (job.enable_telemetry, job.enable_admin):
         with pytest.raises(TypeError, match="nonsense"):
             wrong(nonsense=1)
+
+
+def test_a_state_has_the_addresses_of_services_that_a_job_of_ones_own_gives() -> None:
+    state = JobState({}, admin_url="http://x:1729", telemetry_url="http://x")
+    assert (state.admin_url, state.telemetry_url, state.dashboard_url) == ("http://x:1729", "http://x", None)
+    assert JobState({}).admin_url is None
+
+
+def test_the_program_of_a_process_says_what_it_is_when_a_person_starts_it() -> None:
+    import subprocess
+    import sys
+
+    line = [sys.executable, "-m", "monarch._src.actor.bootstrap_main"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 1
+    assert "a host agent starts this program" in done.stderr
 
 
 def test_what_a_service_does_here_is_said_where_it_is_asked_for() -> None:

@@ -203,17 +203,6 @@ def test_using_what_is_there_in_name_only_says_what_to_do_instead(use: str) -> N
         eval(use, {"job": job, "rdma": rdma, "job_spmd": job_spmd})
 
 
-def test_a_fresh_program_has_no_context_until_it_uses_one() -> None:
-    code = """
-        from monarch._src.actor import actor_mesh
-        assert actor_mesh._context.get() is None
-        from monarch.actor import context
-        mine = context()
-        assert actor_mesh._context.get().actor_instance is mine.actor_instance
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=50)
-
-
 def test_what_a_transport_reads_back_as_can_be_compared() -> None:
     from monarch._rust_bindings.monarch_hyperactor.channel import BindSpec, ChannelTransport
     from monarch.config import configured
