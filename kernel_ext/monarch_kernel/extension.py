@@ -8,7 +8,8 @@ from monarch_nb.mesh.output import Output, output_of
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import Future, Runtime, future, process, runtime, waiters
-from monarch_nb.settings import settings
+from monarch_nb.store import store_of
+from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.wire import ActorError
 
@@ -16,7 +17,8 @@ from . import display
 from .completion import Completion
 from .debugger import DebugMagics, Prompting, with_remote
 from .display.errors import Errors
-from .display.failures import failure_bar, failure_bundle, raised_bar
+from .display.failures import raised_bar
+from .display.tellings import Tellings, Told
 from .faces import Faces
 from .faces.views import FaceMagics
 from .faces.widgets import Widgets
@@ -40,7 +42,7 @@ class Extension:
         self._shell = shell
         self._front = Front(shell)
         self._session = Session(shell)
-        self._errors = Errors(shell, self._failed, self._raised, self._stopped)
+        self._errors = Errors(shell, self._failed, self._told, self._raised, self._stopped)
         self._faces = Faces(shell, self._session)
         self._widgets = Widgets(shell, self._faces)
         self._debugging = DebugMagics(shell, self._session)
@@ -77,11 +79,14 @@ class Extension:
             self._attached.leave()
             self._attached = None
 
-    def _failed(self, failure: MeshFailure) -> None:
+    def _failed(self, failure: MeshFailure) -> Told:
+        """What the error of a call has to tell of the failure behind it."""
+        return self._attached.tellings.error(failure) if self._attached is not None else Told(record(failure, 0.0))
+
+    def _told(self, told: Told) -> None:
         """What can be done about a failure stands above the error that it made."""
-        bundle = self._widgets.failure(failure, bar=True)
-        if bundle and self._front.in_cell:
-            self._front.display({**failure_bar(failure), **bundle})
+        if self._attached is not None:
+            self._attached.tellings.bar(told)
 
     def _raised(self, error: ActorError) -> None:
         """The frames of what a rank has raised can be opened above the error."""
@@ -120,7 +125,8 @@ class _Attached:
         self.stopping = Stopping(front, engine, lambda file: cell_name(shell, file))
         self.forgotten = Forgotten(shell, front, self._logs.flush)
         self._settle = lambda: self._logs.settle(all_of_it=True)
-        notebook_mode(self._show)
+        self.tellings = Tellings(front, store_of(engine), widgets, self._logs.flush)
+        notebook_mode(self.tellings.show)
         engine.keeper.on_event.append(self._happened)
         self.prompting.install()
         self.stopping.install()
@@ -139,6 +145,7 @@ class _Attached:
         ):
             if mine in registered:
                 registered.remove(mine)  # type: ignore[arg-type]
+        self.tellings.close()
         self.prompting.uninstall()
         self._reruns.close()
         self.stopping.uninstall()
@@ -150,10 +157,3 @@ class _Attached:
             self._output.follow([about.address])
         elif kind == "stopped" and isinstance(about, ProcState):
             self.engine.later(FORGET_SECONDS, lambda: self._output.forget(about.uid))
-
-    def _show(self, failure: MeshFailure) -> None:
-        self._logs.flush()  # what it printed comes before
-        running = self._front.running  # a cell that begins once this is shown has nothing to do with it
-        self._front.display({**failure_bundle(failure), **self._widgets.failure(failure)})
-        if running and settings.get("interrupt_on_failure"):
-            self._front.interrupt()

@@ -247,10 +247,10 @@ export class FailureSection extends Section {
     };
   }
 
-  /** Says in the title how many are open; also while it is closed. */
+  /** Says in the title how many are not healed; also while it is closed. */
   count(state: ClusterState): void {
     const open = Object.values(state.failures).filter((one) => one.state === "open").length;
-    this.title.label = open ? `Failures · ${open} open` : "Failures";
+    this.title.label = open ? `Failures · ${open} not healed` : "Failures";
   }
 }
 

@@ -1,11 +1,11 @@
 """The reducer: engine events in, `ClusterState` out. No I/O, no clock, no threads."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_nb.store import events as e
 from monarch_nb.store.board import Board
+from monarch_nb.store.groups import OF_PROCESSES, Group, Member, Shape
 from monarch_nb.store.patch import Patch
 
 KEPT_FAILURES = 200
@@ -54,20 +54,35 @@ class Cluster:
         self._meshes: dict[str, _Mesh] = {}
         self._sessions: dict[str, tuple[str, int]] = {}
         self._recounted: set[str] = set()  # meshes whose counts are not in the document yet
+        self._groups: dict[str, Group] = {}  # by the id that they are told under
+        self._group_of: dict[str, str] = {}  # failure -> group
+        self._newest: dict[tuple[str, str, str], str] = {}  # procs or actors, owner, cause -> group
+        self._groups_on: dict[str, set[str]] = {}  # by the mesh that they are told of
+        self._retold: set[str] = set()  # groups of which something else is to be said than the document does
 
     @property
     def document(self) -> dict[str, Any]:
         """The whole state, as JSON has it; it changes with the next event."""
-        self._write_counts()
+        self._write()
         return self._board.document
 
     def take(self) -> Patch:
         """What has changed since the last time, as one merge patch; {} if nothing has."""
-        self._write_counts()
+        self._write()
         return self._board.take()
 
-    def _write_counts(self) -> None:
-        """Once for many events: each of them changes some."""
+    def group(self, failure: str) -> str:
+        """The id under which a failure is told: its own, or that of the first of one event."""
+        return self._group_of.get(failure, failure)
+
+    def _write(self) -> None:
+        """What follows from the events, once for many: each of them changes some."""
+        for key in self._retold:
+            group = self._groups.get(key)
+            shape = None if group is None else self._shape(group.uid)
+            if group is not None and shape is not None:
+                self._board.change("failures", key, group.told(shape))
+        self._retold.clear()
         for uid in self._recounted:
             mesh = self._meshes.get(uid)
             if mesh is not None:
@@ -214,7 +229,10 @@ class Cluster:
             rank.unanswered = None
         rank.condition, rank.life, rank.since = event.condition, event.life, event.at
         fields: dict[str, Any] = {"life": event.life or None, "detail": event.detail or None}
-        fields["failure"] = event.failure or None
+        fields["failure"] = self.group(event.failure) or None
+        for key in self._groups_on.get(event.uid, ()):
+            if self._groups[key].state == "open":
+                self._retold.add(key)
         if event.condition == "failed":
             fields.update(dict.fromkeys(("queue", "rate", "cpu", "memory", "gpu", "gpu_memory", "gpu_total")))
         self._board.change_rank(event.uid, str(place), fields)
@@ -348,26 +366,94 @@ class Cluster:
             self._board.put("hosts", event.host, {key: value for key, value in named.items() if value is not None})
 
     def _failed(self, event: e.Failed) -> None:
-        mesh = self._meshes.get(event.uid)
-        indices: Sequence[int] = ()
-        if mesh is not None:
-            indices = [place for place in map(mesh.at, event.ranks) if place >= 0]
+        if event.id in self._group_of:
+            return
         record = {key: value for key, value in event.record.items() if value is not None}
-        self._board.put(
-            "failures", event.id, {"mesh": event.uid, "ranks": list(indices), "told": [], "state": "open", **record}
-        )
+        member = Member(event.failure, event.ranks, record)
+        group = self._belongs_to(event)
+        if group is not None:
+            self._join(group, event, member)
+            return
+        mesh = self._meshes.get(event.uid)
+        indices = [] if mesh is None else [place for place in map(mesh.at, event.ranks) if place >= 0]
+        told = {"mesh": event.uid, "ranks": indices, "told": [], "state": "open", **record}
+        self._board.put("failures", event.id, told)
+        group = self._groups[event.id] = Group(event.id, event.uid)
+        group.add(event.id, member)
+        self._groups_on.setdefault(event.uid, set()).add(event.id)
+        self._group_of[event.id] = event.id
+        if event.failure is not None:
+            self._newest[self._sort(event)] = event.id
         failures = self._board.document["failures"]
         while len(failures) > KEPT_FAILURES:
-            self._board.put("failures", next(iter(failures)), None)
+            self._drop(next(iter(failures)))
+
+    def _drop(self, key: str) -> None:
+        self._board.put("failures", key, None)
+        group = self._groups.pop(key)
+        self._groups_on[group.uid].discard(key)
+        for member in group.members:
+            self._group_of.pop(member, None)
+
+    def _sort(self, event: e.Failed) -> tuple[str, str, str]:
+        """The same for failures of one event."""
+        mesh = self._meshes.get(event.uid)
+        assert event.failure is not None
+        below = mesh is not None and event.failure.cause.kind in OF_PROCESSES and mesh.event.on in self._meshes
+        uid = mesh.event.on if mesh is not None and below else event.uid
+        return uid, mesh.event.owner if mesh is not None else "", event.failure.cause.likeness
+
+    def _belongs_to(self, event: e.Failed) -> Group | None:
+        if event.failure is None:
+            return None
+        group = self._groups.get(self._newest.get(self._sort(event), ""))
+        found = group is not None and group.takes(event.ranks, event.record.get("detected", 0.0))
+        return group if found else None
+
+    def _join(self, group: Group, event: e.Failed, member: Member) -> None:
+        group.add(event.id, member)
+        self._group_of[event.id] = group.id
+        mesh = self._meshes.get(group.uid)
+        if mesh is not None and any(mesh.at(base) < 0 for base in event.ranks) and mesh.event.on in self._meshes:
+            self._groups_on[group.uid].discard(group.id)  # other ranks have other actors
+            group.uid, mesh = mesh.event.on, self._meshes[mesh.event.on]
+            self._groups_on.setdefault(group.uid, set()).add(group.id)
+        if mesh is None:
+            return
+        places = sorted(place for place in map(mesh.at, group.bases) if place >= 0)
+        self._board.change("failures", group.id, {"mesh": group.uid, "ranks": places})
+        self._retold.add(group.id)
+        procs = self._meshes.get(mesh.event.on, mesh)
+        for uid in (procs.event.uid, *procs.on_it):
+            for base in event.ranks:
+                known, place = self._find(uid, base)
+                if known is not None and self._board.document["ranks"][uid].get(str(place), {}).get("failure"):
+                    self._board.change_rank(uid, str(place), {"failure": group.id})
+
+    def _shape(self, uid: str) -> Shape | None:
+        mesh = self._meshes.get(uid)
+        if mesh is None:
+            return None
+        event, ranks = mesh.event, mesh.ranks
+
+        def left(places: set[int]) -> int:
+            return sum(rank.condition in ("alive", "starting") for at, rank in enumerate(ranks) if at not in places)
+
+        return Shape(uid, event.name, event.kind == "procs", (event.labels, event.sizes), mesh.at, left)
 
     def _told(self, event: e.Told) -> None:
-        record = self._board.document["failures"].get(event.id)
-        if record is not None:
-            self._board.change("failures", event.id, {"told": [*record["told"], [event.who, event.how]]})
+        key = self.group(event.id)
+        record = self._board.document["failures"].get(key)
+        if record is not None and [event.who, event.how] not in record["told"]:
+            self._board.change("failures", key, {"told": [*record["told"], [event.who, event.how]]})
 
     def _settled(self, event: e.Settled) -> None:
-        over = event.state in ("healed", "stopped")
-        self._board.change("failures", event.id, {"state": event.state, "ended": event.at if over else None})
+        group = self._groups.get(self.group(event.id))
+        if group is None:
+            return
+        group.settle(event.id, event.state)
+        over = group.state in ("healed", "stopped")
+        self._board.change("failures", group.id, {"state": group.state, "ended": event.at if over else None})
 
     def _opened(self, event: e.SessionOpened) -> None:
         _, place = self._find(event.uid, event.rank)

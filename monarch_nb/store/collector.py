@@ -194,7 +194,8 @@ class Collector:
         state = self._engine.meshes.get(failure.mesh_uid)
         ranks: list[int] = [] if state is None else list(self._keeper.ranks(state.region))
         hit = tuple(ranks[place] for place in failure.places if place < len(ranks))
-        self._put(e.Failed(str(failure.failure_id), failure.mesh_uid, hit, record(failure, _now(), self.readable)))
+        told = record(failure, _now(), self.readable)
+        self._put(e.Failed(str(failure.failure_id), failure.mesh_uid, hit, told, failure))
 
     def look(self) -> None:
         """Tells what has changed in supervision's book since it was last looked at."""

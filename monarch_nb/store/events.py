@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from monarch_nb.supervision import MeshFailure
+
 Kind = Literal["procs", "actors"]
 Condition = Literal["starting", "alive", "failed", "healing", "stopped"]
 Doing = Literal["starting", "idle", "busy"]
@@ -126,12 +128,16 @@ class Quiet(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """A failure; `ranks` are those of `uid`, base ranks. `record` is what a face is told besides."""
+    """A failure; `ranks` are those of `uid`, base ranks. `record` is what a face is told besides.
+
+    With the `failure` itself, those of one cause that come soon after each other are told as one, by the first id.
+    """
 
     id: str
     uid: str
     ranks: tuple[int, ...]
     record: Mapping[str, Any]
+    failure: MeshFailure | None = None
 
 
 class Told(msgspec.Struct, frozen=True):

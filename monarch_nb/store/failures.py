@@ -1,40 +1,67 @@
-"""A failure as faces are told it."""
+"""A failure as faces are told it: its title, what is known of it, its whole story; of one rank as of many."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.report import error_text, facts
 
+# What happened to one rank, and to several.
 _TITLES = {
-    "signal": "{who} died",
-    "exit": "{who} ended",
-    "host": "{who} is lost with its host",
-    "init": "{who} could not be constructed",
-    "spawn": "{who} could not be started",
-    "stopped": "{who} is stopped",
-    "owner": "{who} has no owner any more",
-    "aborted": "{who} gave up",
-    "undeliverable": "{who} cannot be reached",
+    "signal": ("died", "died"),
+    "exit": ("ended", "ended"),
+    "host": ("is lost with its host", "are lost with their host"),
+    "init": ("could not be constructed", "could not be constructed"),
+    "spawn": ("could not be started", "could not be started"),
+    "stopped": ("is stopped", "are stopped"),
+    "owner": ("has no owner any more", "have no owner any more"),
+    "aborted": ("gave up", "gave up"),
+    "undeliverable": ("cannot be reached", "cannot be reached"),
 }
+_FAILED = ("failed", "failed")
+_LINES = 20  # of the last that were written, in the text of a failure
+_PIDS = 16  # that are told one by one
+
+Record = Mapping[str, Any]
+Paint = Callable[[str, str], str]  # text, one of "title" "dim" "strong" "plain"
+
+
+def plain(text: str, _style: str) -> str:
+    """No colours."""
+    return text
 
 
 def title(failure: MeshFailure) -> str:
     """Who failed and how, in one line."""
-    who = failure.mesh_name
-    if failure.places:
-        who = f"{who}, {failure._where()}"
+    return f"{_who(failure)}{_how(failure)}"
+
+
+def _who(failure: MeshFailure) -> str:
+    cause, count = failure.cause, len(failure.places)
+    one, several = _TITLES.get(cause.kind, _FAILED)
+    if count > 1:
+        part = "" if count == failure.size else f", {failure.where}"
+        return f"{failure.mesh_name}{part}: {count} of {failure.size} ranks {several}"
+    return f"{failure.mesh_name}{f', {failure.where}' if failure.places else ''} {one}"
+
+
+def _how(failure: MeshFailure) -> str:
     cause = failure.cause
-    form = _TITLES.get(cause.kind, "{who} failed")
-    line = form.format(who=who)
     origin = cause.origin
     if origin.kind == "signal" and origin.signal is not None:
         named = dict(facts(origin)).get("ended", f"by signal {origin.signal}")
-        return f"{line}: killed {named}" + (", out of memory" if origin.oom else "")
+        comma = "," if len(failure.places) > 1 else ":"
+        return f"{comma} killed {named}" + (", out of memory" if origin.oom else "")
     if origin.kind == "exit" and origin.exitcode is not None:
-        return f"{line} with exit status {origin.exitcode}"
-    text = next(iter((cause.text or origin.text).strip().splitlines()), "")
-    return f"{line}: {text}" if text else line
+        return f" with exit status {origin.exitcode}"
+    text = _text(failure)
+    return f": {text}" if text else ""
+
+
+def _text(failure: MeshFailure) -> str:
+    cause = failure.cause
+    return next(iter((cause.text or cause.origin.text).strip().splitlines()), "")
 
 
 def details(failure: MeshFailure) -> str:
@@ -54,9 +81,11 @@ def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = st
     return {
         "name": str(failure.mesh_name),
         "kind": "procs" if failure.procs else "actors",
-        "where": failure._where(),
+        "where": failure.where,
         "title": title(failure),
         "cause": failure.cause.kind,
+        "text": _text(failure) or None,
+        "ended_by": dict(facts(origin)).get("ended"),
         "host": failure.host or None,
         "pid": origin.pid or None,
         "exitcode": origin.exitcode,
@@ -66,7 +95,73 @@ def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = st
         "detected": now,
         "traceback": readable(details(failure)) or None,
         "last_lines": list(failure.last_lines[-40:]) or None,
+        "dump": list(origin.dump) or None,
         "also": [str(name) for name in failure.also] or None,
         "next": failure.next_step,
         "report": readable(failure.report()),
     }
+
+
+def state(one: Record) -> str:
+    """How it stands, in words."""
+    return "not healed" if one["state"] == "open" else str(one["state"])
+
+
+def clock(at: float) -> str:
+    """A time of the day."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def rows(one: Record) -> list[tuple[str, str]]:
+    """Where and how it happened, one (what, value) a line."""
+    found = [("mesh", f"{one['name']}, {one['where']}"), ("host", hosts(one))]
+    found.append(("ended", one.get("ended_by") or ""))
+    found.append(("memory", "the host killed it because it ran out of memory" if one.get("oom") else ""))
+    found.append(("at", clock(one["at"])))
+    found.append(("affects", ", ".join(one.get("also") or ())))
+    found += [(where, text) for where, text in one.get("texts") or ()]
+    return [(what, value) for what, value in found if value]
+
+
+def hosts(one: Record) -> str:
+    """The hosts and processes of a failure, such as "h1f2e3d, pids 4711, 4712"."""
+    each = one.get("processes")
+    if each is None:
+        pid = one.get("pid")
+        return ", ".join(filter(None, (one.get("host") or "", f"pid {pid}" if pid else "")))
+    told = []
+    for host, pids in each:
+        more = f" and {len(pids) - _PIDS} more" if len(pids) > _PIDS else ""
+        shown = ", ".join(map(str, pids[:_PIDS]))
+        told.append(f"{host}, pid{'s'[: len(pids) > 1]} {shown}{more}" if pids else host)
+    return "; ".join(told)
+
+
+def tails(one: Record) -> list[tuple[str, list[str]]]:
+    """What the ranks wrote last, equal lines once: (which ranks, "" for all of them; the lines) each."""
+    several = one.get("lines")
+    if several:
+        return [(where, list(lines)) for where, lines in several]
+    return [("", list(one["last_lines"]))] if one.get("last_lines") else []
+
+
+def text(one: Record, paint: Paint = plain, *, brief: str = "") -> str:
+    """The whole story as lines; with `brief`, which says where it was told, only what one has to know at once."""
+
+    def line(what: str, value: str, style: str = "plain") -> str:
+        return f"  {paint(what.ljust(9), 'dim')} {paint(value, style)}"
+
+    if brief:
+        return "\n".join([line("more", brief), line("next", one["next"], "strong")])
+    story = one.get("traceback") or ""
+    lines = [f"  {each}" for each in story.splitlines()] + [""] * bool(story)
+    lines += [line(what, value) for what, value in rows(one)]
+    found = tails(one)
+    for where, last in found:
+        whose = "its last lines" if len(one.get("ranks", ())) < 2 else "the last lines of each"
+        lines.append(paint(f"  the last lines of {where}:" if where else f"  {whose}:", "dim"))
+        lines += [f"    | {each.rstrip()}" for each in last[-max(3, _LINES // len(found)) :]]
+    if one.get("dump"):
+        lines += [paint("  it crashed here:", "dim"), *(f"    | {each.rstrip()}" for each in one["dump"])]
+    lines.append(line("next", one["next"], "strong"))
+    return "\n".join(lines)

@@ -54,6 +54,22 @@ class Store:
             copied: dict[str, Any] = _copy(self._cluster.document)
             return copied
 
+    def event_of(self, number: int) -> str:
+        """The id under which a failure of supervision is told; "" if nothing is known of it (yet)."""
+        with self._lock:
+            self._fold()
+            key = self._cluster.group(str(number))
+            return key if key in self._cluster.document["failures"] else ""
+
+    def failure(self, key: str) -> dict[str, Any] | None:
+        """A failure as it is told now, as a copy of its own; None if there is none of that id."""
+        if self.collector is not None:
+            self.collector.look()
+        with self._lock:
+            self._fold()
+            found = self._cluster.document["failures"].get(key)
+            return None if found is None else _copy(found)
+
     def watch(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener` with a snapshot, here and now, and with deltas from then on; the result ends that.
 

@@ -48,6 +48,7 @@ class Mesh(Struct, eq=False):
     process: str = ""  # where the owner lives, if elsewhere
     ended: Cause | None = None
     odd: dict[int, RankStatus] = field(default_factory=dict)
+    down: int = 0  # how many of these are not alive
     uid: str = ""
     name: str = ""
     on: str | None = None
@@ -100,6 +101,7 @@ class Mesh(Struct, eq=False):
 
     def put(self, rank: int, state: State, incarnation: int, cause: Cause | None = None, failure_id: int = 0) -> None:
         """Say how a rank is from now on."""
+        self.down += (state != "alive") - (self.odd.get(rank, ALIVE).state != "alive")
         self.odd[rank] = RankStatus(state, incarnation, cause, failure_id)
 
     def failed(self, selection: Selection = None) -> list[int]:
@@ -143,7 +145,14 @@ class Mesh(Struct, eq=False):
             places=tuple(map(self.place, ranks)),
             also=also,
             healing=healing,
+            left=len(self.ranks) - self.down - sum(self.odd.get(rank, ALIVE).state == "alive" for rank in ranks),
         )
+
+
+def _alike(one: RankStatus, other: RankStatus) -> bool:
+    if one.cause is other.cause:
+        return True
+    return one.cause is not None and other.cause is not None and one.cause.likeness == other.cause.likeness
 
 
 class Book:
@@ -157,7 +166,7 @@ class Book:
         """Write a mesh down, and its procs, if those are another owner's."""
         known = self.meshes.get(mesh.uid)
         if known is not None:  # procs that were first seen through actors on them
-            mesh.odd, mesh.ended = known.odd, known.ended
+            mesh.odd, mesh.down, mesh.ended = known.odd, known.down, known.ended
         self.meshes[mesh.uid] = mesh
         if mesh.on is None or known is not None:
             return
@@ -215,7 +224,8 @@ class Book:
             return None
         first = mesh.odd[min(bad, key=lambda rank: (mesh.odd[rank].failure_id, rank))]
         cause = first.cause or stop_cause(f"{mesh.name} is {first.state}")
-        return mesh.failure(sorted(bad), cause, first.failure_id, healing=first.state == "healing")
+        alike = [rank for rank in bad if _alike(mesh.odd[rank], first)]  # others have failed of something else
+        return mesh.failure(sorted(alike), cause, first.failure_id, healing=first.state == "healing")
 
     def status(self, uid: str) -> Mapping[int, RankStatus]:
         """How each rank of a mesh is, in the mesh's order. Raises KeyError for a mesh nobody wrote down."""

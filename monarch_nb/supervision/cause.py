@@ -1,5 +1,6 @@
 """What made something fail: plain data that travels between processes and chains upwards through owners."""
 
+import re
 from typing import Literal
 
 from monarch_nb.wire import Harmless
@@ -46,6 +47,11 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(found)
 
     @property
+    def likeness(self) -> str:
+        """The same for causes that several ranks are told to have failed of as one: numbers in texts may differ."""
+        return "; ".join(map(_likeness, self.links))
+
+    @property
     def origin(self) -> "Cause":
         """What happened first."""
         return self.links[-1]
@@ -54,3 +60,13 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 def stop_cause(text: str) -> Cause:
     """The cause that calls on a stopped mesh are answered with."""
     return Cause(kind="stopped", text=text)
+
+
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+
+
+def _likeness(cause: Cause) -> str:
+    ended = cause.exitcode is not None or cause.signal is not None  # their texts name the process
+    text = "" if ended else _NUMBERS.sub("#", cause.text)
+    host = cause.host if cause.kind == "host" else ""
+    return f"{cause.kind} {cause.exitcode} {cause.signal} {cause.oom} {host} {text}"

@@ -28,7 +28,7 @@ from monarch_nb.supervision.actions import (
 from monarch_nb.supervision.cause import Cause, stop_cause
 from monarch_nb.supervision.causes import FAILED, Causes, Refusal
 from monarch_nb.supervision.errors import HealError, SupervisionError
-from monarch_nb.supervision.failure import MeshFailure
+from monarch_nb.supervision.failure import MeshFailure, gathered
 from monarch_nb.supervision.hands import Hands
 from monarch_nb.supervision.hooks import UndeliverableMessage, run_hook
 from monarch_nb.supervision.machine import Machine, RootPolicy
@@ -373,7 +373,7 @@ class Driver(Causes):
         except BaseException as raised:
             error = raised
         if action.again:
-            told = "\n".join(failure.report() for failure in action.again)
+            told = "\n".join(failure.report() for failure in gathered(action.again))
             error = HealError(f"not everything could be healed:\n{told}", action.again)
         self._hasty.difference_update(action.requests)
         for request in action.requests:

@@ -1,5 +1,6 @@
 """MeshFailure: the event that an owner's `__supervise__` is handed."""
 
+from collections.abc import Iterable
 from math import prod
 from typing import NoReturn
 
@@ -13,11 +14,13 @@ from .name import MeshName
 from .ranks import Extent, where
 from .report import dump_text, error_text, event_text, facts, last_lines_text, unhandled
 
+_WIDTH = 120  # of the text that names ranks
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # a MeshName is text on the wire
 
 
 class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
-    """Some ranks of a mesh failed. `crashed_ranks` count row-major in that mesh; `also` names other meshes it hit."""
+    """Some ranks of a mesh failed. `crashed_ranks` count row-major in that mesh; `also` names other meshes it hit, and
+    `left` says how many ranks of that mesh have not failed (-1: all but those that this is about)."""
 
     mesh_name: str
     cause: Cause
@@ -28,6 +31,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     places: tuple[int, ...] = ()
     also: tuple[str, ...] = ()
     healing: bool = False
+    left: int = -1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,6 +69,23 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         return self.cause.links
 
     @property
+    def size(self) -> int:
+        """How many ranks the mesh has."""
+        return prod(self.extent[1])
+
+    @property
+    def where(self) -> str:
+        """Which ranks, such as "gpus=0-3"."""
+        if not self.places:
+            return "all ranks"
+        if 1 < len(self.places) == self.size:
+            return f"all {self.size} ranks"
+        told = where(self.extent, self.places)
+        if not told:
+            return f"rank {self.places[0]}"
+        return told if len(told) <= _WIDTH else f"{told[:_WIDTH].rpartition(',')[0]},… ({len(self.places)} ranks)"
+
+    @property
     def next_step(self) -> str:
         """What can be done about it."""
         name, kind = self.mesh_name, self.cause.kind
@@ -75,7 +96,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         if kind == "undeliverable":
             return f"mend that and call {name} again; what was sent is not repeated by itself"
         first = {"host": f"once host {self.host or 'it was on'} is back, ", "init": "once its cause is mended, "}
-        many = len(self.places) > 1
+        many = len(self.places) > 1 or not self.places
         if kind in ("init", "exception", "aborted"):
             verb = f"re-creates {'them with their' if many else 'it with its'} original arguments"
         else:
@@ -83,8 +104,8 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         steps = [f"{first.get(kind, '')}heal_mesh({name}) {verb}"]
         if self.cause.origin.oom:
             steps.insert(0, "give it less to hold, or its host more memory")
-        if 0 < len(self.places) < prod(self.extent[1]):
-            steps.append(f"{name}.slice(...) without {'them' if many else self._where()} still works")
+        if self.places and self.left != 0 and len(self.places) < self.size:
+            steps.append(f"{name}.slice(...) without {self.where} still works")
         return "; ".join(steps)
 
     def report(self) -> str:
@@ -94,7 +115,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
             state = "stopped" if self.cause.kind == "stopped" else "failed"
             told = [f"{what} {self.mesh_name} has status: {state}: {self.cause.text}"]
             if self.places:
-                told.append(f"  mesh      {self.mesh_name}, {self._where()}")
+                told.append(f"  mesh      {self.mesh_name}, {self.where}")
             told += [f"  {kind:<9} {value}" for kind, value in facts(self.cause.origin) if kind == "host"]
             return "\n".join([*told, f"  next      {self.next_step}"])
         cause, owners = unhandled(self.cause)
@@ -105,9 +126,9 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         if self.procs:
             error = error.replace("the process this actor was running on", "its process", 1)
         lines = [who, *(f"  {line}" for line in (*error.splitlines(), *owners)), ""]
-        known = [("mesh", f"{self.mesh_name}, {self._where()}"), *facts(self.cause.origin)]
+        known = [("mesh", f"{self.mesh_name}, {self.where}"), *facts(self.cause.origin)]
         if self.also:
-            known.append(("also hit", ", ".join(self.also)))
+            known.append(("affects", ", ".join(self.also)))
         lines += [f"  {what:<9} {value}" for what, value in known]
         lines += filter(None, [last_lines_text(self.last_lines), dump_text(self.cause.origin.dump)])
         return "\n".join([*lines, f"  {'next':<9} {self.next_step}"])
@@ -115,14 +136,6 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     def encode(self) -> bytes:
         """The failure as bytes, for messages between our own processes."""
         return _encoder.encode(self)
-
-    def _where(self) -> str:
-        if not self.places:
-            return "all ranks"
-        if len(self.places) > 1:
-            shown = ", ".join(map(str, self.places[:8])) + (", …" if len(self.places) > 8 else "")
-            return f"{len(self.places)} ranks ({shown})"
-        return where(self.extent, self.places[0]) or f"rank {self.places[0]}"
 
     def __str__(self) -> str:
         return (
@@ -142,3 +155,22 @@ _decoder = msgspec.msgpack.Decoder(MeshFailure)
 def decode_failure(data: bytes | memoryview) -> MeshFailure:
     """The failure of some bytes. Raises msgspec.DecodeError on garbage."""
     return decode_plain(data, _decoder)
+
+
+def gathered(failures: Iterable[MeshFailure]) -> list[MeshFailure]:
+    """One failure for all ranks of a mesh that have failed of the same, in the order of the first of each."""
+    groups: dict[tuple[str, str], list[MeshFailure]] = {}
+    for failure in failures:
+        groups.setdefault((failure.mesh_uid or failure.mesh_name, failure.cause.likeness), []).append(failure)
+    return [_together(group) for group in groups.values()]
+
+
+def _together(group: list[MeshFailure]) -> MeshFailure:
+    first = min(group, key=lambda failure: failure.places)
+    if len(group) == 1:
+        return first
+    places = tuple(sorted({place for failure in group for place in failure.places}))
+    also = tuple(dict.fromkeys(name for failure in group for name in failure.also))
+    left = min(failure.left for failure in group)
+    cause = msgspec.structs.replace(first.cause, actor=first.mesh_name) if first.cause.actor else first.cause
+    return msgspec.structs.replace(first, places=places, also=also, left=left, cause=cause)

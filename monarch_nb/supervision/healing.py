@@ -193,7 +193,7 @@ class Healing:
 
     def _too_often(self, uid: str, rank: int, wait: float) -> str:
         mesh, limit = self._book.meshes[uid], self.intensity
-        at = where(mesh.spec.extent, mesh.place(rank)) or f"rank {mesh.place(rank)}"
+        at = where(mesh.spec.extent, [mesh.place(rank)]) or f"rank {mesh.place(rank)}"
         cause = mesh.at(rank).cause
         last = "" if cause is None else f" (last: {cause.text or ending(cause)})"
         return (

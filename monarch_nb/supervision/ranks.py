@@ -1,7 +1,8 @@
 """Ranks: which ones a selection means, and where in its mesh one lies."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
+from monarch_nb.shape import places
 from monarch_nb.wire.header import Run
 
 Extent = tuple[tuple[str, ...], tuple[int, ...]]
@@ -45,6 +46,7 @@ def label(extent: Extent, place: int) -> str:
     return "{" + ", ".join(parts) + "}" if sizes else ""
 
 
-def where(extent: Extent, place: int) -> str:
-    """How people write a point, such as "hosts=0, gpus=2"."""
-    return ", ".join(f"{name}={at}" for name, at in coordinates(extent, place).items())
+def where(extent: Extent, at: Iterable[int]) -> str:
+    """How people write some points, such as "hosts=0 gpus=2"; "" in a mesh without dimensions."""
+    labels, sizes = extent
+    return places(labels, (tuple(coordinates(extent, place).values()) for place in at), sizes)

@@ -153,7 +153,7 @@ def test_a_killed_process_turns_red_everywhere_and_the_panel_heals_it(panel: Pan
     status = panel.shown.locator(".mnb-status-item")
     whole = re.compile(r"^\s*✕ 2 meshes · 3/4 ranks · 1 failed\s*$")
     status.filter(has_text=whole).wait_for(timeout=10_000)
-    panel.node.get_by_text("Failures · 1 open").wait_for(timeout=10_000)
+    panel.node.get_by_text("Failures · 1 not healed").wait_for(timeout=10_000)
     panel.node.locator(".mnb-facts", has_text="SIGKILL").wait_for(timeout=10_000)
     panel.button("Heal").click()
     panel.row("gpus=2", "idle")

@@ -7,7 +7,7 @@ import { band, number } from "./static/chart.js";
 import { Cluster } from "./static/cluster.js";
 import { coloursOf, rangeOf } from "./static/colours.js";
 import { factsOf, words } from "./static/details.js";
-import { storyOf } from "./static/failures.js";
+import { storyOf, tailsOf } from "./static/failures.js";
 import { layout } from "./static/grid.js";
 import { hostsOf, together } from "./static/hosts.js";
 import { ranksOf } from "./static/logs.js";
@@ -100,14 +100,25 @@ test("lines of several ranks give a mean with a band", () => {
 });
 
 test("a failure is told with where, when, who was told, and what to do while it is open", () => {
-  const one = { host: "h1", pid: 7, at: 50, detected: 50.2, told: [["trainers", "not handled"], ["<root>", "shown"]], also: ["workers"], next: "heal_mesh(trainers)", state: "open", oom: true };
+  const one = { host: "h1", pid: 7, at: 50, detected: 50.2, told: [["trainers", "asked"], ["trainers", "not handled"], ["<root>", "shown"]], also: ["workers"], next: "heal_mesh(trainers)", state: "open", oom: true };
   const story = Object.fromEntries(storyOf(CLUSTER, one));
   assert.equal(story.what, "the host killed it because it ran out of memory");
   assert.equal(story.where, "host node1, pid 7");
   assert.match(story.since, /, noticed 200 ms later$/);
-  assert.equal(story.told, "trainers, not handled → shown in the notebook");
+  assert.equal(story.reported, "trainers was asked; then trainers did not handle it; then shown here, since no call waited");
   assert.equal(story.next, "heal_mesh(trainers)");
   assert.equal(Object.fromEntries(storyOf(CLUSTER, { ...one, state: "healed" })).next, undefined);
+});
+
+test("a failure of several ranks is told with all processes, and equal lines once", () => {
+  const told = [["a call", "asked"], ["<root>", "shown"]];
+  const one = { ranks: [0, 1], processes: [["h1", [7, 8]], ["h9", []]], at: 50, told, texts: [["gpus=0", "bad"]], last_lines: ["x"], state: "open" };
+  const story = Object.fromEntries(storyOf(CLUSTER, one));
+  assert.equal(story.where, "host node1, pids 7, 8; host h9");
+  assert.equal(story.reported, "raised by the call that waited");
+  assert.equal(story["gpus=0"], "bad");
+  assert.deepEqual(tailsOf(one), [["last lines of each", ["x"]]]);
+  assert.deepEqual(tailsOf({ ...one, lines: [["gpus=0", ["x"]], ["gpus=1", ["y"]]] }), [["last lines of gpus=0", ["x"]], ["last lines of gpus=1", ["y"]]]);
 });
 
 test("numbers, sizes and times are short", () => {

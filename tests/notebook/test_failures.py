@@ -5,11 +5,14 @@ import re
 import signal
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from tests.notebook.conftest import ACTORS
 from tests.notebook.notebook import Cell, Notebook
 
 pytestmark = pytest.mark.timeout(120)
@@ -256,3 +259,94 @@ def test_a_failure_between_cells_interrupts_nothing(nb: Notebook) -> None:
     os.kill(victim, signal.SIGKILL)
     assert "gpus=2 died" in nb.later(request, "display_data")["data"]["text/plain"]
     assert nb.run("monarch.configure(interrupt_on_failure=False); 1 + 1").ok()
+
+
+EIGHT = """
+class Leaver(Actor):
+    @endpoint
+    def leave(self):
+        print("going down")
+        os._exit(7)
+
+    @endpoint
+    def spoil(self):
+        raise ValueError("spoilt")
+
+    @endpoint
+    def ok(self):
+        return True
+
+if "leavers" not in globals():
+    eight = this_host().spawn_procs(per_host={"gpus": 8}, name="eight")
+    leavers = eight.spawn("leavers", Leaver)
+heal_mesh(eight)
+leavers.ok.call().get()
+"""
+
+
+@pytest.fixture
+def eight(kernel: Notebook) -> Iterator[Notebook]:
+    kernel.run(ACTORS).ok()
+    kernel.run(EIGHT).ok()
+    yield kernel
+    kernel.run("heal_mesh(eight)").ok()
+
+
+def rows_of(nb: Notebook, name: str) -> list[str]:
+    """What %failures says of a mesh, the latest first."""
+    return [row for row in nb.run("%failures").text.splitlines() if name in row]
+
+
+def test_eight_ranks_that_end_in_a_call_are_one_story(eight: Notebook) -> None:
+    before = len(rows_of(eight, "leavers"))
+    cell = eight.run("leavers.leave.call().get()")
+    assert cell.displays == []
+    assert "leavers.leave() cannot be answered: leavers: 8 of 8 ranks ended with exit status 7" in cell.traceback
+    assert cell.traceback.count("| going down") == 1
+    assert "slice" not in cell.traceback
+    assert re.search(r"pids (\d+, ){7}\d+", cell.traceback)
+    assert cell.error is not None
+    assert "8 of 8 ranks ended" in cell.error["evalue"]  # what headless runners quote
+    eight.run("heal_mesh(eight); leavers.ok.call().get()").ok()  # by now all that is to be told was told
+    rows = rows_of(eight, "leavers")
+    assert len(rows) == before + 1
+    assert re.fullmatch(r"\S+  healed     leavers: 8 of 8 ranks ended with exit status 7", rows[0])
+
+
+def test_eight_ranks_that_a_broadcast_fails_are_one_card(eight: Notebook) -> None:
+    request = eight.start("leavers.spoil.broadcast()")
+    eight.finish(request)
+    [shown] = settled(eight, request)
+    assert shown["text/plain"].startswith("leavers: 8 of 8 ranks failed: leavers.spoil: ValueError: spoilt\n")
+    assert shown["text/plain"].count("ValueError: spoilt") == 2  # in the first line, and in one traceback
+
+
+def settled(nb: Notebook, request: str) -> list[dict[str, Any]]:
+    """What the displays of a cell show once all eight ranks are told of, by the order in which they came."""
+    shown: dict[str, dict[str, Any]] = {}
+    while not any("8 of 8 ranks" in one["text/plain"] for one in shown.values()):
+        message = nb._next(request, time.monotonic() + 15)
+        if "display_data" in message["msg_type"]:
+            shown[message["content"]["transient"]["display_id"]] = message["content"]["data"]
+    return list(shown.values())
+
+
+def test_a_death_nobody_waited_for_is_told_in_short_by_a_call_that_fails_of_it(eight: Notebook) -> None:
+    request = eight.start("leavers.leave.broadcast()")
+    eight.finish(request)
+    [shown] = settled(eight, request)
+    assert "| going down" in shown["text/plain"]
+    later = eight.run("leavers.ok.call().get()")
+    assert "leavers: 8 of 8 ranks ended with exit status 7" in later.traceback
+    assert "was shown when it happened" in later.traceback
+    assert "heal_mesh(leavers) brings them back" in later.traceback
+    assert "going down" not in later.traceback
+
+
+def test_the_error_and_its_bar_are_one_story_where_displays_are_live(eight: Notebook) -> None:
+    pytest.importorskip("anywidget")
+    cell = eight.finish(eight.start("leavers.slice(gpus=slice(2, 6)).leave.call().get()", asks=True))
+    [bar] = cell.displays
+    assert VIEW in bar
+    assert bar["text/plain"] == "leavers, gpus=2-5: 4 of 8 ranks ended with exit status 7"
+    assert "leavers.slice(...) without gpus=2-5 still works" in cell.traceback

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from monarch_nb.store import Cluster, apply, join
 from monarch_nb.store import events as e
+from monarch_nb.store.failures import record
+from monarch_nb.supervision import Cause, MeshFailure
 
 PROCS = e.Spawned(
     uid="p1",
@@ -152,7 +154,15 @@ times = st.floats(1, 100).map(lambda number: round(number, 2))
 uids = st.sampled_from(UIDS)
 ranks = st.integers(0, 4)
 lives = st.integers(0, 2)
-names = st.sampled_from(["1", "2"])
+names = st.sampled_from(["1", "2", "3"])
+
+
+def failed(number: str, uid: str, rank: int, at: float, status: int) -> e.Failed:
+    cause = Cause(kind="exit", exitcode=status, pid=rank, at=at)
+    failure = MeshFailure(mesh_name=uid, mesh_uid=uid, cause=cause, extent=(("gpus",), (4,)), places=(0,))
+    return e.Failed(number, uid, (rank,), record(failure, at), failure)
+
+
 EVENTS = st.one_of(
     st.sampled_from(
         [
@@ -190,6 +200,7 @@ EVENTS = st.one_of(
     st.builds(e.Usage, uids, ranks, st.floats(0, 2), st.integers(0, 9), st.just(-1.0), st.integers(0, 3), st.just(3)),
     st.builds(e.Quiet, times),
     st.builds(e.Failed, names, uids, st.tuples(ranks), st.just({"title": "it died", "pid": None})),
+    st.builds(failed, names, uids, ranks, st.sampled_from([1.0, 2.0, 9.0]), st.sampled_from([7, 8])),
     st.builds(e.Told, names, st.just("<root>"), st.just("asked")),
     st.builds(e.Settled, names, st.sampled_from(["open", "healing", "healed"]), times),
     st.builds(e.SessionOpened, names, uids, ranks, times, st.sampled_from([{"line": 1}, {"file": "a.py"}])),

@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from monarch_nb.supervision import Cause, DeviceMeshError, HealError, MeshFailure, SupervisionError, decode_failure
+from monarch_nb.supervision.failure import gathered
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -119,6 +120,36 @@ def test_advice_fits_what_is_left() -> None:
     assert "brings them back" in failure(OOM, places=(0, 1)).next_step
     assert "re-creates it with its original arguments" in failure(Cause(kind="exception")).next_step
     assert failure(Cause(kind="host", host="h1")).next_step.startswith("once host h1 is back")
+
+
+def test_advice_names_ranks_as_they_can_be_typed_and_none_where_none_is_left() -> None:
+    assert "trainers.slice(...) without gpus=0-1 still works" in failure(OOM, places=(0, 1)).next_step
+    assert "trainers.slice(...) without gpus=0,2 still works" in failure(OOM, places=(0, 2), left=2).next_step
+    assert "slice" not in failure(OOM, places=(2,), left=0).next_step  # the others had failed before
+    grid = (("hosts", "gpus"), (1, 4))
+    assert failure(OOM, extent=grid, places=(1, 2)).where == "gpus=1-2"
+    assert failure(OOM, extent=grid, places=(0, 1, 2, 3)).where == "all 4 ranks"
+
+
+def test_causes_that_differ_in_numbers_only_are_alike() -> None:
+    exits = [Cause(kind="exit", exitcode=7, pid=pid, text=f"process {pid} ended") for pid in (1, 2)]
+    assert exits[0].likeness == exits[1].likeness
+    assert exits[0].likeness != Cause(kind="exit", exitcode=8).likeness
+    texts = ["a.step: ValueError: loss 0.31 at 0x7f", "a.step: ValueError: loss 4 at 0xff", "a.step: KeyError: loss"]
+    likes = [Cause(kind="exception", text=text, actor=text).likeness for text in texts]
+    assert likes[0] == likes[1] != likes[2]
+    assert Cause(kind="host", host="h1").likeness != Cause(kind="host", host="h2").likeness
+    chained = [Cause(kind="unhandled", actor=name, chain=exits[0]).likeness for name in "ab"]
+    assert chained[0] == chained[1] != exits[0].likeness
+
+
+def test_failures_of_one_cause_are_gathered_in_the_order_of_their_ranks() -> None:
+    exits = [Cause(kind="exit", exitcode=7, actor=f"a{place}", pid=place) for place in range(4)]
+    each = [failure(exits[place], places=(place,), left=3 - at) for at, place in enumerate((3, 0, 2))]
+    [one] = gathered(each)
+    assert (one.crashed_ranks, one.left, one.where) == ([0, 2, 3], 1, "gpus=0,2-3")
+    assert len(gathered([*each, failure(OOM, places=(1,))])) == 2
+    assert gathered(each[:1]) == each[:1]
 
 
 def test_a_failure_cannot_be_pickled_but_travels_encoded() -> None:

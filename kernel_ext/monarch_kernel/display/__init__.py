@@ -1,9 +1,11 @@
 """How meshes, values, futures and failures look in a cell."""
 
+import time
 from typing import Any
 
 from monarch_nb.mesh import ActorMesh, HostMesh, Logs, ProcMesh, ValueMesh
 from monarch_nb.runtime import Future
+from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.telemetry import Metrics
 
@@ -29,7 +31,7 @@ _FORMS = {
     Failures: Failures.html,
     LogView: lambda view: logs_html(view.logs),
     Metrics: metrics_html,
-    MeshFailure: lambda failure: failure_bundle(failure)["text/html"],
+    MeshFailure: lambda failure: failure_bundle(record(failure, time.time()))["text/html"],
 }
 
 

@@ -15,12 +15,13 @@ import monarch_nb
 from monarch_nb.debug.errors import DebugError, StoppedAtBreakpoint
 from monarch_nb.runtime import Future, process
 from monarch_nb.shape import places_of
-from monarch_nb.store.failures import title
+from monarch_nb.store.failures import text
 from monarch_nb.supervision import DeviceMeshError, MeshFailure, SupervisionError
 from monarch_nb.wire import ActorError, format_exception, harmless, text_of
 
 from ..files import with_cells
-from .failures import ansi, failure_text, raised_title
+from .failures import ansi, raised_title
+from .tellings import Told
 
 # What a cell does not see: ours, and the way through IPython to a magic, which old versions show.
 _HIDDEN = tuple(f"{Path(file).parent}/" for file in (monarch_nb.__file__, str(Path(__file__).parent), IPython.__file__))
@@ -35,13 +36,15 @@ class Errors:
     def __init__(
         self,
         shell: Any,
-        failed: Callable[[MeshFailure], None],
+        failed: Callable[[MeshFailure], Told],
+        told: Callable[[Told], None],
         raised: Callable[[ActorError], None],
         stopped: Callable[[Future[Any]], str],
     ) -> None:
         self._shell = shell
         self._stopped = stopped  # what has become of an awaited call, where that is known
-        self._failed = failed  # called before the text of an error that a failure is behind
+        self._failed = failed  # what is to be told of the failure that is behind an error
+        self._told = told  # called before the text of such an error
         self._raised = raised  # called before the text of what an endpoint raised
         self._before: tuple[Any, Any] = (shell.custom_exceptions, getattr(shell, "CustomTB", None))
 
@@ -77,14 +80,17 @@ class Errors:
                     return lines
             if isinstance(error, SyntaxError) and hasattr(error, _CELL):
                 lines = list(shell.SyntaxTB.structured_traceback(kind, error, []))
+            elif isinstance(error, SupervisionError) and error.failure is not None:
+                behind = self._failed(error.failure)
+                error.args = (behind.record["report"],)  # of all ranks: what headless runners quote
+                lines = self._lines(shell, kind, error, tb, behind)
+                self._told(behind)
             elif isinstance(error, _OURS):
                 lines = self._lines(shell, kind, error, tb)
             else:
                 shell.showtraceback((kind, error, tb), tb_offset=tb_offset, running_compiled_code=True)
                 return list(getattr(shell, "_last_traceback", None) or [])
-            if isinstance(error, SupervisionError) and error.failure is not None:
-                self._failed(error.failure)
-            elif isinstance(error, ActorError) and error.origin is not None:
+            if isinstance(error, ActorError) and error.origin is not None:
                 self._raised(error)
         except Exception:  # nobody is helped by an error about showing an error
             lines = format_exception(error)
@@ -98,12 +104,13 @@ class Errors:
         kind: type[BaseException],
         error: BaseException,
         tb: types.TracebackType | None,
+        told: Told | None = None,
     ) -> list[str]:
         # Frames by IPython, for its look and its numbering of cells; with a stand-in, whose message is then replaced.
         # None is left out by number, as old versions do: their own are not among them any more.
         stand_in = type(kind.__name__, (Exception,), {"__module__": kind.__module__})
         frames = shell.InteractiveTB.structured_traceback(stand_in, stand_in(), without_own(tb), tb_offset=0)
-        return [*frames[:-1], story(error, shell)]
+        return [*frames[:-1], story(error, shell, told)]
 
 
 @contextlib.contextmanager
@@ -147,27 +154,27 @@ def without_own(tb: types.TracebackType | None) -> types.TracebackType | None:
     return new or tb
 
 
-def story(error: BaseException, shell: Any) -> str:
+def story(error: BaseException, shell: Any, told: Told | None = None) -> str:
     """What happened, to be read last and alone."""
     name = ansi(type(error).__name__, "title")
     if isinstance(error, ActorError):
         return f"{name}: {_actor_error(error, shell)}"
-    if not isinstance(error, SupervisionError) or error.failure is None:
+    if not isinstance(error, SupervisionError) or told is None:
         return f"{name}: {text_of(error)}"
     called = f"{error.endpoint} cannot be answered: " if error.endpoint else ""
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-    return f"{name}: {called}{title(error.failure)}\n{notes}\n{failure_text(error.failure, ansi)}"
+    return f"{name}: {called}{told.record['title']}\n{notes}\n{text(told.record, ansi, brief=told.brief)}"
 
 
 def _actor_error(error: ActorError, shell: Any) -> str:
     raised = error.exception
     kind = text_of(getattr(raised, "type_name", type(raised).__name__))
-    text = next(iter(text_of(raised).strip().splitlines()), "")
+    first = next(iter(text_of(raised).strip().splitlines()), "")
     remote = "".join(error.exception_formatted).rstrip()
     where = f"On {_first_rank(error) or 'the rank'} (most recent call last):"
     remote = with_cells(shell, remote).replace("Traceback (most recent call last):", where, 1)
     others = error.summary.partition("\n")[2]  # the kinds of errors, where they differ
-    head = f"{raised_title(error)}\n{others}" if others else f"{raised_title(error)}: {kind}{': ' * bool(text)}{text}"
+    head = f"{raised_title(error)}\n{others}" if others else f"{raised_title(error)}: {kind}{': ' * bool(first)}{first}"
     frames = "\n\n%mpm looks into its frames" if error.origin is not None else ""
     return f"{head}\n\n{remote}{frames}"
 

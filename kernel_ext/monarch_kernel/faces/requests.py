@@ -155,7 +155,8 @@ class Requests:
         failure = store_of(engine).document()["failures"].get(str(message.get("failure")))
         if failure is None:
             raise LookupError(f"there is no failure {message.get('failure')!r} any more")
-        return {"text": f"{failure['title']}\n\n{failure['report']}"}
+        title, report = failure["title"], failure["report"]
+        return {"text": report if report.startswith(title) else f"{title}\n\n{report}"}
 
     def _do_variables(self, engine: Runtime, message: Message) -> Message:
         return {"variables": self._session.variables()}

@@ -1,6 +1,5 @@
 """What can be displayed besides meshes: failures, lines and metrics, each as text, as HTML, and live."""
 
-import time
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -9,6 +8,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from monarch_nb.mesh.logs import logs_of
 from monarch_nb.runtime import runtime
 from monarch_nb.store import store_of
+from monarch_nb.store.failures import clock, state
 from monarch_nb.telemetry import Metrics
 
 from ..display.html import facts, folded, framed, heading, table
@@ -28,7 +28,7 @@ class Failures:
     def __repr__(self) -> str:
         if not self.records:
             return "nothing has failed so far"
-        return "\n".join(f"{_clock(one['at'])}  {one['state']:<8} {one['title']}" for one in self.records)
+        return "\n".join(f"{clock(one['at'])}  {state(one):<10} {one['title']}" for one in self.records)
 
     def html(self) -> str:
         """The static form."""
@@ -36,7 +36,7 @@ class Failures:
             return framed('<div class="mnb-s">nothing has failed so far</div>')
         parts = [heading("Failures", f"{len(self.records)} so far")]
         for one in self.records[:20]:
-            parts.append(folded(f"{_clock(one['at'])} {one['title']} · {one['state']}", one["report"]))
+            parts.append(folded(f"{clock(one['at'])} {one['title']} · {state(one)}", one["report"]))
         return framed(*parts, kind="mnb-f")
 
 
@@ -95,7 +95,3 @@ class FaceMagics(Magics):
             raise UsageError("%metrics takes a name: %metrics trainers")
         found: Metrics = self._session.find(line.strip()).metrics
         return found
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))

@@ -10,7 +10,6 @@ from monarch_nb.mesh import ActorMesh, ProcMesh
 from monarch_nb.runtime import process
 from monarch_nb.runtime.features import feature
 from monarch_nb.store import store_of
-from monarch_nb.supervision import MeshFailure
 from monarch_nb.telemetry import Metrics
 from monarch_nb.wire import ActorError
 
@@ -112,12 +111,11 @@ class Widgets:
 
         return bundle
 
-    def failure(self, failure: MeshFailure, *, bar: bool = False) -> dict[str, Any]:
+    def failure(self, number: str, *, bar: bool = False) -> dict[str, Any]:
         """The live form of one failure, to go beside its text, or as a `bar` above it; {} where there is none."""
-        if self._class is None or not failure.failure_id or not self._seen():
+        if self._class is None or not self._seen():
             return {}
         try:
-            number = str(failure.failure_id)
             return view_of(self.show("failures", {"failure": number, "bar": bar}, ("failure", number, bar)))
         except Exception:
             logger.debug("no live display", exc_info=True)

@@ -1,9 +1,10 @@
 // The failure view: a time line, a list, and for each failure its whole story and what can be done about it.
 
-import { actionBar, clock, copyButton, duration, h, plural, say, tellingOf } from "./words.js";
+import { actionBar, clock, copyButton, duration, endOf, h, plural, say, tellingOf } from "./words.js";
 import { autopsy } from "./autopsy.js";
 import { cellOf, runAgain } from "./front.js";
 
+const PIDS = 16; // that are told one by one
 const OPENED = ["exception", "init", "unhandled", "raised"]; // causes that leave frames to look into
 
 /**
@@ -35,7 +36,7 @@ export function failureView(cluster, root, options) {
     pending = null;
     const found = mine();
     const open = found.filter(([, one]) => one.state === "open").length;
-    say(facts, found.length ? `· ${plural(found.length, "failure")}, ${open ? `${open} open` : "all dealt with"}` : "· none so far");
+    say(facts, found.length ? `· ${plural(found.length, "failure")}, ${open ? `${open} not healed` : "all dealt with"}` : "· none so far");
     say(status, cluster.live ? "" : `as it was at ${clock(cluster.now())}`);
     drawLine(found);
     for (const [id, item] of items)
@@ -66,7 +67,7 @@ export function failureView(cluster, root, options) {
       ...found.map(([id, one]) => {
         const [from, to] = [one.at, one.ended ?? now].map((at) => (100 * (at - (now - span))) / span);
         const style = `left:${from}%;width:max(7px,${to - from}%)`;
-        const label = `${clock(one.at)} ${one.title}, ${one.state}`;
+        const label = `${clock(one.at)} ${one.title}, ${endOf(one.state)}`;
         return h("button", { type: "button", class: "mnb-span", "data-end": one.state, title: label, "aria-label": label, style, onclick: () => items.get(id)?.open() });
       }),
     );
@@ -104,10 +105,13 @@ function entry(cluster, id, one, opened, options) {
     { title: "heal, and run this cell again" },
   );
   const look = h("button", { class: "mnb-b", type: "button", text: "Post-mortem", title: "look into the frames where it was raised" });
-  const report = copyButton("Copy report", () => `${one.title}\n\n${one.report}`);
+  const report = copyButton("Copy report", () => (one.report.startsWith(one.title) ? one.report : `${one.title}\n\n${one.report}`));
   const rows = h("div", { class: "mnb-facts" });
   const story = h("div", { class: "mnb-story", hidden: !opened }, rows);
-  const toggle = h("button", { class: "mnb-toggle", type: "button", "aria-expanded": String(opened) }, mark, h("b", { text: one.title }));
+  const written = h("div");
+  story.append(written);
+  const title = h("b");
+  const toggle = h("button", { class: "mnb-toggle", type: "button", "aria-expanded": String(opened) }, title, mark);
   const show = (open) => {
     story.hidden = !open;
     toggle.setAttribute("aria-expanded", String(open));
@@ -119,8 +123,16 @@ function entry(cluster, id, one, opened, options) {
     if (!autopsied) story.append((autopsied = autopsy(cluster, { mesh: one.mesh, ranks: one.ranks.slice(0, 1), call: one.call }, () => (autopsied = null))));
     autopsied.querySelector("input")?.focus();
   });
-  if (one.traceback) story.append(h("pre", { class: "mnb-trace", tabindex: "0", text: one.traceback }));
-  if (one.last_lines) story.append(h("div", { class: "mnb-dim", text: "its last lines" }), h("pre", { class: "mnb-lines mnb-short", tabindex: "0", text: one.last_lines.join("\n") }));
+  let told = "";
+  const write = () => {
+    const parts = [one.traceback ?? "", ...tailsOf(one)];
+    if (JSON.stringify(parts) === told) return;
+    told = JSON.stringify(parts);
+    written.replaceChildren(
+      ...(one.traceback ? [h("pre", { class: "mnb-trace", tabindex: "0", text: one.traceback })] : []),
+      ...tailsOf(one).map(([whose, lines], at) => h("details", { open: at === 0 }, h("summary", { class: "mnb-dim", text: whose }), h("pre", { class: "mnb-lines mnb-short", tabindex: "0", text: lines.join("\n") }))),
+    );
+  };
   const buttons = h("span", { class: "mnb-buttons" }, heal, retry, look, report);
   const element = h("div", { class: "mnb-failure", role: "listitem" }, h("div", { class: "mnb-fail-top" }, toggle, when, buttons), message, story);
   return {
@@ -133,8 +145,10 @@ function entry(cluster, id, one, opened, options) {
     update(now) {
       one = now;
       if (element.dataset.end !== one.state) element.dataset.end = one.state;
-      say(mark, one.state);
-      say(when, `${clock(one.at)}${one.ended ? `, ${one.state} after ${duration(one.ended - one.at)}` : ""}`);
+      say(title, one.title);
+      write();
+      say(mark, endOf(one.state));
+      say(when, `${clock(one.at)}${one.ended ? `, ${endOf(one.state)} after ${duration(one.ended - one.at)}` : ""}`);
       heal.hidden = one.state !== "open" || !cluster.live;
       retry.hidden = !options.bar || !cluster.live || one.state === "healing" || !cellOf(element);
       look.hidden = !OPENED.includes(one.cause) || one.kind !== "actors" || !one.ranks.length || !cluster.live;
@@ -145,15 +159,34 @@ function entry(cluster, id, one, opened, options) {
 
 /** What is known of a failure, in words: [what, value] each. */
 export function storyOf(cluster, one) {
-  const place = [one.host && `host ${cluster.state.hosts[one.host]?.name ?? one.host}`, one.pid && `pid ${one.pid}`].filter(Boolean).join(", ");
+  const each = one.processes ?? (one.host || one.pid ? [[one.host, one.pid ? [one.pid] : []]] : []);
+  const place = each.map(([host, pids]) => [host && `host ${cluster.state.hosts[host]?.name ?? host}`, pids.length > 0 && pidsOf(pids)].filter(Boolean).join(", ")).join("; ");
   const late = (one.detected ?? one.at) - one.at;
   const detected = late > 0.001 ? `, noticed ${late < 1 ? `${Math.round(late * 1000)} ms` : duration(late)} later` : "";
   return [
     ["what", one.oom ? "the host killed it because it ran out of memory" : ""],
     ["where", place],
     ["since", `${clock(one.at)}${detected}`],
-    ["told", (one.told ?? []).map(([who, how]) => tellingOf(who, how)).join(" → ")],
-    ["also hit", (one.also ?? []).join(", ")],
+    ...(one.texts ?? []),
+    ["reported", tellingsOf(one.told ?? []).join("; then ")],
+    ["affects", (one.also ?? []).join(", ")],
     ["next", one.state === "open" ? one.next : ""],
   ].filter(([, value]) => value);
+}
+
+function pidsOf(pids) {
+  const more = pids.length > PIDS ? ` and ${pids.length - PIDS} more` : "";
+  return `${pids.length === 1 ? "pid" : "pids"} ${pids.slice(0, PIDS).join(", ")}${more}`;
+}
+
+/** What the ranks wrote last, equal lines once: [whose, lines] each. */
+export function tailsOf(one) {
+  if (one.lines) return one.lines.map(([where, lines]) => [`last lines of ${where}`, lines]);
+  return one.last_lines ? [[one.ranks?.length > 1 ? "last lines of each" : "last lines", one.last_lines]] : [];
+}
+
+/** Who was told, in words; of several ranks a call may have raised some, before the others were shown. */
+function tellingsOf(told) {
+  const called = told.some(([who]) => who === "a call");
+  return told.filter(([who]) => !(called && who === "<root>")).map(([who, how]) => tellingOf(who, how));
 }

@@ -76,10 +76,16 @@ async function copied(text) {
   }
 }
 
+/** How a failure stands, in words. */
+export function endOf(state) {
+  return state === "open" ? "not healed" : state;
+}
+
 /** Who was told of a failure, in words. */
 export function tellingOf(who, how) {
-  if (who === "<root>") return how === "shown" ? "shown in the notebook" : `the notebook, ${how}`;
-  return who === "a call" ? "raised by the call that waited" : `${who}, ${how}`;
+  if (who === "<root>") return "shown here, since no call waited";
+  if (who === "a call") return "raised by the call that waited";
+  return `${who} ${how === "asked" ? "was asked" : how === "handled" ? "handled it" : "did not handle it"}`;
 }
 
 /** Buttons that ask, and the line that says what came of it. */

@@ -1,0 +1,193 @@
+"""Which failures a notebook was told of, where, and how: one event is one card, or one error, and grows in place."""
+
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from monarch_nb.settings import settings
+from monarch_nb.store import Store
+from monarch_nb.store.failures import Record, clock, record
+from monarch_nb.supervision import MeshFailure
+from monarch_nb.supervision.failure import gathered
+
+from ..front import Bundle, Front
+from .failures import failure_bar, failure_bundle
+
+if TYPE_CHECKING:
+    from ..faces.widgets import Widgets
+
+GATHER_S = 0.1  # without another rank that fails of the same
+SETTLE_S = 0.6  # that the text of an error waits at most for other ranks that fail of the same, or a card for an error
+KEPT = 256  # events of which is known where they were shown
+
+
+class Told(Struct, frozen=True):
+    """A failure as the text of an error tells it; `brief` says where all of it was shown, "" if it was not."""
+
+    record: Record
+    key: str = ""
+    brief: str = ""
+    barred: bool = True  # a bar stands above the error
+
+
+class _Shown(Struct):
+    """Where an event was shown, and how many ranks it had then."""
+
+    cell: Any
+    card: bool
+    ranks: int
+    display: str = ""  # what can be updated
+
+
+class _Due(Struct):
+    """A failure that nobody waited for and that is to be shown."""
+
+    failure: MeshFailure
+    cell: Any
+    running: bool
+    since: float
+
+
+class Tellings:
+    """Shows failures that nobody waited for, from any thread, and says what errors have to tell of others."""
+
+    def __init__(self, front: Front, store: Store, widgets: "Widgets", before: Callable[[], None]) -> None:
+        self._front = front
+        self._store = store
+        self._widgets = widgets
+        self._before = before  # called before anything is shown: what was printed comes first
+        self._due: list[_Due] = []
+        self._shown: dict[str, _Shown] = {}
+        self._lock = threading.RLock()
+        front.ending.append(self.flush)
+
+    def close(self) -> None:
+        """Shows what is due, and nothing any more."""
+        if self.flush in self._front.ending:
+            self._front.ending.remove(self.flush)
+        self.flush()
+
+    # -- failures that nobody waited for ----------------------------------------------------------------------------
+
+    def show(self, failure: MeshFailure) -> None:
+        """Has a failure shown in a moment, with those that belong to it; does not block."""
+        with self._lock:
+            self._due.append(_Due(failure, self._front.parent, self._front.running, time.monotonic()))
+            if len(self._due) == 1:
+                self._later()
+
+    def _later(self) -> None:
+        timer = threading.Timer(GATHER_S, self._look)
+        timer.daemon = True
+        timer.start()
+
+    def flush(self) -> None:
+        """Shows what is due, all of it."""
+        self._look(final=True)
+
+    def _look(self, *, final: bool = False) -> None:
+        with self._lock:
+            due: dict[str, list[_Due]] = {}  # by the event they belong to; "" those that no owner hears of
+            for one in self._due:
+                due.setdefault(self._event(one.failure), []).append(one)
+            events = {key: self._store.failure(key) for key in due if key}
+            waiting = [] if final else [key for key, told in events.items() if self._waits(key, told, due[key])]
+            self._due = [one for key in waiting for one in due.pop(key)]
+            if self._due:
+                self._later()
+            if not due:
+                return
+            self._before()
+            for key, each in due.items():
+                told = events.get(key)
+                if told is not None:
+                    self._tell(key, told, each[0].cell)
+                    continue
+                for failure in gathered(one.failure for one in each):
+                    self._front.display(failure_bundle(record(failure, time.time())), cell=each[0].cell)
+            # A cell that began since has nothing to do with it.
+            mine = any(one.running and one.cell is self._front.parent for each in due.values() for one in each)
+            if mine and self._front.running and settings.get("interrupt_on_failure"):
+                self._front.interrupt()
+
+    def _event(self, failure: MeshFailure) -> str:
+        return self._store.event_of(failure.failure_id) if failure.failure_id else ""
+
+    def _waits(self, key: str, told: Record | None, due: list[_Due]) -> bool:
+        """Whether the error of a call, which is on its way, is about to tell this."""
+        called = told is not None and any(who == "a call" for who, _ in told["told"])
+        return called and key not in self._shown and time.monotonic() - due[0].since < SETTLE_S
+
+    def _tell(self, key: str, told: Record, cell: Any) -> None:
+        shown = self._shown.get(key)
+        if shown is not None and len(told["ranks"]) <= shown.ranks:
+            return
+        update = shown is not None and bool(shown.display)
+        if shown is None:
+            shown = self._keep(key, _Shown(cell, True, 0))
+        shown.ranks, shown.display = len(told["ranks"]), shown.display or f"monarch-{secrets.token_hex(8)}"
+        self._front.display(self._form(key, told, bar=not shown.card), shown.display, update=update, cell=shown.cell)
+
+    def _form(self, key: str, told: Record, *, bar: bool) -> Bundle:
+        return {**(failure_bar(told) if bar else failure_bundle(told)), **self._widgets.failure(key, bar=bar)}
+
+    def _keep(self, key: str, shown: _Shown) -> _Shown:
+        self._shown[key] = shown
+        while len(self._shown) > KEPT:
+            del self._shown[next(iter(self._shown))]
+        return shown
+
+    # -- failures that an error tells -------------------------------------------------------------------------------
+
+    def error(self, failure: MeshFailure) -> Told:
+        """What the error of a call has to tell of its failure; blocks for a moment, in which others may join it."""
+        key, told = self._settled(failure)
+        if told is None:
+            return Told(record(failure, time.time()))
+        with self._lock:
+            self._due = [one for one in self._due if self._event(one.failure) != key]
+            shown = self._shown.get(key)
+            if shown is None or not shown.card:
+                self._keep(key, _Shown(self._front.parent, False, len(told["ranks"])))
+                return Told(told, key)
+            if shown.cell is self._front.parent:
+                return Told(told, key, "above", False)
+            return Told(told, key, f"was shown when it happened, at {clock(told['at'])}; %failures shows it again")
+
+    def bar(self, told: Told) -> None:
+        """What can be done about a failure, above the error that tells it; nothing where there are no live displays."""
+        live = self._widgets.failure(told.key, bar=True) if told.key and told.barred else {}
+        if not live or not self._front.in_cell:
+            return
+        name = f"monarch-{secrets.token_hex(8)}"
+        with self._lock:
+            shown = self._shown.get(told.key)
+            if shown is not None and not shown.card:
+                shown.cell, shown.display = self._front.parent, name
+        self._front.display({**failure_bar(told.record), **live}, name)
+
+    def _settled(self, failure: MeshFailure) -> tuple[str, dict[str, Any] | None]:
+        """The event that a failure belongs to, once no more ranks join it; None if it belongs to none."""
+        if not failure.failure_id:
+            return "", None
+        begun = since = time.monotonic()
+        ranks = -1
+        while True:
+            with self._lock:
+                key = self._event(failure)
+                if key and key not in self._shown:  # from here on no card is made of it
+                    self._keep(key, _Shown(self._front.parent, False, sys.maxsize))
+            found = self._store.failure(key) if key else None
+            now = time.monotonic()
+            many = -1 if found is None else len(found["ranks"])
+            if many != ranks:
+                ranks, since = many, now
+            old = found is not None and time.time() - found["detected"] > SETTLE_S
+            if old or many == failure.size or now - since > GATHER_S or now - begun > SETTLE_S:
+                return key, found
+            time.sleep(0.01)

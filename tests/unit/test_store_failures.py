@@ -1,0 +1,207 @@
+"""Failures of several ranks that are one event are one failure in the state that all faces show."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from monarch_nb.store import Cluster
+from monarch_nb.store import events as e
+from monarch_nb.store.failures import record, rows, tails, text
+from monarch_nb.supervision import Cause, MeshFailure
+
+pytestmark = pytest.mark.timeout(20)
+
+SIZE = 8
+
+
+def cluster(size: int = SIZE) -> Cluster:
+    made = Cluster()
+    shape: dict[str, Any] = {"ranks": range(size), "labels": ("gpus",), "sizes": (size,), "strides": (1,), "at": 1.0}
+    made.fold(e.Spawned(uid="P", name="w", kind="procs", hosts=("h1",), per_host=size, ready=True, **shape))
+    made.fold(e.Spawned(uid="A", name="a", kind="actors", on="P", ready=True, **shape))
+    half = {**shape, "ranks": range(size // 2), "sizes": (size // 2,)}
+    made.fold(e.Spawned(uid="B", name="b", kind="actors", on="P", ready=True, **half))
+    return made
+
+
+def failed(
+    number: int, rank: int, cause: Cause, at: float = 10.0, uid: str = "A", also: tuple[str, ...] = ("w",)
+) -> e.Failed:
+    name = {"A": "a", "B": "b", "P": "w"}[uid]
+    size = SIZE // 2 if uid == "B" else SIZE
+    cause = msgspec.structs.replace(cause, host="h1", at=at, actor=f"<root>.<Worker {name}{{'gpus': {rank}/{size}}}>")
+    failure = MeshFailure(
+        mesh_name=name, mesh_uid=uid, cause=cause, failure_id=number, extent=(("gpus",), (size,)), places=(rank,),
+        also=also,
+    )  # fmt: skip
+    return e.Failed(str(number), uid, (rank,), record(failure, at), failure)
+
+
+def left(rank: int, **more: Any) -> Cause:
+    return Cause(kind="exit", exitcode=7, pid=100 + rank, text=f"process {100 + rank} ended", **more)
+
+
+def turned(rank: int, number: int, uid: str = "A") -> e.Turned:
+    return e.Turned(uid, rank, "failed", 0, 10.0, "", str(number))
+
+
+ORDER = (3, 0, 7, 1, 2, 6, 5, 4)
+
+
+def all_left(**more: Any) -> Cluster:
+    made = cluster()
+    for number, rank in enumerate(ORDER, 1):
+        made.fold(failed(number, rank, left(rank, **more), 10.0 + number / 10))
+        made.fold(turned(rank, number))
+    return made
+
+
+def only(made: Cluster) -> dict[str, Any]:
+    [found] = made.document["failures"].values()
+    return dict(found)
+
+
+def test_ranks_that_end_alike_within_a_moment_are_one_failure_with_its_ranks_in_order() -> None:
+    one = only(all_left())
+    assert one["title"] == "a: 8 of 8 ranks ended with exit status 7"
+    assert one["ranks"] == list(range(8))
+    assert one["where"] == "all 8 ranks"
+    assert one["processes"] == [["h1", [100, 101, 102, 103, 104, 105, 106, 107]]]
+    assert dict(rows(one))["host"] == "h1, pids 100, 101, 102, 103, 104, 105, 106, 107"
+    assert one["next"] == "heal_mesh(a) brings them back"
+    assert one["report"].endswith("heal_mesh(a) brings them back")
+
+
+def test_a_part_of_the_ranks_is_named_as_it_can_be_typed() -> None:
+    made = cluster()
+    for number, rank in enumerate((5, 1, 2), 1):
+        made.fold(failed(number, rank, Cause(kind="signal", signal=9, pid=rank)))
+    one = only(made)
+    assert one["title"] == "a, gpus=1-2,5: 3 of 8 ranks died, killed by signal 9 (SIGKILL)"
+    assert one["next"] == "heal_mesh(a) brings them back; a.slice(...) without gpus=1-2,5 still works"
+
+
+def test_advice_is_that_of_the_moment_also_for_a_rank_that_failed_before_the_others() -> None:
+    made = cluster()
+    made.fold(failed(1, 5, Cause(kind="signal", signal=9)))
+    made.fold(turned(5, 1))
+    assert "without gpus=5 still works" in only(made)["next"]
+    for number, rank in enumerate(set(range(8)) - {5}, 2):
+        made.fold(failed(number, rank, left(rank), 20.0))
+        made.fold(turned(rank, number))
+    both = made.document["failures"]
+    assert list(both) == ["1", "2"]
+    for one in both.values():
+        assert "slice" not in one["next"]
+        assert "slice" not in one["report"]
+
+
+def test_equal_last_lines_are_told_once_and_others_by_rank() -> None:
+    one = only(all_left(last_lines=("step 11", "going down")))
+    assert tails(one) == [("", ["step 11", "going down"])]
+    assert text(one).count("going down") == 1
+    made = cluster()
+    for rank in range(3):
+        made.fold(failed(rank + 1, rank, left(rank, last_lines=("even" if rank % 2 == 0 else "odd",))))
+    assert tails(only(made)) == [("gpus=0,2", ["even"]), ("gpus=1", ["odd"])]
+
+
+def test_other_causes_later_times_and_ranks_that_fail_again_are_failures_of_their_own() -> None:
+    made = cluster()
+    for number, (rank, cause, at) in enumerate(
+        [
+            (0, left(0), 10.0),
+            (1, Cause(kind="exit", exitcode=8), 10.0),
+            (2, left(2), 13.0),
+            (2, left(2), 13.1),
+        ],
+        1,
+    ):
+        made.fold(failed(number, rank, cause, at))
+    assert [one["ranks"] for one in made.document["failures"].values()] == [[0], [1], [2], [2]]
+
+
+def test_what_was_healed_is_over() -> None:
+    made = cluster()
+    made.fold(failed(1, 0, left(0)))
+    made.fold(e.Settled("1", "healed", 10.2))
+    made.fold(failed(2, 1, left(1), 10.4))
+    assert [one["state"] for one in made.document["failures"].values()] == ["healed", "open"]
+
+
+def test_it_is_healed_when_all_of_them_are() -> None:
+    made = all_left()
+    for number in range(1, 9):
+        assert only(made)["state"] == "open"
+        made.fold(e.Settled(str(number), "healing", 12.0))
+    assert only(made)["state"] == "healing"
+    for number in range(1, 9):
+        assert "ended" not in only(made)
+        made.fold(e.Settled(str(number), "healed", 13.0))
+    assert (only(made)["state"], only(made)["ended"]) == ("healed", 13.0)
+
+
+def test_who_was_told_is_said_once() -> None:
+    made = all_left()
+    made.fold(e.Told("1", "a call", "asked"))
+    for number in range(2, 9):
+        made.fold(e.Told(str(number), "<root>", "shown"))
+    assert only(made)["told"] == [["a call", "asked"], ["<root>", "shown"]]
+
+
+def test_the_ranks_point_at_the_failure_that_they_are_told_in_whichever_came_first() -> None:
+    made = cluster()
+    made.fold(turned(0, 1))
+    made.fold(turned(1, 2))
+    made.fold(turned(1, 2, "P"))
+    made.fold(failed(1, 0, left(0)))
+    made.fold(failed(2, 1, left(1)))
+    made.fold(turned(1, 2))
+    ranks = made.document["ranks"]
+    assert [ranks["A"]["0"]["failure"], ranks["A"]["1"]["failure"], ranks["P"]["1"]["failure"]] == ["1"] * 3
+    assert made.group("2") == "1"
+
+
+def test_processes_that_end_are_one_event_whatever_actors_they_were_told_by() -> None:
+    made = cluster()
+    made.fold(failed(1, 0, left(0), uid="B", also=("w", "a")))  # somebody waited for b
+    made.fold(failed(2, 1, left(1), also=("w", "b")))
+    assert (only(made)["name"], only(made)["ranks"]) == ("b", [0, 1])
+    made.fold(failed(3, 6, left(6)))  # there is no b
+    one = only(made)
+    assert (one["mesh"], one["kind"], one["ranks"]) == ("P", "procs", [0, 1, 6])
+    assert one["title"] == "w, gpus=0-1,6: 3 of 8 ranks ended with exit status 7"
+    assert one["also"] == ["a", "b"]
+
+
+def test_texts_that_differ_in_numbers_are_one_event_with_each_text() -> None:
+    made = cluster()
+    for number, rank in enumerate((2, 0), 1):
+        told = f"a.step: ValueError: rank {rank} is out"
+        made.fold(failed(number, rank, Cause(kind="exception", text=told, traceback=f"Traceback\n{told}")))
+    one = only(made)
+    assert one["title"] == "a, gpus=0,2: 2 of 8 ranks failed: a.step: ValueError: rank 0 is out (the texts differ)"
+    assert one["texts"] == [
+        ["gpus=0", "a.step: ValueError: rank 0 is out"],
+        ["gpus=2", "a.step: ValueError: rank 2 is out"],
+    ]
+    assert "re-creates them with their original arguments" in one["next"]
+    assert one["traceback"].endswith("rank 0 is out")
+
+
+def test_a_thousand_ranks_are_told_in_bounded_room() -> None:
+    made = Cluster()
+    made.fold(e.Spawned(uid="A", name="a", kind="actors", ranks=range(1000), labels=("gpus",), sizes=(1000,), at=1.0))
+    for rank in range(0, 1000, 2):
+        cause = Cause(kind="exit", exitcode=7, host="h1", pid=9000 + rank, last_lines=(f"rank {rank}",) * 20)
+        failure = MeshFailure(
+            mesh_name="a", mesh_uid="A", cause=cause, failure_id=1, extent=(("gpus",), (1000,)), places=(rank,)
+        )
+        made.fold(e.Failed(str(rank + 1), "A", (rank,), record(failure, 5.0), failure))
+        made.fold(turned(rank, rank + 1))
+    one = only(made)
+    assert len(one["title"]) < 250
+    assert "500 of 1000 ranks ended" in one["title"]
+    assert len(one["report"]) < 5000
+    assert len(one["lines"]) <= 8
