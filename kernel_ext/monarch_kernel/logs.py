@@ -82,9 +82,9 @@ class Logs:
                 return
             written = [briefly(one) for one in written]
             if option is not None and option.window:
-                self._gathered.put(written)
-            else:
-                self._collect(address, written)
+                self._gathered.put(one for one in written if one.display is None)
+                written = [one for one in written if one.display is not None]
+            self._collect(address, written)
         self._wake.set()
 
     def _collect(self, address: str, written: Iterable[Written]) -> None:

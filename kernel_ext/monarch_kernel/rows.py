@@ -235,7 +235,10 @@ class Rows:
         return sum(map(len, rows)) + (more >= 0) <= MOST and sum(row.size for row in rows) + max(0, more) <= MOST_BYTES
 
     def _skip(self, cell: Any, source: Source) -> None:
-        over = self._over.get((id(cell), source.uid)) or self._over.setdefault((id(cell), source.uid), _Over(cell))
+        key = id(cell), source.uid
+        over = self._over.get(key) or self._over.setdefault(key, _Over(cell))
+        while len(self._over) > KEPT:
+            del self._over[next(iter(self._over))]
         over.count += 1
         over.changed = True
         over.sources[source] = None

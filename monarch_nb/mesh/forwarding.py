@@ -10,6 +10,7 @@ from monarch_nb.mesh.log_lines import Gathered, LogOptions, merged, prefix, sour
 from monarch_nb.mesh.output import Written, output_of
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.runtime import Runtime
+from monarch_nb.runtime.displays import displays
 from monarch_nb.settings import settings
 
 STALE_SECONDS = 1.0  # a line without end is written after that long
@@ -97,11 +98,16 @@ class Forwarding:
         """Writes all complete lines now, but those of windows that last; with `all_of_it` these too."""
         with self._writing:
             lines, gathered = self._lines.take(all_of_it=all_of_it)
-            text = "".join(self._prefix(line.address) + line.text + "\n" for line in lines)
+            text = ""
+            for line in lines:
+                if line.display is not None and displays.journal is not None:
+                    _write(text)  # in a process: on to where its own output goes
+                    text = ""
+                    displays.relay(line.display, line.call, line.address)
+                elif line.display is None or line.text:
+                    text += f"{self._prefix(line.address)}{line.text}\n"
             text += "".join(merged(self._engine, gathered, named=True, prefixed=settings.get("prefix_with_rank")))
-            if text:
-                sys.stdout.write(text)
-                sys.stdout.flush()
+            _write(text)
 
     def _prefix(self, address: str) -> str:
         option = self._engine.keeper.log_options.of(address)
@@ -109,3 +115,9 @@ class Forwarding:
         if not streamed or not settings.get("prefix_with_rank"):
             return ""
         return prefix([source_of(self._engine, address)], named=True)
+
+
+def _write(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()

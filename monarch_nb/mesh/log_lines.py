@@ -183,7 +183,9 @@ def mesh_of(address: str) -> str:
 
 def lines_of(written: Written) -> list[Line]:
     """One by one."""
-    address, stream, call, _, _, text, _ = written
+    address, stream, call, _, _, text, display = written
+    if display is not None:
+        return [Line(address, text.removesuffix("\n"), stream, call, display)]
     return [Line(address, line, stream, call) for line in text.removesuffix("\n").split("\n")] if text else []
 
 
@@ -219,6 +221,8 @@ def merged(engine: Runtime, lines: Iterable[Line], *, named: bool, prefixed: boo
     """Equal lines once, with the ranks they come from, and how often if some rank wrote them more than once."""
     groups: dict[tuple[str, str], list[Source]] = {}
     for line in lines:
+        if line.display is not None and not line.text:
+            continue
         source = source_of(engine, line.address)
         groups.setdefault((source.uid, line.text), []).append(source)
     return [

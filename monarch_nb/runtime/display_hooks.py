@@ -28,6 +28,8 @@ def install() -> None:
         matplotlib = sys.modules.get("matplotlib")
         if matplotlib is not None:
             matplotlib.rcParams["backend"] = BACKEND
+    # In a kernel it would draw by these two; outside of one it looks for a browser.
+    os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype+notebook_connected")
     changes = {
         "IPython.core.display": _display_here,  # IPython 7 has them there
         "IPython.core.display_functions": _display_here,
@@ -38,7 +40,7 @@ def install() -> None:
         module = sys.modules.get(name)
         if module is not None:
             change(module)
-    sys.meta_path.insert(0, _Finder({name: change for name, change in changes.items() if name not in sys.modules}))
+    sys.meta_path.insert(0, _Finder(changes))
 
 
 def open_figures() -> list[int]:
@@ -77,16 +79,16 @@ def _bars_as_text(module: ModuleType) -> None:
 
 
 class _Finder:
-    """Changes modules right after they are loaded for the first time."""
+    """Changes modules right after they are loaded."""
 
     def __init__(self, changes: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        self._changes = dict(changes)
+        self._changes = changes
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """That of a module that is to be changed."""
-        change = self._changes.pop(name, None)
+        change = self._changes.get(name)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if change is not None else None
         if spec is None or spec.loader is None or change is None:
             return None

@@ -1,5 +1,6 @@
 """What a process displays goes where its output goes, within bounds: what is too large goes as text."""
 
+import os
 import secrets
 import sys
 import threading
@@ -37,6 +38,7 @@ class Displays:
         self._left = float(BURST)
         self._at = time.monotonic()
         self._pending: dict[str, tuple[str, Display]] = {}  # by id, with the call
+        os.register_at_fork(after_in_child=self._in_child)
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], id: str = "", *, update: bool = False) -> None:
         """Shows something that is there in its forms; with an id it can be replaced, with `update` it replaces."""
@@ -64,6 +66,14 @@ class Displays:
         if self.journal is not None:
             self._send(Display(clear=LATER if wait else NOW))
 
+    def relay(self, display: Display, call: str, source: str) -> bool:
+        """Shows what a process that was started from here has displayed. False where only text can be shown."""
+        if self.journal is None or display.clear:
+            return self.journal is not None
+        named = f"{source} {display.id}" if display.id else ""
+        self._send(Display(display.text, display.data, display.metadata, named, display.update), call)
+        return True
+
     def flush(self) -> None:
         """Updates that came too fast: the latest of each."""
         if self._pending:
@@ -72,7 +82,12 @@ class Displays:
                 for call, display in pending.values():
                     self._write(display, call)
 
-    def _send(self, display: Display) -> None:
+    def _in_child(self) -> None:
+        """A process forked by the user's code: what it displays is text, and the lock may be another thread's."""
+        self._lock = threading.RLock()
+        self._pending = {}
+
+    def _send(self, display: Display, call: str | None = None) -> None:
         assert self.journal is not None
         with self._lock:
             now = time.monotonic()
@@ -82,13 +97,13 @@ class Displays:
             if size > self._left:
                 if display.update:
                     if display.id in self._pending or len(self._pending) < MOST_PENDING:
-                        self._pending[display.id] = self.journal.tag(), display
+                        self._pending[display.id] = self.journal.tag() if call is None else call, display
                     return
                 display.text += f" (not shown: more than {BURST >> 20} MB were displayed within a few seconds)"
                 display.data, size = {PLAIN: display.text}, 0
             self._left -= size
             self._pending.pop(display.id, None)
-            self._write(display, None)
+            self._write(display, call)
 
     def _write(self, display: Display, call: str | None) -> None:
         try:

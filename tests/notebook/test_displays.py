@@ -107,6 +107,22 @@ def test_values_with_rich_forms_are_shown_so_equal_ones_once(nb: Notebook) -> No
     assert "<td>7</td>" in nb.run("w.run(Table, 7).get()").ok().html
 
 
+def test_what_processes_of_a_rank_display_comes_too(nb: Notebook) -> None:
+    source = """
+def nested():
+    from monarch.actor import this_host
+    inner = this_host().spawn_procs(name="inner")
+    inner.run(lambda: display(Table("within"))).get(30)
+    inner.stop().get(30)
+"""
+    nb.run(TABLE + source).ok()
+    cell = nb.run("w.slice(gpus=slice(0, 2)).run(nested).get()").ok()
+    assert seen(cell) == [
+        {"text/plain": "[gpus=0-1]"},
+        {"text/plain": "Table('within')", "text/html": "<table><tr><td>within</td></tr></table>"},
+    ]
+
+
 def test_displays_are_updated_and_cleared_in_place(nb: Notebook) -> None:
     source = """
 from IPython.display import HTML, clear_output, display as shown, update_display
