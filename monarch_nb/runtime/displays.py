@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from monarch_nb.runtime.forms import PLAIN, forms_of
+from monarch_nb.runtime.forms import PLAIN, WIDGET, forms_of
 from monarch_nb.runtime.forms import text_of as plain_text
 from monarch_nb.wire import error_line, text_of
 from monarch_nb.wire.display import LATER, NOW, Display, encode_display, size_of
@@ -42,6 +42,7 @@ class Displays:
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], id: str = "", *, update: bool = False) -> None:
         """Shows something that is there in its forms; with an id it can be replaced, with `update` it replaces."""
+        data = {kind: form for kind, form in data.items() if kind != WIDGET}
         text = text_of(data.get(PLAIN) or f"<{', '.join(data)}>")
         if self.journal is None or (set(data) <= {PLAIN} and not id):
             if not update:

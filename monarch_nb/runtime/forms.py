@@ -10,7 +10,7 @@ from monarch_nb.wire import Cut, error_line, harmless, repr_of, type_name
 
 PLAIN = "text/plain"
 LONGEST = 100_000  # characters of the text
-_WIDGET = "application/vnd.jupyter.widget-view+json"  # what it refers to lives in the process that made it
+WIDGET = "application/vnd.jupyter.widget-view+json"  # what it refers to lives in the process that made it
 _MIMEBUNDLE = "_repr_mimebundle_"
 _METHODS = {
     "text/html": "_repr_html_",
@@ -52,7 +52,7 @@ def forms_of(value: Any, include: Collection[str] | None = None, exclude: Collec
     picture = None if "image/png" in data else _figure(value)
     if picture is not None:
         data["image/png"] = base64.b64encode(picture).decode("ascii")
-    data.pop(_WIDGET, None)
+    data.pop(WIDGET, None)
     wanted = {
         kind: form
         for kind, form in data.items()

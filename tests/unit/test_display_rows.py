@@ -105,6 +105,13 @@ def test_forms_that_only_a_front_end_can_draw_stand_by_themselves(cell: Cell) ->
     assert [one["application/vnd.some.chart+json"]["rank"] for one in drawn] == [0, 1]
 
 
+def test_equal_data_that_is_drawn_under_different_names_is_one_display(cell: Cell) -> None:
+    for rank in range(2):
+        html_of_it = f'<div id="{rank}"><script></script></div>'
+        cell.take(rank, Display("plot", {"application/vnd.some.chart+json": {"x": [1]}, "text/html": html_of_it}))
+    assert cell.settle()[0] == "[gpus=0-1]"
+
+
 def test_scripts_are_not_put_among_others(cell: Cell) -> None:
     for rank in range(2):
         cell.take(rank, html(f"<SCRIPT>{rank}</SCRIPT>"))
