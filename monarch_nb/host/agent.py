@@ -191,7 +191,7 @@ class Agent:
         if wait > 0:
             self._loop.call_later(wait, self._detached_too_long)
         else:
-            self._give_up("nobody came back to this detached host in time")
+            self._give_up("no controller came back to this detached host in time")
 
     def _host_lost(self, host: str, reason: str, life: int) -> None:
         self._node.forget(host, reason, life)
@@ -236,7 +236,7 @@ class Agent:
             if self._node.connected(owner):
                 self._leases.renew(owner, now)
         for owner in self._leases.expired(now):
-            self._service.owner_gone(owner, "nothing was heard of it any more")
+            self._service.owner_gone(owner, "it was silent for longer than its lease")
         for owner in self._leases.due(now):
             self._service.ask_after(owner)
         self._watch_leases()

@@ -106,7 +106,7 @@ class Caster:
             hit = [(port, cast.request, plan) for port, cast in self._casts.items() for plan in cast.below
                    if plan.layout.hosts[plan.hosts[0]] == host]  # fmt: skip
         for port, request, plan in hit:
-            told = f"it went by way of host {host}, which is lost: {reason}"
+            told = f"it was sent through host {host}, which is lost: {reason}"
             self._lose(port, list(indices(plan.runs)), told, told_elsewhere=False)
             self._skip(replace(request, plan=plan))
 

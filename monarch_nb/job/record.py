@@ -146,7 +146,7 @@ def ago(then: float) -> str:
 def origin_text(origin: Origin | None) -> str:
     """Who started a job, for people."""
     if origin is None:
-        return "by nobody knows whom"
+        return "by an unknown process"
     where = "" if origin.machine == _machine() else f" on {origin.machine}"
     return f"by process {origin.pid}{where} (`{origin.command}`) in {origin.folder}"
 

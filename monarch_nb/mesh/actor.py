@@ -253,6 +253,6 @@ def spawn_actors(
         state.born.initialized = send_spawn(state, region, frames)
         engine.keeper.event("spawning", state)
     except BaseException:  # Ctrl-C too: nobody will ever hold it
-        engine.keeper.stop_mesh(state, "its spawn was cut off")
+        engine.keeper.stop_mesh(state, "its spawn was interrupted")
         raise
     return ActorMesh(state, region)

@@ -34,7 +34,7 @@ def attach_to_workers(
     urls = [each.url for each in wanted if isinstance(each, Endpoint)]
     twice = sorted({url for url in urls if urls.count(url) > 1})
     if twice:
-        raise ValueError(f"{', '.join(twice)} is named more than once: a worker is one host")
+        raise ValueError(f"{', '.join(twice)} is named more than once: list each worker once")
     engine = runtime()
     mesh = name or "hosts"
     found: Future[tuple[str, ...]] = Future._make(story=lambda: f"the hosts of {mesh} have not all been reached yet")
@@ -64,8 +64,8 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
         if ways.gateway.address == endpoint.url:
             return
         raise RuntimeError(
-            f"this process reaches its workers through {ways.gateway.address} already, and cannot through {addr} too; "
-            "monarch.actor.shutdown_context() ends all that is attached"
+            f"this process reaches its workers through the gateway {ways.gateway.address} already, "
+            f"and cannot use {addr} too; monarch.actor.shutdown_context() ends all that is attached"
         )
     hosts = attach_to_workers(private_key=private_key, ca=ca, workers=[endpoint.url], name="gateway")
     hosts.initialized.get()

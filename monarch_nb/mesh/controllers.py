@@ -62,7 +62,7 @@ class Registry(Actor):
     async def _renew(self, name: str, known: ActorMesh[Any], cls: type) -> None:
         old = known._state.cls
         if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
-            logger.warning("the controller %r is a %s, and stays one, though a %s was asked for",
+            logger.warning("the controller %r is a %s, and is not replaced by the %s that was asked for",
                            name, old.__qualname__, cls.__qualname__)  # fmt: skip
             return
         logger.info("the controller %r takes over the newest definition of %s", name, cls.__qualname__)

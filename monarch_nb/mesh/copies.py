@@ -48,8 +48,8 @@ def manifest(root: Path) -> dict[str, File]:
             size += facts.st_size
             if size > MOST_BYTES:
                 raise ValueError(
-                    f"{root} has more than {MOST_BYTES >> 20} MiB of files: a workspace holds code; give the folder "
-                    "of the code alone"
+                    f"{root} has more than {MOST_BYTES >> 20} MiB of files: a workspace is for code; pass a folder "
+                    "that holds only the code"
                 )
             digest = hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
             found[path.relative_to(root).as_posix()] = File(digest, bool(facts.st_mode & 0o100))

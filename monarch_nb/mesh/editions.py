@@ -51,7 +51,7 @@ class Editions:
         asked: list[Future[Any]] = [
             request(self._engine, holder, "mesh.class", told) for holder in self._keeper.news.holders(state.uid)
         ]
-        done = settle(asked, lambda: f"not all who refer to {state.name} have its new class yet")
+        done = settle(asked, lambda: f"some processes that refer to {state.name} do not have its new class yet")
         if asked:
             self._engine.later(PATIENCE, lambda: done._set(None))
         return done

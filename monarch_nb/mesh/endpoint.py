@@ -187,7 +187,9 @@ class Endpoint(Generic[P, R]):
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Runs it on every member and waits for nothing: an exception in it fails the actor."""
         if self._timeout is not None:
-            raise ValueError(f"{self._title}.broadcast waits for no answer: a timeout means nothing to it")
+            raise ValueError(
+                f"{self._title}.broadcast does not wait for answers, so a timeout has no meaning: use .call()"
+            )
         send(self, args, kwargs)
 
     @adverb

@@ -79,11 +79,13 @@ class Heals:
             if rank not in gone:
                 host = state.layout.host_of(rank)
                 by_host.setdefault(host, []).append(state.address(rank))
-                cause = Cause(kind="signal", text="killed, to be started anew", host=host, signal=9, at=time.time())
+                cause = Cause(
+                    kind="signal", text="killed so that it is started again", host=host, signal=9, at=time.time()
+                )
                 driver.killed(state.uid, rank, state.incarnation(rank), cause)
         asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
-            wish = p.Stop(tuple(addresses), timeout_s=0.0, reason="killed, to be started anew", grace_s=0.0)
+            wish = p.Stop(tuple(addresses), timeout_s=0.0, reason="killed so that it is started again", grace_s=0.0)
             asked.append(request(self._engine, f"{host}/agent", "agent.stop", wish, p.Ended))
         whole: Future[None] = Future._make(story=lambda: f"{state.name} is being healed")
 

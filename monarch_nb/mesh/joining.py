@@ -50,7 +50,7 @@ class Joined(Remote):
         self.engine.node.learn(self.host)  # it is heard again, if it calls
 
     def _unheard(self) -> str:
-        return f"it has hung up, and not dialled again for {self.lease:g} s"
+        return f"it closed its connection and has not dialled again for {self.lease:g} s"
 
     def _knock(self) -> bool | None:
         return True if self._connected() else None
@@ -141,7 +141,7 @@ def accept_hosts(
     if found is None or found._engine is not engine:
         found = _reception = Reception(engine, at, keys, insecure_loopback)
     elif (found.at, found.keys) != (at, keys):
-        raise ValueError(f"this process takes in hosts at {found.at} already, with one key: it cannot at {at} too")
+        raise ValueError(f"this process accepts hosts at {found.at} already, and cannot accept them at {at} as well")
     states = found.take(count, timeout)
     joined = []
     for state in states:

@@ -88,7 +88,7 @@ class Wish:
         self.ranks = frozenset(mesh._region.ranks())
         self.stream = stream
         if stream not in (None, "stdout", "stderr"):
-            raise ValueError(f"stream={stream!r}: there are stdout and stderr")
+            raise ValueError(f"stream={stream!r} is not a stream: use 'stdout' or 'stderr'")
         try:
             self.pattern = re.compile(grep) if grep else None
         except re.error as error:

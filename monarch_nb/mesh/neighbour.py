@@ -126,7 +126,9 @@ def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Pat
         if given_up() or time.monotonic() >= deadline:
             if os.path.lexists(link):
                 raise UnreachableError(f"the worker at ipc://{path} has ended: {os.readlink(link)} is gone")
-            raise UnreachableError(f"no worker has come up at ipc://{path}")
+            raise UnreachableError(
+                f"no worker answers at ipc://{path}: start it there with run_worker_loop_forever(address=...)"
+            )
         time.sleep(_LOOK_S)
     socket = Path(os.path.realpath(link))
     if os.lstat(link).st_uid != os.geteuid():

@@ -39,17 +39,17 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
         raise TypeError(f"reload_mesh takes an actor mesh, not {type(mesh).__name__}")
     state, region = mesh._state, mesh._region
     if state.born is None:
-        raise RuntimeError(f"{state.name} is reloaded by the process that spawned it")
+        raise RuntimeError(f"{state.name} was spawned by another process: reload it there")
     if len(region) != len(state.region):
-        raise ValueError(f"reload the whole of {state.name}, not a slice: its ranks would differ")
+        raise ValueError(f"reload the whole of {state.name}, not a slice: its ranks would run different classes")
     old, new = state.cls, cls or _newest(state)
     told = objection(state, new)
     if told:
-        raise TypeError(f"{told}: spawn it anew")
+        raise TypeError(f"{told}: spawn a new mesh")
     if _init(old) != _init(new):
         warnings.warn(
-            f"{new.__name__}.__init__ has changed: it does not run again, so what it newly sets is missing in "
-            f"{state.name}; set it in __reload__(self, old), or spawn the mesh anew",
+            f"{new.__name__}.__init__ has changed, but it does not run again: the living actors of {state.name} "
+            "lack what it sets now. Set that in __reload__(self, old), or spawn a new mesh",
             stacklevel=2,
         )
     engine = runtime()
@@ -68,7 +68,7 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
         call.close()
         raise
     known = engine.keeper.editions.publish(state)
-    return gather([call.future, known], lambda: f"{state.name} has not taken its new class everywhere yet")
+    return gather([call.future, known], lambda: f"{state.name} does not have its new class on all ranks yet")
 
 
 def _newest(state: ActorState) -> type:

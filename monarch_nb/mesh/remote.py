@@ -83,7 +83,7 @@ class Remote:
     def retire(self, life: int) -> None:
         """Somebody else watches it from now on; `life` is which one of the agent that is."""
         if life != self.life and not self.lost:
-            self._lose(f"its agent{self._at} was started anew, and all that ran there is gone")
+            self._lose(f"its agent{self._at} was restarted, and everything that ran there is gone")
         self.end()
 
     def end(self) -> None:
@@ -146,7 +146,7 @@ class Remote:
                 if (state.host, state.life) == (self.host, self.life):
                     self._calm(now)
                     return
-                self._lose(f"its agent{self._at} was started anew, and all that ran there is gone")
+                self._lose(f"its agent{self._at} was restarted, and everything that ran there is gone")
                 return
             if way_lost := self._way_lost():
                 self._lose(way_lost)

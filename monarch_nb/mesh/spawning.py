@@ -201,6 +201,6 @@ def spawn_proc_mesh(
         engine.keeper.event("spawning", state)
         announce(mesh)
     except BaseException:  # Ctrl-C too: nobody will ever hold it
-        engine.keeper.stop_mesh(state, "its spawn was cut off")
+        engine.keeper.stop_mesh(state, "its spawn was interrupted")
         raise
     return mesh

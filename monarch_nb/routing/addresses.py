@@ -67,7 +67,7 @@ def parse_worker_address(text: str) -> WorkerAddress:
         raise AddressError(f"{_shown(text)} is not an address: it is too long, or has control characters in it")
     first = _SCHEME.search(text)
     if first is None:
-        raise AddressError(f"{_shown(text)} has no transport: {_FORMS}")
+        raise AddressError(f"{_shown(text)} does not begin with a transport: {_FORMS}")
     head, rest = text[: first.start()], text[first.start() :]
     process = ""
     if head:
@@ -78,7 +78,9 @@ def parse_worker_address(text: str) -> WorkerAddress:
     dialled = _endpoint(dial, text, binds=False)
     bound = dialled if bind is None else _endpoint(bind, text, binds=True)
     if bound.scheme != dialled.scheme:
-        raise AddressError(f"{_shown(text)} dials by {dialled.scheme} what binds to {bound.scheme}")
+        raise AddressError(
+            f"{_shown(text)} dials with {dialled.scheme} but binds with {bound.scheme}: use the same transport for both"
+        )
     return WorkerAddress(dialled, bound, process)
 
 
@@ -86,7 +88,7 @@ def parse_dialled(text: str) -> Endpoint:
     """Where to dial the worker at an address. Raises what `parse_worker_address` does."""
     found = parse_worker_address(text).dial
     if found.fd is not None:
-        raise AddressError(f"{_shown(text)} is a descriptor of the worker alone; dial the port that it is bound to")
+        raise AddressError(f"{_shown(text)} names a descriptor of the worker; dial the port that it is bound to")
     return found
 
 

@@ -399,7 +399,7 @@ class Link(Generic[T]):
         if self._lost != self._base:
             self._lost, self._lost_since = self._base, now
         elif now - self._lost_since >= self._config.gap_timeout:
-            self._fail(f"lost, and sent again in vain for {self._config.gap_timeout:g} s", limit, actions)
+            self._fail(f"it was lost, and sending it again failed for {self._config.gap_timeout:g} s", limit, actions)
             return
         self._write(limit, actions)
 

@@ -111,7 +111,7 @@ class Routes:
             if near is not None:
                 hop = Hop("agent", near.address, near.endpoint)
         if hop is None:
-            raise NoRoute(f"no way from {self._self} to {destination} is known")
+            raise NoRoute(f"no route from {self._self} to {destination} is known")
         return hop
 
     def _direct(self, destination: str, host: str) -> Hop | None:

@@ -207,7 +207,7 @@ class ActorCell(ActorLife):
         old = type(self.obj)
         kind = kind_of(cls)
         if kind != self.spec.kind:
-            raise TypeError(f"{cls.__name__} is {kind} now and was {self.spec.kind}: spawn it anew")
+            raise TypeError(f"{cls.__name__} is {kind} now and was {self.spec.kind}: spawn a new mesh")
         self.obj.__class__ = cls
         self.endpoints = endpoints_of(cls)
         hook = getattr(self.obj, RELOAD, None)

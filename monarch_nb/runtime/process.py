@@ -198,7 +198,7 @@ class Runtime:
                 handler.arrive(header, parcel)
                 return
             if kind == Kind.PORT:
-                self._return(header, "nobody receives from that port any more")
+                self._return(header, "nothing receives from that port any more")
             self.node.consumed(parcel)
         elif kind == Kind.CONTROL:
             control = self.controls.get(header.method)
@@ -320,7 +320,7 @@ class Runtime:
                 if plan.layout.hosts[plan.hosts[0]] != host:
                     continue
                 lost = [place for _, part in below(plan) for place in indices(part.runs)]
-                told = f"it went by way of host {host}, which is lost: {reason}"
+                told = f"it was sent through host {host}, which is lost: {reason}"
                 sent = Header(Kind.CAST, f"{host}/agent", self.address, mesh=call.mesh, call=call.call, plan=plan)
                 call.lose(lost, self.supervisor.lost(sent, told, call))
 

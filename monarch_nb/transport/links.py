@@ -128,7 +128,7 @@ class Links:
             endpoint = hop.endpoint if hop.address == agent else ""
             since = first_epoch(self._lives.since(agent))
         for peer in old:
-            peer.bury("its agent was started anew")
+            peer.bury("its agent was restarted")
         for peer in peers:
             peer.since(since)
             if peer in lame or (endpoint and peer.endpoint and peer.endpoint != endpoint):
@@ -252,7 +252,7 @@ class Links:
     def _left(self, peer: Peer) -> None:
         """The connection it had dialled is gone: it may dial again, or we do, if we know where."""
         if peer.over_tcp and self._on_connection is not None:
-            self._on_connection(peer.address, False, "it hung up")
+            self._on_connection(peer.address, False, "it closed the connection")
         with self._lock:
             endpoint = self._routes.dial_instead(peer.address)
             self._ways.clear()

@@ -124,7 +124,7 @@ class Peer:
                 if uninterrupted(self._blocked, parcel.nbytes):
                     self._credits.wait(0.2)
             if burials != self._burials:  # who comes next is not whom this was for
-                raise UnreachableError(f"{self.address} cannot be reached: {self.gone or 'it was started anew'}")
+                raise UnreachableError(f"{self.address} cannot be reached: {self.gone or 'it was restarted'}")
 
     def relay(self, header: Header, parcel: Parcel, exempt: bool, handed_on: Callable[[], None]) -> None:
         """Write one message without waiting: kept here while credits lack. `handed_on` is called when it is written."""

@@ -99,5 +99,5 @@ def test_answers_that_would_come_by_way_of_a_lost_host_are_not_waited_for(quad: 
     engine.host_lost("hz", "its agent has ended")  # nobody's answer goes by way of it
     assert not call.future.done()
     engine.host_lost("hx", "its agent has ended")
-    with pytest.raises(SupervisionError, match="by way of host hx, which is lost: its agent has ended"):
+    with pytest.raises(SupervisionError, match="through host hx, which is lost: its agent has ended"):
         call.future.get(0)

@@ -105,7 +105,7 @@ def test_a_newer_definition_is_taken_over_and_the_state_kept(caplog: Any) -> Non
     assert controller("changing", define("new")).add.call_one().get(SOON) == ("new", 2)
     with caplog.at_level(logging.WARNING):
         assert controller("changing", Counter, 3).add.call_one().get(SOON) == ("new", 3)
-    assert "stays one, though a Counter was asked for" in caplog.text
+    assert "is not replaced by the Counter that was asked for" in caplog.text
 
 
 def test_what_is_no_actor_is_refused_at_once() -> None:

@@ -56,5 +56,5 @@ def test_actors_whose_spawn_is_cut_off_are_stopped(duo: ProcMesh, monkeypatch: p
         duo.spawn("cut", Worker)
     monkeypatch.undo()
     [state] = [state for state in runtime().meshes.values() if state.name == "cut"][-1:]
-    assert state.stopped == "its spawn was cut off"
+    assert state.stopped == "its spawn was interrupted"
     assert duo.spawn("whole", Worker).rank.call().get(SOON).values() == [0, 1]

@@ -160,7 +160,7 @@ def test_an_agent_that_was_started_anew_at_once_is_not_taken_for_the_old_one(
         waiting = members.nap.call(300, 0)
         agents[0].kill()
         agents.append(HostProcess(tmp_path, "--host", agents[0].host, tcp=agents[0].endpoint, key=key))
-        with pytest.raises(SupervisionError, match=r"was started anew|nobody listens"):
+        with pytest.raises(SupervisionError, match=r"was restarted|nobody listens"):
             waiting.get(SOON)
         back(hosts)
         heal_mesh(members)

@@ -163,7 +163,7 @@ def test_a_host_that_does_not_dial_again_is_lost_after_its_lease_and_may_come_ba
         [(_, pid)] = members.where.call().get(SOON).values()
         waiting = members.nap.call(300, 0)
         proxy.cut()
-        with pytest.raises(SupervisionError, match=r"hung up, and not dialled again for 1 s"):
+        with pytest.raises(SupervisionError, match=r"closed its connection and has not dialled again for 1 s"):
             waiting.get(SOON)
         wait_until(lambda: not alive(pid))
         proxy.mend()
