@@ -194,7 +194,7 @@ def test_a_worker_listens_by_a_socket_it_is_given_whose_port_needed_no_luck() ->
 
 
 def test_a_socket_that_others_reach_needs_a_key_whatever_the_address_says() -> None:
-    with socket.socket() as door, pytest.raises(TransportError, match="no TCP socket that is bound"):
+    with socket.socket() as door, pytest.raises(TransportError, match="not a TCP socket that is bound"):
         run_worker_loop_forever(ca=TRUST_ALL, address=f"tcp://127.0.0.1:fd{door.fileno()}")
     with pytest.raises(TransportError, match="descriptor 999999 is not a socket"):
         run_worker_loop_forever(ca=TRUST_ALL, address="tcp://127.0.0.1:fd999999")
@@ -209,7 +209,7 @@ def test_without_a_key_only_this_machine_can_be_trusted() -> None:
         run_worker_loop_forever(ca=TRUST_ALL, address="tcp://example.org:4444@tcp://0.0.0.0:4444")
     with pytest.raises(TrustError, match=r"tcp://10\.1\.2\.3:4444 needs a key"):
         attach("tcp://10.1.2.3:4444")
-    with pytest.raises(TrustError, match="is none of"):
+    with pytest.raises(TrustError, match="is not one of"):
         attach_to_workers(ca="trust_some", workers=["ipc:///x"])  # type: ignore[arg-type]
     with pytest.raises(TrustError, match="there is no key file"):
         attach_to_workers(private_key=Path("/no/such.key"), ca=TRUST_ALL, workers=["ipc:///x"])
