@@ -9,6 +9,22 @@ _JOB = ("monarch_nb.job", "monarch_nb.job.later")
 _PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.registry")
 _TENSORS = "the tensor engine"
 _SIMULATOR = "the simulator"
+_MOUNTS = "mounts"
+_COMMANDS = "the command line"
+_LAUNCHERS = "launchers of one's own"
+_SQL = "telemetry by SQL"
+_DASHBOARD = "the dashboard"
+
+# What to do without them.
+INSTEAD = {
+    _TENSORS: "Hold tensors in actors and let torch.distributed move them: monarch.spmd sets it up",
+    _SIMULATOR: "monarch.testing.in_process_host() runs actors without starting processes",
+    _MOUNTS: "HostMesh.sync_workspace brings folders to hosts",
+    _COMMANDS: "monarch-nb --help lists the commands there are",
+    _LAUNCHERS: "spawn_procs(bootstrap_command=...) starts processes by a command of your own",
+    _SQL: "monarch.actor.span and get_meter tell OpenTelemetry, where the program sets that up",
+    _DASHBOARD: "In a notebook, %meshes and the side panel show the meshes",
+}
 
 # Private modules of torchmonarch, and where what programs import from them is found here, in this order.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -91,33 +107,39 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 # Parts that are not there yet: modules, with all that is in them.
 MODULES: dict[str, str] = {
-    "monarch._src.actor.proc_launcher": "launchers of one's own",
+    "monarch._src.actor.proc_launcher": _LAUNCHERS,
     "monarch.builtins": _TENSORS,
+    "monarch.cached_remote_function": _TENSORS,
     "monarch.common": _TENSORS,
     "monarch.controller": _TENSORS,
-    "monarch.distributed_telemetry": "telemetry by SQL",
+    "monarch.distributed_telemetry": _SQL,
     "monarch.experimental": "what torchmonarch calls experimental",
     "monarch.fetch": _TENSORS,
-    "monarch.gather_mount": "mounts",
+    "monarch.gather_mount": _MOUNTS,
     "monarch.gradient": _TENSORS,
     "monarch.gradient_generator": _TENSORS,
     "monarch.job.meta": "the schedulers of one company",
     "monarch.mesh_controller": _TENSORS,
-    "monarch.monarch_dashboard": "the dashboard",
+    "monarch.monarch_dashboard": _DASHBOARD,
     "monarch.notebook": "the schedulers of one company; in a notebook use %load_ext monarch",
+    "monarch.opaque_module": _TENSORS,
+    "monarch.opaque_object": _TENSORS,
     "monarch.parallel": _TENSORS,
     "monarch.profiler": _TENSORS,
+    "monarch.python_local_mesh": _TENSORS,
     "monarch.random": _TENSORS,
-    "monarch.remotemount": "mounts",
+    "monarch.remote_class": _TENSORS,
+    "monarch.rust_backend_mesh": _TENSORS,
+    "monarch.remotemount": _MOUNTS,
     "monarch.simulator": _SIMULATOR,
     "monarch.tensor_engine": _TENSORS,
     "monarch.tensorboard": _TENSORS,
     "monarch.timer": _TENSORS,
-    "monarch.tools.cli": "the command line",
-    "monarch.tools.colors": "the command line",
-    "monarch.tools.commands": "the command line",
-    "monarch.tools.debug_env": "the command line",
-    "monarch.tools.mesh_spec": "the command line",
+    "monarch.tools.cli": _COMMANDS,
+    "monarch.tools.colors": _COMMANDS,
+    "monarch.tools.commands": _COMMANDS,
+    "monarch.tools.debug_env": _COMMANDS,
+    "monarch.tools.mesh_spec": _COMMANDS,
     "monarch.worker": _TENSORS,
     "monarch.world_mesh": _TENSORS,
 }
@@ -169,7 +191,7 @@ def missing_part(name: str) -> str | None:
     while part is None and "." in at and at not in ALIASES:
         part = MODULES.get(at)
         at = at.rpartition(".")[0]
-    return None if part is None else sentence(name, part)
+    return None if part is None else sentence(name, part, INSTEAD.get(part, ""))
 
 
 def no_counterpart(name: str) -> str:

@@ -39,35 +39,35 @@ class ProcessState(NamedTuple):
 
 
 class LoginJob(_Later):
-    """Machines that one logs in to. Raises NotImplementedError: it is not there yet."""
+    """Machines that one logs in to. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     _part = "jobs over SSH"
 
 
 class SSHJob(LoginJob):
-    """Machines reached by SSH. Raises NotImplementedError: it is not there yet."""
+    """Machines reached by SSH. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
 
 class BatchJob(_Later):
-    """A job whose client script runs inside it. Raises NotImplementedError: it is not there yet."""
+    """A job whose client script runs inside it. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     _part = "batch jobs"
 
 
 class SlurmJob(_Later):
-    """Machines of a Slurm cluster. Raises NotImplementedError: it is not there yet."""
+    """Machines of a Slurm cluster. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     _part = "Slurm jobs"
 
 
 class KubernetesJob(_Later):
-    """Pods of a Kubernetes cluster. Raises NotImplementedError: it is not there yet."""
+    """Pods of a Kubernetes cluster. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     _part = "Kubernetes jobs"
 
 
 class SPMDJob(_Later):
-    """What `serve` gives. Raises NotImplementedError: it is not there yet."""
+    """What `serve` gives. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     _part = "torchrun's arguments as a job"
 
@@ -84,19 +84,19 @@ class StoreJob(_Later):
 
 
 def serve(*args: Any, **kwargs: Any) -> SPMDJob:
-    """Launches what torchrun would. Raises NotImplementedError: it is not there yet."""
+    """Launches what torchrun would. Raises NotImplementedError: it is not part of Monarch-NB yet."""
     refuse("monarch.job.spmd.serve", SPMDJob._part, "monarch.spmd.SPMDActor runs such a script on a mesh of processes")
 
 
 class ImageSpec:
-    """The image of a KubernetesJob's pods. Raises NotImplementedError: it is not there yet."""
+    """The image of a KubernetesJob's pods. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         refuse("ImageSpec", KubernetesJob._part, _WORKERS)
 
 
 class KubeConfig:
-    """How a KubernetesJob reaches its cluster. Raises NotImplementedError: it is not there yet."""
+    """How a KubernetesJob reaches its cluster. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         refuse("KubeConfig", KubernetesJob._part, _WORKERS)

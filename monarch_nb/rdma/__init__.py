@@ -25,14 +25,14 @@ class RDMAWriteTransferWarning(UserWarning):
 
 
 class RDMABuffer:
-    """Names memory that other processes read and write. Raises NotImplementedError: it is not there yet."""
+    """Names memory that other processes read and write. Raises NotImplementedError: not part of Monarch-NB yet."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         refuse("RDMABuffer", _PART, _INSTEAD)
 
 
 class RDMAAction:
-    """Several reads and writes in one. Raises NotImplementedError: it is not there yet."""
+    """Several reads and writes in one. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         refuse("RDMAAction", _PART, _INSTEAD)

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import importlib.util
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -241,6 +242,11 @@ def test_unknown_private_modules_are_not_there() -> None:
     for name in ("monarch._src.actor.mpsc", "monarch._rust_bindings.monarch_hyperactor.pytokio", "monarch.nonsense"):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(name)
+
+
+def test_what_is_missing_says_what_to_do_without_it() -> None:
+    for name in ("monarch.remote", "monarch.remotemount", "monarch.simulator", "monarch.tools.commands"):
+        assert re.search(r"compatibility\.md\. [A-Zm]", compat.missing_part(name) or "")
 
 
 @pytest.mark.parametrize("module", sorted(compat.MODULES))
