@@ -98,7 +98,7 @@ class Group:
     def _all(self) -> list[Stopped]:
         found = self._choose()
         if not found:
-            raise DebugError("nothing of it is stopped; monarch.debug.sessions() lists what is")
+            raise DebugError("none of these ranks is stopped; monarch.debug.sessions() lists the ranks that are")
         self._desk.focus = {(one.mesh, one.rank, one.thread) for one in found}
         return found
 
@@ -235,7 +235,7 @@ def post_mortem(what: Any, **picks: int | slice) -> Group:
     mesh, rank, call = _failed(what, picks)
     state = controller().engine.meshes.get(mesh)
     if state is None:
-        raise DebugError("the mesh of that failure is not known here any more")
+        raise DebugError("the mesh of this error has been stopped, so its frames are gone")
     address = getattr(state, "procs", state).address(rank)
     record = controller().autopsy(mesh, address, rank, call)
     return Group(lambda: [one for one in [controller().book.get(record.session)] if one is not None])
@@ -245,7 +245,7 @@ def _failed(what: Any, picks: Any) -> tuple[str, int, str]:
     if isinstance(what, ActorError):
         origin = getattr(what, "origin", None)
         if origin is None:
-            raise DebugError("this error does not say which rank it comes from: it was made elsewhere, or sent on")
+            raise DebugError("this error does not say which rank raised it: pass the mesh and a rank instead")
         mesh, rank, call = origin
         return str(mesh), int(rank), str(call)
     part = what.slice(**picks) if picks else what

@@ -15,20 +15,20 @@ from monarch_nb.debug.records import Stopped, Value
 from monarch_nb.debug.table import source_lines, table_text
 
 HELP = """\
-To the ranks in focus go all commands of pdb:
+The ranks in focus take all commands of pdb:
   n s r c u d w l ll p pp a j b tbreak cl cond display until, !statement, and plain Python
-Of many ranks at once:
-  focus 3 | gpus=0:4 | all   whom commands go to; `@gpus=3 p x` for one command
-  ranks                      the table of what is stopped
+For many ranks at once:
+  focus 3 | gpus=0:4 | all   choose the ranks that commands go to; `@gpus=3 p x` for one command
+  ranks                      the table of stopped ranks
   where                      one tree of all stacks, with counts
-  diff EXPR                  its value by rank, the most unusual first
-  watch EXPR | unwatch       a sparkline over the ranks, at each stop
+  diff EXPR                  the value of EXPR by rank, the most unusual first
+  watch EXPR | unwatch       a small chart of EXPR over the ranks, at each stop
   stack                      the stacks of ranks that run
 Leaving:
-  c [all]                    go on (all: also those that are not in focus)
-  detach                     leave them stopped and end the cell; %mdb and %%mdb go on with them
-  quit                       end their endpoints: the call fails
-  interact                   lines of Python until `exit`"""
+  c [all]                    continue (all: also the ranks that are not in focus)
+  detach                     leave the ranks stopped and end the cell; %mdb and %%mdb work with them later
+  quit                       end the endpoints: the call fails
+  interact                   type lines of Python until `exit`"""
 
 _ENTRY = re.compile(r"^([> ] )(\S.*)\((\d+)\)([\w<>.]+)\(\)(?:->.*)?$", re.MULTILINE)  # > file(line)function()
 AGAIN_S = 0.1  # for those that go on to stop again, before it is said that they do
@@ -118,7 +118,7 @@ class Desk:
         try:
             if self.interactive and text.strip() in ("exit", "exit()", "quit()"):
                 self.interactive = False
-                return Result(line, "back to commands")
+                return Result(line, "You type commands of the debugger again.")
             if text.lstrip().startswith("@"):
                 return self._once(text.lstrip())
             return self._do(text)
@@ -203,8 +203,8 @@ class Desk:
             those = [one for one in ended if self.controller.book.why_over(one.session) == why]
             lines.append(f"{named(those)}: {why}")
         if still:
-            lines.append(f"{named(still)}: not stopped again yet, it runs" if len(still) == 1 else
-                         f"{named(still)}: not stopped again yet, they run")  # fmt: skip
+            lines.append(f"{named(still)}: it runs, and has not stopped again yet" if len(still) == 1 else
+                         f"{named(still)}: they run, and have not stopped again yet")  # fmt: skip
         return "\n".join([*lines, *self.watched()])
 
     def watched(self) -> list[str]:
@@ -257,7 +257,7 @@ class Desk:
 
     def _do_watch(self, rest: str) -> Result:
         if not rest:
-            return Result("watch", "\n".join(self.watched()) or "nothing is watched: watch EXPR")
+            return Result("watch", "\n".join(self.watched()) or "no expression is watched: type watch EXPR")
         if rest not in self.watches:
             self.watches.append(rest)
         return self._watch(rest)
@@ -268,7 +268,8 @@ class Desk:
     def _do_display(self, rest: str) -> Result:
         if not rest:
             return Result(
-                "display", "\n".join(map(self._displayed, self.displays)) or "nothing is displayed: display EXPR"
+                "display",
+                "\n".join(map(self._displayed, self.displays)) or "no expression is displayed: type display EXPR",
             )
         if rest not in self.displays:
             self.displays.append(rest)
@@ -294,7 +295,7 @@ class Desk:
 
     def _over_all(self, command: str, expression: str, text: Callable[[str, Sequence[Pair]], str]) -> Result:
         if not expression:
-            return Result(command, f"*** {command} what? Write {command} loss")
+            return Result(command, f"*** {command} needs an expression: write {command} loss")
         found = self.candidates()
         if not found:
             return Result(command, "*** nothing is stopped")
@@ -310,11 +311,15 @@ class Desk:
 
     def _do_detach(self, rest: str) -> Result:
         self.leave = "detach"
-        return Result("detach", f"{named(self.candidates())}: left stopped; %mdb lists them, %%mdb gives commands")
+        return Result(
+            "detach", f"{named(self.candidates())}: left stopped. %mdb lists them, and %%mdb NAME gives them commands"
+        )
 
     def _do_interact(self, rest: str) -> Result:
         self.interactive = True
-        return Result("interact", "Python now, on the ranks in focus; `exit` goes back to commands")
+        return Result(
+            "interact", "You type Python for the ranks in focus now; `exit` returns to commands of the debugger."
+        )
 
 
 def _key(one: Stopped) -> tuple[str, int, str]:

@@ -214,7 +214,7 @@ class Controller:
         found = self.breakpoints.pop(number, None)
         if found is None:
             known = ", ".join(map(str, self.breakpoints)) or "none"
-            raise DebugError(f"there is no breakpoint {number}; set from outside: {known}")
+            raise DebugError(f"there is no breakpoint {number}; the breakpoints are: {known}")
         self._tell_each(found.mesh, number, clear=True)
 
     def _tell_each(self, mesh: Any, number: int, **wish: Any) -> dict[int, r.Told]:
@@ -302,7 +302,7 @@ def _answer(one: r.Stopped, future: "Future[r.Answer]", limit: float) -> r.Answe
     except TimeoutError:
         return r.Answer(
             session=one.session,
-            error=f"no answer within {limit:g} s: it sits in C code, or its process is silent; %stacks shows more",
+            error=f"no answer within {limit:g} s: it runs C code, or its process does not respond; %stacks shows more",
         )
     except Exception as error:
         return r.Answer(session=one.session, error=text_of(error), resumed=True)

@@ -72,7 +72,7 @@ def running_text(controller: Controller, records: Sequence[Stopped], name: FileN
         if state is not None and getattr(state, "procs", None) is not None:
             ranks = [rank for rank in state.region.ndslice if (uid, rank) not in stopped]
             parts.append(stacks_text(controller, state, ranks, name))
-    return "\n".join(parts) or f"nobody runs: {named(records)} are stopped"
+    return "\n".join(parts) or f"no rank runs: {named(records)} are stopped"
 
 
 def stacks_text(controller: Controller, state: Any, ranks: Sequence[int], name: FileName = short) -> str:

@@ -201,7 +201,7 @@ def _commands(desk: Desk, terminal: Terminal, ask: Ask, over: Callable[[], bool]
         if late:
             told |= {one.session for one in late}
             places = "; ".join(f"{group.where} at {place(group.first.frame, desk.name)}" for group in grouped(late))
-            terminal.write(f"meanwhile stopped: {places}\n")
+            terminal.write(f"other ranks have stopped: {places}\n")
         try:
             try:
                 line = _command(desk, ask, last, ending)
@@ -259,7 +259,7 @@ def _block(line: str, ask: Ask) -> str:
 def _interrupted(desk: Desk, ask: Ask, terminal: Terminal) -> bool:
     """Ctrl-C at the prompt: leave them stopped, or let them go on? True if the prompt is to end."""
     try:
-        said = ask("leave them stopped (l), let them go on (c), or back to the prompt (Enter)? ")
+        said = ask("leave them stopped (l), continue them (c), or return to the prompt (Enter)? ")
         said = said.strip().lower()
     except (KeyboardInterrupt, EOFError):
         said = "l"

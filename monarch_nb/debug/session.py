@@ -202,9 +202,9 @@ class Debugger(Breaks):
                     continue
                 if verdict == "resume":
                     self.set_continue()
-                    return "nothing was heard of the controller"
+                    return "the controller was silent for too long"
                 raise QuitDebugger(
-                    "nothing was heard of the controller" if verdict else "the actor is being stopped"
+                    "the controller was silent for too long" if verdict else "the actor is being stopped"
                 ) from None
             answer = self._guarded(command)
             try:
@@ -242,7 +242,7 @@ class Debugger(Breaks):
                     done.set()
         except CommandTimeout:
             resumed = False
-            self._error = f"broken off after {limit:g} s (debug_command_timeout): {command.text}"
+            self._error = f"the command was ended after {limit:g} s (debug_command_timeout): {command.text}"
         except KeyboardInterrupt as error:
             if self._ends():
                 raise
@@ -358,13 +358,13 @@ class Debugger(Breaks):
         """commands
         Not here.
         """
-        self.error("commands are not there: give the breakpoint a condition, or use display")
+        self.error("`commands` is not supported: give the breakpoint a condition, or use display")
 
     def do_debug(self, arg: str) -> None:
         """debug
         Not here.
         """
-        self.error("a debugger inside the debugger is not there: set a breakpoint in what you want to see")
+        self.error("`debug` is not supported: set a breakpoint in the function that you want to see")
 
     do_run = do_restart = lambda self, arg: self.error(
         "an endpoint cannot be run again from here: quit, then call it again"

@@ -52,7 +52,7 @@ def look(
             silent.append(str(rank))
     lines = tree_text(tree(stacks), label, name)
     if silent:
-        told = "held by one long call in C, stopped, or on another machine: its own Python cannot tell where"
+        told = "in one long call in C, stopped, or on another machine, so its Python cannot say where"
         lines.append(f"{len(silent)}  {'does' if len(silent) == 1 else 'do'} not answer  [{label(silent)}]: {told}")
     return lines
 

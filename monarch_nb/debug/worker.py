@@ -182,10 +182,15 @@ class Worker:
         command = msgspec.msgpack.decode(parcel.frames[0], type=r.Command)
         debugger = self._sessions.get(command.session)
         if debugger is None or not debugger.stopped:
-            self._answer(header, r.Answer(session=command.session, error="it is not stopped any more", resumed=True))
+            self._answer(
+                header, r.Answer(session=command.session, error="the rank is not stopped any more", resumed=True)
+            )
             return
         if debugger.holder not in ("", header.src) and not command.force:
-            told = f"another controller ({debugger.holder}) debugs it; it lets go with `release`, or take it with force"
+            told = (
+                f"another controller ({debugger.holder}) is debugging this rank: call monarch.debug.detach() there, "
+                "or monarch.debug.take() here"
+            )
             self._answer(header, r.Answer(session=command.session, error=told, current=debugger.curindex))
             return
         debugger.holder = "" if command.kind == "release" else header.src
@@ -209,7 +214,7 @@ class Worker:
         wish = msgspec.msgpack.decode(parcel.frames[0], type=r.Break)
         cell = self.engine.cells.get((wish.mesh, wish.rank))
         if cell is None or cell.obj is None:
-            self._answer(header, r.Told(error="there is no such actor here, or its __init__ still runs"))
+            self._answer(header, r.Told(error="this process has no such actor, or its __init__ still runs"))
             return
         thread = cell.executor.thread
         ident = thread.ident or 0
@@ -280,8 +285,8 @@ class Worker:
         kept = [one for one in failures.of(wish.mesh, wish.rank) if not wish.call or one.call == wish.call]
         if not kept:
             reason = (
-                "no frames of it are kept: it has not failed, it failed longer ago than debug_keep_failures calls, "
-                "its frames held more than debug_keep_bytes, or it ran out of memory"
+                "no frames of this rank are kept: it has not failed, it failed longer ago than debug_keep_failures "
+                "calls, its frames held more than debug_keep_bytes, or it ran out of memory"
             )
             self._answer(header, r.Told(error=reason))
             return
@@ -377,7 +382,9 @@ def _file(name: str, cell: ActorCell) -> str:
     if own in found:
         return str(own)
     if not found:
-        raise LookupError(f"no code of this process comes from a file {name}; write more of its path")
+        raise LookupError(
+            f"no code in this process comes from a file {name}: check the name, or write more of its path"
+        )
     if len(found) > 1:
         raise LookupError(f"{name} may be {', '.join(found[:4])}: write more of its path")
     return found[0]

@@ -172,7 +172,7 @@ def test_a_condition_that_raises_stops_and_says_so(trainers: Any) -> None:
 
 
 def test_places_that_nobody_knows_are_refused(trainers: Any) -> None:
-    with pytest.raises(DebugError, match="no code of this process comes from a file"):
+    with pytest.raises(DebugError, match="no code in this process comes from a file"):
         debug.set_breakpoint("no_such_file.py:3", trainers)
     with pytest.raises(DebugError, match="neither file:line nor a function"):
         debug.set_breakpoint("Trainer.no_such_method", trainers)

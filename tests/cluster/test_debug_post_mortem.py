@@ -66,11 +66,11 @@ def test_only_the_newest_are_kept_and_they_can_be_let_go(trainers: Any) -> None:
     one = trainers.slice(gpus=0)
     errors = [failed(one.divide.call_one(0)) for _ in range(3)]
     one.steps_done.call_one().get(SECONDS)  # a caller is told first, and its frames are kept then
-    with pytest.raises(DebugError, match="no frames of it are kept"):
+    with pytest.raises(DebugError, match="no frames of this rank are kept"):
         debug.post_mortem(errors[0])
     debug.post_mortem(errors[1]).resume()
     debug.release(trainers)
-    with pytest.raises(DebugError, match="no frames of it are kept"):
+    with pytest.raises(DebugError, match="no frames of this rank are kept"):
         debug.post_mortem(errors[2])
 
 

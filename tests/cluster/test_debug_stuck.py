@@ -73,7 +73,7 @@ def test_what_cannot_be_looked_at_is_told(holders: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(stuck, "seen_from_outside", fails)
     procs = holders._state.procs
     lines = stuck.look(debug.controller(), procs, [0, 1], lambda ranks: "gpus=0-1")
-    assert lines[0].startswith("2  do not answer  [gpus=0-1]: held by one long call in C")
+    assert lines[0].startswith("2  do not answer  [gpus=0-1]: in one long call in C")
 
 
 def test_a_process_without_the_handler_is_never_signalled(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_frames_are_looked_at_by_all_and_requests_that_mean_nothing_are_refused(
     assert "write an expression" in face.ask("debug", do="eval", text=" ")["error"]
     do(face, "continue")
     assert face.ask("debug", do="next")["error"] == "nothing is stopped"
-    assert face.ask("debug", do="next", sessions=group["sessions"])["error"] == "it is not stopped any more"
+    assert face.ask("debug", do="next", sessions=group["sessions"])["error"] == "the rank is not stopped any more"
     assert kernel.run("f.get()").ok().text
 
 
@@ -129,4 +129,4 @@ def test_the_frames_of_a_failure_are_opened_on_request(kernel: Debugged, face: F
     assert "ZeroDivisionError" in group["reason"]
     do(face, "continue", sessions=opened["sessions"])
     stopped(face, 0)
-    assert "no frames of it are kept" in face.ask("post_mortem", mesh=mesh, ranks=[1])["error"]
+    assert "no frames of this rank are kept" in face.ask("post_mortem", mesh=mesh, ranks=[1])["error"]

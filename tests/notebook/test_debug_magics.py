@@ -107,11 +107,11 @@ def test_stacks_show_where_every_rank_is(nb: Notebook) -> None:
     ("line", "told"),
     [
         ("%mdb trainers", "%mdb takes no arguments"),
-        ("%%mdb trainers\np x", "nothing of it is stopped"),
+        ("%%mdb trainers\np x", "none of these ranks is stopped"),
         ("%%mdb nobody\np x", "there is no mesh 'nobody'"),
         ("%break", ""),
         ("%break somewhere", "write %break train.py:42"),
-        ("%break nowhere.py:3 on trainers", "no code of this process comes from a file nowhere.py"),
+        ("%break nowhere.py:3 on trainers", "no code in this process comes from a file nowhere.py"),
         ("%break Trainer.loss if total > on trainers", "is not an expression"),
         ("%break clear 99", "there is no breakpoint 99"),
         ("%break clear x", "write the number of a breakpoint"),

@@ -120,10 +120,10 @@ def test_a_rank_that_stops_while_the_prompt_is_open_is_told_before_the_next_ques
     talk = nb.talk(cell, "self.meet(folder)", "n", "focus all", "c")
     assert "1 of 8  at Cell In[3]:46 in Trainer.late  trainers gpus=0  breakpoint()" in talk.before[0]
     assert "meanwhile" not in talk.before[0]
-    assert "meanwhile stopped: trainers gpus=1 at Cell In[3]:46 in Trainer.late" in talk.before[1]
+    assert "other ranks have stopped: trainers gpus=1 at Cell In[3]:46 in Trainer.late" in talk.before[1]
     assert talk.prompts[1] == "mdb trainers[gpus=0]> ", "who has been asked about is asked about"
     assert talk.prompts[3] == "mdb trainers[gpus=0-1]> "
-    assert talk.text.count("meanwhile") == 1
+    assert talk.text.count("other ranks have stopped") == 1
     assert talk.text.rstrip().endswith("trainers gpus=0-1 go on")
     assert talk.cell.error is None
 
@@ -183,7 +183,7 @@ def test_detach_leaves_the_ranks_stopped_ends_the_cell_and_the_future_stays_vali
 
 def test_an_interrupt_at_the_prompt_asks_whether_to_leave_or_to_go_on(nb: Debugged) -> None:
     talk = nb.talk("f = t.slice(gpus=0).step.call_one(2); f.get()", None, "", "p x", None, "l")
-    assert "leave them stopped (l), let them go on (c)" in talk.prompts[1]
+    assert "leave them stopped (l), continue them (c)" in talk.prompts[1]
     assert talk.cell.error is not None
     assert talk.cell.error["ename"] == "StoppedAtBreakpoint"
     talk = nb.talk("f.get()", None, "c")

@@ -58,7 +58,7 @@ class DebugMagics(Magics):
         if not desk.candidates():
             every = debug.sessions()
             told = f"; stopped: {named(every)}" if every else ""
-            raise UsageError(f"%%mdb {line}: nothing of it is stopped{told}")
+            raise UsageError(f"%%mdb {line}: none of these ranks is stopped{told}")
         return Results([desk.do(command) for command in commands(cell)])
 
     @no_var_expand
@@ -84,7 +84,7 @@ class DebugMagics(Magics):
         if words[0] == "clear":
             for number in words[1:]:
                 if not number.isdecimal():
-                    raise UsageError(f"%break clear {number}: write the number of a breakpoint; %break lists them")
+                    raise UsageError(f"%break clear {number}: write the number of a breakpoint; %break lists all")
                 debug.clear_breakpoint(int(number))
             if not words[1:]:
                 debug.clear_breakpoint()

@@ -134,7 +134,7 @@ class Commands:
         wanted = message.get("sessions")
         found = every if wanted is None else [one for one in every if one.session in wanted]
         if not found:
-            raise debug.DebugError("it is not stopped any more" if wanted is not None else "nothing is stopped")
+            raise debug.DebugError("the rank is not stopped any more" if wanted is not None else "nothing is stopped")
         return found
 
     def _desk(self, controller: Controller, message: Message) -> Desk:
