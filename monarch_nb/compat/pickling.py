@@ -91,7 +91,7 @@ def _ensure_torch_pickle() -> None:
 class _TorchPickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles code by value, and tensors with their storages."""
 
-    dispatch_table: ClassVar[Any] = ChainMap(REDUCERS, _storages, cp.Pickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap(REDUCERS, _storages, *cp.Pickler.dispatch_table.maps)
 
     def __init__(self, file: Sink) -> None:
         if maybe_torch() is not None and not _storages:

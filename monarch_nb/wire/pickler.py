@@ -4,9 +4,8 @@ import functools
 import pickle
 import types
 import typing
-from collections import ChainMap
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import cloudpickle.cloudpickle as cp
 
@@ -33,8 +32,6 @@ REDUCERS: dict[type, Callable[[Any], Any]] = {}
 class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles into `chunks`, and buffers into `buffers`. By-value classes go into `cargo`."""
 
-    dispatch_table: ClassVar[Any] = ChainMap(REDUCERS, cp.Pickler.dispatch_table)
-
     def __init__(self, cargo: Cargo, *, out_of_band: bool = True) -> None:
         self.cargo = cargo
         self.chunks: list[Any] = []
@@ -53,8 +50,8 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def reducer_override(self, obj: Any) -> Any:
         """How `obj` is taken apart; called for everything but the plainest types."""
         kind = type(obj)
-        if kind in REDUCERS:
-            return NotImplemented  # the dispatch table has it
+        if REDUCERS and kind in REDUCERS:
+            return REDUCERS[kind](obj)
         if kind in self._tensors:
             return reduce_tensor(obj, self._storages)
         if issubclass(kind, type):
