@@ -16,6 +16,8 @@ class Alias(ModuleType):
         self._homes = ALIASES[name]
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return self._public()
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         below = f"{self.__name__}.{name}"
@@ -27,9 +29,9 @@ class Alias(ModuleType):
                 return vars(module)[name]
         raise AttributeError(no_counterpart(below))
 
+    def _public(self) -> list[str]:
+        homes = [importlib.import_module(home) for home in self._homes]
+        return sorted({name for home in homes for name in getattr(home, "__all__", ())})
+
     def __dir__(self) -> list[str]:
-        found = set(super().__dir__())
-        for home in self._homes:
-            module = importlib.import_module(home)
-            found |= set(getattr(module, "__all__", ()))
-        return sorted(found)
+        return sorted({*super().__dir__(), *self._public()})

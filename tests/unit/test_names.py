@@ -93,6 +93,13 @@ def test_a_private_path_is_a_module_like_others() -> None:
     assert pickle.dumps(module.Future).count(b"monarch_nb") == 1
 
 
+def test_a_star_import_from_a_private_path_brings_the_public_names() -> None:
+    found: dict[str, object] = {}
+    exec("from monarch._src.actor.actor_mesh import *", found)
+    assert {"Actor", "ActorMesh", "Port", "context", "endpoint"} <= set(found)
+    assert {"ProcMesh", "get_active_proc_meshes"} <= set(dir(importlib.import_module("monarch.proc_mesh")))
+
+
 def test_a_private_name_without_counterpart_says_so() -> None:
     with pytest.raises(ImportError, match=r"actor_mesh\._client_context is private to torchmonarch"):
         from monarch._src.actor.actor_mesh import _client_context  # noqa: F401
