@@ -66,10 +66,11 @@ class _Fold:
             rows.append(("…", f"{len(sources) - FILES} more: .logs().files has them"))
         kept = f", the last {len(lines):,} here" if len(lines) < self.count else ""
         html = framed(
+            '<div style="padding-left:var(--jp-code-padding,0)">',  # as the lines above it
             folded(f"{where}… {told}{kept}", texts(lines)),
             f"<pre>{escape(below)}</pre>",
             f"<details><summary>All of them are in the log files: %logs {escape(first.name)}</summary>"
-            f"{table(('rank', 'file'), rows, mono=(1,))}</details>",
+            f"{table(('rank', 'file'), rows, mono=(1,))}</details></div>",
         )
         return {"text/plain": f"{text}\n{below}".rstrip("\n"), "text/html": html}
 

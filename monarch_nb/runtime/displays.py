@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from monarch_nb.runtime.forms import PLAIN, WIDGET, forms_of
+from monarch_nb.runtime.forms import PLAIN, WIDGET, forms_of, sendable
 from monarch_nb.runtime.forms import text_of as plain_text
 from monarch_nb.wire import error_line, text_of
 from monarch_nb.wire.display import LATER, NOW, Display, encode_display, size_of
@@ -187,7 +187,7 @@ def publish_display_data(
     **__: Any,
 ) -> None:
     """Shows what is there in its forms, by MIME type."""
-    forms = {kind: form for kind, form in data.items() if form is not None}
+    forms = sendable(data)
     forms.setdefault(PLAIN, plain_text(data) if not forms else "<" + ", ".join(forms) + ">")
     displays.publish(forms, dict(metadata or {}), str((transient or {}).get("display_id") or ""), update=update)
 

@@ -3,10 +3,11 @@
 import base64
 import inspect
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from monarch_nb.wire import Cut, error_line, harmless, repr_of, type_name
+from monarch_nb.wire import text_of as str_of
 
 PLAIN = "text/plain"
 LONGEST = 100_000  # characters of the text
@@ -86,10 +87,19 @@ def text_of(value: Any) -> str:
 def _take(data: dict[str, Any], metadata: dict[str, Any], found: Any) -> None:
     """Adds what an object has given: forms, or a pair of forms and facts about them."""
     forms, about = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-    for kind, form in dict(forms or {}).items():
-        if form is not None:
-            data[str(kind)] = base64.b64encode(form).decode("ascii") if isinstance(form, bytes) else form
-    metadata.update(about or {})
+    data.update(sendable(forms if isinstance(forms, Mapping) else {}))
+    metadata.update(about if isinstance(about, Mapping) else {})
+
+
+def sendable(forms: Mapping[Any, Any]) -> dict[str, Any]:
+    """Forms as notebooks take them: text, bytes in base64, and data where the MIME type is that of JSON."""
+    return {str(kind): _form(str(kind), form) for kind, form in forms.items() if form is not None}
+
+
+def _form(kind: str, form: Any) -> Any:
+    if isinstance(form, bytes):
+        return base64.b64encode(form).decode("ascii")
+    return form if isinstance(form, str) or kind.endswith("json") else str_of(form)
 
 
 def _asked(value: Any, name: str, **arguments: Any) -> Any:

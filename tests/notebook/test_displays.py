@@ -3,6 +3,7 @@
 import base64
 import importlib.util
 import re
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +123,19 @@ def nested():
         {"text/plain": "[gpus=0-1]"},
         {"text/plain": "Table('within')", "text/html": "<table><tr><td>within</td></tr></table>"},
     ]
+
+
+def test_what_is_displayed_late_goes_to_the_cell_that_made_the_call(nb: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    nb.run(f"{TABLE}\ndef late():\n    while not os.path.exists({str(gate)!r}):\n        time.sleep(0.01)\n"
+           "    display(Table('late'))\n").ok()  # fmt: skip
+    request = nb.start("pending = w.run(late)")
+    nb.finish(request).ok()
+    gate.touch()
+    while "text/html" not in (content := nb.later(request, "display_data"))["data"]:
+        pass
+    assert "late" in content["data"]["text/html"]
+    assert seen(nb.run("pending.get();").ok()) == []
 
 
 def test_displays_are_updated_and_cleared_in_place(nb: Notebook) -> None:

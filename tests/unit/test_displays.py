@@ -93,6 +93,24 @@ def test_no_object_can_make_displaying_it_fail(capsys: pytest.CaptureFixture[str
     assert "Hostile._repr_html_ raised RuntimeError: no html" in capsys.readouterr().err
 
 
+def test_forms_are_such_as_a_front_end_takes() -> None:
+    class Odd:
+        def _repr_mimebundle_(self, **_: object) -> Any:
+            return {"text/html": 5, 3: "x", "image/png": b"\x00", "application/json": [1], "text/latex": None}
+
+    class Wrong:
+        def _repr_mimebundle_(self, **_: object) -> Any:
+            return 5
+
+        def _repr_html_(self) -> Any:
+            return 6
+
+    data = forms_of(Odd()).data
+    del data["text/plain"]
+    assert data == {"text/html": "5", "3": "x", "image/png": "AA==", "application/json": [1]}
+    assert forms_of(Wrong()).data["text/html"] == "6"
+
+
 def test_widgets_whose_state_lives_in_the_process_are_shown_as_text() -> None:
     class Slider:
         def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:

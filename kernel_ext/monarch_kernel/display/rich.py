@@ -7,7 +7,8 @@ from typing import Any
 
 # The user's HTML keeps the front end's own style: nothing of ours but the frame around it.
 _STYLE = """
-.mnb-row{display:grid;gap:8px 16px;margin:2px 0 4px;align-items:start;justify-items:start;max-width:100%}
+.mnb-row{display:flex;flex-wrap:wrap;gap:8px 24px;margin:2px 0 4px;align-items:start;max-width:100%}
+.mnb-row.mnb-images{display:grid;gap:8px 16px;justify-items:start}
 .mnb-row>figure{margin:0;max-width:100%;min-width:0;overflow-x:auto}
 .mnb-row>figure>figcaption{font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:12px;opacity:.75;
 margin:0 0 2px;color:var(--jp-ui-font-color1,currentColor)}
@@ -43,16 +44,19 @@ def part_of(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
 
 
 def side_by_side(parts: Sequence[tuple[str, str]], *, indented: bool = False) -> str:
-    """Captions, and HTML below each: a column or two where there are few, at most four.
+    """Captions, and HTML below each; images in one or two columns where there are few, in at most four.
 
     `indented` as text among which it stands.
     """
     columns = next(count for most, count in ((1, 1), (4, 2), (9, 3), (len(parts), 4)) if len(parts) <= most)
     least = f"min(100%, max(240px, calc(100% / {columns} - 16px)))"
     figures = "".join(f"<figure><figcaption>{escape(caption)}</figcaption>{part}</figure>" for caption, part in parts)
-    style = f"grid-template-columns:repeat(auto-fill,minmax({least},1fr))"
-    style += ";padding-left:var(--jp-code-padding,0)" if indented else ""
-    return f'<style>{_STYLE}</style><div class="mnb-row" style="{style}">{figures}</div>'
+    images = any(part.startswith("<img") for _, part in parts)
+    style = f"grid-template-columns:repeat(auto-fill,minmax({least},1fr));" if images else ""
+    style += "padding-left:var(--jp-code-padding,0)" if indented else ""
+    return (
+        f'<style>{_STYLE}</style><div class="mnb-row{" mnb-images" if images else ""}" style="{style}">{figures}</div>'
+    )
 
 
 def _image(kind: str, text: str, metadata: Mapping[str, Any]) -> str:
