@@ -23,7 +23,7 @@ from monarch_nb.mesh.remote import connection, undelivered
 from monarch_nb.mesh.requests import gather, request
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.runtime import Future, Runtime, install, runtime
+from monarch_nb.runtime import Future, Runtime, forgotten, install, runtime, started
 from monarch_nb.runtime.features import install_breakpoints
 from monarch_nb.settings import settings
 from monarch_nb.transport import Node
@@ -66,7 +66,7 @@ def become_controller() -> Runtime:
     engine.start(node)
     install_breakpoints()  # for actors of this process
     fault.prepare()
-    atexit.register(shutdown)
+    atexit.register(_at_exit)
     return engine
 
 
@@ -230,13 +230,17 @@ def stop_hosts(
     return gather(stops, lambda: f"{len(hosts)} hosts have not stopped yet")
 
 
+def _at_exit() -> None:
+    if started() is not None:
+        fault.end_quietly()
+        shutdown()
+
+
 def shutdown(patience: float | None = None) -> None:
     """Ends everything this controller has started, and leaves; a later call begins anew.
 
     Actors have `patience` seconds to clean up, by default 2.
     """
-    from monarch_nb.runtime import started
-
     engine = started()
     if engine is None or engine.keeper is None or engine.keeper._mesh is not None:
         return
@@ -249,7 +253,16 @@ def shutdown(patience: float | None = None) -> None:
         ways.remotes.clear()
         ways.gateway = None
         ways.local.clear()
-    engine.keeper.stops.leave("the program that spawned it ends", EXIT_SECONDS if patience is None else patience)
+    kept, forgotten.leaving = forgotten.leaving, True
+    try:
+        _leave(engine, handles, remotes, EXIT_SECONDS if patience is None else patience)
+    finally:
+        forgotten.leaving = kept
+    fault.exit_if_fatal()
+
+
+def _leave(engine: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[Any], patience: float) -> None:
+    engine.keeper.stops.leave("the program that spawned it ends", patience)
     for cell in tuple(engine.cells.values()):
         cell.stop("its process ends")
     for cell in tuple(engine.cells.values()):
@@ -266,7 +279,6 @@ def shutdown(patience: float | None = None) -> None:
         handle.close(settings.get("process_exit_timeout"))
     remove_run_folder(run_folder_for(engine.host))
     install(None)
-    fault.exit_if_fatal()
 
 
 def shutdown_context(host_timeout: float | None = None) -> "Future[None]":

@@ -1,15 +1,17 @@
 """What becomes of a failure that nobody handles: a script ends, a notebook shows it."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import forgotten, runtime
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.wire import error_line
 
@@ -17,6 +19,7 @@ from monarch_nb.wire import error_line
 # KeyboardInterrupt would end the program with another status, or be taken for the user's.
 _WAKE = signal.SIGURG
 
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _statuses: list[int] = []  # with which the program is to end, the first one counts
 _notebook = False
 _told: list[bool] = []  # the main thread has been told to exit
@@ -77,6 +80,21 @@ def unhandled(failure: MeshFailure) -> None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=run, name="monarch-fault", daemon=True).start()
+
+
+def end_quietly() -> None:
+    """The program ends: that calls of its other threads end with it, and what is half done, is nobody's news."""
+    forgotten.leaving = True
+    before = threading.excepthook
+
+    def tell(args: threading.ExceptHookArgs) -> None:
+        frames = [frame for frame, _ in traceback.walk_tb(args.exc_traceback)]
+        if not frames or not frames[-1].f_code.co_filename.startswith(_PACKAGE):
+            before(args)
+
+    threading.excepthook = tell
+    forgotten.logger.setLevel(logging.ERROR)  # what failed before is told all the same
+    logging.getLogger("monarch_nb").setLevel(logging.CRITICAL)
 
 
 def exit_if_fatal() -> None:

@@ -28,6 +28,7 @@ def _log(error: BaseException, count: int) -> None:
 tell: Callable[[BaseException, int], None] = (
     _log  # of some that are alike the first, and how many; a notebook has its own
 )
+leaving = False  # this process leaves the cluster: what fails from now on fails of that, and is nobody's news
 _queue: "SimpleQueue[Callable[[], Any]]" = SimpleQueue()
 _thread: threading.Thread | None = None
 _starting = threading.Lock()

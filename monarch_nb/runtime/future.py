@@ -135,7 +135,7 @@ class Future(Generic[R]):
                 return False
             self._value, self._error, self._resolve = value, error, resolve
             self._done = True
-            self._unread = failed
+            self._unread = failed and not forgotten.leaving
             callbacks, self._callbacks = self._callbacks, None
             self.story = self._cancel = None  # nobody asks any more; they hold the call, and all that has come of it
         self._lock.release()

@@ -134,13 +134,23 @@ class Runtime:
     def control(self, dst: str, verb: str, body: Any = None, *, port: int = 0, lane: int = 1, call: str = "") -> None:
         """Sends an engine message, urgent unless said otherwise."""
         header = Header(Kind.CONTROL, dst, self.address, method=verb, port=port, call=call)
-        self.send(header, self.node.snapshot([msgspec.msgpack.encode(body)]), lane)
+        self._tell(header, self.node.snapshot([msgspec.msgpack.encode(body)]), lane)
 
     def answer(self, request: Header, status: Status, body: Any) -> None:
         """Answers a CONTROL message, if somebody waits for the answer."""
         if request.port:
             header = Header(Kind.CONTROL, request.src, self.address, method="reply", port=request.port, status=status)
-            self.send(header, self.node.snapshot([msgspec.msgpack.encode(body)]), 1)
+            self._tell(header, self.node.snapshot([msgspec.msgpack.encode(body)]), 1)
+
+    def _tell(self, header: Header, parcel: Parcel, lane: int) -> None:
+        try:
+            self.send(header, parcel, lane)
+        except UnreachableError:
+            raise
+        except TransportError:
+            if not self.closed:
+                raise
+            raise UnreachableError(f"{header.dst} cannot be reached: this process has left the cluster") from None
 
     def reply(self, request: Header, status: Status, frames: Sequence[Any]) -> None:
         """Answers a CALL, if somebody waits for the answer."""
@@ -208,7 +218,8 @@ class Runtime:
                 try:
                     control(header, parcel)
                 except Exception:
-                    logger.exception("control message %s from %s", header.method, header.src)
+                    if not self.closed:  # else it came too late, and cannot be answered
+                        logger.exception("control message %s from %s", header.method, header.src)
             self.node.consumed(parcel)
         elif kind == Kind.RETURNED:
             self._returned(header, parcel)
