@@ -15,7 +15,7 @@ _TITLES = {
     "init": ("could not be constructed", "could not be constructed"),
     "spawn": ("could not be started", "could not be started"),
     "stopped": ("is stopped", "are stopped"),
-    "owner": ("has no owner any more", "have no owner any more"),
+    "owner": ("has lost its owner", "have lost their owner"),
     "aborted": ("gave up", "gave up"),
     "undeliverable": ("cannot be reached", "cannot be reached"),
 }

@@ -94,8 +94,8 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         if self.healing:
             return f"{name} is being healed: wait for heal_mesh({name})"
         if kind == "undeliverable":
-            return f"mend that and call {name} again; what was sent is not repeated by itself"
-        first = {"host": f"once host {self.host or 'it was on'} is back, ", "init": "once its cause is mended, "}
+            return f"correct the cause and call {name} again; a message that was lost is not sent again by itself"
+        first = {"host": f"once host {self.host or 'it was on'} is back, ", "init": "once its cause is corrected, "}
         many = len(self.places) > 1 or not self.places
         if kind in ("init", "exception", "aborted"):
             verb = f"re-creates {'them with their' if many else 'it with its'} original arguments"
@@ -103,7 +103,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
             verb = f"brings {'them' if many else 'it'} back"
         steps = [f"{first.get(kind, '')}heal_mesh({name}) {verb}"]
         if self.cause.origin.oom:
-            steps.insert(0, "give it less to hold, or its host more memory")
+            steps.insert(0, "let it hold less, or give its host more memory")
         if self.places and self.left != 0 and len(self.places) < self.size:
             steps.append(f"{name}.slice(...) without {self.where} still works")
         return "; ".join(steps)

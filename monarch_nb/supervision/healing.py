@@ -58,7 +58,10 @@ class Healing:
             return []
         root = self._book.meshes[self._root(mesh)]
         if root.uid in needed and root.owner is None:
-            return self._refuse(request, f"{mesh.name} needs its procs back: heal those first, where they were spawned")
+            return self._refuse(
+                request,
+                f"{mesh.name} runs on processes that have failed: heal those first, in the process that spawned them",
+            )
         for uid, ranks in needed.items():
             for rank in ranks:
                 wait = self.intensity.wait(uid, rank, request.now)
@@ -198,8 +201,8 @@ class Healing:
         last = "" if cause is None else f" (last: {cause.text or ending(cause)})"
         return (
             f"{mesh.name} at {at} was healed {limit.limit} times within {limit.window:g} s and failed again{last}. "
-            f"Find out why first; it may be healed again in {max(wait, 1):.0f} s, its other ranks work meanwhile, "
-            "and the limit is a setting"
+            f"Find the cause first: it can be healed again in {max(wait, 1):.0f} s (heal_max_restarts, heal_window). "
+            "Its other ranks work meanwhile"
         )
 
     def _root(self, mesh: Mesh) -> str:
@@ -219,4 +222,4 @@ def _unfit(mesh: Mesh | None, uid: str) -> str:
         return f"there is no mesh {uid} here to heal"
     if mesh.ended is not None:
         return f"{mesh.name} cannot be healed: {mesh.ended.text}; spawn a new one"
-    return f"{mesh.name} belongs to another process: it has to be healed where it was spawned"
+    return f"{mesh.name} belongs to another process: heal it in the process that spawned it"

@@ -340,7 +340,7 @@ def test_a_sender_that_minds_no_lost_message_lives(quad: ProcMesh, faults: Fault
     port, receiver = Channel[Any].open()
     sender: Any = quad.slice(gpus=0).spawn("sender", Sender, "handles", port)
     sender.fill.call_one(gone_port()).get(20)
-    assert "nobody receives" in receiver.recv().get(20)
+    assert "nothing receives" in receiver.recv().get(20)
     assert sender.ping.call_one().get(20) == "pong"
 
 
@@ -350,12 +350,12 @@ def test_what_is_lost_while_a_loss_is_judged_is_not_judged(quad: ProcMesh, kind:
     sender: Any = quad.slice(gpus=0).spawn("stubborn", kind, gone_port(), port)
     for _ in range(3):
         sender.fill.call_one().get(20)
-        assert "nobody receives" in receiver.recv().get(20)
+        assert "nothing receives" in receiver.recv().get(20)
     sender.say.call_one("the last").get(20)
     assert receiver.recv().get(20) == "the last"
 
 
-@pytest.mark.parametrize(("how", "told"), [("ignores", "nobody receives"), ("raises", "while judging")])
+@pytest.mark.parametrize(("how", "told"), [("ignores", "nothing receives"), ("raises", "while judging")])
 def test_a_sender_that_says_it_minds_fails(quad: ProcMesh, faults: Faults, how: str, told: str) -> None:
     port, receiver = Channel[Any].open()
     sender: Any = quad.slice(gpus=0).spawn("sender", Sender, how, port)

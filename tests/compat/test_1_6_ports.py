@@ -126,7 +126,7 @@ def test_what_was_sent_in_vain_says_who_sent_it_whereto_and_why_it_did_not_arriv
     sender, dest, error = receiver.recv().get(20)
     assert "minder" in sender
     assert repr(gone).endswith(f" of {dest}>")
-    assert "nobody receives" in error
+    assert "nothing receives" in error
 
 
 def test_another_actor_may_answer_a_call(quad: ProcMesh) -> None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "docs/quickstart.md",
+    "docs/configuration.md",
     *sorted(f"docs/manual/{path.name}" for path in ROOT.glob("docs/manual/*.md")),
 )
 KINDS = re.compile(r"python( raises \w+| machines)?|output|sh|text")

@@ -36,7 +36,7 @@ export function failureView(cluster, root, options) {
     pending = null;
     const found = mine();
     const open = found.filter(([, one]) => one.state === "open").length;
-    say(facts, found.length ? `· ${plural(found.length, "failure")}, ${open ? `${open} not healed` : "all dealt with"}` : "· none so far");
+    say(facts, found.length ? `· ${plural(found.length, "failure")}, ${open ? `${open} not healed` : "all healed or stopped"}` : "· none so far");
     say(status, cluster.live ? "" : `as it was at ${clock(cluster.now())}`);
     drawLine(found);
     for (const [id, item] of items)
