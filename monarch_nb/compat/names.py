@@ -86,7 +86,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._rust_bindings.monarch_hyperactor.handle": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.host_mesh": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.mailbox": _ACTOR,
-    "monarch._rust_bindings.monarch_hyperactor.proc": _ACTOR,
+    "monarch._rust_bindings.monarch_hyperactor.proc": (*_ACTOR, "monarch_nb.runtime.context"),
     "monarch._rust_bindings.monarch_hyperactor.proc_mesh": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.shape": (*_SHAPE, *_ACTOR),
     "monarch._rust_bindings.monarch_hyperactor.supervision": _ACTOR,

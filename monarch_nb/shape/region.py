@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias
 
 from .errors import DimensionError, out_of_range
 from .extent import Extent, Point, known_dims
@@ -11,6 +11,9 @@ from .frozen import Frozen
 from .ndslice import NDSlice, row_major_strides
 from .picked import PickedSlice
 from .splitting import split_sizes
+
+if TYPE_CHECKING:
+    from .shape import Shape
 
 # What picks along one dimension: an integer takes the dimension away, a slice keeps it.
 Selector: TypeAlias = "SupportsIndex | slice"
@@ -165,6 +168,12 @@ class Region(Frozen):
     def overlaps_ranks(self, ranks: Iterable[int]) -> bool:
         """Whether any of these base ranks is in this region; costs time per rank given, not per rank held."""
         return any(rank in self._ndslice for rank in ranks)
+
+    def as_shape(self) -> "Shape":
+        """The same as a shape."""
+        from .shape import Shape  # shapes build on regions, not the other way round
+
+        return Shape.of(self)
 
     def point_of_base_rank(self, rank: SupportsIndex) -> Point:
         """Where in this region a base rank is. ValueError when it is not."""

@@ -64,6 +64,11 @@ def test_an_error_is_both_what_python_and_what_torchmonarch_raise(
     assert (type(again), str(again)) == (type(caught.value), str(caught.value))
 
 
+def test_a_region_is_a_shape_too() -> None:
+    assert SHAPE.region.as_shape() == SHAPE
+    assert VALUES.slice(hosts=1)._region.as_shape().ranks() == [4, 5, 6, 7]
+
+
 def test_what_is_not_found_is_not_quoted_like_a_key() -> None:
     with pytest.raises(KeyError) as caught:
         EXTENT["x"]
