@@ -15,6 +15,7 @@ import msgspec
 from monarch_nb.host import folders
 from monarch_nb.host.bootstrap import command
 from monarch_nb.host.protocol import Ready
+from monarch_nb.transport import descriptors_for, is_descriptor_limit
 
 _LINES = 20  # of an agent's log that its failure to start tells
 
@@ -89,28 +90,30 @@ def begin_agent(
 ) -> "ComingAgent":
     """Start a host agent that this process owns, without waiting for it (`wait()` takes about 0.2 s).
 
-    Raises AgentStartError.
+    Raises AgentStartError, DescriptorLimitError.
     """
     host = host or folders.new_host_id()
     folder = Path(run_folder) if run_folder is not None else folders.run_folder_for(host)
-    folders.sweep()
-    folders.make_run_folder(folder)
     options: list[object] = ["--host", host, "--run-folder", folder, "--lease-s", lease_s]
     options += ["--tcp", tcp] if tcp is not None else []
     options += ["--tcp-fd", tcp_fd] if tcp_fd is not None else []
     options += ["--key", key] if key is not None else []
     options += ["--insecure-loopback"] * insecure_loopback
     options += ["--prewarm"] * prewarm + ["--keep-folder"] * keep_folder
-    log = folder / "logs" / "agent.log"
-    with open(log, "ab") as errors:
+    with descriptors_for(f"starting the agent of host {host}"):
+        folders.sweep()
+        folders.make_run_folder(folder)
         try:
-            process = subprocess.Popen(
-                command("monarch_nb.host.agent", *options, python=python or sys.executable),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-                env=None if env is None else dict(env), pass_fds=() if tcp_fd is None else (tcp_fd,),
-            )  # fmt: skip
+            with open(folder / "logs" / "agent.log", "ab") as errors:
+                process = subprocess.Popen(
+                    command("monarch_nb.host.agent", *options, python=python or sys.executable),
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+                    env=None if env is None else dict(env), pass_fds=() if tcp_fd is None else (tcp_fd,),
+                )  # fmt: skip
         except OSError as error:
             folders.remove_run_folder(folder)
+            if is_descriptor_limit(error):
+                raise
             raise AgentStartError(f"the agent of host {host} could not be started: {error}") from error
     assert process.stdin is not None
     _only_ours(process.stdin)

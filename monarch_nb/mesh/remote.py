@@ -11,7 +11,7 @@ from monarch_nb.mesh import ways
 from monarch_nb.mesh.neighbour import Neighbour
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
-from monarch_nb.transport import Keys, knock
+from monarch_nb.transport import DescriptorLimitError, Keys, knock, lost_here
 from monarch_nb.wire import Header
 
 log = logging.getLogger(__name__)
@@ -227,7 +227,8 @@ class Remote:
 def undelivered(engine: Runtime, header: Header, reason: str) -> None:
     """A message of this process will not arrive; reading thread."""
     remote = ways.remotes.get(header.dst.partition("/")[0])
-    if isinstance(remote, Remote) and not remote.lost and not engine.closed:
+    mine = isinstance(lost_here(reason), DescriptorLimitError)  # whatever became of the host
+    if isinstance(remote, Remote) and not (remote.lost or engine.closed or mine):
         remote.undelivered(header, reason)
     else:
         engine.undelivered(header, reason)

@@ -28,7 +28,7 @@ from monarch_nb.runtime.ports import UNRETURNED, PortTable
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.waits import Waits
 from monarch_nb.settings import settings
-from monarch_nb.transport import Parcel, TransportError, UnreachableError
+from monarch_nb.transport import DescriptorLimitError, Parcel, TransportError, UnreachableError, lost_here
 from monarch_nb.wire import Header, Kind, Status, check_size, decode, encode_exception
 from monarch_nb.wire.header import SKIP, TOLD_ELSEWHERE, CastPlan
 
@@ -279,7 +279,12 @@ class Runtime:
         if isinstance(handler, PendingCall):
             if not (header.kind == Kind.RETURNED and header.flags & TOLD_ELSEWHERE):
                 places = [header.index] if header.plan is None else indices(header.plan.runs)
-                handler.lose(places, self.supervisor.lost(header, reason, handler))
+                error: BaseException = lost_here(reason)
+                answered = header.kind == Kind.RETURNED and header.src == self.address  # but the answer found no room
+                elsewhere = header.kind == Kind.RETURNED and not answered
+                if elsewhere or not (answered or isinstance(error, DescriptorLimitError)):
+                    error = self.supervisor.lost(header, reason, handler)
+                handler.lose(places, error)
         elif handler is not None and kind == Kind.CONTROL:
             handler.lost(reason)  # type: ignore[attr-defined]  # a request
         elif kind == Kind.CONTROL:

@@ -6,6 +6,9 @@ from monarch_nb.transport.errors import (
     TransportError,
     TrustError,
     UnreachableError,
+    descriptors_for,
+    is_descriptor_limit,
+    lost_here,
 )
 from monarch_nb.transport.greeting import Unready, greet, knock, split
 from monarch_nb.transport.interrupts import take_back, throw_into, uninterrupted
@@ -26,8 +29,11 @@ __all__ = [
     "UnreachableError",
     "Unready",
     "bound_at",
+    "descriptors_for",
     "greet",
+    "is_descriptor_limit",
     "knock",
+    "lost_here",
     "require_keys",
     "split",
     "take_back",

@@ -1,7 +1,9 @@
 """What can go wrong between processes, said so that the reader knows what to do next."""
 
+import contextlib
 import errno
 import resource
+from collections.abc import Iterator
 
 
 class TransportError(RuntimeError):
@@ -24,14 +26,33 @@ class SharedMemoryError(TransportError):
     """A large buffer could not be put into, or taken from, a memory file."""
 
 
+_NONE_LEFT = "no file descriptors left for"
+
+
+def lost_here(reason: str) -> TransportError:
+    """The error of what this process could not take in, from the reason that its transport gave."""
+    return (DescriptorLimitError if reason.startswith(_NONE_LEFT) else TransportError)(reason)
+
+
 def descriptor_limit(doing: str) -> DescriptorLimitError:
     """The error for EMFILE/ENFILE while `doing`, naming the limit and how to raise it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return DescriptorLimitError(
-        f"no file descriptors left for {doing}: this process may have {soft} open (hard limit {hard}). "
+        f"{_NONE_LEFT} {doing}: this process may have {soft} open (hard limit {hard}). "
         f"Raise it with `ulimit -n {max(65536, 2 * soft)}` before the process is started "
         "(in a service file: LimitNOFILE=), or close files that are no longer needed."
     )
+
+
+@contextlib.contextmanager
+def descriptors_for(doing: str) -> Iterator[None]:
+    """Raises DescriptorLimitError where what is done inside finds no descriptors left."""
+    try:
+        yield
+    except OSError as error:
+        if is_descriptor_limit(error):
+            raise descriptor_limit(doing) from error
+        raise
 
 
 def is_descriptor_limit(error: OSError | None, number: int | None = None) -> bool:

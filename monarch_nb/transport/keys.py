@@ -13,7 +13,7 @@ from pathlib import Path
 
 import zmq
 
-from monarch_nb.transport.errors import TrustError
+from monarch_nb.transport.errors import TrustError, descriptors_for
 
 __all__ = ["Keys", "require_keys"]
 
@@ -40,7 +40,8 @@ class Keys:
     def load(cls, path: str | os.PathLike[str]) -> "Keys":
         """Read a key file. Raises TrustError if others could have read it, FileNotFoundError if it is not there."""
         place = Path(path)
-        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with descriptors_for(f"the key file {place}"):
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         with open(fd, "rb") as file:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid():

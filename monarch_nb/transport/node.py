@@ -343,7 +343,8 @@ class Node:
             self._on_link_failed(header, parcel, reason)
         elif header.kind != Kind.RETURNED and self._state == "started":
             body = Parcel([msgspec.msgpack.encode([reason])])
-            self._reader.soon(self._try_to_tell, returned(header, self.address), body)
+            told = (missed if header.kind == Kind.REPLY else returned)(header, self.address)
+            self._reader.soon(self._try_to_tell, told, body)
 
     def _try_to_tell(self, header: Header, parcel: Parcel) -> None:
         try:
@@ -391,6 +392,13 @@ def returned(header: Header, by: str) -> Header:
     """The header of an undeliverable message on its way back; `status` is what kind it was, the body says why."""
     return msgspec.structs.replace(
         header, kind=int(Kind.RETURNED), dst=header.src, src=by, status=int(header.kind), buffers=()
+    )
+
+
+def missed(reply: Header, by: str) -> Header:
+    """What tells the one who waits for a reply, rather than its sender, that it will never come."""
+    return Header(
+        int(Kind.RETURNED), reply.dst, by, port=reply.port, index=reply.index, status=int(Kind.CALL), call=reply.call
     )
 
 

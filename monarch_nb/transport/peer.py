@@ -1,6 +1,5 @@
 """One peer on one lane: its link, its channel, and the lock that both live under."""
 
-import contextlib
 import functools
 import threading
 import time
@@ -36,6 +35,7 @@ from monarch_nb.wire.header import Header, Kind
 _CHUNK = int(PrefixKind.CHUNK)
 _AT_ONCE = 64
 _FIRST_PAUSE, _LAST_PAUSE = 0.01, 0.5  # seconds between two attempts to reach a process of this host
+_STARVED_S = 5.0  # without a descriptor for a connection: what should go over it fails
 _clock = time.monotonic
 _Items = Sequence[Item]
 
@@ -90,6 +90,8 @@ class Peer:
             self._link.disconnected(_clock())  # messages are kept until the handshake went well
         self._lock = threading.Lock()
         self._channel: Channel | None = None
+        self._theirs: Stream | None = None  # the connection inside the host that it has dialled, though we dial it too
+        self._starved: tuple[float, str] | None = None  # since when no descriptor is left to dial it, and the error
         self._again_at = 0.0  # not before is it dialled again
         self._pause = _FIRST_PAUSE
         self._busy = False
@@ -241,7 +243,7 @@ class Peer:
     def _begin(self) -> None:
         with self._lock:
             if self.gone is None and self._channel is None:
-                self._open()
+                self._reach()
 
     def _open(self) -> Channel | None:
         if not self.endpoint:
@@ -258,21 +260,45 @@ class Peer:
         now = _clock()
         if now < self._again_at:
             return None
-        channel = self._owner.dial(self)
+        try:
+            channel = self._owner.dial(self)
+        except TransportError:
+            self._link.disconnected(now)
+            if self._theirs is None:
+                raise
+            return self._answer_there(now)
         if type(channel) is not Stream:
             self._link.disconnected(now)
             self._again_at = now + self._pause
             self._pause = min(2 * self._pause, _LAST_PAUSE)
-            return None
+            return self._answer_there(now)
         self._pause = _FIRST_PAUSE
         self._channel = channel
         channel.listen()
         self._transmit(self._link.connected(now))
         return channel
 
-    def _reopen(self) -> None:
-        with contextlib.suppress(TransportError):  # whoever sends next is told
-            self._open()
+    def _answer_there(self, now: float) -> Channel | None:
+        """Write to the connection that it has dialled: ours cannot be had, or it has no descriptor to take it."""
+        if self._theirs is None or self._theirs.closed:
+            return None
+        self._channel = self._theirs
+        self._transmit(self._link.connected(now))
+        return self._channel
+
+    def _reach(self) -> Channel | None:
+        """A connection; none while no descriptors are left: what is kept fails if that lasts."""
+        if self._inside and _clock() < self._again_at:
+            return None
+        try:
+            channel = self._open()
+        except TransportError as error:
+            since = _clock() if self._starved is None else self._starved[0]
+            self._starved = (since, str(error))
+            self._keep_time()
+            return None
+        self._starved = None
+        return channel
 
     def cut(self, stream: Stream) -> bool:
         """That connection is gone; whether it was ours to write to. Reader thread."""
@@ -280,10 +306,13 @@ class Peer:
 
     def _cut(self, stream: Stream) -> bool:
         with self._lock:
+            if self._theirs is stream:
+                self._theirs = None
             if self._channel is not stream:
                 return False
             self._channel = None
             self._link.disconnected(_clock())
+            self._answer_there(_clock())
             if not self._busy:
                 self._keep_time()
             return True
@@ -307,7 +336,7 @@ class Peer:
         rest = []
         for action in actions:
             if type(action) is Transmit:
-                channel = self._channel or self._open()
+                channel = self._channel or self._reach()
                 item = action.item
                 if channel is None:
                     continue
@@ -333,6 +362,8 @@ class Peer:
                 self._channel = channel
             elif isinstance(self._channel, Dialled):
                 self._channel.answered_elsewhere = True
+            elif type(channel) is Stream:
+                self._theirs = channel
 
     def _read(self) -> bool:
         """Read our dialled connection."""
@@ -364,7 +395,7 @@ class Peer:
             if self.gone is not None:
                 return rest
             if self._channel is None and self._inside:
-                self._reopen()  # else the link would not answer
+                self._reach()  # else the link would not answer
             outcome = self._link.received(frame0, item, size, _clock())
             if type(outcome) is int:
                 if outcome >= 0:
@@ -425,8 +456,11 @@ class Peer:
                 self._busy = False
                 return False, ()
             if self._channel is None and self._link.unacked:
-                self._reopen()
+                self._reach()
             rest = self._transmit(self._link.tick(now))
+            if self._starved is not None and now - self._starved[0] >= _STARVED_S:
+                reason, self._starved = self._starved[1], None
+                rest += self._transmit(self._link.give_up(reason))
             busy = self._busy = not self._link.idle
             return busy, rest
 

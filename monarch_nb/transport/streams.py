@@ -82,6 +82,11 @@ class Stream:
         self._big: bytearray | None = None  # a message larger than what is read at a time
         self._filled = self._whole = 0  # bytes of it that are here, and that there will be
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be written any more."""
+        return self._closed
+
     def listen(self) -> None:
         """Begin to read."""
         self._reader.watch(self._fd, self._readable, self._writable)

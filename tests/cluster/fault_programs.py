@@ -21,10 +21,13 @@ import numpy as np
 import pytest
 
 from monarch_nb.actor import Channel, ProcMesh, SupervisionError, heal_mesh, runtime, this_host
-from monarch_nb.exceptions import DescriptorLimitError
+from monarch_nb.config import configure
+from monarch_nb.exceptions import DescriptorLimitError, HealError
 from monarch_nb.mesh import controller, notebook_mode
 from monarch_nb.mesh.state import ProcState
+from monarch_nb.mesh.view import conditions
 from monarch_nb.routing.actions import LinkConfig
+from monarch_nb.transport import peer
 from tests.cluster.fault_tools import SOON, Worker, begun, status, until
 
 
@@ -284,6 +287,68 @@ def descriptors() -> None:
         for fd in held:
             os.close(fd)
     assert workers.echo.call(np.zeros(10**6)).get(SOON).values()[0].shape == (10**6,)
+    _, fresh = spawn()
+    assert fresh.rank.call().get(SOON).values() == [0, 1]
+    say("done")
+
+
+@contextlib.contextmanager
+def only(spare: int) -> Iterator[None]:
+    """Only so many descriptors are left to this process."""
+    used = max(int(fd) for fd in os.listdir("/proc/self/fd")) + 1
+    held: list[int] = []
+    with limited(resource.RLIMIT_NOFILE, used + spare):
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open(os.devnull, os.O_RDONLY))
+            for _ in range(spare):
+                os.close(held.pop())
+            yield
+        finally:
+            for fd in held:
+                os.close(fd)
+
+
+def few_descriptors() -> None:
+    """A few descriptors are left in the controller: enough to begin something, and not to end it."""
+    quiet()
+    peer._STARVED_S = 0.5
+    configure(heal_max_restarts=100)
+    _, workers = spawn()
+    procs, healed = spawn()
+    assert len(healed.pid.call().get(SOON)) == 2
+
+    def kill() -> None:
+        for pid in healed.pid.call().get(SOON).values():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: list(conditions(procs._state).values()).count("failed") == 2, "both deaths are known")
+
+    ways: dict[str, tuple[Callable[[], object], int]] = {
+        "large": (lambda: workers.echo.call([np.zeros(10**5) for _ in range(3)]).get(SOON), 5),
+        "spawn": (lambda: spawn()[1].pid.call().get(SOON), 3),
+        "heal": (lambda: heal_mesh(procs), 3),
+    }
+    for name, (way, most) in ways.items():
+        for spare in range(most):
+            if name == "heal":
+                kill()
+            began = time.monotonic()
+            with only(spare):
+                try:
+                    way()
+                    told = "done"
+                except (DescriptorLimitError, SupervisionError, HealError) as error:
+                    told = str(error)
+                    assert "no file descriptors left" in told, told
+                    assert "ulimit -n" in told, told
+                    told = type(error).__name__
+            assert time.monotonic() - began < 15, (name, spare)
+            say(name, spare, told)
+            if name == "heal":
+                heal_mesh(procs)
+                assert len(healed.pid.call().get(SOON)) == 2
+            assert workers.echo.call(np.ones(10**5)).get(SOON).values()[1].sum() == 10**5
     _, fresh = spawn()
     assert fresh.rank.call().get(SOON).values() == [0, 1]
     say("done")

@@ -49,6 +49,15 @@ def test_no_descriptors_left_in_the_controller() -> None:
         assert program.end() == 0
 
 
+def test_a_few_descriptors_left_in_the_controller_end_in_named_errors_and_not_in_waiting() -> None:
+    with Program("few_descriptors") as program:
+        program.line("done")
+        assert "large 0 DescriptorLimitError\n" in program.said, program.said
+        assert "large 2 DescriptorLimitError\n" in program.said, program.said  # the argument had room, the answer none
+        assert "spawn 0 DescriptorLimitError\n" in program.said, program.said
+        assert program.end() == 0
+
+
 def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -> None:
     with spawned(host, name="hoard") as procs:
         actors = procs.spawn("hoard", Hoarder)
