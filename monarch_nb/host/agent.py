@@ -219,7 +219,7 @@ class Agent:
         def gone(_events: int) -> None:
             self._loop.unregister(fd)
             os.close(self._followed.pop(owner))
-            self._service.owner_gone(owner, "its process has ended")
+            self._service.owner_ended(owner, "its process has ended")
 
         self._loop.register(fd, READ, gone)
 

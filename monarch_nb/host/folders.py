@@ -87,6 +87,15 @@ def run_folder_for(host: str, base: Path | None = None) -> Path:
     return found
 
 
+def find_run_folder(host: str) -> Path | None:
+    """The run folder of a host that somebody else of this user has started on this machine; None if there is none."""
+    for place in (run_folder_for(host).parent, *_places()):
+        for folder in place.glob(f"{_MARK}-{os.geteuid()}-*{host}"):
+            if host_of(folder) == host and is_private(folder):
+                return folder
+    return None
+
+
 def host_of(folder: Path) -> str:
     """The host that a run folder is named after, "" if it is not named as they are."""
     mark, _, rest = folder.name.partition("-")

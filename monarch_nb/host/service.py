@@ -144,6 +144,12 @@ class Service:
         if is_proc(owner) and host_of(owner) != self._host:
             self._post.tell(f"{host_of(owner)}/agent", "agent.watch", p.Addresses((owner,)))
 
+    def owner_ended(self, owner: str, why: str) -> None:
+        """The process of an owner on this machine has ended, which is no proc: its actors may be in anybody's procs."""
+        self.owner_gone(owner, why)
+        gone = p.Exited(address=owner, host=host_of(owner), at=time.time(), reason=why, expected=True)
+        self._post.tell_all((child.address for child in self._children.alive()), "proc.exited", gone)
+
     def owner_gone(self, owner: str, why: str) -> None:
         """Stop what a dead owner had."""
         self._leases.end(owner)

@@ -4,6 +4,7 @@ import atexit
 import logging
 import os
 import secrets
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from monarch_nb.runtime import Future, Runtime, forgotten, install, runtime, sta
 from monarch_nb.runtime.features import install_breakpoints
 from monarch_nb.settings import settings
 from monarch_nb.transport import Node
+from monarch_nb.wire import register_pickle_by_value
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,9 @@ def become_controller() -> Runtime:
     )
     engine.start(node)
     install_breakpoints()  # for actors of this process
+    main = sys.modules.get("__mp_main__")
+    if main is not None:  # that is what the script is called in a child of multiprocessing, and nowhere else
+        register_pickle_by_value(main)
     fault.prepare()
     atexit.register(_at_exit)
     return engine

@@ -1,11 +1,14 @@
 """Meshes in messages: what travels is a reference, bound to the receiving process's own record of the mesh."""
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.mesh.reaching import reach
 from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.runtime import Runtime, runtime
 from monarch_nb.shape import Region
+from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Layout
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ def _known(engine: Runtime, uid: str, incarnations: dict[int, int], version: int
 def _proc_state(common: _Common, layout: Layout) -> ProcState:
     uid, name, region, home, incarnations, version, stopped = common
     engine = runtime()
+    if uid not in engine.meshes:
+        reach(engine, (home.partition("/")[0], *layout.hosts), name)
     with _lock:
         state = _known(engine, uid, incarnations, version)
         if state is None:
@@ -102,4 +107,6 @@ def reduce_host_mesh(mesh: "HostMesh") -> Any:
 def _make_host_mesh(name: str, hosts: tuple[str, ...], region: Region, python: str | None, identity: str) -> "HostMesh":
     from monarch_nb.mesh.host import HostMesh
 
+    with contextlib.suppress(UnreachableError):  # whoever uses it is told
+        reach(runtime(), hosts, name)
     return HostMesh(name, hosts, region, python=python, owned=False, identity=identity)

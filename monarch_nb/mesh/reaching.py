@@ -1,0 +1,56 @@
+"""The hosts that a reference names, where a process was handed it by other means than a message.
+
+So a child of `multiprocessing` gets a mesh of its parent. It is a controller by itself, with a host of its own.
+"""
+
+import threading
+import time
+from collections.abc import Iterable
+
+from monarch_nb.host import find_run_folder
+from monarch_nb.mesh import ways
+from monarch_nb.mesh.neighbour import meet
+from monarch_nb.runtime import Runtime
+from monarch_nb.settings import settings
+from monarch_nb.transport import UnreachableError
+
+_lock = threading.Lock()
+_learned: set[str] = set()  # hosts without an agent: programs that have spawned nothing on this machine
+
+
+def reach(engine: Runtime, hosts: Iterable[str], name: str) -> None:
+    """Makes hosts known to this process that are on this machine; blocks until their agents have answered.
+
+    Only a controller needs it: the agent of a process that was spawned knows the ways. Raises UnreachableError for a
+    host that is neither here nor attached.
+    """
+    if not engine.address.partition("/")[2].startswith("c"):
+        return
+    with _lock:
+        unknown = [host for host in dict.fromkeys(hosts) if not _is_known(engine, host)]
+        met = [host for host in unknown if _meet(engine, host, name)]
+    if met:
+        ways.settle(engine, met, settings.get("message_delivery_timeout"))
+
+
+def _is_known(engine: Runtime, host: str) -> bool:
+    return host == engine.host or host in ways.local or host in ways.remotes or host in _learned
+
+
+def _meet(engine: Runtime, host: str, name: str) -> bool:
+    """Whether it has an agent, which has been met."""
+    folder = find_run_folder(host)
+    if folder is None:
+        raise UnreachableError(
+            f"{name} has a part on host {host}, which is not on this machine and has not been attached by this "
+            "process: attach it here first (attach_hosts, attach_to_workers)"
+        )
+    if not (folder / "agent").exists():
+        engine.node.learn(host, run_folder=folder)
+        _learned.add(host)
+        return False
+    limit = settings.get("message_delivery_timeout")
+    neighbour = meet(engine, str(folder / "agent"), time.monotonic() + limit, lambda: engine.closed)
+    ways.remotes[host] = neighbour
+    neighbour.join().get(limit)
+    return True
