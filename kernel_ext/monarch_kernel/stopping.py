@@ -10,6 +10,7 @@ from monarch_nb.mesh.interrupts import interrupted
 from monarch_nb.mesh.state import MeshState
 from monarch_nb.runtime import Doing, Future, PendingCall, Runtime
 from monarch_nb.runtime import future as futures
+from monarch_nb.wire import error_line
 
 from .front import Front
 from .reactions import FileName, anew, at, ended, stuck, what
@@ -120,7 +121,7 @@ class Waited:
     def meanwhile(self) -> str:
         """It ended by itself after the first Ctrl-C."""
         error = self.future.exception(0)
-        came = f" with {type(error).__name__}: {next(iter(str(error).splitlines()), '')}" if error is not None else ""
+        came = f" with {next(iter(error_line(error).splitlines()))}" if error is not None else ""
         return f"stopped waiting; meanwhile {self.label} has ended{came}"
 
     def outcome(self, reactions: Mapping[int, Doing | None]) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from monarch_nb.wire import Cut, error_line, harmless, repr_of, type_name
+from monarch_nb.wire import Cut, error_line, repr_of, type_name
 from monarch_nb.wire import text_of as str_of
 
 PLAIN = "text/plain"
@@ -76,7 +76,7 @@ def text_of(value: Any) -> str:
     """An object as text, as IPython has it where that is loaded. Never raises for what its methods do."""
     pretty = getattr(sys.modules.get("IPython.lib.pretty"), "pretty", None)
     try:
-        text = harmless(str.__str__(pretty(value))) if pretty is not None else repr_of(value)
+        text = str_of(pretty(value)) if pretty is not None else repr_of(value)
     except Cut:
         raise
     except BaseException:

@@ -17,7 +17,7 @@ from monarch_nb.runtime import Future, process
 from monarch_nb.shape import places_of
 from monarch_nb.store.failures import text
 from monarch_nb.supervision import DeviceMeshError, MeshFailure, SupervisionError
-from monarch_nb.wire import ActorError, format_exception, harmless, text_of
+from monarch_nb.wire import ActorError, RemoteException, format_exception, harmless, text_of
 
 from ..files import with_cells
 from .failures import ansi, raised_title
@@ -167,8 +167,8 @@ def story(error: BaseException, shell: Any, told: Told | None = None) -> str:
 
 
 def _actor_error(error: ActorError, shell: Any) -> str:
-    raised = error.exception
-    kind = text_of(getattr(raised, "type_name", type(raised).__name__))
+    raised: Any = error.exception
+    kind = raised.type_name if issubclass(type(raised), RemoteException) else type(raised).__name__
     first = next(iter(text_of(raised).strip().splitlines()), "")
     remote = "".join(error.exception_formatted).rstrip()
     where = f"On {_first_rank(error) or 'the rank'} (most recent call last):"
