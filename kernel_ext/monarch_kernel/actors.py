@@ -119,7 +119,7 @@ class Actors:
         """Why the living actors are not those that the line means; "" if they are."""
         state = living._state
         if state.procs is not procs._state or state.region != procs._region:
-            return f"it lived on {_place(ProcMesh(state.procs, state.region))}, now on {_place(procs)}"
+            return f"it ran on {_place(ProcMesh(state.procs, state.region))} and now runs on {_place(procs)}"
         ranks = describe(living).ranks
         return "all its ranks had failed" if all(rank.state == "failed" for rank in ranks) else ""
 

@@ -191,7 +191,7 @@ def _pick(magic: str, label: str, text: str) -> int | slice | list[int]:
     found = _SPAN.fullmatch(text)
     if found is None:
         raise UsageError(
-            f"{magic}: {label}={text} picks nothing: write an index ({label}=0), a list ({label}=0,2-4) or a slice "
+            f"{magic}: {label}={text} picks no rank: write an index ({label}=0), a list ({label}=0,2-4) or a slice "
             f"({label}=0:2)"
         )
     first, last = found.groups()
@@ -238,7 +238,7 @@ def _split_words(line: str) -> list[str]:
 
 def _check_options(magic: str, given: set[str], known: set[str]) -> None:
     for option in sorted(given - known):
-        there = f"; there is {', '.join(sorted(known))}" if known else ""
+        there = f"; its options are {', '.join(sorted(known))}" if known else ""
         raise UsageError(f"{magic} knows no option {option}{there}. {magic}? shows its help")
 
 

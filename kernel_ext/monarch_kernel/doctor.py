@@ -58,7 +58,7 @@ def _widgets() -> Finding:
         import ipywidgets  # noqa: F401
     except Exception as error:
         advice = "For live displays: pip install 'monarch-nb[notebook]', restart the kernel, load the page again."
-        return Finding("widgets", "warning", f"they cannot be imported: {error}", advice)
+        return Finding("widgets", "warning", f"anywidget or ipywidgets cannot be imported: {error}", advice)
     return Finding("widgets", "ok", f"anywidget {_version('anywidget')}, ipywidgets {_version('ipywidgets')}")
 
 

@@ -77,7 +77,9 @@ def read(line: str) -> tuple[Place, dict[str, str]]:
             rest.append(word)
             continue
         if name not in OPTIONS:
-            raise UsageError(f"%logs knows no option {name}; there are {', '.join(OPTIONS)}. %logs? shows its help")
+            raise UsageError(
+                f"%logs knows no option {name}; its options are {', '.join(OPTIONS)}. %logs? shows its help"
+            )
         if name in _VALUED and not equals:
             if not words:
                 raise UsageError(f"%logs: {name} needs a value")

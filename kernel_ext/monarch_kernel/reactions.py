@@ -35,7 +35,9 @@ def anew(state: MeshState, ranks: Sequence[int]) -> str:
     some = len(ranks) < len(base) and len(ranks) <= OFFERED
     picks = [f" {place.strip()}" for place in pick.split(";")] if some else [""]
     commands = "; ".join(f"%heal {state.name}{pick} --kill" for pick in picks)
-    return f"{commands} kills {'their processes' if len(ranks) > 1 else 'its process'} and starts anew"
+    return (
+        f"{commands} kills {'their processes and starts them' if len(ranks) > 1 else 'its process and starts it'} again"
+    )
 
 
 def grouped(doings: Mapping[int, Doing], key: Callable[[Doing], tuple[object, ...]]) -> list[tuple[Doing, list[int]]]:

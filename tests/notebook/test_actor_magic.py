@@ -100,7 +100,7 @@ def test_the_mesh_may_be_a_slice(actors: Notebook) -> None:
         actors.run(counter("counters on w.slice(gpus=slice(0, 2))")).ok().text == "<Counter mesh 'counters' {gpus=2}>"
     )
     cell = actors.run(counter("counters on w")).ok()
-    assert "counters is replaced: it lived on w gpus=2, now on w gpus=4" in cell.stdout
+    assert "counters is replaced: it ran on w gpus=2 and now runs on w gpus=4" in cell.stdout
     assert cell.text == "<Counter mesh 'counters' {gpus=4}>"
 
 
@@ -170,7 +170,7 @@ def test_a_syntax_error_is_told_at_its_line_and_changes_nothing(actors: Notebook
         ("counters on w start = 1", "is not an expression"),
         ("counters on w start=missing", "start=missing gives NameError: name 'missing' is not defined"),
         ("counters on w speed=1", "unexpected keyword argument 'speed'"),
-        ("counters on w --frsh", "knows no option --frsh; there is --fresh"),
+        ("counters on w --frsh", "knows no option --frsh; its options are --fresh"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(actors: Notebook, line: str, told: str) -> None:

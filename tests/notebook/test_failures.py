@@ -218,7 +218,7 @@ if rank in (1, 2):
     told = nb.finish(request).traceback
     nb.run(f"stopping.GIVE_UP_SECONDS = {patience}").ok()
     assert "w gpus=1-2 has not stopped within 2 s" in told
-    assert "%heal w gpus=1-2 --kill kills their processes and starts anew" in told
+    assert "%heal w gpus=1-2 --kill kills their processes and starts them again" in told
     assert "killed 2 procs of w and healed 2" in nb.run("%heal w gpus=1-2 --kill").ok().stdout
     after = [pid_of(nb, rank) for rank in range(4)]
     assert [old != new for old, new in zip(before, after, strict=True)] == [False, True, True, False]
@@ -226,7 +226,7 @@ if rank in (1, 2):
 
 def test_heal_says_what_it_cannot_pick(nb: Notebook) -> None:
     assert "nodes" in nb.run("%heal w nodes=1 --kill").stderr
-    assert "%heal knows no option --gently; there is --kill" in nb.run("%heal w --gently").stderr
+    assert "%heal knows no option --gently; its options are --kill" in nb.run("%heal w --gently").stderr
 
 
 def test_a_failure_interrupts_the_running_cell_where_that_was_asked_for(nb: Notebook) -> None:

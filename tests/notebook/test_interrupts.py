@@ -54,7 +54,7 @@ def test_a_call_in_c_that_nothing_wakes_is_told_with_what_ends_it(nb: Notebook) 
     nb.interrupt()
     nb.until(request, cell, "has not reacted within 1 s")
     assert "a gpus=1 has not reacted within 1 s: a.receive() waits in `mine.recv(1)` (Cell In[" in cell.stderr
-    assert "%heal a gpus=1 --kill kills its process and starts anew" in cell.stderr
+    assert "%heal a gpus=1 --kill kills its process and starts it again" in cell.stderr
     nb.interrupt()  # enough
     assert "It goes on: %interrupt a ends it there" in nb.finish(request).traceback
     assert "a gpus=1 has not reacted within 1 s" in nb.run("%interrupt a").ok().stdout

@@ -142,7 +142,7 @@ def test_a_syntax_error_in_on_is_told_before_anything_runs(nb: Notebook) -> None
         ("%%on w hosts=0\n1", "no dimension 'hosts'; its dimensions are 'gpus'"),
         ("%%on w gpus=9\n1", "index out of range: gpus=9"),
         ("%%on w gpus=3:3\n1", "is empty"),
-        ("%%on w gpus=x\n1", "picks nothing"),
+        ("%%on w gpus=x\n1", "picks no rank"),
         ("%%on w gpu=2\n1", "did you mean 'gpus'?"),
         ("%%on w gpus=3-1\n1", "runs backwards: write gpus=1-3"),
         ("%%on w gpus=0,1-9\n1", "index out of range: gpus=4"),

@@ -124,7 +124,8 @@ class DebugMagics(Magics):
         desk = Desk(debug.controller(), lambda: group.sessions, self._name)
         if self.waiting is None or not self.waiting.can_ask:
             record = group.sessions[0]
-            return Table(f"{desk.table()}\n\n%%mdb {record.name} gives commands; `c` closes the frames")
+            how = f"%%mdb {record.name} at the top of a cell gives commands to it; `c` closes the frames"
+            return Table(f"{desk.table()}\n\n{how}")
         self._converse(desk)
         for one in group.sessions:
             if desk.leave != "detach":
@@ -173,7 +174,7 @@ class DebugMagics(Magics):
         found, options = names("%freeze", line, ("--off",))
         for name in found:
             debug.freeze_on_error(self._session.find(name), on="--off" not in options)
-            sys.stdout.write(f"{name}: {'goes on' if options else 'stops'} at errors\n")
+            sys.stdout.write(f"{name} {'no longer' if options else 'now'} stops where an endpoint raises\n")
 
     def _name(self, file: str) -> str:
         from ..files import cell_name

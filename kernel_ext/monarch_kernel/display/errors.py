@@ -175,7 +175,7 @@ def _actor_error(error: ActorError, shell: Any) -> str:
     remote = with_cells(shell, remote).replace("Traceback (most recent call last):", where, 1)
     others = error.summary.partition("\n")[2]  # the kinds of errors, where they differ
     head = f"{raised_title(error)}\n{others}" if others else f"{raised_title(error)}: {kind}{': ' * bool(first)}{first}"
-    frames = "\n\n%mpm looks into its frames" if error.origin is not None else ""
+    frames = "\n\n%mpm opens its frames in the debugger" if error.origin is not None else ""
     return f"{head}\n\n{remote}{frames}"
 
 

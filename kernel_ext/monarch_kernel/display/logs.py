@@ -18,6 +18,6 @@ def logs_html(logs: Any) -> str:
         text = escape(str(record))
         lines.append(f'<span style="{style}">{text}</span>' if style else text)
     files = table(("rank", "file"), ((str(rank), path) for rank, path in sorted(logs.files.items())), mono=(1,))
-    folded = f"<details><summary>where all of it is</summary>{files}</details>" if logs.files else ""
+    folded = f"<details><summary>the files that hold all of it</summary>{files}</details>" if logs.files else ""
     shown = "\n".join(lines)
     return framed(heading(logs.heading), f"<pre>{shown}</pre>", folded)

@@ -79,5 +79,5 @@ def future_html(future: Any) -> str:
     """A future; looking at it waits for nothing and decodes nothing."""
     text = repr(future).strip("<>").removeprefix("Future ")
     state, _, rest = text.partition(": ")
-    hint = ".get() waits for it, or await it" if state == "pending" else ""
+    hint = "wait for it with .get(), or with await" if state == "pending" else ""
     return framed(heading("Future", state, rest, hint))

@@ -38,7 +38,7 @@ class Requests:
         verb = str(message.get("verb"))
         method: Callable[[Runtime, Message], Message] | None = getattr(self, f"_do_{verb}", None)
         if method is None:
-            raise LookupError(f"this kernel knows no request {verb!r}")
+            raise LookupError(f"this kernel knows no request {verb!r}: load the page again")
         return method(engine, message)
 
     # -- what is meant ----------------------------------------------------------------------------------------------

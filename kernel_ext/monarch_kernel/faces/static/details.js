@@ -105,7 +105,7 @@ export function details(cluster, uid, indices, { title, expression, close }) {
     output.hidden = false;
     output.scrollTop = 0;
     return null;
-  }, { title: "where it is right now" });
+  }, { title: "where its Python code is right now" });
 
   const element = h(
     "div",

@@ -162,7 +162,7 @@ export function logView(cluster, root, options) {
   function count() {
     say(title, mesh?.name ?? "");
     const parts = [plural(lines.length, "line")];
-    if (skipped) parts.push(`${skipped} left out`);
+    if (skipped) parts.push(`${skipped} not shown`);
     if (!cluster.live) parts.push(`as it was at ${clock(cluster.now())}`);
     say(facts, `· ${parts.join(" · ")}`);
   }

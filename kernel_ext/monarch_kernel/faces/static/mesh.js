@@ -34,7 +34,7 @@ export function meshView(cluster, root, options) {
   };
   const healAll = askButton("Heal", () => cluster.request("heal", { mesh: uid }), tell, { class: "mnb-b mnb-main" });
   const turns = h("span", { class: "mnb-turns", role: "group", "aria-label": "dimensions: across or down" });
-  const level = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Hosts", title: "sums ranks up by their hosts" });
+  const level = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Hosts", title: "sum the ranks up by host" });
   const colour = h("select", { class: "mnb-pick", "aria-label": "colour by" });
   const tools = h("span", { class: "mnb-tools" }, healAll, turns, level, colour);
   root.append(
