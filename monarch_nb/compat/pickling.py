@@ -31,9 +31,11 @@ class Buffer:
         self._content = bytearray()
 
     def write(self, data: Any) -> int:
-        """Adds bytes, and gives their number."""
-        view = memoryview(data).cast("B")
-        self._content += view
+        """Adds a copy of bytes, and gives their number. Raises BufferError for memory with gaps."""
+        view = memoryview(data)
+        if not view.c_contiguous:
+            raise BufferError("buffer is not C-contiguous: copy it first")
+        self._content += view.cast("B") if view.nbytes else b""
         return view.nbytes
 
     def freeze(self) -> "FrozenBuffer":

@@ -8,6 +8,7 @@ from .errors import UnknownLabelError
 from .extent import Extent, known_dims
 from .ndslice import NDSlice
 from .region import Region, Selector
+from .shape import Shape
 
 
 class MeshTrait(ABC):
@@ -28,6 +29,10 @@ class MeshTrait(ABC):
     @property
     def _ndslice(self) -> NDSlice:
         return self._region.ndslice
+
+    @property
+    def _shape(self) -> Shape:
+        return Shape.of(self._region)
 
     @property
     def _labels(self) -> tuple[str, ...]:

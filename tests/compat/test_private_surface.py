@@ -109,6 +109,7 @@ def test_a_mesh_knows_the_class_of_its_actors(quad: ProcMesh) -> None:
     assert isinstance(workers, ActorMesh)
     assert workers._class is Worker
     assert workers.slice(gpus=0)._class is Worker
+    assert (workers._shape.labels, workers.slice(gpus=slice(1, 3))._shape.ranks()) == (["gpus"], [1, 2])
 
 
 def test_who_runs_is_known_in_an_actor_and_nobody_in_the_client(quad: ProcMesh) -> None:

@@ -58,6 +58,21 @@ def test_a_buffer_is_read_once_it_is_frozen() -> None:
     assert len(buffer) == 0
 
 
+def test_a_buffer_keeps_a_copy_of_any_memory_without_gaps() -> None:
+    numpy = pytest.importorskip("numpy")
+    data = numpy.ones(1024)
+    buffer = Buffer()
+    assert buffer.write(pickle.PickleBuffer(data)) == 8192
+    assert buffer.write(numpy.zeros((0, 3))) == 0
+    data[0] = 2.0
+    assert buffer.freeze().read() == numpy.ones(1024).tobytes()
+    with pytest.raises(BufferError, match="buffer is not C-contiguous"):
+        buffer.write(numpy.arange(16).reshape(4, 4).T)
+    for array in (numpy.zeros(65536, dtype=numpy.uint8), numpy.arange(256).reshape(16, 16).T):
+        saved, buffer = flatten(array, lambda obj: False)
+        numpy.testing.assert_array_equal(unflatten(buffer.freeze(), saved), array)
+
+
 def test_a_program_may_write_pickles_of_its_own_kind() -> None:
     class Mine(_Pickler):
         pass
