@@ -182,12 +182,12 @@ class JobTrait(ABC):
         if lost:
             logger.warning("%s names a job that is gone: %s: %s. A new one is started", path, cached._told(), lost)
         else:
-            logger.warning("%s names a job that is not what is wanted now: %s. It is ended, and %r takes its place",
+            logger.warning("%s names a job that differs from this one: %s. It is ended, and %r takes its place",
                            path, cached._told(), self)  # fmt: skip
         try:
             cached.kill()
         except Exception:
-            logger.warning("that job could not be ended in good order", exc_info=True)
+            logger.warning("that job did not end properly", exc_info=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.realpath(path))
         return None

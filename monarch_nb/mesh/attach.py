@@ -122,7 +122,7 @@ def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) 
     here, there = sys.version.split()[0], state.python
     if here.split(".")[:2] != there.split(".")[:2]:
         return RuntimeError(
-            f"{endpoint} runs Python {there}, this process {here}: the minor versions must be the same, for code "
+            f"{endpoint} runs Python {there}, this process {here}: the minor versions must be the same, because code "
             f"travels between them. Start that agent with Python {'.'.join(here.split('.')[:2])}"
         )
     if state.version != __version__:

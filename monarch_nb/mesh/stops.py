@@ -208,8 +208,8 @@ class Stops:
                 left.setdefault(what, []).append(rank)
         for what, ranks in left.items():
             logger.warning(
-                "%s was stopped, but %s%s on %s did not end, and an interrupt did not help. Nothing is sent there any "
-                "more, and nobody waits for it; what it does ends with its process: %s.stop() ends that", state.name,
+                "%s was stopped, but %s%s on %s did not end, and an interrupt did not help. It gets no more "
+                "messages, and ends when its process does: %s.stop() ends that", state.name,
                 "" if what.startswith("endpoint") else "its ", what, places_of(state.region, ranks) or "its rank",
                 state.procs.name,
             )  # fmt: skip

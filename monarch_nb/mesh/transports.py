@@ -41,4 +41,6 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         _enabled = wanted
     scheme = wanted.partition(":")[0] if isinstance(wanted, str) else ""
     if wanted not in _SERVED and scheme not in ("tcp", "ipc"):
-        logger.warning("the transport %s is not there: between hosts TCP is used, encrypted with the job's key", wanted)
+        logger.warning(
+            "the transport %s is not available: hosts are connected by TCP, encrypted with the job's key", wanted
+        )

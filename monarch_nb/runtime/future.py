@@ -282,7 +282,7 @@ class Future(Generic[R]):
         limit = _checked(timeout)
         if not self._wait(limit):
             told = f"; {told}" if (told := self.told()) else ""
-            raise TimeoutError(f"no result within {timeout:g} s{told}. It goes on: .get() again to wait longer")
+            raise TimeoutError(f"no result within {timeout:g} s{told}. The call goes on: .get() again waits longer")
         return self._outcome()
 
     result = get

@@ -111,7 +111,7 @@ class Reporter:
     def _stack(self, header: Header, parcel: "Parcel") -> None:
         uid, rank = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, int])
         cells = [cell for key, cell in tuple(self._engine.cells.items()) if not uid or key == (uid, rank)]
-        self._engine.answer(header, Status.VALUE, "\n".join(map(stack_text, cells)) or "it is not there any more")
+        self._engine.answer(header, Status.VALUE, "\n".join(map(stack_text, cells)) or "it has ended")
 
     def _run(self) -> None:
         used_at = 0.0
