@@ -1,6 +1,7 @@
 """In the processes of a mesh `display` is there as in a notebook, and libraries that display find their way.
 
-Nothing is imported for it: modules are changed once the user's code has them.
+Nothing is imported for it: modules are changed once the user's code has them. And nothing is set in the environment,
+which child processes have too: those may run another Python.
 """
 
 import builtins
@@ -13,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from monarch_nb.runtime import displays
+from monarch_nb.wire import error_line
 
 BACKEND = "module://monarch_nb.runtime.figures"
 # What a kernel sets for itself: no choice of the user's, and of no use in another process.
@@ -23,19 +25,17 @@ _REPLACED = ("display", "update_display", "publish_display_data", "clear_output"
 def install() -> None:
     """Puts them in place."""
     builtins.display = displays.display  # type: ignore[attr-defined]
-    if os.environ.get("MPLBACKEND", "") in _OF_KERNELS:
-        os.environ["MPLBACKEND"] = BACKEND
-        matplotlib = sys.modules.get("matplotlib")
-        if matplotlib is not None:
-            matplotlib.rcParams["backend"] = BACKEND
-    # In a kernel it would draw by these two; outside of one it looks for a browser.
-    os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype+notebook_connected")
-    changes = {
+    changes: dict[str, Callable[[ModuleType], None]] = {
         "IPython.core.display": _display_here,  # IPython 7 has them there
         "IPython.core.display_functions": _display_here,
         "IPython.display": _display_here,
         "tqdm.notebook": _bars_as_text,
     }
+    if os.environ.get("MPLBACKEND", "") in _OF_KERNELS:
+        os.environ.pop("MPLBACKEND", None)
+        changes["matplotlib"] = _draw_here
+    if "PLOTLY_RENDERER" not in os.environ:
+        changes["plotly.io._renderers"] = _draw_as_data
     for name, change in changes.items():
         module = sys.modules.get(name)
         if module is not None:
@@ -50,7 +50,7 @@ def open_figures() -> list[int]:
 
 
 def show_figures(before: Sequence[int], value: Any = None) -> None:
-    """The end of a cell: figures opened since are displayed and closed; of one that is its value that is left to it."""
+    """The end of a cell: figures opened since are displayed and closed. The one that is its value is closed only."""
     figures = sys.modules.get("monarch_nb.runtime.figures")
     if figures is not None and _backend() == BACKEND:
         figures.show_each([number for number in figures.numbers() if number not in before], value)
@@ -59,6 +59,15 @@ def show_figures(before: Sequence[int], value: Any = None) -> None:
 def _backend() -> str:
     matplotlib = sys.modules.get("matplotlib")
     return str(dict.__getitem__(matplotlib.rcParams, "backend")) if matplotlib is not None else ""
+
+
+def _draw_here(matplotlib: ModuleType) -> None:
+    matplotlib.rcParams["backend"] = BACKEND
+
+
+def _draw_as_data(module: ModuleType) -> None:
+    """Plotly draws so in a kernel; outside of one it looks for a browser."""
+    module.renderers.default = "plotly_mimetype+notebook_connected"
 
 
 def _display_here(module: ModuleType) -> None:
@@ -97,7 +106,10 @@ class _Finder:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            change(module)
+            try:
+                change(module)
+            except Exception as error:  # another version of it
+                sys.stderr.write(f"{name} does not display in notebooks from here: {error_line(error)}\n")
 
         loader.exec_module = exec_module
         return spec

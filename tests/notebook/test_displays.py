@@ -66,6 +66,16 @@ def test_equal_figures_of_all_ranks_are_one_image_with_their_ranks(nb: Notebook)
 
 
 @figures
+def test_who_has_chosen_a_backend_has_that_and_child_processes_have_none_of_ours(nb: Notebook) -> None:
+    look = "import matplotlib.pyplot, os\n(matplotlib.pyplot.get_backend(), os.environ.get('MPLBACKEND'))"
+    assert "module://monarch_nb" in nb.run(f"%%on w gpus=0\n{look}", 60).ok().text
+    assert "None" in nb.run(f"%%on w gpus=0\n{look}", 60).ok().text
+    nb.run("chosen = this_host().spawn_procs(name='chosen', env={'MPLBACKEND': 'svg'})").ok()
+    assert "('svg', 'svg')" in nb.run(f"%%on chosen\n{look}", 60).ok().text
+    nb.run("chosen.stop().get()").ok()
+
+
+@figures
 def test_different_figures_stand_side_by_side_each_with_its_rank(nb: Notebook) -> None:
     cell = nb.run(
         "%%on w\nimport matplotlib.pyplot as plt\nplt.plot([rank, 2])", 60
@@ -91,7 +101,7 @@ def test_what_an_endpoint_displays_stands_between_the_lines_it_prints(nb: Notebo
     show = "def show(text):\n    print('before')\n    display(Table(text))\n    print('after')\n"
     nb.run(TABLE + show).ok()
     for number in range(3):
-        cell = nb.run(f"w.run(show, {number}).get()\nprint('next')").ok()
+        cell = nb.run(f"w.slice(gpus=0).run(show, {number}).get()\nprint('next')").ok()
         found = order(cell)
         table = found.index(f"<table><tr><td>{number}</td></tr></table>")
         assert set(found[:table]) == {"before"}
