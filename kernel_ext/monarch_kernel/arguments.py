@@ -140,7 +140,7 @@ def mesh_wish(line: str) -> MeshWish:
         usual = difflib.get_close_matches(label, USUAL_DIMS, n=1, cutoff=0.8)
         if usual and label not in USUAL_DIMS:
             raise UsageError(
-                f"%mesh: there are {' and '.join(USUAL_DIMS)}, but no {label}; did you mean {usual[0]}={text}?"
+                f"%mesh: the usual dimensions are called {' and '.join(USUAL_DIMS)}; did you mean {usual[0]}={text}?"
             )
         if not text.isdecimal() or int(text) < 1:
             raise UsageError(

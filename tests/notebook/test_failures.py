@@ -338,7 +338,7 @@ def test_a_death_nobody_waited_for_is_told_in_short_by_a_call_that_fails_of_it(e
     assert "| going down" in shown["text/plain"]
     later = eight.run("leavers.ok.call().get()")
     assert "leavers: 8 of 8 ranks ended with exit status 7" in later.traceback
-    assert "was shown when it happened" in later.traceback
+    assert "the details were shown when it happened" in later.traceback
     assert "heal_mesh(leavers) brings them back" in later.traceback
     assert "going down" not in later.traceback
 

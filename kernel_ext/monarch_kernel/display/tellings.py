@@ -157,7 +157,11 @@ class Tellings:
                 return Told(told, key)
             if shown.cell is self._front.parent:
                 return Told(told, key, "above", False)
-            return Told(told, key, f"was shown when it happened, at {clock(told['at'])}; %failures shows it again")
+            return Told(
+                told,
+                key,
+                f"the details were shown when it happened, at {clock(told['at'])}; %failures shows them again",
+            )
 
     def bar(self, told: Told) -> None:
         """What can be done about a failure, above the error that tells it; nothing where there are no live displays."""
