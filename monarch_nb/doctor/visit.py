@@ -8,10 +8,11 @@ from monarch_nb.doctor.facts import Facts, facts_of_this_machine
 from monarch_nb.doctor.finding import Finding
 from monarch_nb.doctor.judgement import judge
 from monarch_nb.mesh import AttachError, HostMesh, attach_hosts, this_host, ways
-from monarch_nb.transport import TrustError
+from monarch_nb.transport import TrustError, UnreachableError
 
 _SECONDS = 30.0
 _LOST = "Start its host agent again (monarch-nb agent), then heal the meshes that were there: %heal NAME"
+_FIREWALL = "If the agent runs there, check that its firewall lets this port through."
 _ADVICE = "Where the reason is not clear, look into agent.log in the run folder of that host."
 
 
@@ -35,14 +36,16 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
 
 def visit_known(timeout: float = _SECONDS) -> dict[str, list[Finding]]:
     """Looks at this machine and at all hosts that are attached."""
-    hosts, lost = {"this machine": this_host()}, {}
+    hosts, first = {"this machine": this_host()}, {}
     for host, remote in tuple(ways.remotes.items()):
         name = remote.endpoint or host
         if remote.lost:
-            lost[name] = [Finding("connection", "error", f"the host is lost: {remote.lost}", _LOST)]
+            first[name] = [Finding("connection", "error", f"the host is lost: {remote.lost}", _LOST)]
         else:
             hosts[name] = HostMesh.of_host(host)
-    return {**visit(hosts, timeout), **lost}
+            first[name] = [] if remote.near else [_key(getattr(remote, "keys", None) is not None)]
+    found = visit(hosts, timeout)
+    return {name: [*first.get(name, ()), *found.get(name, ())] for name in (*hosts, *first)}
 
 
 def visit_endpoints(
@@ -53,17 +56,20 @@ def visit_endpoints(
     for endpoint in endpoints:
         try:
             hosts[endpoint] = attach_hosts([endpoint], key=key, timeout=timeout).slice(hosts=0)
-            found[endpoint] = [Finding("connection", "ok", "the host agent has answered")]
+            found[endpoint] = [_key(key is not None), Finding("connection", "ok", "the host agent has answered")]
         except TrustError as error:
             found[endpoint] = [Finding("key", "error", str(error))]
-        except (AttachError, ValueError, OSError) as error:
-            found[endpoint] = [Finding("connection", "error", str(error), _reach(endpoint))]
+        except (AttachError, ValueError) as error:
+            why = error.errors.get(endpoint) if isinstance(error, AttachError) else error
+            about = "key" if isinstance(why, TrustError) else "connection"
+            advice = _FIREWALL if isinstance(why, UnreachableError) else ""
+            found[endpoint] = [Finding(about, "error", str(error), advice)]
     for name, findings in visit(hosts).items():
         found[name] += findings
     return found
 
 
-def _reach(endpoint: str) -> str:
-    place = endpoint.rpartition("/")[2]
-    command = f"monarch-nb agent --tcp tcp://0.0.0.0:{place.rpartition(':')[2]} --key job.key --keep"
-    return f"Run `{command}` there, with this same key file, and let its firewall pass {place}."
+def _key(there: bool) -> Finding:
+    if there:
+        return Finding("key", "ok", "both sides have it; messages are encrypted")
+    return Finding("key", "ok", "none; it is not needed for connections inside a machine")

@@ -12,6 +12,7 @@ import pytest
 
 from monarch_nb import __version__
 from monarch_nb.doctor import Finding
+from monarch_nb.transport import Keys
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
@@ -76,7 +77,7 @@ def test_the_doctor_looks_at_attached_hosts_with_their_key(agent: str, tmp_path:
     done = cli("doctor", agent, "--key", str(tmp_path / "job.key"), "--json", "--no-kernel")
     assert done.returncode == 0, done.stdout + done.stderr
     there = {finding.about: finding for finding in findings(done)[agent]}
-    assert {"connection", "a process", "Python", "versions", "open files"} <= there.keys()
+    assert {"key", "connection", "a process", "Python", "versions", "open files"} <= there.keys()
     assert [finding for finding in there.values() if finding.level == "error"] == []
 
 
@@ -88,9 +89,15 @@ def test_a_host_that_cannot_be_reached_and_a_key_that_others_can_read_end_with_s
     unreadable = cli("doctor", address, "--key", str(key), "--no-kernel")
     assert unreadable.returncode == 1
     assert "chmod 600" in unreadable.stdout
+    assert "✗ key" in unreadable.stdout
+    Keys.load_or_create(tmp_path / "new.key")
     silent = cli("doctor", address, "--key", str(tmp_path / "new.key"), "--no-kernel", "--timeout", "0.5")
     assert silent.returncode == 1
-    assert address in silent.stdout
+    assert f"nobody listens at {address}" in silent.stdout
+    assert "firewall" in silent.stdout
+    missing = cli("doctor", address, "--key", str(tmp_path / "none.key"), "--no-kernel")
+    assert missing.returncode == 1
+    assert "there is no key file" in missing.stdout
     assert "Traceback" not in unreadable.stderr + silent.stderr
 
 
