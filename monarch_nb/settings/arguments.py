@@ -12,6 +12,7 @@ Duration = str | float | timedelta
 class ConfigureArgs(TypedDict, total=False):
     """Keys and the types of their values; what they mean is in the manual's page on configuration."""
 
+    actor_queue_dispatch: bool
     actor_spawn_max_idle: Duration | None
     call_error_window: Duration
     capture_warning_size: int
@@ -107,10 +108,12 @@ class ConfigureArgs(TypedDict, total=False):
     remote_alloc_allowed_port_range: slice | None
     remote_alloc_bind_to_inaddr_any: bool
     remote_alloc_bootstrap_addr: str
+    remote_allocator_heartbeat_interval: Duration
     scuba_log_enter_exit: bool
     sequencer_max_locked_keys: int
     server_heartbeat_interval: Duration
     shared_memory_threshold: int
+    shared_asyncio_runtime: bool
     small_write_threshold: int
     split_max_buffer_age: Duration
     split_max_buffer_size: int

@@ -141,7 +141,9 @@ def _effective() -> list[Key]:
 
 
 def _accepted() -> list[Key]:
+    """Those of torchmonarch 0.7.0, and of versions before it whose programs still set them."""
     return [
+        Key("actor_queue_dispatch", "flag", True),
         Key("channel_net_rx_buffer_full_check_interval", "duration", 5 * _S),
         Key("channel_reconnect_timeout", "duration", 60 * _S),
         Key("channel_tcp_congestion", "text", ""),
@@ -203,9 +205,11 @@ def _accepted() -> list[Key]:
         Key("remote_alloc_allowed_port_range", "range", None, optional=True),
         Key("remote_alloc_bind_to_inaddr_any", "flag", False),
         Key("remote_alloc_bootstrap_addr", "text", ""),
+        Key("remote_allocator_heartbeat_interval", "duration", 300 * _S),
         Key("scuba_log_enter_exit", "flag", False),
         Key("sequencer_max_locked_keys", "count", 128),
         Key("server_heartbeat_interval", "duration", _S),
+        Key("shared_asyncio_runtime", "flag", False),
         Key("small_write_threshold", "count", 256),
         Key("split_max_buffer_age", "duration", _S // 20),
         Key("split_max_buffer_size", "count", 5),
