@@ -309,6 +309,17 @@ trainers.metrics
         ".mnb-chart",
     ),
     "logs": Scene("%logs workers", ".mnb-line"),
+    "figures": Scene(
+        """
+%%on workers
+import matplotlib.pyplot as plt
+print("epoch 1")
+plt.plot([1, 0.5, 0.2 + rank / 9])
+plt.title(f"loss of rank {rank}")
+plt.show()
+""",
+        ".mnb-images img",
+    ),
     "empty": Scene("%stop --all\n%meshes", ".jp-OutputArea-output"),
 }
 
