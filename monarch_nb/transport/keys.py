@@ -41,9 +41,11 @@ class Keys:
         """Read a key file. Raises TrustError if others could have read it, FileNotFoundError if it is not there."""
         place = Path(path)
         with descriptors_for(f"the key file {place}"):
-            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(fd, "rb") as file:
             found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):  # a pipe that somebody put there would be waited for
+                raise TrustError(f"the key file {place} is not a file")
             if found.st_uid != os.geteuid():
                 raise TrustError(f"the key file {place} belongs to another user (uid {found.st_uid})")
             if found.st_mode & 0o077:

@@ -222,6 +222,13 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
         Keys.load_or_create(place)
 
 
+@pytest.mark.timeout(10)
+def test_a_pipe_in_the_place_of_a_key_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "key", 0o600)
+    with pytest.raises(TrustError, match="not a file"):
+        Keys.load_or_create(tmp_path / "key")
+
+
 def test_a_damaged_key_file_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "job.key"
     place.touch(mode=0o600)
