@@ -12,6 +12,8 @@ from monarch_nb.debug.prompt import NoPrompt, Waiting
 from monarch_nb.runtime import Future, current, future, waiters
 from monarch_nb.runtime.future import WAIT_TICK
 
+HOW = "Look at them with monarch.debug (table, eval), let them go on with debug.resume(); then .get() again"
+
 
 class Attending:
     """A waiter: told by `Future.get` each tick, on the waiting thread; for `await` it ticks on the waiting loop."""
@@ -25,7 +27,7 @@ class Attending:
         self._waiting.controller.attended = True
         waiters.append(self)
         future._wait_guards.append(self._begin)
-        future._await_guards.append(self._awaited)
+        future.guard_awaits(self._awaited)
 
     def uninstall(self) -> None:
         """Not any more."""
@@ -53,6 +55,8 @@ class Attending:
         handles: list[asyncio.TimerHandle] = []
 
         def tick() -> None:
+            if signal.done():
+                return
             try:
                 self._waiting.look(future)
             except (StoppedAtBreakpoint, KeyboardInterrupt) as error:
@@ -104,13 +108,15 @@ class Console:
 
 
 def attend(controller: Controller) -> None:
-    """Scripts: their main thread asks at the terminal, or raises StoppedAtBreakpoint where there is none."""
+    """Scripts: their main thread asks at the terminal; without one all their waits raise StoppedAtBreakpoint."""
     if controller.attended:
         return
+    console = Console()
 
     def here() -> bool:
-        running = current.get()
+        running, thread = current.get(), threading.current_thread()
         outside = running is None or running.actor_instance.cell is None
-        return outside and threading.current_thread() is threading.main_thread() and not controller.engine.closed
+        theirs = thread is threading.main_thread() or (not console.can_ask and not thread.name.startswith("monarch"))
+        return outside and theirs and not controller.engine.closed
 
-    Attending(Waiting(controller, Console()), here).install()
+    Attending(Waiting(controller, console, how=HOW), here).install()

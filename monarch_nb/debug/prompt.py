@@ -57,7 +57,8 @@ class Terminal(Protocol):
 class Waiting:
     """Looks, while a thread waits for a call, whether ranks that it waits for are stopped."""
 
-    def __init__(self, controller: Controller, terminal: Terminal, name: FileName = short) -> None:
+    def __init__(self, controller: Controller, terminal: Terminal, name: FileName = short, *, how: str = HOW) -> None:
+        self._how = how  # how to go on, where nobody can be asked; NAME is that of a mesh
         self.controller = controller
         self.terminal = terminal
         self._name = name
@@ -129,7 +130,7 @@ class Waiting:
         if fresh:
             self._shown |= {(one.session, one.number) for one in fresh}
             table = Desk(self.controller, lambda: fresh, self._name).table()
-            self.terminal.write(f"{table}\n{HOW.replace('NAME', fresh[0].name).partition(';')[0]}\n")
+            self.terminal.write(f"{table}\n{self._how.replace('NAME', fresh[0].name).partition(';')[0]}\n")
 
     def error(self, future: Future[Any], records: list[Stopped]) -> StoppedAtBreakpoint:
         """What a call raises where nobody can be asked."""
@@ -137,7 +138,7 @@ class Waiting:
         table = Desk(self.controller, lambda: records, self._name).table()
         story = future.told() or "the call waits"
         told = f"{story}: {named(records)} stopped in the debugger, and no prompt can be shown here.\n{table}\n"
-        how = HOW.replace("NAME", records[0].name)
+        how = self._how.replace("NAME", records[0].name)
         return StoppedAtBreakpoint(f"{told}They stay stopped and the call stays under way. {how}", records, table)
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class Waiting:
         self._shown |= {(one.session, one.number) for one in left}
         self._left |= {(one.session, one.number) for one in left}
         if desk.leave == "detach" and not future.done():
-            how = HOW.replace("NAME", records[0].name)
+            how = self._how.replace("NAME", records[0].name)
             told = f"{named(left)} left stopped in the debugger; the call stays under way. {how}"
             raise StoppedAtBreakpoint(told, left, desk.table(source=False))
 

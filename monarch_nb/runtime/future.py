@@ -1,11 +1,13 @@
 """The result of a call that is under way: block for it, await it, or look again later."""
 
 import asyncio
+import contextlib
+import contextvars
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import CancelledError
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -34,6 +36,9 @@ _wait_guards: list[Callable[["Future[Any]", bool], Callable[[], None] | None]] =
 # Entered for an `await`, with the asyncio future that it suspends on: an exception set there ends the wait.
 _await_guards: list[Callable[["Future[Any]", "asyncio.Future[None]"], Callable[[], None] | None]] = []
 
+# What is awaited now: where it suspends, what for, on which loop and in whose context.
+_awaits: dict["asyncio.Future[None]", tuple["Future[Any]", asyncio.AbstractEventLoop, contextvars.Context]] = {}
+
 # Asked when Ctrl-C ends a blocking wait: what becomes of the operation, "" to say no more than the wait itself does.
 _stop_words: list[Callable[["Future[Any]"], str]] = []
 
@@ -52,6 +57,14 @@ def _leave(guards: "list[Callable[[], None]]") -> None:
     except BaseException:
         _leave(guards)
         raise
+
+
+def guard_awaits(guard: Callable[["Future[Any]", "asyncio.Future[None]"], Callable[[], None] | None]) -> None:
+    """From now on each `await` enters `guard`, and soon those that are under way, on their own loops."""
+    _await_guards.append(guard)
+    for signal, (future, loop, context) in tuple(_awaits.items()):
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(context.copy().run, guard, future, signal)
 
 
 def _checked(timeout: float | None) -> float | None:
@@ -238,13 +251,11 @@ class Future(Generic[R]):
         self.watched += 1
         try:
             begun = time.monotonic()
-            main = threading.current_thread() is threading.main_thread()
             deadline = None if timeout is None else begun + timeout
             while True:
-                tick = WAIT_TICK if waiters or not main else -1.0  # other threads learn of an interrupt between two
+                tick = WAIT_TICK  # also where there are no waiters: one may come
                 if deadline is not None:
-                    left = max(0.0, deadline - time.monotonic())
-                    tick = left if tick < 0 else min(tick, left)
+                    tick = min(tick, max(0.0, deadline - time.monotonic()))
                 if lock.acquire(timeout=tick):
                     lock.release()
                     return True
@@ -318,12 +329,21 @@ class Future(Generic[R]):
             leave = [done for guard in _wait_guards if (done := guard(self, True)) is not None]
             leave += [done for await_guard in _await_guards if (done := await_guard(self, signal)) is not None]
             self.watched += 1
+            _awaits[signal] = (self, loop, contextvars.copy_context())
             try:
                 yield from signal.__await__()
             finally:
+                del _awaits[signal]
                 self.watched -= 1
                 _leave(leave)
         return self._outcome()
+
+    @staticmethod
+    def _from_coro(body: Coroutine[Any, Any, R]) -> "Future[R]":
+        """A future of a coroutine, which begins when somebody looks: a private way of torchmonarch's programs."""
+        from monarch_nb.runtime.bodies import BodyFuture
+
+        return BodyFuture._of(lambda: body, contextvars.copy_context())
 
     def as_asyncio(self) -> "asyncio.Future[R]":
         """An asyncio future of the running loop that follows this one. Raises RuntimeError off-loop."""

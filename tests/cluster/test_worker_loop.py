@@ -14,9 +14,11 @@ import pytest
 from monarch_nb.actor import (
     AttachError,
     Channel,
+    Future,
     HostMesh,
     SupervisionError,
     attach_to_workers,
+    returns_future,
     run_worker_loop_forever,
     start_worker_loop_forever,
 )
@@ -241,6 +243,24 @@ def test_an_address_may_be_a_future(folder: Path) -> None:
     with workers_at(f"ipc://{folder}/w"):
         port.send(f"ipc://{folder}/w")
         assert hosts.initialized.get(30) is True
+        hosts.shutdown().get(SOON)
+
+
+def test_addresses_may_be_futures_of_any_kind(folder: Path) -> None:
+    addresses = [f"ipc://{folder}/w{number}" for number in range(2)]
+
+    @returns_future
+    async def tell() -> str:
+        await asyncio.sleep(0)
+        return addresses[0]
+
+    async def private() -> str:
+        return addresses[1]
+
+    hosts = attach(tell(), Future._from_coro(private()))
+    with workers_at(*addresses):
+        assert hosts.initialized.get(30) is True
+        assert len(where(cold(hosts)).pid.call().get(30)) == 2
         hosts.shutdown().get(SOON)
 
 

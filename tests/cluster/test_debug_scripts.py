@@ -1,0 +1,114 @@
+"""Breakpoints in scripts: nobody has loaded the debugger, and a stop may come after somebody has begun to wait."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.fault_tools import ROOT, SOON
+
+pytestmark = pytest.mark.timeout(120)
+
+ACTORS = """
+import asyncio, sys, threading, time
+from monarch.actor import Actor, endpoint, this_host
+
+class Trainer(Actor):
+    @endpoint
+    def step(self, go):
+        while not open(go).read():  # till somebody waits
+            time.sleep(0.01)
+        loss = 7
+        breakpoint()
+        return loss
+"""
+
+WAITS = """
+from monarch import debug
+from monarch.exceptions import StoppedAtBreakpoint
+
+def getting(future):
+    return future.get()
+
+def awaiting(future):
+    async def main():
+        return await future
+    return asyncio.run(main())
+
+def aside(future):
+    said = []
+    def get():
+        try:
+            said.append(future.get())
+        except BaseException as error:
+            said.append(error)
+    thread = threading.Thread(target=get)
+    thread.start()
+    thread.join()
+    if isinstance(said[0], BaseException):
+        raise said[0]
+    return said[0]
+
+if __name__ == "__main__":
+    trainers = this_host().spawn_procs(per_host={"gpus": 2}, env={"TORCH_TEST_MARK": "1"}).spawn("trainers", Trainer)
+    for wait in (getting, awaiting, aside):
+        open(sys.argv[1], "w").close()
+        future = trainers.step.call(sys.argv[1])
+        threading.Timer(0.3, lambda: print("go", file=open(sys.argv[1], "w", buffering=1))).start()
+        try:
+            wait(future)
+        except StoppedAtBreakpoint as error:
+            assert "trainers gpus=0-1 stopped in the debugger" in str(error), error
+            assert "debug.resume()" in str(error), error
+        else:
+            raise AssertionError(wait)
+        debug.resume()
+        print(wait.__name__, future.get(20).values(), flush=True)
+"""
+
+ASKS = """
+if __name__ == "__main__":
+    trainers = this_host().spawn_procs(per_host={"gpus": 2}, env={"TORCH_TEST_MARK": "1"}).spawn("trainers", Trainer)
+    open(sys.argv[1], "w").close()
+    future = trainers.step.call(sys.argv[1])
+    threading.Timer(0.3, lambda: print("go", file=open(sys.argv[1], "w", buffering=1))).start()
+    print("ended with", future.get().values(), flush=True)
+"""
+
+
+def command(tmp_path: Path, text: str) -> tuple[list[str], dict[str, str]]:
+    script = tmp_path / "script.py"
+    script.write_text(ACTORS + text)
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/kernel_ext", "TERM": "dumb"}
+    return [sys.executable, str(script), str(tmp_path / "go")], env
+
+
+def test_a_script_that_waits_is_told_of_a_stop_that_comes_later_and_nothing_hangs(tmp_path: Path) -> None:
+    line, env = command(tmp_path, WAITS)
+    done = subprocess.run(
+        line, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    told = "getting [7, 7]\nawaiting [7, 7]\naside [7, 7]\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
+
+
+def test_a_script_at_a_terminal_opens_the_prompt_for_a_stop_that_comes_later(tmp_path: Path) -> None:
+    line, env = command(tmp_path, ASKS)
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(line, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        try:
+            seen = b""
+            for until, typed in ((b"mdb", b"p loss\n"), (b"7", b"c all\n"), (b"ended with [7, 7]", b"")):
+                start = len(seen)
+                while until not in seen[start:]:
+                    seen += os.read(ours, 4096)
+                os.write(ours, typed)
+            assert process.wait(SOON) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+    assert b"trainers gpus=0-1" in seen
