@@ -196,8 +196,12 @@ def missing_part(name: str) -> str | None:
 
 def no_counterpart(name: str) -> str:
     """What to say of a name below an alias that means nothing here."""
-    whose = "is private to torchmonarch and has" if "._" in name else "of torchmonarch has"
-    return f"{name} {whose} no counterpart here; the public names are in monarch.actor, see {PAGE}"
+    if "._" in name:
+        return (
+            f"{name} is private to torchmonarch and has no counterpart here; the public names are in monarch.actor, "
+            f"see {PAGE}"
+        )
+    return f"{name} has no counterpart here: dir({name.rpartition('.')[0]}) lists what there is, see {PAGE}"
 
 
 def check(name: str) -> None:

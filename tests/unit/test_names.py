@@ -134,7 +134,7 @@ def test_what_is_not_there_yet_can_be_asked_for(name: str) -> None:
 def test_a_name_that_an_alias_lacks_can_be_asked_for(module: str) -> None:
     found = importlib.import_module(module)
     assert not hasattr(found, "nonsense")
-    with pytest.raises(AttributeError, match=r"nonsense .* has no counterpart here"):
+    with pytest.raises(AttributeError, match=r"nonsense .*no counterpart here"):
         found.nonsense  # noqa: B018
 
 
