@@ -100,11 +100,11 @@ test("lines of several ranks give a mean with a band", () => {
 });
 
 test("a failure is told with where, when, who was told, and what to do while it is open", () => {
-  const one = { host: "h1", pid: 7, at: 50, detected: 50.2, told: [["trainers", "asked"], ["trainers", "not handled"], ["<root>", "shown"]], also: ["workers"], next: "heal_mesh(trainers)", state: "open", oom: true };
+  const one = { host: "h1", pid: 7, at: 50, detected: 52, told: [["trainers", "asked"], ["trainers", "not handled"], ["<root>", "shown"]], also: ["workers"], next: "heal_mesh(trainers)", state: "open", oom: true };
   const story = Object.fromEntries(storyOf(CLUSTER, one));
   assert.equal(story.what, "the host killed it because it ran out of memory");
   assert.equal(story.where, "host node1, pid 7");
-  assert.match(story.since, /, noticed 200 ms later$/);
+  assert.match(story.since, /, noticed 2\.0 s later$/);
   assert.equal(story.reported, "trainers was asked; then trainers did not handle it; then shown here, since no call waited");
   assert.equal(story.next, "heal_mesh(trainers)");
   assert.equal(Object.fromEntries(storyOf(CLUSTER, { ...one, state: "healed" })).next, undefined);

@@ -162,7 +162,7 @@ export function storyOf(cluster, one) {
   const each = one.processes ?? (one.host || one.pid ? [[one.host, one.pid ? [one.pid] : []]] : []);
   const place = each.map(([host, pids]) => [host && `host ${cluster.state.hosts[host]?.name ?? host}`, pids.length > 0 && pidsOf(pids)].filter(Boolean).join(", ")).join("; ");
   const late = (one.detected ?? one.at) - one.at;
-  const detected = late > 0.001 ? `, noticed ${late < 1 ? `${Math.round(late * 1000)} ms` : duration(late)} later` : "";
+  const detected = late >= 1 ? `, noticed ${duration(late)} later` : "";
   return [
     ["what", one.oom ? "the host killed it because it ran out of memory" : ""],
     ["where", place],
