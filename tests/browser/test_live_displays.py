@@ -181,7 +181,7 @@ def test_several_ranks_are_selected_by_keys_and_give_a_slice(notebook: Lab, grid
 
 def test_curves_and_lines_are_shown_as_they_come(notebook: Lab, grid: Any) -> None:
     curves = notebook.run("trainers.metrics")
-    curves.get_by_text("nothing told yet").wait_for(timeout=10_000)
+    curves.get_by_text("no metrics yet").wait_for(timeout=10_000)
     lines = notebook.run("%logs trainers")
     notebook.run("trainers.curve.call().get(); trainers.step.call(0.1).get()")
     curves.locator('.mnb-chart[aria-label*="loss: step 19"]').wait_for(timeout=10_000)

@@ -156,7 +156,7 @@ def test_a_job_that_is_not_what_is_wanted_now_is_ended_and_told(folder: Path, jo
     try:
         with caplog.at_level(logging.WARNING, "monarch_nb.job"):
             larger.state()
-        assert "is not what is wanted now: ProcessJob" in caplog.text
+        assert "differs from this one: ProcessJob" in caplog.text
         assert "<ProcessJob trainers=2> takes its place" in caplog.text
         until(lambda: not any(map(alive, old)), "the end of the old one")
     finally:
