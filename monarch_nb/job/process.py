@@ -13,6 +13,7 @@ from typing import Any
 
 from monarch_nb.host.bootstrap import command
 from monarch_nb.host.folders import base_folder
+from monarch_nb.job.later import ProcessState
 from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import JobTrait
 from monarch_nb.mesh import HostMesh, attach_to_workers
@@ -28,7 +29,7 @@ class ProcessJob(JobTrait):
     any process that has the job's file.
     """
 
-    _transient = frozenset({"_processes", "_given"})
+    _transient = frozenset({"_processes", "_given", "_host_to_pid"})
 
     def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -46,11 +47,21 @@ class ProcessJob(JobTrait):
     def _restored(self) -> None:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # those that are children of this process
         self._given: list[HostMesh] = []
+        # As torchmonarch has it: a subclass with a `_create` of its own puts the workers there that it has started.
+        self._host_to_pid: dict[str, ProcessState] = {}
         for pid, born in self._workers.values():
             if not isinstance(pid, int) or not isinstance(born, str) or pid <= 1:
                 raise ValueError("it names no processes")
         if not isinstance(self._folder, str) or {type(count) for count in self._meshes.values()} - {int}:
             raise ValueError("it names no meshes")
+
+    def _adopt(self) -> None:
+        for host, started in self._host_to_pid.items():
+            self._workers.setdefault(host, [started.pid, born(started.pid)])
+
+    def _address(self, host: str) -> str:
+        started = self._host_to_pid.get(host)
+        return started.channel if started is not None else f"ipc://{self._folder}/{host}"
 
     def _hosts(self) -> list[str]:
         return [f"{name}_{number}" for name, count in self._meshes.items() for number in range(count)]
@@ -68,18 +79,20 @@ class ProcessJob(JobTrait):
                         start_new_session=True,
                     )  # fmt: skip
                 self._processes[process.pid] = process
-                self._workers[host] = [process.pid, born(process.pid)]
+                self._host_to_pid[host] = ProcessState(process.pid, f"ipc://{self._folder}/{host}")
+                self._adopt()
         except BaseException:  # an interrupt too: nothing of a half-made job may stay
             self._kill()
             raise
 
     def _state(self) -> JobState:
+        self._adopt()
         lost = self._lost()
         if lost:
             raise RuntimeError(f"the job is gone: {self._told()}: {lost}")
         meshes = {}
         for name, count in self._meshes.items():
-            workers = [f"ipc://{self._folder}/{name}_{number}" for number in range(count)]
+            workers = [self._address(f"{name}_{number}") for number in range(count)]
             meshes[name] = attach_to_workers(name=name, ca="trust_all_connections", workers=workers)
         self._given += meshes.values()
         return JobState(meshes)
@@ -114,6 +127,7 @@ class ProcessJob(JobTrait):
         return same and not self._lost()
 
     def _kill(self) -> None:
+        self._adopt()
         given = [mesh for mesh in self._given if not mesh._ended]
         closing = [mesh.shutdown() for mesh in given if reached(mesh)]
         for mesh in given:

@@ -72,6 +72,11 @@ class HostMesh(MeshTrait):
             self._name, self._found, region, python=self._python, ended=self._ended, identity=self._identity
         )
 
+    @property
+    def _inner_host_mesh(self) -> "HostMesh | None":
+        """None once it was shut down: torchmonarch's programs look there."""
+        return None if self._ended else self
+
     def _usable(self) -> None:
         if self._ended:
             raise RuntimeError(f"HostMesh has already been {self._ended[0]}")

@@ -4,9 +4,11 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,13 @@ from monarch_nb.job import (
     job_load,
     job_loads,
     load_current_job,
+    new_service_proc_id,
+    service_proc_addr,
     set_current_job,
 )
+from monarch_nb.job.later import ProcessState
 from tests.cluster.fault_tools import ROOT, SOON, until
-from tests.cluster.worker_tools import cold, light_host, where  # noqa: F401 - a fixture
+from tests.cluster.worker_tools import cold, light_host, start_worker, where  # noqa: F401 - a fixture
 from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
@@ -324,3 +329,28 @@ def test_each_state_gives_host_meshes_of_its_own_and_a_stop_ends_what_was_spawne
         until(lambda: not any(alive(pid) for pid in others), "the end of what ran on the second")
     finally:
         job.kill()
+
+
+class OwnWorkers(ProcessJob):
+    """Starts its workers as programs of torchmonarch do that need more of them."""
+
+    def _create(self, client_script: str | None) -> None:
+        self._tmpdir = tempfile.mkdtemp(prefix="own")
+        address = service_proc_addr(f"ipc://{self._tmpdir}/hosts_0", new_service_proc_id())
+        self.process = start_worker(address)
+        self._host_to_pid["hosts_0"] = ProcessState(self.process.pid, address)
+
+
+def test_a_job_may_start_its_workers_itself_and_a_host_mesh_tells_that_it_was_shut_down() -> None:
+    job = OwnWorkers({"hosts": 1})
+    try:
+        hosts = job.state(cached_path=None).hosts
+        assert pids_of(job) == [job.process.pid]
+        assert len(where(cold(hosts)).pid.call().get(60)) == 1
+        assert hosts._inner_host_mesh is hosts
+        hosts.shutdown().get(SOON)
+        assert hosts._inner_host_mesh is None
+    finally:
+        job.kill()
+        assert job.process.wait(SOON) in (0, -signal.SIGTERM)
+        shutil.rmtree(job._tmpdir)
