@@ -14,13 +14,16 @@ _COMMANDS = re.compile(
     r"|\x1b[ -/]+[0-~]"  # character sets
     r"|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 )
-_SUSPECT = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # quick to find that there is none
+_SUSPECT = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;:]*m)")  # no colour
 _TYPE: Any = vars(type)  # a metaclass may have names of its own
 
 
 def harmless(text: str) -> str:
     """A text without commands to a terminal but colours, tabs, ends of lines, carriage returns and backspaces."""
-    return _COMMANDS.sub(_without_command, text) if _SUSPECT.search(text) else text
+    if _CONTROL.search(text) is None or _SUSPECT.search(text) is None:
+        return text
+    return _COMMANDS.sub(_without_command, text)
 
 
 def _without_command(found: re.Match[str]) -> str:
@@ -41,10 +44,10 @@ class Harmless(msgspec.Struct, frozen=True):
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, tuple):
-                if not any(isinstance(each, str) and _SUSPECT.search(each) for each in value):
+                if not any(isinstance(each, str) and _CONTROL.search(each) for each in value):
                     continue
                 clean: Any = tuple(harmless(each) if isinstance(each, str) else each for each in value)
-            elif isinstance(value, str) and _SUSPECT.search(value):
+            elif isinstance(value, str) and _CONTROL.search(value):
                 clean = harmless(value)
             else:
                 continue
