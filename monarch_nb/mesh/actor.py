@@ -246,10 +246,8 @@ def spawn_actors(
         kind=kind,
         born=Born(cls, arguments, spec, instance),
     )
-    engine.meshes[state.uid] = state
-    procs._state.actors[state.uid] = state
-    engine.keeper.own(instance, state)
     try:
+        engine.keeper.own(instance, state)
         state.born.initialized = send_spawn(state, region, frames)
         engine.keeper.event("spawning", state)
     except BaseException:  # Ctrl-C too: nobody will ever hold it

@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +82,35 @@ def ensure_host(engine: Runtime) -> None:
     """
     if engine.keeper._mesh is not None or (engine.host in _agents and not _ahead):
         return
-    with _lock:
-        if _ahead.pop(engine.host, None) not in (None, begun_with()):
-            handle = _agents.pop(engine.host)
-            handle.kill()
-            clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
-        if engine.host not in _agents:
-            folder = run_folder_for(engine.host)
-            _start(engine, engine.host, Path(folder))
+
+    def ensure() -> None:
+        with _lock:
+            if _ahead.pop(engine.host, None) not in (None, begun_with()):
+                handle = _agents.pop(engine.host)
+                handle.kill()
+                clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
+            if engine.host not in _agents:
+                folder = run_folder_for(engine.host)
+                _start(engine, engine.host, Path(folder))
+
+    _aside(ensure)
+
+
+def _aside(function: Callable[[], None]) -> None:
+    """Runs it on a thread of its own: an interrupt ends the wait for it, and leaves no agent half started."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="monarch-agent-start", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 def prestart(engine: Runtime) -> None:
@@ -152,11 +173,16 @@ def _watch_agent(engine: Runtime, handle: AgentHandle) -> None:
 
 def _revive(engine: Runtime, hosts: Iterable[str]) -> None:
     """Starts the agents of local hosts again that have died; they keep their names."""
-    for host in hosts:
-        if host in _died:
+    dead = [host for host in hosts if host in _died]
+
+    def start() -> None:
+        for host in dead:
             with _lock:
                 if host in _died:
                     _start(engine, host, run_folder_for(host))
+
+    if dead:
+        _aside(start)
 
 
 def local_hosts(count: int, name: str = "hosts") -> HostMesh:
@@ -164,11 +190,15 @@ def local_hosts(count: int, name: str = "hosts") -> HostMesh:
     engine = runtime()
     ensure_host(engine)
     hosts = [engine.host]
-    with _lock:
-        for _ in range(count - 1):
-            host = new_host_id()
-            _start(engine, host, Path(run_folder_for(host)))
-            hosts.append(host)
+
+    def start() -> None:
+        with _lock:
+            for _ in range(count - 1):
+                host = new_host_id()
+                _start(engine, host, Path(run_folder_for(host)))
+                hosts.append(host)
+
+    _aside(start)
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
 
 

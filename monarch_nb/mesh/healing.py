@@ -16,6 +16,7 @@ from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.runtime import HOOK, SPAWN, Future, PendingCall
 from monarch_nb.shape import Region, runs
 from monarch_nb.supervision import Cause, HealError, Life
+from monarch_nb.transport import held_back
 from monarch_nb.wire import Header, Status, text_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Heals:
             state = state.procs
         if state.home == self._engine.address:
             if kill:
-                return self._anew(state, region.ranks(), await_hooks=True)
+                return held_back(lambda: self._anew(state, region.ranks(), await_hooks=True))
             return self._keeper.driver.heal(state.uid, runs(region))
         future: Future[None] = Future._make(story=lambda: f"{state.name} is being healed")
 

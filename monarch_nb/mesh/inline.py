@@ -13,7 +13,7 @@ from monarch_nb.mesh.console import Console, run_source
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import ROOT, ActorCell, Runtime, SpawnActor, endpoint, runtime
-from monarch_nb.transport import UnreachableError
+from monarch_nb.transport import UnreachableError, held_back
 from monarch_nb.wire import Header, Kind
 
 if TYPE_CHECKING:
@@ -162,4 +162,4 @@ def kill(procs: ProcMesh) -> None:
     if engine.inline is None or set(state.layout.hosts) != {engine.inline.host}:
         raise ValueError(f"{state.name} consists of real processes: os.kill(pid, signal.SIGKILL) ends one")
     for rank in procs._region.ranks():
-        engine.inline.kill(state.address(rank))
+        held_back(engine.inline.kill, state.address(rank))

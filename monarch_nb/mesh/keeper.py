@@ -16,6 +16,7 @@ from monarch_nb.mesh.watching import Watching
 from monarch_nb.runtime import ActorLife, Future, Instance, Runtime, SpawnActor
 from monarch_nb.shape import NDSlice, Region, runs
 from monarch_nb.supervision import Action, Driver, Life, Machine, MeshSpec, Refusal, RootPolicy, Selection
+from monarch_nb.transport import held_back
 from monarch_nb.wire import Header, Layout
 
 if TYPE_CHECKING:
@@ -93,7 +94,13 @@ class Keeper:
         return MeshSpec(uid=state.uid, name=state.name, kind="actors", ranks=ranks, extent=shape, on=state.procs.uid)
 
     def own(self, instance: Instance, state: MeshState) -> None:
-        """An actor of this process has spawned a mesh."""
+        """An actor of this process has spawned a mesh: from now on it is known, and has an owner."""
+        held_back(self._own, instance, state)
+
+    def _own(self, instance: Instance, state: MeshState) -> None:
+        self.engine.meshes[state.uid] = state
+        if isinstance(state, ActorState):
+            state.procs.actors[state.uid] = state
         self._owned.setdefault(instance.stream, []).append(state.uid)
         life = (instance.base_rank, instance.incarnation) if instance.mesh else None
 
@@ -153,7 +160,6 @@ class Keeper:
         if state is None:
             layout = Layout(uid, (self.engine.host,), 1)
             state = ProcState(uid, "this_proc", region, self.engine.address, layout=layout)
-            self.engine.meshes[uid] = state
             self.own(self.engine.root, state)
         return ProcMesh(state, state.region)
 

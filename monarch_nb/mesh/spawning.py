@@ -193,9 +193,8 @@ def spawn_proc_mesh(
     known = tuple(engine.meshes.values())
     living = [one for one in known if isinstance(one, ProcState) and one.stopped is None]
     warn_of_shared(name, hosts, env, [one for one in living if isinstance(one.born, ProcBorn)])
-    engine.meshes[uid] = state
-    engine.keeper.own(instance, state)
     try:
+        engine.keeper.own(instance, state)
         born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
         mesh = ProcMesh(state, region)
         engine.keeper.event("spawning", state)

@@ -1,6 +1,7 @@
 """Stopping meshes, or slices of them: no failure, but the end of what is in them."""
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -15,6 +16,7 @@ from monarch_nb.runtime import ActorLife, Future, Instance
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, places_of
 from monarch_nb.supervision.report import PROCS_STOPPED
+from monarch_nb.transport import held_back
 from monarch_nb.wire import Header, Status
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class Stops:
         self._engine = keeper.engine
         self._whole: dict[str, Future[None]] = {}
         self._former: deque[MeshState] = deque()
+        self._forgetting = threading.Lock()
         self._engine.controls.update({"actor.stop": self._stop_actor, "mesh.stop": self._asked})
 
     def stop(self, state: MeshState, reason: str, region: Region | None = None) -> Future[None]:
@@ -67,11 +70,11 @@ class Stops:
         ranks = None if whole or region is None else tuple(region.ranks())
         if state.home != self._engine.address:
             return self._ask(state, ranks, reason)
-        if state.stopped is not None and state.uid not in self._engine.meshes:
-            return Future._resolved(None)  # it was forgotten long ago
+        if state.uid not in self._engine.meshes:
+            return Future._resolved(None)  # it was forgotten long ago, or cut off before it was anything
         if isinstance(state, ProcState) and state.born is None:
             raise RuntimeError("this process cannot stop itself: stop the actors on it, or leave by shutdown_context()")
-        return self._stop(state, ranks, reason)
+        return held_back(self._stop, state, ranks, reason)
 
     def again(self, state: MeshState) -> None:
         """Lives of a stopped mesh came into being after its stop: they are stopped as well."""
@@ -131,14 +134,16 @@ class Stops:
         self._keeper.event("stopping", state)
 
         def done(_: Future[Any]) -> None:
-            self.mark(state, ranks, reason, over=True)
-            if ranks is None:
-                self._let_go(state)
-            self._keeper.news.stopped(state, ranks, reason, over=True)
-            self._keeper.event("stopped", state)
-            if ranks is None:
-                self._forget_formers(state)
-            future._set(None)
+            try:
+                self.mark(state, ranks, reason, over=True)
+                if ranks is None:
+                    self._let_go(state)
+                self._keeper.news.stopped(state, ranks, reason, over=True)
+                self._keeper.event("stopped", state)
+                if ranks is None:
+                    self._forget_formers(state)
+            finally:
+                future._set(None)
 
         under_way._on_done(done)
         return future
@@ -152,9 +157,10 @@ class Stops:
 
     def _forget_formers(self, stopped: MeshState) -> None:
         """What is written down of a mesh goes some time after it: a notebook may spawn meshes for weeks."""
-        self._former.append(stopped)
-        while len(self._former) > KEPT:
-            old = self._former.popleft()
+        with self._forgetting:  # several threads may see a stop through
+            self._former.append(stopped)
+            olds = [self._former.popleft() for _ in range(len(self._former) - KEPT)]
+        for old in olds:
             gone = (old, *(old.actors.values() if isinstance(old, ProcState) else ()))
             for one in gone:
                 self._engine.meshes.pop(one.uid, None)

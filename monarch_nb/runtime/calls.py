@@ -170,8 +170,9 @@ class PendingCall:
             missing = [place for place, reply in enumerate(self._replies) if reply is None and place not in raised]
             raise self._actor_error(raised, self.size, missing)
         replies = [reply for reply in self._replies if reply is not None]
+        value = self._build(replies)
         self._replies = [_opened] * self.size  # they know this call: neither is to wait for a garbage collection
-        return self._build(replies)
+        return value
 
     def _watch_window(self) -> None:
         me = weakref.ref(self)

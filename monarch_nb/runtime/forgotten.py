@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.05  # after the first of some: what is forgotten together is told together
+CLOSE_SECONDS = 1.0
 _QUIET = (CancelledError, KeyboardInterrupt)  # somebody has wanted that
 
 
@@ -25,11 +26,10 @@ def _log(error: BaseException, count: int) -> None:
     logger.error("Nobody waited for this call (`.get()` is missing)%s: %s", more, error_line(error))
 
 
-tell: Callable[[BaseException, int], None] = (
-    _log  # of some that are alike the first, and how many; a notebook has its own
-)
+# Of some that are alike the first, and how many; a notebook has its own.
+tell: Callable[[BaseException, int], None] = _log
 leaving = False  # this process leaves the cluster: what fails from now on fails of that, and is nobody's news
-_queue: "SimpleQueue[Callable[[], Any]]" = SimpleQueue()
+_queue: "SimpleQueue[Callable[[], Any] | None]" = SimpleQueue()  # None ends the thread
 _thread: threading.Thread | None = None
 _starting = threading.Lock()
 
@@ -42,6 +42,17 @@ def ready() -> None:
             if _thread is None:
                 _thread = threading.Thread(target=_run, name="monarch-forgotten", daemon=True)
                 _thread.start()
+
+
+def close() -> None:
+    """What is forgotten by now is told; blocks for that, briefly. Another `ready` begins anew."""
+    global _thread
+    with _starting:
+        thread, _thread = _thread, None
+    if thread is not None:
+        _queue.put(None)
+        if thread is not threading.current_thread():
+            thread.join(CLOSE_SECONDS)
 
 
 def forget(outcome: Callable[[], Any]) -> None:
@@ -67,12 +78,14 @@ def watch(future: "Future[Any]", held: Callable[[], bool]) -> None:
 
 
 def _run() -> None:
-    while True:
+    over = False
+    while not over:
         found = [_queue.get()]
-        time.sleep(GATHER_SECONDS)
+        time.sleep(GATHER_SECONDS if found[0] is not None else 0.0)
         while not _queue.empty():
             found.append(_queue.get())
-        _tell_each(found)
+        over = None in found
+        _tell_each([outcome for outcome in found if outcome is not None])
         found.clear()
 
 

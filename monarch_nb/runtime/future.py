@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from monarch_nb.runtime import forgotten
+from monarch_nb.transport import held_back
 from monarch_nb.wire import ActorError, error_line
 
 logger = logging.getLogger(__name__)
@@ -160,14 +161,14 @@ class Future(Generic[R]):
         return True
 
     def _set(self, value: R) -> bool:
-        return self._finish(value, None, None, False)
+        return held_back(self._finish, value, None, None, False)
 
     def _set_lazy(self, resolve: Callable[[], R], *, failed: bool = False) -> bool:
         """Resolved with a value that is computed, once, by whoever looks first; or `failed`: it raises."""
-        return self._finish(None, None, resolve, failed)
+        return held_back(self._finish, None, None, resolve, failed)
 
     def _fail(self, error: BaseException) -> bool:
-        return self._finish(None, error, None, True)
+        return held_back(self._finish, None, error, None, True)
 
     def _hand_out(self) -> None:
         """It goes to somebody who is told of an error that they never look at: see `forgotten`."""
@@ -181,6 +182,9 @@ class Future(Generic[R]):
 
     def _on_done(self, callback: Callable[["Future[R]"], None]) -> None:
         """Calls back once, on the resolving thread, or at once when resolved already."""
+        held_back(self._call_back, callback)
+
+    def _call_back(self, callback: Callable[["Future[R]"], None]) -> None:
         with _transitions:
             if not self._done:
                 if self._callbacks is None:
@@ -193,6 +197,10 @@ class Future(Generic[R]):
         return self._fail(CancelledError("it was cancelled"))
 
     def _observe(self) -> None:
+        if self._start is not None:
+            held_back(self._begin)
+
+    def _begin(self) -> None:
         start, self._start = self._start, None
         if start is not None:
             start()
@@ -231,6 +239,8 @@ class Future(Generic[R]):
                 if resolve is not None:
                     try:
                         self._value = resolve()
+                    except KeyboardInterrupt:
+                        raise  # of who looks: the next look decodes it again
                     except BaseException as error:
                         self._error = error
                     # What is behind it knows this future: let go of, so that neither waits for a garbage collection.

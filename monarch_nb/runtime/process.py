@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_nb.routing import Branch, below, indices
-from monarch_nb.runtime import features, log_prefix
+from monarch_nb.runtime import features, forgotten, log_prefix
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cancels import Cancels
 from monarch_nb.runtime.cell import HOOK, ActorCell
@@ -28,7 +28,7 @@ from monarch_nb.runtime.ports import UNRETURNED, PortTable
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.waits import Waits
 from monarch_nb.settings import settings
-from monarch_nb.transport import DescriptorLimitError, Parcel, TransportError, UnreachableError, lost_here
+from monarch_nb.transport import DescriptorLimitError, Parcel, TransportError, UnreachableError, held_back, lost_here
 from monarch_nb.wire import Header, Kind, Status, check_size, decode, encode_exception
 from monarch_nb.wire.header import SKIP, TOLD_ELSEWHERE, CastPlan
 
@@ -450,8 +450,11 @@ class Runtime:
         if self.closed:
             return
         self.closed = True
+        kept, forgotten.leaving = forgotten.leaving, True
         for call in tuple(self.calls.values()):
             call.fail(RuntimeError(f"{call.title}() was under way when this process left the cluster"))
+        forgotten.close()
+        forgotten.leaving = kept
         self.clock.close()
         self.node.close(linger)
 
@@ -472,7 +475,7 @@ def runtime() -> Runtime:
             if _runtime is None:
                 if _factory is None:
                     raise RuntimeError("import monarch.actor first")
-                install(_factory())
+                held_back(lambda factory: install(factory()), _factory)
     assert _runtime is not None
     return _runtime
 

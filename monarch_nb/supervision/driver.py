@@ -33,6 +33,7 @@ from monarch_nb.supervision.hands import Hands
 from monarch_nb.supervision.hooks import UndeliverableMessage, run_hook
 from monarch_nb.supervision.machine import Machine, RootPolicy
 from monarch_nb.supervision.ranks import Life
+from monarch_nb.transport import held_back
 from monarch_nb.wire import Header, Kind, error_line, format_exception
 from monarch_nb.wire.header import JUDGING
 
@@ -62,7 +63,14 @@ class Driver(Causes):
     # -- events in, actions out -------------------------------------------------------------------------------------
 
     def feed(self, event: Callable[[Machine], list[Action]]) -> None:
-        """Gives the machine one event and carries out what follows."""
+        """Gives the machine one event and carries out what follows; an interrupt comes after that.
+
+        An action that was decided on and never carried out, or a driver that takes itself to be at it for ever, would
+        leave all that comes later waiting.
+        """
+        held_back(self._feed, event)
+
+    def _feed(self, event: Callable[[Machine], list[Action]]) -> None:
         with self._lock:
             self._actions.extend(event(self.machine))
             under_way, self._acting = self._acting, True
@@ -336,6 +344,9 @@ class Driver(Causes):
 
     def heal(self, uid: str, selection: "Selection" = None, *, await_hooks: bool = True) -> Future[None]:
         """Brings failed ranks of a mesh back; the future fails with HealError when they do not come."""
+        return held_back(self._heal, uid, selection, await_hooks)
+
+    def _heal(self, uid: str, selection: "Selection", await_hooks: bool) -> Future[None]:
         with self._lock:
             self._heal_number += 1
             number = self._heal_number

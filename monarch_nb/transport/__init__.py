@@ -11,7 +11,7 @@ from monarch_nb.transport.errors import (
     lost_here,
 )
 from monarch_nb.transport.greeting import Unready, greet, knock, split
-from monarch_nb.transport.interrupts import take_back, throw_into, uninterrupted
+from monarch_nb.transport.interrupts import held_back, take_back, throw_into, uninterrupted
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.node import Node
 from monarch_nb.transport.parcel import Parcel
@@ -31,6 +31,7 @@ __all__ = [
     "bound_at",
     "descriptors_for",
     "greet",
+    "held_back",
     "is_descriptor_limit",
     "knock",
     "lost_here",

@@ -33,11 +33,12 @@ def _note(signum: int, frame: FrameType | None) -> None:
 class _Guard:
     """One thread's section: whoever wants to throw into the thread takes `lock` first."""
 
-    __slots__ = ("__weakref__", "inside", "lock", "main")
+    __slots__ = ("__weakref__", "holding", "inside", "lock", "main", "outer")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.inside = False
+        self.outer = threading.Lock()  # of what is held back for longer; taken before `lock`
+        self.inside = self.holding = False
         self.main = threading.current_thread() is threading.main_thread()
 
 
@@ -88,6 +89,35 @@ def uninterrupted(function: Callable[..., T], *args: Any) -> T:
                 handler(_SIGINT, frame)
 
 
+def held_back(function: Callable[..., T], *args: Any) -> T:
+    """Call `function(*args)` with interrupts held back until it has returned, so that it is done whole.
+
+    Unlike `uninterrupted` it may send and take locks; it must not wait for answers, as Ctrl-C does not end that here.
+    """
+    guard = _guards.guard
+    if guard.inside or guard.holding:
+        return function(*args)
+    with guard.outer:
+        handler = _current(_SIGINT) if guard.main else None
+        if not callable(handler):
+            try:
+                guard.holding = True
+                return function(*args)
+            finally:
+                guard.holding = False
+        try:
+            _swap(_SIGINT, _note)
+            guard.holding = True
+            return function(*args)
+        finally:
+            guard.holding = False
+            _swap(_SIGINT, handler)
+            if _noted:
+                frame = _noted.pop()
+                _noted.clear()
+                handler(_SIGINT, frame)
+
+
 def throw_into(thread: int, exception: type[BaseException]) -> bool:
     """Raise `exception` in another thread (its ident) as soon as it runs Python outside a section.
 
@@ -96,7 +126,7 @@ def throw_into(thread: int, exception: type[BaseException]) -> bool:
     guard = _by_thread.get(thread)
     if guard is None:
         return int(_set_async_exc(thread, exception)) == 1
-    with guard.lock:
+    with guard.outer, guard.lock:
         return int(_set_async_exc(thread, exception)) == 1
 
 

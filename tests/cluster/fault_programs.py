@@ -24,11 +24,13 @@ from monarch_nb.actor import Channel, ProcMesh, SupervisionError, heal_mesh, run
 from monarch_nb.config import configure
 from monarch_nb.exceptions import DescriptorLimitError, HealError
 from monarch_nb.mesh import controller, notebook_mode
+from monarch_nb.mesh.inline import in_process_host, kill
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.mesh.view import conditions
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.transport import peer
 from tests.cluster.fault_tools import SOON, Worker, begun, status, until
+from tests.cluster.interrupt_steps import Steps
 
 
 def say(*words: object) -> None:
@@ -251,6 +253,54 @@ def cycles(times: str) -> None:
     cycle()
     left = [one.address for one in status().procs if one.state != "exited"]
     say("done", cuts, left)
+
+
+STATEFUL = ("driver.py", "stops.py", "keeper.py", "spawning.py", "healing.py", "heal.py", "requests.py", "future.py")
+
+
+def steps(part: str, of: str) -> None:
+    """Is interrupted at one step after the other of a spawn, a heal and a stop; after each, all of it works at once.
+
+    Of the steps in all modules it takes one in `of`; `part` 0 takes only those in modules that keep what happens.
+    """
+    quiet()
+    host = in_process_host()
+    soon = 10.0
+
+    def cycle() -> None:
+        procs = host.spawn_procs(per_host={"gpus": 2}, name="procs")
+        workers = procs.spawn("workers", Worker)
+        assert workers.rank.call().get(soon).values() == [0, 1]
+        kill(procs.slice(gpus=1))
+        with contextlib.suppress(SupervisionError):
+            workers.rank.call().get(soon)
+        heal_mesh(workers, timeout=soon)
+        assert workers.rank.call().get(soon).values() == [0, 1]
+        procs.stop().get(soon)
+
+    cycle()
+    with Steps() as all_steps:
+        cycle()
+    wanted = [step for step in all_steps.seen if part != "0" or os.path.basename(step.file) in STATEFUL]
+    cuts = 0
+    for step in wanted[int(part) % int(of) :: int(of)]:
+        for visit in sorted({1, all_steps.seen[step]}):
+            try:
+                with Steps(step, visit):
+                    cycle()
+            except KeyboardInterrupt:
+                cuts += 1
+            try:
+                for state in list(runtime().meshes.values()):
+                    if isinstance(state, ProcState) and state.born is not None and state.stopped is None:
+                        left = ProcMesh(state, state.region)
+                        heal_mesh(left, timeout=soon)
+                        left.stop().get(soon)
+                cycle()
+            except Exception as error:
+                say("done", cuts, f"after an interrupt at {step}, visit {visit}: {type(error).__name__}: {error}")
+                os._exit(1)
+    say("done", cuts, sorted(runtime().inline._alive))
 
 
 # -- to be starved ---------------------------------------------------------------------------------------------------

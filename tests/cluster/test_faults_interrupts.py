@@ -30,6 +30,25 @@ def test_interrupts_during_spawn_heal_and_stop() -> None:
         assert program.end() == 0
 
 
+def test_an_interrupt_at_any_step_leaves_nothing_that_a_later_heal_waits_for() -> None:
+    with Program("steps", 0, 12) as program:
+        cuts, left = program.line("done").split(maxsplit=1)
+        assert left == "[]"
+        assert int(cuts) > 10
+        assert program.end() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(1, 9))
+def test_an_interrupt_at_every_step_leaves_nothing_that_a_later_heal_waits_for(part: int) -> None:
+    with Program("steps", part, 8) as program:
+        cuts, left = program.line("done", timeout=800).split(maxsplit=1)
+        assert left == "[]"
+        assert int(cuts) > 100
+        assert program.end() == 0
+
+
 @pytest.mark.parametrize("place", ["start", "announce"])
 def test_a_spawn_that_is_cut_off_leaves_no_process(host: Any, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     def cut(*args: Any) -> Any:
