@@ -24,7 +24,7 @@ from monarch_nb.host.leases import Leases, is_proc
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.logs import LogTailer
 from monarch_nb.host.loop import READ, Loop
-from monarch_nb.host.options import Options, parse
+from monarch_nb.host.options import Options, parse, ready_text
 from monarch_nb.host.post import Post
 from monarch_nb.host.protocol import Exited, Ready, Started
 from monarch_nb.host.pulse import Pulse
@@ -85,7 +85,8 @@ class Agent:
         if self._options.owner_fd is not None:
             self._loop.register(self._options.owner_fd, READ, self._owner_pipe)
         terminated = "the host agent was terminated"
-        signal.signal(signal.SIGTERM, lambda *_: self._loop.post(lambda: self._give_up(terminated)))
+        for signum in (signal.SIGTERM, signal.SIGINT)[: 2 if self._options.terminal else 1]:
+            signal.signal(signum, lambda *_: self._loop.post(lambda: self._give_up(terminated)))
         if self._options.prewarm:
             self._children.forker.prewarm()
         say_ready(Ready(host=self._options.host, pid=os.getpid(), address=self.address, run_folder=str(self._folder),
@@ -286,7 +287,7 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
         return early  # a template, or a proc, that has ended
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     try:
-        Agent(options, cord, early).run(lambda ready: _say(options.ready_fd, ready))
+        Agent(options, cord, early).run(lambda ready: _say(options, ready))
     except TransportError as error:  # it cannot listen where it should
         sys.stderr.write(f"{error}\n")
         _leave_nothing(options)
@@ -299,11 +300,12 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     return 0
 
 
-def _say(ready_fd: int, ready: Ready) -> None:
+def _say(options: Options, ready: Ready) -> None:
+    told = ready_text(options, ready).encode() if options.terminal else msgspec.json.encode(ready)
     with contextlib.suppress(BrokenPipeError):  # who waited for it is gone, which its pipe tells as well
-        os.write(ready_fd, msgspec.json.encode(ready) + b"\n")
-    if ready_fd > 2:
-        os.close(ready_fd)
+        os.write(options.ready_fd, told + b"\n")
+    if options.ready_fd > 2:
+        os.close(options.ready_fd)
 
 
 def _leave_nothing(options: Options) -> None:

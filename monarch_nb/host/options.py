@@ -1,12 +1,15 @@
 """The command line of a host agent."""
 
 import argparse
+import os
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from monarch_nb.host.folders import lasting_host_id, new_host_id, run_folder_for
+from monarch_nb.host.protocol import Ready
 
 
 class Options(Struct, frozen=True):
@@ -24,11 +27,18 @@ class Options(Struct, frozen=True):
     lease_s: float
     prewarm: bool
     keep_folder: bool
+    terminal: bool = False  # somebody has started it there, reads what it says, and may press Ctrl-C
+
+
+_EXAMPLE = (
+    "Example: --tcp tcp://0.0.0.0:22222 --key job.key --keep. It makes the key file if there is none; controllers that "
+    "have the same file may use this machine."
+)
 
 
 def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Options:
     """Read the command line; prints usage and exits on a wrong one."""
-    parser = argparse.ArgumentParser(prog=prog, description="Run a Monarch host agent.")
+    parser = argparse.ArgumentParser(prog=prog, description="Run a Monarch host agent.", epilog=_EXAMPLE)
     parser.add_argument(
         "--host", help="id of this host (default: a new one; with --keep and a fixed port, the same at each start)"
     )
@@ -65,4 +75,17 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
         insecure_loopback=found.insecure_loopback,
         owner_fd=None if found.keep else found.owner_fd, ready_fd=found.ready_fd, lease_s=found.lease_s,
         prewarm=found.prewarm, keep_folder=found.keep_folder,
+        terminal=os.isatty(0) and os.isatty(found.ready_fd),
     )  # fmt: skip
+
+
+def ready_text(options: Options, ready: Ready) -> str:
+    """What somebody at a terminal reads once the agent runs."""
+    lines = [f"Host agent {ready.host} runs (process {ready.pid}). Ctrl-C ends it, and all processes on it."]
+    if ready.endpoint is not None:
+        key = f', key="{options.key}"' if options.key is not None else ", insecure_loopback=True"
+        name = ready.endpoint.replace("0.0.0.0", platform.node())
+        lines.insert(0, f'Attach to this machine with: attach_hosts(["{name}"]{key})')
+    if options.dial is not None:
+        lines.insert(0, f"It joins the controller at {options.dial} as soon as that accepts hosts.")
+    return "\n".join(lines)

@@ -106,3 +106,27 @@ def test_a_limit_that_is_too_low_ends_with_status_1_and_what_to_do() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "limits.conf" in done.stdout
+
+
+def test_an_agent_at_a_terminal_says_how_to_attach_to_it_and_ends_by_an_interrupt(
+    tmp_path: Path,
+) -> None:
+    address, key = f"tcp://127.0.0.1:{free_port()}", tmp_path / "job.key"
+    terminal, its_end = os.openpty()
+    command = [sys.executable, "-m", "monarch_nb", "agent", "--tcp", address, "--key", str(key), "--keep"]
+    agent = subprocess.Popen(command, stdin=its_end, stdout=its_end, stderr=subprocess.PIPE)
+    os.close(its_end)
+    try:
+        said = ""
+        while "Ctrl-C" not in said:
+            said += os.read(terminal, 4096).decode()
+        assert f'attach_hosts(["{address}"], key="{key}")' in said.replace("\r\n", "\n")
+        assert "{" not in said
+        agent.send_signal(signal.SIGINT)
+        assert agent.wait(20) == 0
+    finally:
+        agent.kill()
+        agent.wait()
+        os.close(terminal)
+        assert agent.stderr is not None
+        agent.stderr.close()
