@@ -12,7 +12,7 @@ from monarch_nb.debug.prompt import NoPrompt, Waiting
 from monarch_nb.runtime import Future, current, future, waiters
 from monarch_nb.runtime.future import WAIT_TICK
 
-HOW = "Look at them with monarch.debug (table, eval), let them go on with debug.resume(); then .get() again"
+HOW = "Look at them with monarch.debug (table, eval), continue them with debug.resume(); then .get() again"
 
 
 class Attending:

@@ -90,6 +90,7 @@ def test_the_readme_says_who_needs_which_extra(metadata: Message) -> None:
     for extra in metadata.get_all("Provides-Extra", []):
         if extra != "dev":
             assert f"`{extra}`" in install, extra
+    assert f"monarch_nb-{__version__}-py3-none-any.whl[lab]" in install
 
 
 def _texts(source: str) -> list[str]:
