@@ -227,7 +227,7 @@ def test_actors_on_procs_owned_elsewhere_follow_when_those_are_healed() -> None:
     supervised.proc_exited("far", 1, 0, KILLED)
     (refused,) = supervised.heal_requested("A", 0, 1)
     assert isinstance(refused, HealRefused)
-    assert "procs" in refused.text
+    assert "processes that have failed" in refused.text
     assert supervised.respawned("far", [(1, 1)]) == [Recreate("A", ((1, 1),))]
     assert supervised.recreated("A", [(1, 1)]) == [Recreate("B", ((1, 1),))]
     assert isinstance(supervised.recreated("B", [(1, 1)])[0], Healed)
