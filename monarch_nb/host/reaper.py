@@ -92,16 +92,26 @@ def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
         pass
 
 
-def end_descendants() -> None:
-    """SIGKILL every child that is left, adopted ones too (Linux)."""
+def end_all_descendants() -> None:
+    """SIGKILL every child, and what is adopted when these end; blocks until there are none (Linux)."""
+    while end_descendants():
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+
+
+def end_descendants() -> bool:
+    """SIGKILL every child that is left, adopted ones too (Linux); False where they cannot be known."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             pids = [int(word) for word in file.read().split()]
     except OSError:
-        return
+        return False
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         except (ProcessLookupError, ChildProcessError):
             pass
+    return True

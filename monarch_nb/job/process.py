@@ -1,6 +1,5 @@
 """A job of processes on this machine, one for each host: what a cluster is, in small."""
 
-import contextlib
 import os
 import shutil
 import signal
@@ -16,9 +15,9 @@ from monarch_nb.host.folders import base_folder
 from monarch_nb.job.later import ProcessState
 from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import JobTrait
-from monarch_nb.mesh import HostMesh, attach_to_workers
+from monarch_nb.mesh import HostMesh, attach_to_workers, give_up_hosts
 
-_ENDING_S = 8.0
+_ENDING_S = 2.0  # for a worker to end all that is on it, which it does at once; then it is killed itself
 _LAST_LINES = 5
 
 
@@ -128,14 +127,12 @@ class ProcessJob(JobTrait):
 
     def _kill(self) -> None:
         self._adopt()
-        given = [mesh for mesh in self._given if not mesh._ended]
-        closing = [mesh.shutdown() for mesh in given if reached(mesh)]
-        for mesh in given:
-            mesh._ended[:] = ["shut down"]
+        for mesh in self._given:
+            if not mesh._ended:
+                mesh._ended[:] = ["shut down"]
+                if reached(mesh):
+                    give_up_hosts(mesh._hosts, "its job was killed")
         deadline = time.monotonic() + _ENDING_S
-        for future in closing:
-            with contextlib.suppress(TimeoutError):  # then by force
-                future.exception(max(0.1, deadline - time.monotonic()))
         for signum in (signal.SIGTERM, signal.SIGKILL):
             for host in self._workers:
                 if self._alive(host):

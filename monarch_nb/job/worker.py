@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from monarch_nb.mesh import run_worker_loop_forever
+from monarch_nb.mesh import run_worker_until_killed
 
 
 def main(argv: Sequence[str]) -> int:
-    """Be a worker at the given address until the host is shut down."""
-    run_worker_loop_forever(address=argv[0], ca="trust_all_connections")
+    """Be a worker at the given address until the host is shut down, or killed."""
+    run_worker_until_killed(argv[0])
     return 0

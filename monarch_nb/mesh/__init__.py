@@ -7,6 +7,7 @@ from monarch_nb.mesh.attach_workers import attach, attach_to_workers
 from monarch_nb.mesh.console import run_on
 from monarch_nb.mesh.controller import (
     become_controller,
+    give_up_hosts,
     local_hosts,
     prestart,
     shutdown,
@@ -31,7 +32,12 @@ from monarch_nb.mesh.reload import reload_mesh
 from monarch_nb.mesh.transports import enable_transport
 from monarch_nb.mesh.undeclared import as_endpoint
 from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.mesh.workers import run_worker_loop_forever, run_worker_loop_until_shutdown, start_worker_loop_forever
+from monarch_nb.mesh.workers import (
+    run_worker_loop_forever,
+    run_worker_loop_until_shutdown,
+    run_worker_until_killed,
+    start_worker_loop_forever,
+)
 from monarch_nb.runtime import set_factory
 
 set_factory(become_controller)
@@ -57,6 +63,7 @@ __all__ = [
     "follow_logs",
     "get_active_proc_meshes",
     "get_or_spawn_controller",
+    "give_up_hosts",
     "heal_mesh",
     "interrupt",
     "listen_to_logs",
@@ -69,6 +76,7 @@ __all__ = [
     "run_on",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
+    "run_worker_until_killed",
     "send",
     "set_hook_lookup",
     "shutdown",

@@ -20,8 +20,9 @@ from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.forwarding import Forwarding
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.keeper import Keeper
+from monarch_nb.mesh.neighbour import Neighbour
 from monarch_nb.mesh.remote import connection, undelivered
-from monarch_nb.mesh.requests import gather, request
+from monarch_nb.mesh.requests import fail_requests, gather, request
 from monarch_nb.mesh.state import ProcState
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Future, Runtime, forgotten, install, runtime, started
@@ -33,6 +34,7 @@ from monarch_nb.wire import register_pickle_by_value
 logger = logging.getLogger(__name__)
 
 EXIT_SECONDS = 2.0  # for the clean-up of all that a program leaves behind
+INTERRUPTED_SECONDS = 0.3  # the same, where Ctrl-C has ended the program
 
 _lock = threading.RLock()
 _agents: dict[str, AgentHandle] = {}
@@ -271,10 +273,27 @@ def _at_exit() -> None:
         shutdown()
 
 
+def give_up_hosts(hosts: Sequence[str], reason: str) -> None:
+    """Hosts are about to be killed by who started them: what is there counts as stopped, not as failed.
+
+    Does not block; calls that wait for them end once they are gone, or at once where that cannot be seen from here.
+    """
+    engine = runtime()
+    stop_hosts(hosts, reason)
+    for host in hosts:
+        known = ways.remotes.pop(host, None)
+        if isinstance(known, Neighbour):
+            known.about_to_be_killed()
+        elif known is not None:
+            known.end()
+            fail_requests(engine, (f"{host}/agent",), reason)
+            engine.node.forget(host, reason, known.life)
+
+
 def shutdown(patience: float | None = None) -> None:
     """Ends everything this controller has started, and leaves; a later call begins anew.
 
-    Actors have `patience` seconds to clean up, by default 2.
+    Actors have `patience` seconds to clean up, by default 2, or 0.3 where Ctrl-C has ended the program.
     """
     engine = started()
     if engine is None or engine.keeper is None or engine.keeper._mesh is not None:
@@ -290,10 +309,15 @@ def shutdown(patience: float | None = None) -> None:
         ways.local.clear()
     kept, forgotten.leaving = forgotten.leaving, True
     try:
-        _leave(engine, handles, remotes, EXIT_SECONDS if patience is None else patience)
+        _leave(engine, handles, remotes, _exit_patience() if patience is None else patience)
     finally:
         forgotten.leaving = kept
     fault.exit_if_fatal()
+
+
+def _exit_patience() -> float:
+    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt and not fault.in_notebook()
+    return INTERRUPTED_SECONDS if interrupted else EXIT_SECONDS
 
 
 def _leave(engine: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[Any], patience: float) -> None:

@@ -38,6 +38,7 @@ class Neighbour:
         self.pid = state.pid
         self.lost = ""  # why, once it is
         self._leaving = False  # its end is what we want
+        self._killed = False  # and comes by somebody else's hand
         self._ended = threading.Event()
 
     def __repr__(self) -> str:
@@ -68,6 +69,10 @@ class Neighbour:
 
         ended._on_done(done)
         return ended
+
+    def about_to_be_killed(self) -> None:
+        """Who started its agent ends it: no failure. Whoever still waits for an answer of it is told then."""
+        self._leaving = self._killed = True
 
     def end(self) -> None:
         """It is no longer ours to watch."""
@@ -109,6 +114,8 @@ class Neighbour:
         self.lost = f"its host agent (process {self.pid}) has ended"
         if self._leaving:
             fail_requests(self.engine, (f"{self.host}/agent",), self.lost)
+            if self._killed:
+                self._forget("it was killed")
             return
         self.engine.keeper.host_lost(self.host, self.lost, self.life)
         self._forget(self.lost)

@@ -4,14 +4,17 @@ import atexit
 import contextlib
 import errno
 import os
+import signal
 import sys
 import threading
 import time
 
 from monarch_nb.host import AgentHandle, begin_agent, new_host_id, run_folder_for
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
+from monarch_nb.host.linux import become_subreaper
+from monarch_nb.host.reaper import end_all_descendants
 from monarch_nb.mesh import fault
-from monarch_nb.mesh.trust import CA, PrivateKey, bound_end, check_trust, read_keys
+from monarch_nb.mesh.trust import CA, TRUST_ALL, PrivateKey, bound_end, check_trust, read_keys
 from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_worker_address
 from monarch_nb.runtime import Future
 from monarch_nb.settings import settings
@@ -72,6 +75,11 @@ class _Worker:
         with contextlib.suppress(OSError):
             if self._link and os.readlink(self._link) == str(self.handle.run_folder / "agent"):
                 os.unlink(self._link)
+
+    def kill(self) -> None:
+        """Ends the agent and its processes at once: `wait` returns. Also in a signal handler."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.handle.pid, signal.SIGKILL)
 
     def wait(self) -> None:
         """Blocks until the agent has ended. Raises RuntimeError unless it was shut down in good order."""
@@ -155,6 +163,31 @@ def run_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: 
     """
     run_worker_loop_until_shutdown(private_key=private_key, ca=ca, address=address)
     sys.exit(0)
+
+
+def run_worker_until_killed(address: str) -> None:
+    """A worker of this machine alone, until it is shut down, or SIGTERM kills it and all on it at once. Blocks."""
+    adopts = become_subreaper()
+    worker = _serve(None, TRUST_ALL, address)
+    killed = False
+
+    def kill(*_: object) -> None:
+        nonlocal killed
+        killed = True
+        worker.kill()
+
+    signal.signal(signal.SIGTERM, kill)
+    try:
+        worker.wait()
+    except RuntimeError:
+        if not killed:
+            raise
+        if adopts:  # what the agent has left; elsewhere the end of the agent is theirs
+            end_all_descendants()
+    finally:
+        worker.close()
+    if killed:
+        fault.leave_now(0)
 
 
 def run_worker_loop_until_shutdown(*, private_key: PrivateKey = None, ca: CA, address: str) -> None:

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from monarch_nb.actor import Actor, SupervisionError, endpoint
 from monarch_nb.job import (
     JobFileError,
     JobState,
@@ -26,6 +28,7 @@ from monarch_nb.job import (
     job_loads,
     load_current_job,
     new_service_proc_id,
+    process,
     service_proc_addr,
     set_current_job,
 )
@@ -81,6 +84,87 @@ def test_a_process_job_gives_meshes_of_hosts_and_ends_them(folder: Path) -> None
     assert list(folder.iterdir()) == []
     with pytest.raises(RuntimeError, match="shut down"):
         state.trainers.spawn_procs()
+
+
+class Busy(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def spin(self, begun: str) -> None:
+        Path(begun).touch()
+        while True:
+            pass
+
+
+def test_killing_a_busy_job_asks_nobody_and_is_no_failure(folder: Path, job: ProcessJob, shown: list[Any]) -> None:
+    busy = job.state(cached_path=None).trainers.spawn_procs(per_host={"gpus": 2}).spawn("busy", Busy)
+    pids = [*pids_of(job), *busy.pid.call().get(SOON).values()]
+    spinning = busy.spin.call(str(folder / "begun"))
+    until((folder / "begun").exists, "it spins")
+    run_folder = Path(os.path.realpath(f"{job._folder}/trainers_0")).parent
+    began = time.monotonic()
+    job.kill()
+    assert time.monotonic() - began < 3  # a tenth of a second on a quiet machine; 8 where ranks are asked
+    assert not any(map(alive, pids))
+    assert not run_folder.exists()
+    with pytest.raises(SupervisionError, match="stopped"):
+        spinning.get(SOON)
+    assert shown == []
+
+
+def test_a_job_whose_workers_are_frozen_is_killed_too(
+    folder: Path, job: ProcessJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_ENDING_S", 0.5)
+    busy = job.state(cached_path=None).trainers.spawn_procs().spawn("busy", Busy)
+    pids = [*pids_of(job), *busy.pid.call().get(SOON).values()]
+    os.kill(pids[0], signal.SIGSTOP)
+    job.kill()
+    until(lambda: not any(map(alive, pids)), "the end of the job")
+
+
+INTERRUPTED = """
+import sys
+from monarch_nb.job import ProcessJob
+from monarch_nb.mesh import controller
+from tests.cluster.test_job_process import Busy
+controller.EXIT_SECONDS = 300.0
+if __name__ == "__main__":
+    job = ProcessJob({"trainers": 1})
+    busy = job.state(cached_path=None).trainers.spawn_procs().spawn("busy", Busy)
+    print(*busy.pid.call().get(40).values(), flush=True)
+    try:
+        busy.spin.call(sys.argv[1]).get()
+    finally:
+        if "kill" in sys.argv:
+            job.kill()
+        else:
+            print(job._workers["trainers_0"][0], job._folder, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "leave"])
+def test_ctrl_c_ends_a_program_with_a_busy_job_at_once(folder: Path, how: str) -> None:
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    line = [sys.executable, "-c", INTERRUPTED, str(folder / "begun"), how]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=env, stderr=subprocess.DEVNULL) as program:
+        try:
+            assert program.stdout is not None
+            pid = int(program.stdout.readline())
+            until((folder / "begun").exists, "it spins")
+            program.send_signal(signal.SIGINT)
+            assert program.wait(20) == -signal.SIGINT
+            assert not alive(pid)
+            if how == "leave":
+                worker, place = program.stdout.read().split()
+                assert alive(int(worker))
+                os.kill(int(worker), signal.SIGTERM)
+                until(lambda: not alive(int(worker)), "its end")
+                shutil.rmtree(place)
+        finally:
+            program.kill()
 
 
 OTHER = """
