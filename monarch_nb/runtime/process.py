@@ -440,10 +440,11 @@ class Runtime:
         cells = [cell for cell in tuple(self.cells.values()) if cell.spec.where != 1]
         for cell in cells:
             cell.stop(reason)
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
         for cell in cells:
             if cell.executor.thread.ident is not None:  # else it has not begun, and will not
-                cell.executor.thread.join(max(0.0, deadline - time.monotonic()))
+                patience = min(timeout, cell.patience) if cell.obj is None else timeout
+                cell.executor.thread.join(max(0.0, begun + patience - time.monotonic()))
 
     def close(self, linger: float = 0.5) -> None:
         """Leaves: nothing is sent or received any more. Calls still waiting fail."""

@@ -375,6 +375,17 @@ def test_a_clean_up_has_its_time_then_an_interrupt_then_it_is_given_up_by_name(
     assert hasty.spawn("next", Stoppable).ping.call().get(20)  # type: ignore[attr-defined]
 
 
+def test_processes_do_not_wait_long_for_a_constructor_that_never_returns() -> None:
+    with configured(cleanup_timeout="200ms"):
+        procs = this_host().spawn_procs(per_host={"gpus": 1}, name="begun")
+        port, receiver = Channel[str].open()
+        procs.spawn("unending", Unending, "init", "waits", procs.spawn("witness", Witness), port)
+        assert receiver.recv().get(40) == "began"
+        began = time.monotonic()
+        procs.stop().get(40)
+        assert time.monotonic() - began < 6  # of the ten that what runs may take
+
+
 def test_a_clean_up_that_never_returns_does_not_hold_up_a_stop(hasty: ProcMesh) -> None:
     port, receiver = Channel[str].open()
     mesh: Any = hasty.spawn("unending", Unending, "cleanup", "waits", hasty.spawn("witness", Witness), port)
