@@ -1,6 +1,7 @@
 """Calls that wait for replies: one of them collects the answers of every actor it was sent to."""
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections import deque
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.runtime import forgotten
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.raised import Raised, Ranks, actor_error
 from monarch_nb.settings import settings
@@ -285,6 +287,16 @@ class PendingCall:
         return f"{self.size - self.missing} of {self.size} ranks have answered {self.title}(){failed}"
 
 
+class _Unclaimed:
+    """In the place of an answer that is an error: it does not hold the call, which may go, and tell of it then."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __call__(self) -> Any:
+        raise AssertionError("an error is claimed from its call")
+
+
 class StreamCall(PendingCall):
     """Hands each reply to the next future that is looked at, in the order of arrival."""
 
@@ -292,9 +304,12 @@ class StreamCall(PendingCall):
         self, runtime: "Runtime", title: str, mesh: str, ranks: Callable[[], Sequence[int]], size: int
     ) -> None:
         super().__init__(runtime, title, mesh, ranks, size, lambda replies: None)
+        self.future.story = None  # nobody waits for this one, and neither is to wait for a garbage collection
         self._ready: deque[Thunk] = deque()
         self._claims: deque[Future[Any]] = deque()
         self._error: BaseException | None = None
+        self._looked = False  # at an error
+        forgotten.ready()
         self._taking = threading.Lock()  # answers come on the reading thread, failures on any
 
     @property
@@ -309,10 +324,17 @@ class StreamCall(PendingCall):
             return super()._take(index, _opened)
 
     def _failed(self, index: int, raised: Raised) -> Thunk:
-        def error() -> Any:
-            raise self._actor_error({index: raised}, 1)
+        self._raised[index] = raised
+        return _Unclaimed(index)
 
-        return error
+    def _look(self, index: int) -> Any:
+        """Somebody looks at what one has raised, and need not be told of it, nor of others that are left."""
+        self._looked = True
+        raise self._actor_error({index: self._raised[index]}, 1)
+
+    def __del__(self) -> None:
+        if self._raised and not self._looked:
+            forgotten.forget(functools.partial(self._look, min(self._raised)))
 
     def lose(self, places: Iterable[int], error: BaseException) -> None:
         """One future each gets the error; the others' answers are still awaited."""
@@ -336,6 +358,8 @@ class StreamCall(PendingCall):
                 thunk = self._ready.popleft()
             except IndexError:
                 break
+            if isinstance(thunk, _Unclaimed):
+                thunk = functools.partial(self._look, thunk.index)
             try:
                 self._claims.popleft()._set_lazy(thunk)
             except IndexError:  # another thread matched the last claim
@@ -367,9 +391,11 @@ class StreamCall(PendingCall):
             future.wait_id = self.call
             future._cancel = self.cancel
 
-            def claim(future: Future[Any] = future) -> None:
-                self._claims.append(future)
-                self._match()
-
-            future._start = claim
+            future._start = functools.partial(self._claim, weakref.ref(future))
             yield future
+
+    def _claim(self, future: "weakref.ref[Future[Any]]") -> None:
+        found = future()
+        if found is not None:
+            self._claims.append(found)
+            self._match()

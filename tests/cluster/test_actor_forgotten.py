@@ -157,3 +157,25 @@ def test_a_future_says_how_it_stands_and_that_get_is_missing(procs: ProcMesh) ->
     failed = mesh.divide.call(0)
     until(failed.done)
     assert repr(failed) == "<Future failed: ZeroDivisionError: division by zero>"
+
+
+def test_the_errors_of_a_stream_that_nobody_looks_at_are_told_once(
+    procs: ProcMesh, told: list[tuple[str, int]]
+) -> None:
+    mesh = procs.spawn("f", Divider)
+    unread: Any = mesh.divide.stream(0)
+    del unread
+    until(lambda: told)
+    assert told == [("ZeroDivisionError('division by zero')", 1)]
+    for future in mesh.divide.stream(0):
+        with pytest.raises(ActorError, match="division by zero"):
+            future.get(SECONDS)
+        break  # as an error does that nobody catches
+    del future
+    nothing_else(mesh, told)
+    assert [future.get(SECONDS) for future in mesh.divide.stream(2)] == [0.5, 0.5]
+    for future in mesh.divide.stream(0):
+        assert future.done() in (False, True)
+    del future
+    until(lambda: len(told) > 2)
+    assert told[2:] == [("ZeroDivisionError('division by zero')", 1)]
