@@ -1,11 +1,14 @@
 """The host agent dies, at every stage: what was on it is lost and said, and the host can be used again at once."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from monarch_nb.actor import Channel, MeshFailure, SupervisionError, heal_mesh, this_host
+from monarch_nb.exceptions import DeviceMeshError
+from monarch_nb.mesh import controller, spawning
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, controlling, kill, spawned, still_works, until
 from tests.cluster.leftovers import marked
@@ -139,3 +142,41 @@ def test_while_it_stops(host: Any) -> None:
     with pytest.raises(SupervisionError, match="stops"):
         actors.pid.call().get(SOON)
     still_works(this_host())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seen", [False, True], ids=["not seen yet", "seen"])
+@pytest.mark.parametrize("what", ["spawn", "heal"])
+def test_between_being_there_and_being_asked(
+    host: Any, monkeypatch: pytest.MonkeyPatch, what: str, *, seen: bool
+) -> None:
+    ask = spawning.request
+
+    def lose(engine: Any, dst: str, verb: str, body: Any) -> Any:
+        monkeypatch.setattr(spawning, "request", ask)
+        gone = agent()
+        lose_agent()
+        if seen:
+            until(lambda: controller._agents.get(engine.host) is not gone, "the death is seen")
+        return ask(engine, dst, verb, body)
+
+    with spawned(host) as procs:
+        workers = procs.spawn("workers", Worker)
+        if what == "heal":
+            kill(workers.pid.call().get(SOON).values()[1])
+            with pytest.raises(SupervisionError):
+                workers.pid.call().get(SOON)
+        monkeypatch.setattr(spawning, "request", lose)
+        begin = time.monotonic()
+
+        def bring() -> None:
+            if what == "heal":
+                heal_mesh(workers)
+            else:
+                host.spawn_procs(per_host={"gpus": 2}, name="late").initialized.get(SOON)
+
+        with pytest.raises(DeviceMeshError, match="was lost"):
+            bring()
+        heal_mesh(workers, timeout=SOON)
+        assert workers.rank.call().get(SOON).values() == [0, 1]
+        assert time.monotonic() - begin < 20  # nothing has waited for a time-out
