@@ -12,7 +12,7 @@ import pytest
 
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.transport import throw_into
-from monarch_nb.transport.interrupts import uninterrupted
+from monarch_nb.transport.interrupts import held_back, inside, uninterrupted
 from tests.unit.transport_tools import End, ends, run_folder
 
 pytestmark = pytest.mark.timeout(120)
@@ -40,6 +40,47 @@ def test_ctrl_c_in_a_section_comes_after_it() -> None:
         uninterrupted(press_in_the_middle, log)
     assert log == ["before", "after"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("default_handler")
+def test_ctrl_c_while_it_is_held_back_comes_after_all_sections_in_it() -> None:
+    log: list[str] = []
+
+    def several() -> None:
+        uninterrupted(press_in_the_middle, log)
+        assert not inside()  # it may send
+        held_back(press_in_the_middle, log)
+
+    with pytest.raises(KeyboardInterrupt):
+        held_back(several)
+    assert log == ["before", "after"] * 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_is_thrown_into_a_thread_waits_for_what_is_held_back_there() -> None:
+    begun, thrown = threading.Event(), threading.Event()
+    log: list[str] = []
+
+    def whole() -> None:
+        begun.set()
+        assert not thrown.wait(0.1)  # the thrower waits for us
+        log.append("whole")
+
+    def run() -> None:
+        try:
+            held_back(whole)
+            while True:
+                pass
+        except KeyboardInterrupt:
+            log.append("interrupted")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    assert throw_into(thread.ident or 0, KeyboardInterrupt)
+    thrown.set()
+    thread.join()
+    assert log == ["whole", "interrupted"]
 
 
 @pytest.mark.usefixtures("default_handler")
