@@ -292,7 +292,7 @@ class Runtime:
         elif kind == Kind.PORT:
             if not header.flags & UNRETURNED and not self.closed:
                 self.supervisor.undeliverable(header, reason)
-        elif header.port == 0 and not self.closed:  # whoever waits for an answer has been told already
+        elif header.port == 0 and header.method != SKIP and not self.closed:  # who waits for an answer has been told
             self.supervisor.undeliverable(header, reason)
 
     def _fill_gap(self, header: Header) -> None:

@@ -13,6 +13,7 @@ from monarch_nb.config import configured
 from monarch_nb.routing import plan_cast
 from monarch_nb.runtime import PendingCall, Runtime, runtime
 from monarch_nb.wire import Header, Kind, Layout, Run, encode
+from monarch_nb.wire.header import SKIP
 from tests.cluster.actor_tools import SECONDS
 from tests.cluster.host_client import hosted
 
@@ -89,6 +90,19 @@ def test_a_cast_to_a_process_that_never_was_is_a_clear_error() -> None:
         [header] = messages
         assert (header.kind, header.rank) == (Kind.RETURNED, 0)
         assert "no such process" in msgspec.msgpack.decode(found[0][0])[0]
+
+
+def test_the_loss_of_what_stands_in_the_place_of_a_lost_message_is_nobodys_failure(
+    quad: ProcMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = runtime()
+    told: list[str] = []
+    monkeypatch.setattr(engine.supervisor, "undeliverable", lambda header, reason: told.append(header.method))
+    lost = Header(Kind.CALL, "hx/pfar.0.0", engine.address, "far", seq=3, method="step")
+    engine.undelivered(lost, "its host is lost")
+    assert told == ["step"]
+    engine.undelivered(msgspec.structs.replace(lost, method=SKIP), "its host is lost")
+    assert told == ["step"]
 
 
 def test_answers_that_would_come_by_way_of_a_lost_host_are_not_waited_for(quad: ProcMesh) -> None:

@@ -41,6 +41,14 @@ class Hoarder(Worker):
         while self.files:
             os.close(self.files.pop())
 
+    @endpoint
+    def large(self) -> Any:
+        return np.ones(10**6)
+
+    @endpoint
+    def ask(self, other: Any) -> int:
+        return int(other.rank.call_one().get(SOON))
+
 
 def test_no_descriptors_left_in_the_controller() -> None:
     with Program("descriptors") as program:
@@ -59,8 +67,8 @@ def test_a_few_descriptors_left_in_the_controller_end_in_named_errors_and_not_in
 
 
 def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -> None:
-    with spawned(host, name="hoard") as procs:
-        actors = procs.spawn("hoard", Hoarder)
+    with spawned(host, name="hoard") as procs, spawned(host, 1, "near") as others:
+        actors, near = procs.spawn("hoard", Hoarder), others.spawn("near", Worker)
         one = actors.slice(gpus=1)
         assert one.hoard.call_one().get(SOON) > 50
         assert actors.rank.call().get(SOON).values() == [0, 1]
@@ -74,8 +82,13 @@ def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -
         until(lambda: shown, "the loss of what nobody waits for is shown")
         assert shown[0].crashed_ranks == [1]
         assert one.echo.call_one("next").get(SOON) == "next"  # no gap in the numbers
+        with pytest.raises(ActorError, match=r"no file descriptors left for a memory file"):
+            one.large.call_one().get(SOON)
+        with pytest.raises(ActorError, match=r"no file descriptors left for a connection to"):
+            one.ask.call_one(near).get(SOON)
         one.release.call_one().get(SOON)
         assert one.echo.call_one(np.ones(10**6)).get(SOON).sum() == 10**6
+        assert one.ask.call_one(near).get(SOON) == 0
         assert actors.rank.call().get(SOON).values() == [0, 1]
 
 
