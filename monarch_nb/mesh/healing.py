@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_nb.host import protocol as p
+from monarch_nb.mesh import ways
 from monarch_nb.mesh.actor import Born, spawn_frames
 from monarch_nb.mesh.endpoint import encode_arguments
+from monarch_nb.mesh.remote import Remote
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
 from monarch_nb.mesh.spawning import start
@@ -22,6 +24,8 @@ from monarch_nb.wire import Header, Status, text_of
 if TYPE_CHECKING:
     from monarch_nb.mesh.keeper import Keeper
     from monarch_nb.transport import Parcel
+
+_RETURN_S = 10.0  # for a host whose agent has been started anew until all know of it
 
 
 class Heals:
@@ -106,6 +110,10 @@ class Heals:
         """Starts processes again, their set-up included; blocks until they are ready."""
         state = self._engine.meshes[uid]
         assert isinstance(state, ProcState)
+        for host in {state.layout.host_of(rank) for rank, _ in lives}:
+            remote = ways.remotes.get(host)
+            if isinstance(remote, Remote):
+                remote.await_return(_RETURN_S)
         _renew(state, lives)
         ready = start(self._engine, state, lives)
         if state.stopped is not None:  # meanwhile: what was just asked for may have come after the stop

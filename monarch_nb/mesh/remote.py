@@ -46,6 +46,7 @@ class Remote:
         self._patrol: threading.Thread | None = None
         self._cut_at = 0.0
         self._held: deque[tuple[Header, str]] = deque()
+        self._returning: threading.Event | None = None  # set once a new life of the agent, which is there, can be used
 
     def __repr__(self) -> str:
         return f"<host {self.host} at {self.endpoint or 'its own call'}{', lost: ' + self.lost if self.lost else ''}>"
@@ -89,6 +90,12 @@ class Remote:
     def end(self) -> None:
         """It is no longer ours to watch."""
         self._ended.set()
+
+    def await_return(self, seconds: float) -> None:
+        """Blocks while the host is lost although its agent, which was started anew, is there already."""
+        returning = self._returning
+        if returning is not None:
+            returning.wait(seconds)
 
     def cut(self) -> None:
         """A connection to it broke; reading thread."""
@@ -146,6 +153,7 @@ class Remote:
                 if (state.host, state.life) == (self.host, self.life):
                     self._calm(now)
                     return
+                self._returning = threading.Event()
                 self._lose(f"its agent{self._at} was restarted, and everything that ran there is gone")
                 return
             if way_lost := self._way_lost():
@@ -195,6 +203,9 @@ class Remote:
                 ways.rejoin(self.engine, self, _HELLO_S)
             except (TimeoutError, RuntimeError):
                 continue
+            if self._returning is not None:
+                self._returning.set()
+                self._returning = None
             self._calm(time.monotonic())
             self.engine.keeper.event("host back", self.host)
             return

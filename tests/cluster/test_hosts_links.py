@@ -160,10 +160,11 @@ def test_an_agent_that_was_started_anew_at_once_is_not_taken_for_the_old_one(
         waiting = members.nap.call(300, 0)
         agents[0].kill()
         agents.append(HostProcess(tmp_path, "--host", agents[0].host, tcp=agents[0].endpoint, key=key))
-        with pytest.raises(SupervisionError, match=r"was restarted|nobody listens"):
+        with pytest.raises(SupervisionError, match=r"was restarted|nobody listens") as caught:
             waiting.get(SOON)
-        back(hosts)
-        heal_mesh(members)
+        if "nobody listens" in str(caught.value):  # it was looked for between the two
+            back(hosts)
+        heal_mesh(members)  # waits for a host whose agent is there
         assert len(members.where.call().get(SOON)) == 1
 
 
