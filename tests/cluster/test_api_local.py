@@ -195,7 +195,7 @@ except RuntimeError as error:
     [
         ("ipc", "ChannelTransport.Unix", ""),
         ("tcp", "ChannelTransport.TcpWithHostname", ""),
-        ("metatls-hostname", "ChannelTransport.MetaTlsWithHostname", "TCP is used"),
+        ("metatls-hostname", "ChannelTransport.MetaTlsWithHostname", "hosts are connected by TCP"),
         ("tcp://127.0.0.1:8080", "tcp://127.0.0.1:8080", ""),
     ],
 )

@@ -188,6 +188,18 @@ def test_a_host_agent_that_dies_fails_casts_under_way(faults: list[MeshFailure])
         under_way.get(SOON)
 
 
+def test_errors_of_several_hosts_are_one_error_that_names_ranks_and_hosts(six: ProcMesh, many: ProcMesh) -> None:
+    with pytest.raises(ActorError) as caught:
+        run_on(six, "if rank in (1, 4, 5):\n    raise ValueError('spoilt')").get(SOON)
+    first, _, last = six._state.layout.hosts
+    told = "The cell failed on 3 of 6 ranks of six: hosts=0 slots=1; hosts=2 slots=0-1; the same error"
+    assert str(caught.value).splitlines()[0] == f"{told} (hosts {first}, {last})"
+    assert list(caught.value.failures) == [1, 4, 5]
+    with pytest.raises(ActorError, match=rf"on 2 of {MANY} ranks of many: slots=3,{MANY - 1}; 2 different errors"):
+        run_on(many, f"if rank in (3, {MANY - 1}):\n    raise ValueError(f'spoilt {{rank}}')").get(SOON)
+
+
+# The last one: it ends the meshes that the tests above share.
 def test_this_machine_spawns_again_after_the_hosts_it_was_one_of_were_shut_down(faults: list[MeshFailure]) -> None:
     hosts = local_hosts(2)
     before = this_host().spawn_procs(name="before")
@@ -198,14 +210,3 @@ def test_this_machine_spawns_again_after_the_hosts_it_was_one_of_were_shut_down(
     assert after.run(os.getpid).get(SOON).item() != os.getpid()
     after.stop().get(SOON)
     assert [failure for failure in faults if failure.mesh_name in ("before", "after")] == []
-
-
-def test_errors_of_several_hosts_are_one_error_that_names_ranks_and_hosts(six: ProcMesh, many: ProcMesh) -> None:
-    with pytest.raises(ActorError) as caught:
-        run_on(six, "if rank in (1, 4, 5):\n    raise ValueError('spoilt')").get(SOON)
-    first, _, last = six._state.layout.hosts
-    told = "The cell failed on 3 of 6 ranks of six: hosts=0 slots=1; hosts=2 slots=0-1; the same error"
-    assert str(caught.value).splitlines()[0] == f"{told} (hosts {first}, {last})"
-    assert list(caught.value.failures) == [1, 4, 5]
-    with pytest.raises(ActorError, match=rf"on 2 of {MANY} ranks of many: slots=3,{MANY - 1}; 2 different errors"):
-        run_on(many, f"if rank in (3, {MANY - 1}):\n    raise ValueError(f'spoilt {{rank}}')").get(SOON)
