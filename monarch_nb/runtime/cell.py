@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 EXEC = "__cell__"  # runs a cell's source between messages
 HOOK = "__healed__"  # tells survivors who was re-created
+STRIKES_APART = 0.2  # seconds; an interrupt that comes sooner is the one before, which may not have arrived yet
 RELOAD = "__reload__"  # gives the actor a new class between messages
 
 
@@ -65,7 +66,9 @@ class ActorCell(ActorLife):
         self._calls: dict[str, asyncio.Task[Any] | None] = {}  # async endpoints that run, by call
         self._exposed = False  # a sync endpoint runs, or __init__, and may be interrupted
         self._thrown = False  # an interrupt is on its way to it
+        self._struck_at = float("-inf")  # when what runs was interrupted last
         self._covering = threading.Lock()
+        self._unanswered: Header | None = None  # the message that a sync endpoint runs
         self._spawn = (header, parcel)
         region = Region(spec.labels, NDSlice(spec.offset, spec.sizes, spec.strides))
         point = region.point_of_base_rank(header.rank)
@@ -241,20 +244,31 @@ class ActorCell(ActorLife):
             return
         token, _ = entered
         left = continued(header.trace) if header.trace else None
+        self._unanswered = header
         try:
             self._exposed = True
             method, args, kwargs = self._open(header, parcel)
             result = method(*args, **kwargs)
             self._cover()
             self._answer(header, result)
+            self._unanswered = None
         except BaseException as error:
             self._cover()
+            self._unanswered = None
             self._raised(header, error)
         finally:
             if left is not None:
                 left()
             self.running = None
             self._leave(header, token)
+
+    def cut_off(self) -> None:
+        """An interrupt broke off even the end of a message: whoever waits for its answer is told. On its thread."""
+        self._cover()
+        header, self._unanswered = self._unanswered, None
+        if header is not None:
+            self.running = None
+            self._raised(header, KeyboardInterrupt())
 
     async def run_async(self, header: Header, parcel: "Parcel") -> None:
         """Like `run_sync` on the actor's loop."""
@@ -377,8 +391,9 @@ class ActorCell(ActorLife):
         if isinstance(executor, AsyncExecutor):
             executor.urge(lambda: [task.cancel() for task in tuple(self._calls.values()) if task is not None])
         with self._covering:
-            if not self._exposed:
+            if not self._exposed or time.monotonic() - self._struck_at < STRIKES_APART:
                 return
+            self._struck_at = time.monotonic()
             if executor.thread is threading.main_thread():
                 # To the thread itself: a signal to the process may be taken by any, and wakes only the one that does.
                 signal.pthread_kill(executor.thread.ident or 0, signal.SIGINT)
@@ -401,6 +416,7 @@ class ActorCell(ActorLife):
             try:
                 with self._covering:
                     self._exposed = False
+                    self._struck_at = float("-inf")
                     if self._thrown:
                         self._thrown = False
                         take_back()

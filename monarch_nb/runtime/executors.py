@@ -75,15 +75,22 @@ class SyncExecutor:
         cell.construct()
         while not cell.ending:
             try:
-                token = self._queue.get()
-                while self._control and not cell.ending:
-                    self._control.popleft()()
-                if token and not cell.ending and self._items:
-                    cell.run_sync(*self._items.popleft())
-            except KeyboardInterrupt:  # an interrupt that came between two messages has nothing to interrupt
+                try:
+                    self._step()
+                except KeyboardInterrupt:  # it came between two messages, or at the end of one
+                    self._queue.put(True)  # in place of the token that may have been taken in vain
+                    cell.cut_off()
+            except KeyboardInterrupt:
                 continue
         cell.finish()
         sleeping.leave()
+
+    def _step(self) -> None:
+        token = self._queue.get()
+        while self._control and not self._cell.ending:
+            self._control.popleft()()
+        if token and not self._cell.ending and self._items:
+            self._cell.run_sync(*self._items.popleft())
 
 
 def _drain(items: "deque[Message]") -> "list[Message]":

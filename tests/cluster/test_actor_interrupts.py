@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, Channel, ProcMesh, endpoint
-from monarch_nb.mesh import interrupt
+from monarch_nb.mesh import interrupt, interrupts
 from monarch_nb.mesh.interrupts import doing, interrupted
 from tests.cluster.actor_tools import SECONDS, spawned
 
@@ -61,6 +61,12 @@ class BlockingAsync(Blocking):
     @endpoint
     async def quick(self) -> int:  # type: ignore[override]
         return 1
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take a second to say anything."""
+    monkeypatch.setattr(interrupts, "SILENT_AFTER", SECONDS)
 
 
 @pytest.fixture(scope="module")
