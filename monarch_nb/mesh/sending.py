@@ -8,9 +8,10 @@ import msgspec
 from monarch_nb.mesh.state import ActorState
 from monarch_nb.routing import plan_cast
 from monarch_nb.runtime import Context, PendingCall, Runtime
+from monarch_nb.runtime.process import FILL_AGAIN_S
 from monarch_nb.runtime.spans import traceparent
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.transport import uninterrupted
+from monarch_nb.transport import DescriptorLimitError, uninterrupted
 from monarch_nb.wire import Header, Kind, Run, check_size
 from monarch_nb.wire.header import JUDGING, SKIP
 
@@ -152,8 +153,12 @@ def _number(context: Context, actor: ActorState, runs: list[Run], into: list[lis
 def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: list[Run]) -> None:
     """Fills the numbers of a message that was cut off; ranks that have it already drop this one."""
     header.method, header.port = SKIP, 0
+    if runtime.closed:
+        return
     try:
         _send(runtime, actor, region, header, runs, runtime.node.snapshot([b""]))
+    except DescriptorLimitError:  # those who are to skip them live, and wait
+        runtime.later(FILL_AGAIN_S, lambda: _skip(runtime, actor, region, header, runs))
     except Exception:  # the link itself is broken: its own failure is told by supervision
         return
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FILL_AGAIN_S = 0.5  # between attempts to say which messages will not come, while there is no descriptor for that
 SPAWN = "__spawn__"
 _ANSWERS = frozenset({"reply", "proc.pong"})  # CONTROL messages to a port of the other side
 _ENGINES = frozenset({SKIP, HOOK, SPAWN})  # methods of messages that the engine itself sends
@@ -269,8 +270,11 @@ class Runtime:
     def undelivered(self, header: Header, reason: str) -> None:
         """A message of ours has come back, or its link failed: whoever waits for its answer is told."""
         kind = header.status if header.kind == Kind.RETURNED else header.kind
-        if kind == Kind.CALL and header.seq >= 0 and header.method != SKIP:
-            self._fill_gap(header)
+        if kind == Kind.CALL and header.seq >= 0:
+            if header.method != SKIP:
+                self._fill_gap(header)
+            elif isinstance(lost_here(reason), DescriptorLimitError):
+                self.later(FILL_AGAIN_S, lambda: self._fill_gap(header))
         if kind == Kind.CAST and header.plan is not None and header.method != SKIP:
             self._fill_gaps(header, header.plan)
         if kind in (Kind.REPLY, Kind.FOLDED) or header.method in _ANSWERS:
@@ -309,8 +313,14 @@ class Runtime:
             header.seq,
             SKIP,
         )
-        with contextlib.suppress(TransportError):  # nobody is there to wait
+        if self.closed:
+            return
+        try:
             self.node.send(skip, Parcel([b""]), lane=0)
+        except DescriptorLimitError:  # whoever is to skip it lives, and waits
+            self.later(FILL_AGAIN_S, lambda: self._fill_gap(header))
+        except TransportError:  # nobody is there to wait
+            return
 
     def _fill_gaps(self, header: Header, plan: CastPlan) -> None:
         """The same for a cast, or a part of one: also past an agent that is gone."""

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from monarch_nb.actor import ActorError, MeshFailure, SupervisionError
+from monarch_nb.settings import settings
 from tests.cluster.fault_tools import SOON, Program, Worker, spawned, still_works, until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
@@ -88,7 +90,9 @@ def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -
             one.ask.call_one(near).get(SOON)
         one.release.call_one().get(SOON)
         assert one.echo.call_one(np.ones(10**6)).get(SOON).sum() == 10**6
+        begin = time.monotonic()
         assert one.ask.call_one(near).get(SOON) == 0
+        assert time.monotonic() - begin < settings.get("message_delivery_timeout") / 2, "no gap in these numbers either"
         assert actors.rank.call().get(SOON).values() == [0, 1]
 
 
