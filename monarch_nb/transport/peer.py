@@ -311,9 +311,8 @@ class Peer:
             if self._channel is not stream:
                 return False
             self._channel = None
-            turned_away = self._link.state is LinkState.RESUMING
             self._link.disconnected(_clock())
-            if turned_away:  # before it said anything: it has no descriptor to take our connection
+            if stream.turned_away:
                 self._answer_there(_clock())
             if not self._busy:
                 self._keep_time()

@@ -50,6 +50,9 @@ def _table(lengths: Sequence[int]) -> bytes:
     return form.pack(count, *lengths)
 
 
+_NO_ROOM = _table([])  # no message: says that there is no descriptor for a connection, before it is closed
+
+
 class Stream:
     """One connection. Written by whoever holds the link's lock, read by the reading thread alone."""
 
@@ -66,6 +69,7 @@ class Stream:
         "_socket",
         "_whole",
         "_writing",
+        "turned_away",
     )
 
     def __init__(self, connection: socket.socket, reader: Reader, received: Received, lost: Callable[[], None]) -> None:
@@ -78,6 +82,7 @@ class Stream:
         self._queue: deque[memoryview] = deque()  # what did not fit
         self._writing = threading.Lock()
         self._closed = False
+        self.turned_away = False  # the other end has no descriptor for this connection
         self._left = b""  # the beginning of a message
         self._big: bytearray | None = None  # a message larger than what is read at a time
         self._filled = self._whole = 0  # bytes of it that are here, and that there will be
@@ -189,6 +194,7 @@ class Stream:
         received = self._received
         while end - at >= 4:
             count = _COUNT.unpack_from(data, at)[0]
+            self.turned_away = not count
             if not 0 < count <= _MOST_FRAMES:
                 raise ValueError("not a message of Monarch-NB")
             body = at + 4 + 8 * count
@@ -297,10 +303,10 @@ class Door:
         return True
 
     def _turn_away(self) -> None:
-        """No descriptors are left: the caller hears that it was closed, and tries again."""
+        """No descriptors are left: the caller is told so."""
         self._give_up_spare()
-        with contextlib.suppress(OSError):
-            self._socket.accept()[0].close()
+        with contextlib.suppress(OSError), self._socket.accept()[0] as connection:
+            connection.sendall(_NO_ROOM)
         with contextlib.suppress(OSError):
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 

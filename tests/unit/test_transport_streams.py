@@ -262,3 +262,19 @@ def test_processes_of_one_host_need_no_threads_of_libzmq() -> None:
             b.get()
             assert a.node._links._context is None
             assert b.node._links._context is None
+
+
+def test_who_is_turned_away_for_want_of_descriptors_is_told_so(tmp_path: Path, reader: Reader) -> None:
+    idle = Reader("idle-reader", 0.02)  # nobody answers the door
+    door = Door(str(tmp_path / "door"), 5, idle, lambda connection: None)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(tmp_path / "door"))
+        door._turn_away()  # what a knock does where accept() finds no descriptor
+        said = caller.recv(100)
+        assert caller.recv(100) == b""
+    door.close()
+    listener = Listener(reader)
+    assert not listener.stream.turned_away
+    listener.far.sendall(said)
+    assert listener.lost.wait(5)
+    assert listener.stream.turned_away
