@@ -156,9 +156,13 @@ class Links:
             if len(self._ways) > 65536:
                 self._ways.clear()
             self._ways[destination, lane] = peer
-            if peer.endpoint.startswith("tcp:") and lane < 2:
+            if peer.endpoint and lane < 2 and self._elsewhere(hop):
                 self.later(self._peer(hop, 1 - lane).begin)  # it may want to answer there, and cannot dial us
             return peer
+
+    def _elsewhere(self, hop: Hop) -> bool:
+        """Whether that process is of another host than this one: our run folder is unknown there."""
+        return hop.endpoint.startswith("tcp:") or hop.address.partition("/")[0] != self.address.partition("/")[0]
 
     def _peer(self, hop: Hop, lane: int) -> Peer:
         key = (hop.address, lane)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monarch_nb.actor import ActorError, MeshFailure, ProcMesh, SupervisionError, run_on, this_host
+from monarch_nb.actor import Actor, ActorError, MeshFailure, ProcMesh, SupervisionError, endpoint, run_on, this_host
 from monarch_nb.mesh import attach_hosts, controller, heal_mesh, local_hosts, sending
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys
 from monarch_nb.wire import Kind
-from tests.cluster.hosts_tools import SOON, Caller, Member, faults, nothing_left, user_hosts
+from tests.cluster.hosts_tools import SOON, Caller, Member, faults, nothing_left, user_hosts, wait_until
 from tests.proxy import Proxy
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
@@ -197,6 +197,25 @@ def test_errors_of_several_hosts_are_one_error_that_names_ranks_and_hosts(six: P
     assert list(caught.value.failures) == [1, 4, 5]
     with pytest.raises(ActorError, match=rf"on 2 of {MANY} ranks of many: slots=3,{MANY - 1}; 2 different errors"):
         run_on(many, f"if rank in (3, {MANY - 1}):\n    raise ValueError(f'spoilt {{rank}}')").get(SOON)
+
+
+class Unmade(Actor):
+    """Its constructor raises."""
+
+    def __init__(self) -> None:
+        raise ValueError("no")
+
+    @endpoint
+    def never(self) -> None: ...
+
+
+def test_actors_of_every_host_that_fail_are_told_though_nobody_calls_them(
+    six: ProcMesh, faults: list[MeshFailure]
+) -> None:
+    six.spawn("unmade", Unmade)
+    wait_until(
+        lambda: {rank for one in faults if one.mesh_name == "unmade" for rank in one.crashed_ranks} == {*range(6)}
+    )
 
 
 # The last one: it ends the meshes that the tests above share.
