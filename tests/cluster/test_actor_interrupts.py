@@ -91,7 +91,9 @@ def test_an_interrupt_ends_a_sleep_and_a_wait_for_another_actor(duo: ProcMesh) -
         waits.get(SECONDS)
     interrupt(sleepers)
     assert waiters.quick.call().get(SECONDS).values() == [1, 1]
-    interrupt(sleepers)  # each of the two has been called by both
+    for _ in range(2):  # each of the two has been called by both: it sleeps again
+        receiver.recv().get(SECONDS)
+    interrupt(sleepers)
     assert sleepers.quick.call().get(SECONDS).values() == [1, 1]
     assert time.monotonic() - begin < 20
 
