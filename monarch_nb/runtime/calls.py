@@ -220,7 +220,7 @@ class PendingCall:
 
     def lose(self, places: Iterable[int], error: BaseException) -> None:
         """Those at `places` will not answer: that ends the call."""
-        if self._raised:  # it may well be what they died of
+        if self._raised and self._waits and not getattr(error, "__notes__", ()):  # it may well be what they died of
             raised = self._raised.copy()
             where = Ranks(self.runtime, self.mesh, self._ranks())
             for place, one in sorted(raised.items())[:1]:

@@ -1,5 +1,7 @@
 """Help and completion in a real kernel: an endpoint shows the user's own method."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.notebook.notebook import Notebook
@@ -18,9 +20,10 @@ helped = w.spawn("helped", Helped)
 
 
 @pytest.fixture
-def helped(nb: Notebook) -> Notebook:
+def helped(nb: Notebook) -> Iterator[Notebook]:
     nb.run(DEFINED).ok()
-    return nb
+    yield nb
+    nb.run("%stop helped").ok()
 
 
 @pytest.mark.parametrize("code", ["helped.learn", "helped.learn.call", "helped.learn.broadcast"])

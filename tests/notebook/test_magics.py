@@ -171,6 +171,7 @@ def nb_quick(kernel: Notebook) -> Notebook:
 
 
 def test_meshes_lists_what_is_there_and_who_refers_to_it(nb: Notebook) -> None:
+    nb.run("%stop --unused")  # of the tests before
     nb.run("held = [this_host().spawn_procs(per_host={'gpus': 1}, name='listed')]\nheld[0].initialized.get();").ok()
     lines = nb.run("%meshes").ok().text.splitlines()
     assert lines[0].split() == ["mesh", "kind", "shape", "ranks", "hosts", "variables"]

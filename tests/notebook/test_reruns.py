@@ -35,6 +35,7 @@ def test_actors_of_an_older_class_say_so_once_at_the_next_call(nb: Notebook) -> 
     assert "runs Stepper" not in cell.stdout
     assert "all 4 ranks: 2" in cell.text
     assert again.error is None
+    nb.run("%stop steppers").ok()
 
 
 def test_a_class_changed_in_the_cell_that_calls_is_told_there(nb: Notebook) -> None:
@@ -54,4 +55,4 @@ def test_a_name_that_is_spawned_again_tells_of_the_mesh_that_nothing_refers_to(n
     assert "stopped twice: 4 actors" in nb.run("%stop --unused").ok().stdout
     assert nb.run("kept = twice\n" + spawn).ok().stdout == "", "the earlier one is in use"
     assert nb.run("twice.step.call().get().values()").text == "[1, 1, 1, 1]"
-    nb.run("%stop twice").ok()
+    nb.run("%stop twice\ntwice = kept\n%stop twice").ok()
