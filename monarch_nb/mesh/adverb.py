@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from monarch_nb.runtime import EndpointProperty
+
 if TYPE_CHECKING:
     from monarch_nb.mesh.endpoint import Endpoint
 
@@ -52,12 +54,22 @@ def adverb(method: F) -> F:
     return Told(lambda endpoint: Adverb(method, endpoint), method)  # type: ignore[return-value]  # it is called alike
 
 
+def hidden_from_callers(declared: EndpointProperty[..., Any]) -> int:
+    """How many of the method's first parameters callers do not give: the object, and the port it answers through."""
+    return 2 if declared._explicit_response_port else 1
+
+
+@functools.lru_cache(maxsize=1024)
+def callers_signature(method: Callable[..., Any], hidden: int) -> inspect.Signature:
+    """The signature of a method without its `hidden` first parameters."""
+    signature = inspect.signature(method)
+    return signature.replace(parameters=list(signature.parameters.values())[hidden:])
+
+
 def declared_signature(endpoint: "Endpoint[..., Any]") -> inspect.Signature:
     """The signature of the endpoint's method as callers see it."""
     declared = endpoint._current()
-    signature = inspect.signature(declared._method)
-    hidden = 2 if declared._explicit_response_port else 1
-    return signature.replace(parameters=list(signature.parameters.values())[hidden:])
+    return callers_signature(declared._method, hidden_from_callers(declared))
 
 
 def declared_doc(endpoint: "Endpoint[..., Any]") -> str | None:

@@ -7,7 +7,14 @@ import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, cast
 
-from monarch_nb.mesh.adverb import Told, adverb, declared_doc, declared_signature
+from monarch_nb.mesh.adverb import (
+    Told,
+    adverb,
+    callers_signature,
+    declared_doc,
+    declared_signature,
+    hidden_from_callers,
+)
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import (
@@ -33,9 +40,8 @@ R = TypeVar("R")
 @functools.lru_cache(maxsize=1024)
 def _arity(method: Callable[..., Any], hidden: int) -> tuple[inspect.Signature, int, int]:
     """The signature without its `hidden` first parameters; how few and how many positional arguments surely fit."""
-    signature = inspect.signature(method)
-    parameters = list(signature.parameters.values())[hidden:]
-    signature = signature.replace(parameters=parameters)
+    signature = callers_signature(method, hidden)
+    parameters = signature.parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if any(p.kind == p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
         return signature, 1, 0  # never surely
@@ -111,7 +117,7 @@ class Endpoint(Generic[P, R]):
 
     def _frames(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         declared = self._current()
-        hidden = 2 if declared._explicit_response_port else 1
+        hidden = hidden_from_callers(declared)
         check_arguments(declared._method, hidden, self._title, args, kwargs)
         return encode_arguments(self._title, args, kwargs, declared._method, hidden)
 
