@@ -19,9 +19,6 @@ from .debugger import DebugMagics, Prompting, with_remote
 from .display.errors import Errors
 from .display.failures import raised_bar
 from .display.tellings import Tellings, Told
-from .faces import Faces
-from .faces.views import FaceMagics
-from .faces.widgets import Widgets
 from .files import cell_name
 from .forgotten import Forgotten
 from .front import Front
@@ -33,6 +30,9 @@ from .progress import Progress
 from .reruns import Reruns
 from .session import Session
 from .stopping import Stopping
+from .views import Views
+from .views.displays import ViewMagics
+from .views.widgets import Widgets
 
 
 class Extension:
@@ -43,8 +43,8 @@ class Extension:
         self._front = Front(shell)
         self._session = Session(shell)
         self._errors = Errors(shell, self._failed, self._told, self._raised, self._stopped)
-        self._faces = Faces(shell, self._session)
-        self._widgets = Widgets(shell, self._faces)
+        self._views = Views(shell, self._session)
+        self._widgets = Widgets(shell, self._views)
         self._debugging = DebugMagics(shell, self._session)
         self._attached: _Attached | None = None
 
@@ -60,8 +60,8 @@ class Extension:
         self._shell.register_magics(GuideMagics(self._shell, self._session))
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
         Completion(self._shell, self._session).install()
-        self._shell.register_magics(FaceMagics(self._shell, self._session))
-        self._faces.install()
+        self._shell.register_magics(ViewMagics(self._shell, self._session))
+        self._views.install()
         self._widgets.install()
         engine = runtime()
         self._attach()
@@ -74,7 +74,7 @@ class Extension:
         display.uninstall(self._shell)
         self._errors.uninstall()
         self._widgets.uninstall()
-        self._faces.uninstall()
+        self._views.uninstall()
         if self._attached is not None:
             self._attached.leave()
             self._attached = None
@@ -103,7 +103,7 @@ class Extension:
         engine = process._runtime
         if engine is None or (self._attached is not None and self._attached.engine is engine):
             return
-        self._faces.attach(engine)
+        self._views.attach(engine)
         if self._attached is not None:
             self._attached.leave()
         self._attached = _Attached(self._shell, self._front, engine, self._widgets, self._session)

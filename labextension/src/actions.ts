@@ -6,7 +6,7 @@ import { Widget } from "@lumino/widgets";
 
 import { Dims, Variables, codeFor, codeForSpawn } from "./code";
 import type { Connection } from "./connection";
-import { plural } from "./faces";
+import { plural } from "./views";
 import { askForMesh } from "./spawn";
 import { sizeOf } from "./state";
 import { countsOf } from "./tree";

@@ -1,6 +1,6 @@
 // What a click did, as a line for the notebook.
 
-import { sliceExpression } from "./faces";
+import { sliceExpression } from "./views";
 import { Mesh } from "./state";
 
 export type Variables = Record<string, string>; // name in the notebook: uid

@@ -6,7 +6,7 @@ import { JSONObject } from "@lumino/coreutils";
 import { IDisposable } from "@lumino/disposable";
 import { ISignal, Signal } from "@lumino/signaling";
 
-import { Cluster } from "./faces";
+import { Cluster } from "./views";
 import { Facts, NOTHING, mayLoad, phaseOf, wantsComm } from "./link";
 
 const TARGET = "monarch_nb.cluster";

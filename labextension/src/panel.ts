@@ -4,7 +4,7 @@ import { SidePanel } from "@jupyterlab/ui-components";
 import { AccordionPanel, PanelLayout, Widget } from "@lumino/widgets";
 
 import type { Actions } from "./actions";
-import { Cluster, h, say } from "./faces";
+import { Cluster, h, say } from "./views";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { NOTHING, phaseOf, wordsFor } from "./link";

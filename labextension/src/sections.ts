@@ -4,7 +4,7 @@ import type { Message } from "@lumino/messaging";
 import { Widget } from "@lumino/widgets";
 
 import type { Actions, Verb } from "./actions";
-import { Cluster, debugView, failureView, h, logView, placeOf, pointOf, say } from "./faces";
+import { Cluster, debugView, failureView, h, logView, placeOf, pointOf, say } from "./views";
 import { ClusterState } from "./state";
 import { Row, countsOf, factsOf, lookOf, meantBy } from "./tree";
 import { TreeView, isStructural } from "./treeview";

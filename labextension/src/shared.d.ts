@@ -1,4 +1,4 @@
-// The types of what the widgets in cells and this panel share: kernel_ext/monarch_kernel/faces/static.
+// The types of what the widgets in cells and this panel share: kernel_ext/monarch_kernel/views/static.
 
 declare module "*/static/cluster.js" {
   export const EMPTY: import("./state").ClusterState;
@@ -40,13 +40,13 @@ declare module "*/static/words.js" {
 }
 
 declare module "*/static/debugger.js" {
-  export function debugView(cluster: import("./faces").Cluster, root: HTMLElement, options: object): () => void;
+  export function debugView(cluster: import("./views").Cluster, root: HTMLElement, options: object): () => void;
 }
 
 declare module "*/static/failures.js" {
-  export function failureView(cluster: import("./faces").Cluster, root: HTMLElement, options: object): () => void;
+  export function failureView(cluster: import("./views").Cluster, root: HTMLElement, options: object): () => void;
 }
 
 declare module "*/static/logs.js" {
-  export function logView(cluster: import("./faces").Cluster, root: HTMLElement, options: object): () => void;
+  export function logView(cluster: import("./views").Cluster, root: HTMLElement, options: object): () => void;
 }

@@ -4,7 +4,7 @@ import { Dialog, showDialog } from "@jupyterlab/apputils";
 import { Widget } from "@lumino/widgets";
 
 import { Wish, codeForSpawn, freshName, wishOf } from "./code";
-import { h, say } from "./faces";
+import { h, say } from "./views";
 import { ClusterState } from "./state";
 
 class Form extends Widget implements Dialog.IBodyWidget<Wish | string> {

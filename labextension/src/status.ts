@@ -2,7 +2,7 @@
 
 import { Widget } from "@lumino/widgets";
 
-import { Cluster, h, say } from "./faces";
+import { Cluster, h, say } from "./views";
 import type { Front } from "./front";
 import { phaseOf } from "./link";
 import { summaryOf } from "./summary";

@@ -1,6 +1,6 @@
 // The cluster in one line.
 
-import { indexOfBase, baseOf } from "./faces";
+import { indexOfBase, baseOf } from "./views";
 import { ClusterState, sizeOf } from "./state";
 
 export interface Summary {

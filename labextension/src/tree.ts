@@ -1,6 +1,6 @@
 // The tree of the panel: mesh → host → process → actor, as rows. What a row says is worked out only when it is seen.
 
-import { SIGNS, STATES, actorsOn, baseOf, bytes, duration, indexOfBase, placeOf, pointOf, rankOf, shapeOf } from "./faces";
+import { SIGNS, STATES, actorsOn, baseOf, bytes, duration, indexOfBase, placeOf, pointOf, rankOf, shapeOf } from "./views";
 import { ClusterState, Mesh, Rank, State, sizeOf } from "./state";
 
 export type Kind = "mesh" | "actors" | "host" | "proc" | "actor";

@@ -1,6 +1,6 @@
 // The tree on the page: only the rows in sight are in it, so that ten thousand ranks cost no more than forty.
 
-import { h, say } from "./faces";
+import { h, say } from "./views";
 import { ClusterState, State } from "./state";
 import { LETTERS, Look, Row, lookOf, rowsOf } from "./tree";
 

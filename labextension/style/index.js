@@ -1,3 +1,3 @@
-import "../../kernel_ext/monarch_kernel/faces/static/style.css";
-import "../../kernel_ext/monarch_kernel/faces/static/debugger.css";
+import "../../kernel_ext/monarch_kernel/views/static/style.css";
+import "../../kernel_ext/monarch_kernel/views/static/debugger.css";
 import "./panel.css";

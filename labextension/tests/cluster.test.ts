@@ -1,7 +1,7 @@
 import fc from "fast-check";
 import { describe, expect, it, vi } from "vitest";
 
-import { Cluster, applyPatch } from "../src/faces";
+import { Cluster, applyPatch } from "../src/views";
 import { empty, four } from "./made";
 
 interface Sent {

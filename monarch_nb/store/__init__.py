@@ -1,4 +1,4 @@
-"""One state for all faces: engine events folded into `Cluster`, handed out as snapshots and deltas."""
+"""One state for all views: engine events folded into `Cluster`, handed out as snapshots and deltas."""
 
 from monarch_nb.store.cluster import Cluster
 from monarch_nb.store.hub import Store, store_of

@@ -1,4 +1,4 @@
-"""The document that faces see, and what has changed in it since it was last asked for."""
+"""The document that views see, and what has changed in it since it was last asked for."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class Board:
             pending[key] = None
             return
         objects[key] = value
-        # The patch is merged into what a face has: what is not there any more has to be said.
+        # The patch is merged into what a view has: what is not there any more has to be said.
         pending[key] = {**dict.fromkeys(gone - value.keys()), **_copied(value)}
 
     def change(self, section: str, key: str, fields: dict[str, Any]) -> None:

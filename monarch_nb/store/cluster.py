@@ -47,7 +47,7 @@ class _Mesh:
 
 
 class Cluster:
-    """`fold` events, then `take` what has changed. `document` is what a face that comes now is given."""
+    """`fold` events, then `take` what has changed. `document` is what a view that comes now is given."""
 
     def __init__(self) -> None:
         self._board = Board()

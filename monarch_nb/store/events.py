@@ -128,7 +128,7 @@ class Quiet(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """A failure; `ranks` are those of `uid`, base ranks. `record` is what a face is told besides.
+    """A failure; `ranks` are those of `uid`, base ranks. `record` is what a view is told besides.
 
     With the `failure` itself, those of one cause that come soon after each other are told as one, by the first id.
     """

@@ -1,4 +1,4 @@
-"""A failure as faces are told it: its title, what is known of it, its whole story; of one rank as of many."""
+"""A failure as views are told it: its title, what is known of it, its whole story; of one rank as of many."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -166,7 +166,7 @@ class Store:
         try:
             listener(message)
         except Exception:
-            logger.debug("a face is gone", exc_info=True)
+            logger.debug("a view is gone", exc_info=True)
             return False
         return True
 

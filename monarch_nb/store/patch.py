@@ -1,4 +1,4 @@
-"""JSON merge patches (RFC 7396): what a face applies to its snapshot."""
+"""JSON merge patches (RFC 7396): what a view applies to its snapshot."""
 
 from typing import Any
 

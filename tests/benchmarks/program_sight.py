@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from measure import leave, plan_of, times
 
 from scripts.kernels import PATH, interpreter
-from tests.notebook.face_client import FaceClient
 from tests.notebook.notebook import Notebook
+from tests.notebook.view_client import ViewClient
 
 ACTORS = """
 import os, random, threading, time
@@ -61,14 +61,14 @@ class Watched:
     def __init__(self, python: str, folder: Path) -> None:
         self.notebook = Notebook(python=python)
         self.notebook.run(ACTORS, timeout=60).ok()
-        self.face = FaceClient(self.notebook)
+        self.face = ViewClient(self.notebook)
         self.face.watch()
         self.face.send(type="watch", topic="debug", id="D")
         self.face.until(lambda face: bool(face.of("debug")) and self._all_idle(face))
         self._folder = folder
 
     @staticmethod
-    def _all_idle(face: FaceClient) -> bool:
+    def _all_idle(face: ViewClient) -> bool:
         return bool(face.mesh("a")) and all(face.rank("a", rank)["state"] == "idle" for rank in range(8))
 
     def close(self) -> None:

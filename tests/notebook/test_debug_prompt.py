@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook.debug_tools import LET_GO, Debugged, Talk, stopping
-from tests.notebook.face_client import FaceClient
+from tests.notebook.view_client import ViewClient
 from tests.processes import freeze
 
 pytestmark = pytest.mark.timeout(120)
@@ -255,21 +255,21 @@ def test_a_rank_that_is_killed_from_outside_while_the_prompt_is_open_ends_the_ce
 def test_a_front_end_whose_clicks_wait_for_the_cell_sees_what_is_stopped_and_each_step_of_the_prompt(
     nb: Debugged,
 ) -> None:
-    face = FaceClient(nb, subshell=False)
-    face.send(type="watch", topic="debug", id="D")
-    face.until(lambda face: bool(face.of("debug")))
+    view = ViewClient(nb, subshell=False)
+    view.send(type="watch", topic="debug", id="D")
+    view.until(lambda view: bool(view.of("debug")))
     request = nb.start(ALL_STOPPED, asks=True)
     nb.asked()
-    face.until(lambda face: face.of("debug")[-1]["stopped"] == RANKS)
-    (group,) = face.of("debug")[-1]["groups"]
+    view.until(lambda view: view.of("debug")[-1]["stopped"] == RANKS)
+    (group,) = view.of("debug")[-1]["groups"]
     assert (group["where"], group["file"], group["line"]) == ("gpus=0-7", "Cell In[3]", 17)
     nb.client.input("n")
     nb.asked()
-    face.until(lambda face: [one["line"] for one in face.of("debug")[-1]["groups"]] == [18])
+    view.until(lambda view: [one["line"] for one in view.of("debug")[-1]["groups"]] == [18])
     nb.client.input("c")
     assert nb.go_on(request, Talk()).cell.error is None
-    face.until(lambda face: face.of("debug")[-1]["groups"] == [])
-    face.close()
+    view.until(lambda view: view.of("debug")[-1]["groups"] == [])
+    view.close()
 
 
 def test_after_its_cell_has_ended_a_wait_asks_nobody_and_the_next_cell_debugs(nb: Debugged) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.faces.bundle import LARGEST, MODULES, STATIC, script, style
+from monarch_kernel.views.bundle import LARGEST, MODULES, STATIC, script, style
 
 TESTS = Path(__file__).resolve().parents[1] / "front"
 

@@ -1,4 +1,4 @@
-"""The reducer behind all faces: what it shows of events, and that snapshots with deltas always give the same."""
+"""The reducer behind all views: what it shows of events, and that snapshots with deltas always give the same."""
 
 import copy
 import json
@@ -216,7 +216,7 @@ def test_any_snapshot_with_the_deltas_after_it_gives_the_state_however_deltas_ar
     steps: list[tuple[e.Event, int]],
 ) -> None:
     made = Cluster()
-    seen: list[dict[str, object]] = []  # faces that came at different times, delta by delta
+    seen: list[dict[str, object]] = []  # views that came at different times, delta by delta
     late: list[tuple[dict[str, object], dict[str, object]]] = []  # and the same with all deltas joined into one
     for event, what in steps:
         made.fold(event)

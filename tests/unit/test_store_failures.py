@@ -1,4 +1,4 @@
-"""Failures of several ranks that are one event are one failure in the state that all faces show."""
+"""Failures of several ranks that are one event are one failure in the state that all views show."""
 
 from typing import Any
 

@@ -9,9 +9,9 @@ from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.telemetry import Metrics
 
-from ..faces.views import Failures, LogView, metrics_html
 from ..guide import Diagnosis, Guide
 from ..overview import Overview
+from ..views.displays import Failures, LogView, metrics_html
 from .failures import failure_bundle
 from .guide import diagnosis_html, guide_html
 from .logs import logs_html

@@ -19,7 +19,7 @@ from ..front import Bundle, Front
 from .failures import failure_bar, failure_bundle
 
 if TYPE_CHECKING:
-    from ..faces.widgets import Widgets
+    from ..views.widgets import Widgets
 
 GATHER_S = 0.1  # without another rank that fails of the same
 SETTLE_S = 0.6  # that the text of an error waits at most for other ranks that fail of the same, or a card for an error

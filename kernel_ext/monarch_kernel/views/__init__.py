@@ -1,4 +1,4 @@
-"""Live faces of the cluster: widgets in cells and whatever else opens a comm; docs/protocol.md is what they speak."""
+"""Live views of the cluster: widgets in cells and whatever else opens a comm; docs/protocol.md is what they speak."""
 
 import logging
 from typing import Any
@@ -10,21 +10,21 @@ from monarch_nb.store import store_of
 from ..files import cell_name, with_cells
 from ..session import Session
 from .channel import TARGET, Channel, Inbox
-from .face import Face
 from .requests import Requests
+from .view import View
 
 logger = logging.getLogger(__name__)
 
 
-class Faces:
-    """All faces of one kernel."""
+class Views:
+    """All views of one kernel."""
 
     def __init__(self, shell: Any, session: Session) -> None:
         self._kernel = getattr(shell, "kernel", None)
         self._shell = shell
         self._requests = Requests(session, lambda file: cell_name(shell, file) or short(file))
         self._inbox = Inbox()
-        self._faces: list[Face] = []
+        self._views: list[View] = []
         self._engine: Runtime | None = None
 
     def install(self) -> None:
@@ -38,9 +38,9 @@ class Faces:
         manager = getattr(self._kernel, "comm_manager", None)
         if manager is not None and TARGET in manager.targets:
             manager.unregister_target(TARGET, manager.targets[TARGET])
-        faces, self._faces = self._faces, []
-        for face in faces:
-            face.close()
+        views, self._views = self._views, []
+        for view in views:
+            view.close()
         self._inbox.close()
 
     def attach(self, engine: Runtime | None) -> None:
@@ -50,31 +50,31 @@ class Faces:
             collector = store_of(engine).collector
             if collector is not None:
                 collector.readable = lambda text: with_cells(self._shell, text)
-        for face in tuple(self._faces):
-            self._inbox.put(lambda face=face: face.attach(engine))  # type: ignore[misc]
+        for view in tuple(self._views):
+            self._inbox.put(lambda view=view: view.attach(engine))  # type: ignore[misc]
 
-    def connect(self, comm: Any, *, custom: bool = False) -> Face:
-        """A face behind a comm; `custom` for the comm of a widget."""
-        face = Face(Channel(self._kernel, comm, custom=custom).send, self._requests)
-        self._faces.append(face)
-        self._inbox.put(lambda: face.attach(self._engine))
-        return face
+    def connect(self, comm: Any, *, custom: bool = False) -> View:
+        """A view behind a comm; `custom` for the comm of a widget."""
+        view = View(Channel(self._kernel, comm, custom=custom).send, self._requests)
+        self._views.append(view)
+        self._inbox.put(lambda: view.attach(self._engine))
+        return view
 
-    def receive(self, face: Face, message: Any) -> None:
+    def receive(self, view: View, message: Any) -> None:
         """What a front end sent, on any thread."""
         if isinstance(message, dict):
-            self._inbox.put(lambda: face.receive(message))
+            self._inbox.put(lambda: view.receive(message))
 
-    def disconnect(self, face: Face) -> None:
+    def disconnect(self, view: View) -> None:
         """A front end is gone."""
-        if face in self._faces:
-            self._faces.remove(face)
-        self._inbox.put(face.close)
+        if view in self._views:
+            self._views.remove(view)
+        self._inbox.put(view.close)
 
     def _opened(self, comm: Any, message: Any) -> None:
-        face = self.connect(comm)
-        comm.on_msg(lambda message: self.receive(face, message["content"]["data"]))
-        comm.on_close(lambda message: self.disconnect(face))
+        view = self.connect(comm)
+        comm.on_msg(lambda message: self.receive(view, message["content"]["data"]))
+        comm.on_close(lambda message: self.disconnect(view))
 
 
-__all__ = ["Faces"]
+__all__ = ["Views"]

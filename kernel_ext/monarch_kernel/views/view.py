@@ -1,4 +1,4 @@
-"""One face: what it watches and what it asks for, as docs/protocol.md has it."""
+"""One view: what it watches and what it asks for, as docs/protocol.md has it."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ from .requests import Requests
 PROTOCOL = 1
 
 
-class Face:
+class View:
     """Speaks with one front end. Its methods are called on one thread, `send` from any."""
 
     def __init__(self, send: Callable[[Message], None], requests: Requests) -> None:

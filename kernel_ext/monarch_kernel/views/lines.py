@@ -1,4 +1,4 @@
-"""The log lines that one face watches."""
+"""The log lines that one view watches."""
 
 import threading
 from collections import deque
@@ -20,7 +20,7 @@ Line = tuple[int, float, str, str]  # index of the rank, when, level, text
 
 
 class Lines:
-    """Sends what is there, then what comes; `wish` is the face's `watch` message. Ends with `close`."""
+    """Sends what is there, then what comes; `wish` is the view's `watch` message. Ends with `close`."""
 
     def __init__(self, engine: Runtime, send: Callable[[Message], None], wish: Message) -> None:
         self._engine = engine

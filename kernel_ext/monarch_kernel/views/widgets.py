@@ -17,10 +17,10 @@ from ..debugger.results import Table
 from ..display.failures import raised_title
 from .bundle import script, style
 from .curves import rows
-from .views import Failures, LogView
+from .displays import Failures, LogView
 
 if TYPE_CHECKING:
-    from . import Faces
+    from . import Views
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 KEPT = 64  # widgets that are used again when the same is shown again
@@ -55,9 +55,9 @@ def widget_class() -> Any:
 class Widgets:
     """Makes them, one for each thing that is shown, and connects them with the store."""
 
-    def __init__(self, shell: Any, faces: "Faces") -> None:
+    def __init__(self, shell: Any, views: "Views") -> None:
         self._shell = shell
-        self._faces = faces
+        self._views = views
         self._class: Any = None
         self._made: dict[Any, Any] = {}
 
@@ -188,8 +188,8 @@ class Widgets:
             known.saved = saved
             return known
         widget = self._class(view=view, options=options, saved=saved)
-        face = self._faces.connect(widget.comm, custom=True)
-        widget.on_msg(lambda widget, content, buffers: self._faces.receive(face, content))
+        connected = self._views.connect(widget.comm, custom=True)
+        widget.on_msg(lambda widget, content, buffers: self._views.receive(connected, content))
         self._made[key if key is not None else widget.model_id] = widget
         while len(self._made) > KEPT:
             self._made.pop(next(iter(self._made)))

@@ -1,4 +1,4 @@
-"""A face without pixels: opens a comm beside the notebook's own client, as the JupyterLab panel does."""
+"""A view without pixels: opens a comm beside the notebook's own client, as the JupyterLab panel does."""
 
 import json
 import queue
@@ -13,7 +13,7 @@ from monarch_nb.store import apply
 from tests.notebook.notebook import Notebook
 
 
-class FaceClient:
+class ViewClient:
     """Speaks docs/protocol.md with a kernel; on a subshell where the kernel has them."""
 
     def __init__(self, notebook: Notebook, *, subshell: bool = True) -> None:
@@ -58,7 +58,7 @@ class FaceClient:
     def watch(self) -> None:
         self.send(type="watch", topic="cluster")
 
-    def until(self, condition: Callable[["FaceClient"], bool], timeout: float = 20) -> "FaceClient":
+    def until(self, condition: Callable[["ViewClient"], bool], timeout: float = 20) -> "ViewClient":
         """Reads what the kernel sends until something is so."""
         deadline = time.monotonic() + timeout
         while not condition(self):
@@ -93,7 +93,7 @@ class FaceClient:
         """Asks for something and waits for the answer."""
         number = secrets.token_hex(4)
         self.send(type="request", id=number, verb=verb, **more)
-        self.until(lambda face: any(reply["id"] == number for reply in face.of("reply")), timeout)
+        self.until(lambda view: any(reply["id"] == number for reply in view.of("reply")), timeout)
         return next(reply for reply in self.of("reply") if reply["id"] == number)
 
     # -- reading the state ------------------------------------------------------------------------------------------

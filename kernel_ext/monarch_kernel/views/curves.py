@@ -1,4 +1,4 @@
-"""The metrics that one face watches."""
+"""The metrics that one view watches."""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Rows = dict[str, list[tuple[int, float, float, float]]]  # name -> (index of the
 
 
 class Curves:
-    """Sends what is there, then what comes; `wish` is the face's `watch` message. Ends with `close`."""
+    """Sends what is there, then what comes; `wish` is the view's `watch` message. Ends with `close`."""
 
     def __init__(self, engine: Runtime, send: Callable[[Message], None], wish: Message) -> None:
         self._engine = engine

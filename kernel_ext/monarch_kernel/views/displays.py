@@ -49,7 +49,7 @@ class LogView:
 
     @property
     def lines(self) -> list[Line]:
-        """They, as faces have them."""
+        """They, as views have them."""
         return [(one.rank.rank, round(one.time, 3), "", one.text) for one in self.logs[-LINES:]]
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ def metrics_html(metrics: Metrics) -> str:
 
 
 @magics_class
-class FaceMagics(Magics):
+class ViewMagics(Magics):
     """%failures, %metrics; %logs, which shows a LogView too, is in log_magics."""
 
     def __init__(self, shell: Any, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""The debugger for faces: what is stopped, sent as it changes; and commands, which go to whom the face says."""
+"""The debugger for views: what is stopped, sent as it changes; and commands, which go to whom the view says."""
 
 import threading
 import time

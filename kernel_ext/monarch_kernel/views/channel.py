@@ -1,4 +1,4 @@
-"""Comms of faces: messages out from any thread, messages in on a thread of their own, also while a cell blocks."""
+"""Comms of views: messages out from any thread, messages in on a thread of their own, also while a cell blocks."""
 
 import logging
 import queue
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Channel:
-    """The way to one face, over a comm. `custom` is how widgets wrap what is not a change of their traits."""
+    """The way to one view, over a comm. `custom` is how widgets wrap what is not a change of their traits."""
 
     def __init__(self, kernel: Any, comm: Any, *, custom: bool = False) -> None:
         self._kernel = kernel
@@ -38,7 +38,7 @@ class Channel:
         )
 
     def _packed(self, comm_id: str, message: Message) -> bytes | None:
-        """The content as JSON, of which the message itself is encoded once for all faces; None if it must be packed."""
+        """The content as JSON, of which the message itself is encoded once for all views; None if it must be packed."""
         body = _encoded(message)
         if body is None:
             return None
@@ -62,7 +62,7 @@ def _encoded(message: Message) -> bytes | None:
 
 
 class Inbox:
-    """What faces send, handled one after the other on a thread of its own: handlers may be called on any subshell."""
+    """What views send, handled one after the other on a thread of its own: handlers may be called on any subshell."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -74,7 +74,7 @@ class Inbox:
         self._queue.put(work)
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="monarch-faces", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="monarch-views", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
@@ -89,4 +89,4 @@ class Inbox:
             try:
                 work()
             except Exception:
-                logger.exception("a message of a face could not be handled")
+                logger.exception("a message of a view could not be handled")

@@ -1,0 +1,176 @@
+"""What the kernel tells views over a comm, while cells run and block; docs/protocol.md is what is held to."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.notebook.conftest import ACTORS
+from tests.notebook.notebook import Notebook
+from tests.notebook.view_client import ViewClient
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def open_failures(view: ViewClient) -> list[dict[str, Any]]:
+    return [one for one in view.state["failures"].values() if one["state"] == "open"]
+
+
+@pytest.fixture
+def view(nb: Notebook) -> Iterator[ViewClient]:
+    made = ViewClient(nb)
+    made.watch()
+    made.until(lambda view: bool(view.mesh("a")))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_view_is_greeted_and_given_the_cluster_whole(view: ViewClient) -> None:
+    hello = view.of("hello")[0]
+    assert hello["protocol"] == 1
+    mesh = view.state["meshes"][view.mesh("w")]
+    assert (mesh["kind"], mesh["labels"], mesh["sizes"]) == ("procs", ["gpus"], [4])
+    actors = view.state["meshes"][view.mesh("a")]
+    assert (actors["class"], actors["on"]) == ("Worker", view.mesh("w"))
+    assert all(view.rank("w", rank)["pid"] for rank in range(4))
+
+
+def test_a_rank_is_seen_busy_while_the_cell_that_waits_for_it_blocks_and_idle_after(
+    nb: Notebook, view: ViewClient
+) -> None:
+    request = nb.start("a.slice(gpus=1).work.call_one(3600).get()")
+    view.until(lambda view: view.rank("a", 1)["state"] == "busy")
+    assert view.rank("a", 1)["endpoint"] == "work"
+    view.until(lambda view: view.rank("w", 1)["endpoint"] == "a.work")
+    assert view.rank("a", 0)["state"] == "idle"
+    if view.subshell is not None:  # else what a view asks for waits for the cell
+        stacks = view.ask("stack", mesh=view.mesh("a"), ranks=[1])["result"]["stacks"]
+        assert "in Worker.work" in stacks["1"]
+        assert "time.sleep(0.02)" in stacks["1"]
+        assert view.ask("interrupt", mesh=view.mesh("a"), ranks=[1])["ok"]
+    else:
+        nb.interrupt()
+    assert nb.finish(request).error is not None
+    if view.subshell is None:
+        nb.run("%interrupt a").ok()  # Ctrl-C has ended the wait only
+    view.until(lambda view: view.rank("a", 1)["state"] == "idle")
+
+
+def test_a_front_end_without_subshells_sees_the_same_and_its_clicks_wait_for_the_cell(nb: Notebook) -> None:
+    view = ViewClient(nb, subshell=False)
+    view.watch()
+    view.until(lambda view: bool(view.mesh("a")))
+    request = nb.start("a.work.call(3600).get()")
+    view.until(lambda view: all(view.rank("a", rank)["state"] == "busy" for rank in range(4)))
+    os.kill(view.rank("w", 3)["pid"], signal.SIGKILL)
+    view.until(lambda view: view.rank("a", 3)["state"] == "failed")
+    assert nb.finish(request).error is not None
+    assert view.ask("interrupt", mesh=view.mesh("a"), ranks=[0, 1, 2])["ok"]
+    assert view.ask("heal", mesh=view.mesh("w"))["ok"]
+    view.until(lambda view: all(view.rank("a", rank)["state"] == "idle" for rank in range(4)))
+    view.close()
+
+
+def test_the_frames_of_a_failure_can_be_looked_into_from_a_view(nb: Notebook, view: ViewClient) -> None:
+    nb.run("a.slice(gpus=1).divide.broadcast(0)").ok()
+    view.until(lambda view: any(one["kind"] == "actors" and one["ranks"] == [1] for one in open_failures(view)))
+    [failure] = [one for one in open_failures(view) if one["ranks"] == [1]]
+    assert "Cell In[" in failure["traceback"] or "ipykernel" in failure["traceback"]  # old IPython names no cells
+    assert "return 1 / x" in failure["traceback"]  # the cell's own line
+    asked = {"mesh": failure["mesh"], "ranks": failure["ranks"]}
+    sessions = view.ask("post_mortem", **asked)["result"]["sessions"]
+    assert view.ask("debug", sessions=sessions, do="command", text="p x")["result"]["text"] == "0"
+    assert view.ask("debug", sessions=sessions, do="continue")["ok"]
+    assert nb.run("a.slice(gpus=0).work.call_one().get()").text == "0"  # the rest goes on serving
+
+
+def test_a_failure_nobody_has_looked_at_is_there_for_the_first_view_that_comes() -> None:
+    notebook = Notebook()
+    try:
+        notebook.run(ACTORS).ok()
+        notebook.run("%mesh w gpus=2\na = w.spawn('a', Worker)").ok()
+        assert notebook.run("a.slice(gpus=1).die.call_one().get()").error is not None
+        assert "a, gpus=1 died: killed by signal 9" in notebook.run("%failures").text
+    finally:
+        notebook.close()
+
+
+def test_a_killed_process_is_seen_failed_with_its_failure_and_healed_on_request(nb: Notebook, view: ViewClient) -> None:
+    os.kill(view.rank("w", 2)["pid"], signal.SIGKILL)
+    view.until(lambda view: view.rank("w", 2)["state"] == view.rank("a", 2)["state"] == "failed")
+    view.until(lambda view: "failure" in view.rank("a", 2) and view.rank("a", 2)["failure"] in view.state["failures"])
+    number = view.rank("a", 2)["failure"]
+    failure = view.state["failures"][number]
+    assert failure["title"] == "a, gpus=2 died: killed by signal 9 (SIGKILL)"
+    assert failure["ranks"] == [2]
+    assert "heal_mesh(a)" in view.ask("report", failure=number)["result"]["text"]
+    assert view.ask("heal", mesh=view.mesh("w"))["result"]["text"] == "healed 1 proc of w"
+    view.until(lambda view: view.rank("w", 2)["state"] == view.rank("a", 2)["state"] == "idle")
+    view.until(lambda view: view.state["failures"][number]["state"] == "healed")
+    assert view.rank("a", 2)["life"] > 0
+
+
+def test_a_view_that_has_lost_its_place_is_given_a_new_snapshot(view: ViewClient) -> None:
+    before = len(view.of("snapshot"))
+    view.watch()
+    view.until(lambda view: len(view.of("snapshot")) > before)
+
+
+def test_a_mesh_can_be_made_and_stopped_from_a_view(nb: Notebook, view: ViewClient) -> None:
+    made = view.ask("spawn", name="clicked", dims={"gpus": 1})
+    assert made["result"]["mesh"] == view.until(lambda view: bool(view.mesh("clicked"))).mesh("clicked")
+    assert view.ask("variables")["result"]["variables"]["clicked"] == made["result"]["mesh"]
+    assert nb.run("clicked").ok().text == "<ProcMesh 'clicked' {gpus=1}>"
+    assert view.ask("stop", mesh=made["result"]["mesh"])["result"]["text"] == "stopped 1 proc of clicked"
+    view.until(lambda view: view.mesh("clicked") == "")
+
+
+def test_lines_come_to_a_view_that_watches_them_and_only_those_it_wants(nb: Notebook, view: ViewClient) -> None:
+    uid = view.mesh("a")
+    view.send(type="watch", topic="logs", id="L1", mesh=uid, ranks=[0, 1], text="loss")
+    view.until(lambda view: any(m["id"] == "L1" for m in view.of("logs")))
+    nb.run("a.work.call(say='the loss is small').get(); a.work.call(say='something else').get()").ok()
+
+    def lines(view: ViewClient) -> list[tuple[int, str]]:
+        return sorted((line[0], line[3]) for m in view.of("logs") for line in m["lines"])
+
+    view.until(lambda view: len(lines(view)) >= 2)
+    assert lines(view) == [(0, "the loss is small"), (1, "the loss is small")]
+    kept = view.ask("logs", mesh=uid, ranks=[3], lines=1)["result"]["lines"]
+    assert kept == {"3": ["something else"]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"verb": "fly"}, "knows no request 'fly'"),
+        ({"verb": "heal", "mesh": "nowhere"}, "there is no mesh 'nowhere' any more"),
+        ({"verb": "spawn", "name": "not a name", "dims": {"gpus": 1}}, "cannot be the name of a variable"),
+        ({"verb": "spawn", "name": "w2", "dims": {"gpus": "many"}}, "dims must be sizes"),
+    ],
+)
+def test_wrong_requests_are_answered_with_what_is_wrong(view: ViewClient, wrong: dict[str, object], told: str) -> None:
+    answer = view.ask(**wrong)  # type: ignore[arg-type]
+    assert not answer["ok"]
+    assert told in answer["error"]
+
+
+def test_a_view_hears_of_a_new_engine_after_the_cluster_was_shut_down() -> None:
+    notebook = Notebook()
+    try:
+        notebook.run("%mesh w gpus=1").ok()
+        view = ViewClient(notebook)
+        view.watch()
+        view.until(lambda view: bool(view.mesh("w")))
+        notebook.run("from monarch.actor import shutdown_context; shutdown_context().get()").ok()
+        notebook.run("%mesh v gpus=1").ok()
+        notebook.run("0").ok()
+        view.until(lambda view: bool(view.mesh("v")) and not view.mesh("w"))
+        assert len(view.of("hello")) == 2
+        view.close()
+    finally:
+        notebook.close()
