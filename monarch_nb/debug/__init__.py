@@ -27,7 +27,7 @@ from monarch_nb.debug.api import (
     wait,
     where,
 )
-from monarch_nb.debug.controller import Breakpoint, controller
+from monarch_nb.debug.control.controller import Breakpoint, controller
 from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
 from monarch_nb.debug.records import Frame, Stopped, Tensor, Value
 from monarch_nb.runtime.features import breakpoint_if

@@ -5,9 +5,9 @@ import sys
 from dataclasses import dataclass
 
 from monarch_nb.debug.api import Group
-from monarch_nb.debug.controller import controller
-from monarch_nb.debug.picks import pick
+from monarch_nb.debug.control.controller import controller
 from monarch_nb.debug.records import Stopped
+from monarch_nb.debug.render.picks import pick
 from monarch_nb.mesh import get_or_spawn_controller
 from monarch_nb.mesh.declare import Actor, concurrent_endpoint
 

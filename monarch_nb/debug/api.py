@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch_nb.debug import overview
-from monarch_nb.debug.commands import Desk, Result
-from monarch_nb.debug.controller import STEP_S, Breakpoint, controller
+from monarch_nb.debug.control import whereabouts
+from monarch_nb.debug.control.controller import STEP_S, Breakpoint, controller
 from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.merge import Pair, diff_text, merged_text, outliers, plain
+from monarch_nb.debug.prompt.commands import Desk, Result
 from monarch_nb.debug.records import Stopped, Value
+from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers, plain
 from monarch_nb.wire import ActorError
 
 Answers = Result
@@ -267,7 +267,7 @@ def freeze_on_error(mesh: Any, on: bool = True) -> None:
 
 def stacks(mesh: Any) -> str:
     """The Python stacks of every rank of a mesh, merged into one tree; of ranks stuck in C, too, if py-spy is there."""
-    return overview.stacks_text(controller(), mesh._state, list(mesh._region.ranks()))
+    return whereabouts.stacks_text(controller(), mesh._state, list(mesh._region.ranks()))
 
 
 def _addresses(mesh: Any) -> Sequence[str]:

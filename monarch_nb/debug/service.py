@@ -3,7 +3,7 @@
 import types
 from typing import Any
 
-from monarch_nb.debug.controller import Controller
+from monarch_nb.debug.control.controller import Controller
 from monarch_nb.runtime import Runtime
 
 
@@ -14,7 +14,7 @@ class Service:
         self.controller = Controller(engine)
         self._engine = engine
         self._worker: Any = None
-        from monarch_nb.debug.worker import Worker
+        from monarch_nb.debug.session.worker import Worker
 
         self._worker = Worker(engine)
 

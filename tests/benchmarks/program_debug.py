@@ -11,7 +11,7 @@ from measure import figure, leave, plan_of, repeat, times
 from monarch.actor import Actor, endpoint, this_host
 from monarch.config import configured
 from monarch_nb import debug
-from monarch_nb.debug.prompt import NoPrompt, Waiting
+from monarch_nb.debug.prompt.conversation import NoPrompt, Waiting
 from monarch_nb.runtime import waiters
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from monarch_nb import debug
 from monarch_nb.actor import Actor, ProcMesh, endpoint
-from monarch_nb.debug import stuck
+from monarch_nb.debug.control import stuck
 from tests.cluster.actor_tools import SECONDS, spawned
 from tests.cluster.fault_tools import until
 

@@ -6,15 +6,15 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from monarch_nb.debug.book import Book
+from monarch_nb.debug.control.stopped import Book
 from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.groups import grouped, named, tree, tree_text
-from monarch_nb.debug.merge import Pair, diff_text, merged_text, outliers, sparkline, watch_text
-from monarch_nb.debug.picks import pick
-from monarch_nb.debug.picture import picture, values, variables
 from monarch_nb.debug.records import Answer, Frame, Stopped, Value
-from monarch_nb.debug.table import Missing, table_text
-from monarch_nb.debug.values import shorten, value_of
+from monarch_nb.debug.render.groups import grouped, named, tree, tree_text
+from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers, sparkline, watch_text
+from monarch_nb.debug.render.picks import pick
+from monarch_nb.debug.render.picture import picture, values, variables
+from monarch_nb.debug.render.table import Missing, table_text
+from monarch_nb.debug.session.values import shorten, value_of
 from monarch_nb.shape import Extent
 
 TRAIN = Frame("/home/me/train.py", 42, "Trainer.step", "loss.backward()")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from monarch_nb.debug import records
-from monarch_nb.debug.values import value_of
+from monarch_nb.debug.session.values import value_of
 from monarch_nb.mesh.value_text import describe
 from monarch_nb.supervision import Cause, MeshFailure
 from monarch_nb.wire import (

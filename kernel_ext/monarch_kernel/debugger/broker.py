@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.debug.prompt import NoPrompt, Vain
+from monarch_nb.debug.prompt.conversation import NoPrompt, Vain
 from monarch_nb.transport import throw_into
 
 from ..front import Front

@@ -8,10 +8,10 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from monarch_nb import debug
-from monarch_nb.debug.commands import Desk
 from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.groups import named
-from monarch_nb.debug.prompt import NoPrompt, Waiting, converse
+from monarch_nb.debug.prompt.commands import Desk
+from monarch_nb.debug.prompt.conversation import NoPrompt, Waiting, converse
+from monarch_nb.debug.render.groups import named
 from monarch_nb.wire import ActorError
 
 from ..arguments import names, place

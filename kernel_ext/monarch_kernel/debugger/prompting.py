@@ -4,10 +4,10 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.debug.attending import Attending
-from monarch_nb.debug.controller import Controller
-from monarch_nb.debug.groups import short
-from monarch_nb.debug.prompt import Waiting
+from monarch_nb.debug.control.controller import Controller
+from monarch_nb.debug.prompt.conversation import Waiting
+from monarch_nb.debug.prompt.waits import Attending
+from monarch_nb.debug.render.groups import short
 from monarch_nb.runtime import Runtime
 from monarch_nb.runtime.features import feature
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb import debug
-from monarch_nb.debug import overview
-from monarch_nb.debug.commands import Desk
-from monarch_nb.debug.controller import Controller
-from monarch_nb.debug.groups import FileName, named
-from monarch_nb.debug.picture import picture, values, variables
+from monarch_nb.debug.control import whereabouts
+from monarch_nb.debug.control.controller import Controller
+from monarch_nb.debug.prompt.commands import Desk
 from monarch_nb.debug.records import Stopped
+from monarch_nb.debug.render.groups import FileName, named
+from monarch_nb.debug.render.picture import picture, values, variables
 from monarch_nb.mesh import ActorMesh
 from monarch_nb.runtime import Runtime
 from monarch_nb.runtime.features import feature
@@ -72,7 +72,7 @@ class Stops:
             self._tell(None)
             records = self._controller.book.sessions()
             if records:  # who is missing is asked of the processes, which takes a moment
-                self._tell(overview.missing(self._controller, records, self._name))
+                self._tell(whereabouts.missing(self._controller, records, self._name))
             time.sleep(TELLING_S)
 
     def _tell(self, rest: Any) -> None:

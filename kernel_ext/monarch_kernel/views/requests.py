@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch_nb.debug.groups import FileName, short
-from monarch_nb.debug.stuck import look
+from monarch_nb.debug.control.stuck import look
+from monarch_nb.debug.render.groups import FileName, short
 from monarch_nb.mesh import ActorMesh, ProcMesh, heal_mesh, interrupt
 from monarch_nb.mesh.output import output_of
 from monarch_nb.mesh.requests import request

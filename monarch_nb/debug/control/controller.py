@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from monarch_nb.debug import records as r
-from monarch_nb.debug.book import Book
+from monarch_nb.debug.control.stopped import Book
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime, runtime
@@ -73,7 +73,7 @@ class Controller:
             return
         record = msgspec.msgpack.decode(parcel.frames[0], type=r.Stopped)
         if not self.attended and not self.engine.is_worker:
-            from monarch_nb.debug.attending import attend  # it needs this module
+            from monarch_nb.debug.prompt.waits import attend  # it needs this module
 
             attend(self)
         if record.in_the_way:  # before somebody who waits for the book looks

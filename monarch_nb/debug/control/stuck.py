@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.debug.controller import Controller
-from monarch_nb.debug.groups import FileName, short, tree, tree_text
+from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.records import Frame
+from monarch_nb.debug.render.groups import FileName, short, tree, tree_text
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.runtime import dumps
 
 PATIENCE_S = 10.0
 WRITES_S = 1.0  # for a process to write its stacks
-_OURS = f"{Path(__file__).resolve().parent.parent}/"
+_OURS = f"{Path(__file__).resolve().parents[2]}/"
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 

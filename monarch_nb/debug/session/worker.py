@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from monarch_nb.debug import records as r
-from monarch_nb.debug import stack as stacks
-from monarch_nb.debug.session import Debugger
+from monarch_nb.debug.session import stack as stacks
+from monarch_nb.debug.session.thread import Debugger
 from monarch_nb.runtime import ActorCell, Runtime, current
 from monarch_nb.runtime.failures import Kept, frames_of
 from monarch_nb.settings import settings

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_nb.debug import stack as stacks
-from monarch_nb.debug.breaks import Breaks
 from monarch_nb.debug.errors import CommandTimeout, QuitDebugger
 from monarch_nb.debug.records import Answer, Command, Frame, Stopped
+from monarch_nb.debug.session import stack as stacks
+from monarch_nb.debug.session.breakpoints import Breaks
 from monarch_nb.settings import settings
 from monarch_nb.transport import throw_into
 from monarch_nb.wire import text_of
 
 if TYPE_CHECKING:
-    from monarch_nb.debug.worker import Worker
+    from monarch_nb.debug.session.worker import Worker
     from monarch_nb.runtime import ActorCell
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import types
 from typing import Any
 
 from monarch_nb.debug.records import Value
-from monarch_nb.debug.redirect import redirected
-from monarch_nb.debug.values import shorten, value_of
+from monarch_nb.debug.session.redirect import redirected
+from monarch_nb.debug.session.values import shorten, value_of
 from monarch_nb.wire import error_line, text_of
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from monarch_nb.debug.controller import Controller
-from monarch_nb.debug.groups import FileName, named, place, short, tree, tree_text
+from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.records import Stopped, Thread
-from monarch_nb.debug.table import Missing
+from monarch_nb.debug.render.groups import FileName, named, place, short, tree, tree_text
+from monarch_nb.debug.render.table import Missing
 from monarch_nb.mesh.view import conditions
 from monarch_nb.shape import places_of
 
@@ -97,7 +97,7 @@ def stacks_text(controller: Controller, state: Any, ranks: Sequence[int], name: 
     if idle:
         lines.append(f"{len(idle)}  idle  [{label(idle)}]")
     if silent:
-        from monarch_nb.debug.stuck import look
+        from monarch_nb.debug.control.stuck import look
 
         lines += look(controller, procs, [int(rank) for rank in silent], label, name)
     return "\n".join(lines)

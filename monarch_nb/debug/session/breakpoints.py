@@ -5,7 +5,7 @@ import pdb
 import types
 from collections.abc import Callable
 
-from monarch_nb.debug.inquiry import Inquiry
+from monarch_nb.debug.session.frames import Inquiry
 from monarch_nb.wire import error_line
 
 

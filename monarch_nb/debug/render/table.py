@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from monarch_nb.debug.groups import FileName, Group, grouped, place, short
 from monarch_nb.debug.records import Stopped
+from monarch_nb.debug.render.groups import FileName, Group, grouped, place, short
 from monarch_nb.shape import Extent, places
 
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.debug.controller import Controller, asking
+from monarch_nb.debug.control.controller import Controller, asking
 from monarch_nb.debug.errors import StoppedAtBreakpoint
-from monarch_nb.debug.prompt import NoPrompt, Waiting
+from monarch_nb.debug.prompt.conversation import NoPrompt, Waiting
 from monarch_nb.runtime import Future, current, future, waiters
 from monarch_nb.runtime.future import WAIT_TICK
 

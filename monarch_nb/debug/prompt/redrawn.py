@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from monarch_nb.debug.book import Book
+from monarch_nb.debug.control.stopped import Book
 from monarch_nb.debug.records import Stopped
 
 T = TypeVar("T")

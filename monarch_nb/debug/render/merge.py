@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.debug.groups import named, ranks_of
 from monarch_nb.debug.records import Answer, Stopped, Value
+from monarch_nb.debug.render.groups import named, ranks_of
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _BARS = "▁▂▃▄▅▆▇█"

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from monarch_nb.debug.commands import Desk
-from monarch_nb.debug.controller import Controller
+from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.errors import StoppedAtBreakpoint
-from monarch_nb.debug.groups import FileName, grouped, named, place, short
+from monarch_nb.debug.prompt.commands import Desk
+from monarch_nb.debug.prompt.redrawn import Redrawn
 from monarch_nb.debug.records import Stopped
-from monarch_nb.debug.redrawn import Redrawn
+from monarch_nb.debug.render.groups import FileName, grouped, named, place, short
 from monarch_nb.runtime import Future
 from monarch_nb.settings import settings
 

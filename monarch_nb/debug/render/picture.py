@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from monarch_nb.debug.groups import FileName, Group, Node, grouped, named, ranks_of, short, tree
-from monarch_nb.debug.merge import Merged, Pair, folded, number_of, outliers, sparkline, who
 from monarch_nb.debug.records import Answer, Frame, Stopped, Value
-from monarch_nb.debug.table import Missing
+from monarch_nb.debug.render.groups import FileName, Group, Node, grouped, named, ranks_of, short, tree
+from monarch_nb.debug.render.merge import Merged, Pair, folded, number_of, outliers, sparkline, who
+from monarch_nb.debug.render.table import Missing
 
 Picture = dict[str, Any]
 _ANONYMOUS = re.compile(r"<[^<>]*\bat 0x[0-9a-fA-F]+>$|<module |<function |<class |<bound method ")

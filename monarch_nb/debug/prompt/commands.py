@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_nb.debug import overview
-from monarch_nb.debug.controller import STEP_S, Controller
+from monarch_nb.debug.control import whereabouts
+from monarch_nb.debug.control.controller import STEP_S, Controller
 from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.groups import FileName, grouped, named, short, tree, tree_text
-from monarch_nb.debug.merge import Pair, diff_text, merged_text, plain, watch_text, who
-from monarch_nb.debug.picks import pick
 from monarch_nb.debug.records import Stopped, Value
-from monarch_nb.debug.table import source_lines, table_text
+from monarch_nb.debug.render.groups import FileName, grouped, named, short, tree, tree_text
+from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, plain, watch_text, who
+from monarch_nb.debug.render.picks import pick
+from monarch_nb.debug.render.table import source_lines, table_text
 
 HELP = """\
 The ranks in focus take all commands of pdb:
@@ -239,7 +239,7 @@ class Desk:
     def table(self, *, source: bool = True) -> str:
         """What is stopped, who is not and where those are."""
         records = self.candidates()
-        sizes, missing = overview.missing(self.controller, records, self.name)
+        sizes, missing = whereabouts.missing(self.controller, records, self.name)
         return table_text(records, sizes=sizes, missing=missing, name=self.name, source=source)
 
     def _do_ranks(self, rest: str) -> Result:
@@ -307,7 +307,7 @@ class Desk:
         return self._pairs(f"locals {rest}".strip(), found, self.controller.ask(found, "locals", rest))
 
     def _do_stack(self, rest: str) -> Result:
-        return Result("stack", overview.running_text(self.controller, self.candidates(), self.name))
+        return Result("stack", whereabouts.running_text(self.controller, self.candidates(), self.name))
 
     def _do_detach(self, rest: str) -> Result:
         self.leave = "detach"

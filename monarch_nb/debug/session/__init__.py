@@ -1,0 +1,1 @@
+"""The debugger of one thread, in the process whose thread it stops."""
