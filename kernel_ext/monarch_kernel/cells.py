@@ -5,7 +5,7 @@ from typing import Any
 
 from monarch_nb.mesh.log_lines import mesh_of
 from monarch_nb.mesh.output import Written
-from monarch_nb.mesh.state import ProcState
+from monarch_nb.runtime import ProcState
 
 from .front import Front
 

@@ -9,7 +9,7 @@ from typing import Any
 from monarch_nb.mesh.log_lines import Gathered, Line, Source, briefly, merged, options, prefix, source_of
 from monarch_nb.mesh.logs import log_file
 from monarch_nb.mesh.output import Output, Written
-from monarch_nb.mesh.state import ProcState
+from monarch_nb.runtime import ProcState
 
 from .cells import Cells
 from .folds import BELOW, Folds

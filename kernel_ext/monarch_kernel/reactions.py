@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from monarch_nb.mesh.interrupts import SILENT_AFTER
-from monarch_nb.mesh.state import MeshState, ProcState
-from monarch_nb.runtime import EXEC, HOOK, RELOAD, Doing
+from monarch_nb.runtime import EXEC, HOOK, RELOAD, Doing, MeshState, ProcState
 from monarch_nb.shape import places
 
 OFFERED = 8  # more ranks than these are not named one by one

@@ -4,8 +4,7 @@ from collections import Counter
 from types import CodeType
 from typing import Any
 
-from monarch_nb.mesh.state import ActorState, MeshState
-from monarch_nb.runtime import EndpointProperty, Runtime
+from monarch_nb.runtime import ActorState, EndpointProperty, MeshState, Runtime
 
 from .files import cell_name
 from .front import Front

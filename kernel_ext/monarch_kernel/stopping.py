@@ -7,8 +7,7 @@ from types import FrameType
 from typing import Any
 
 from monarch_nb.mesh.interrupts import interrupted
-from monarch_nb.mesh.state import MeshState
-from monarch_nb.runtime import Doing, Future, PendingCall, Runtime
+from monarch_nb.runtime import Doing, Future, MeshState, PendingCall, Runtime
 from monarch_nb.runtime import future as futures
 from monarch_nb.wire import error_line
 

@@ -10,11 +10,11 @@ from monarch_nb.mesh.endpoint import Endpoint, check_arguments, encode_arguments
 from monarch_nb.mesh.requests import RequestError
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.stand_ins import stand_ins
-from monarch_nb.mesh.state import ActorState
 from monarch_nb.mesh.undeclared import NotAnEndpoint
 from monarch_nb.runtime import (
     SPAWN,
     Actor,
+    ActorState,
     EndpointProperty,
     Future,
     Held,

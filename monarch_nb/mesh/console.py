@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.endpoint import encode_arguments
 from monarch_nb.mesh.sending import send_region
-from monarch_nb.mesh.state import ActorState, ProcState
 from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.runtime import EXEC, Actor, Context, Future, PendingCall, current, endpoint, runtime
+from monarch_nb.runtime import (
+    EXEC,
+    Actor,
+    ActorState,
+    Context,
+    Future,
+    PendingCall,
+    ProcState,
+    current,
+    endpoint,
+    runtime,
+)
 from monarch_nb.runtime.context import Instance
 from monarch_nb.runtime.display_hooks import open_figures, show_figures
 

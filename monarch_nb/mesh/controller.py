@@ -23,9 +23,8 @@ from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.neighbour import Neighbour
 from monarch_nb.mesh.remote import connection, undelivered
 from monarch_nb.mesh.requests import fail_requests, gather, request
-from monarch_nb.mesh.state import ProcState
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.runtime import Future, Runtime, forgotten, install, runtime, started
+from monarch_nb.runtime import Future, ProcState, Runtime, forgotten, install, runtime, started
 from monarch_nb.runtime.features import install_breakpoints
 from monarch_nb.settings import settings
 from monarch_nb.transport import Node

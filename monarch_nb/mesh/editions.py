@@ -9,8 +9,7 @@ import msgspec
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh.modules import Newest
 from monarch_nb.mesh.requests import request, settle
-from monarch_nb.mesh.state import ActorState
-from monarch_nb.runtime import Future
+from monarch_nb.runtime import ActorState, Future
 from monarch_nb.runtime.endpoint import Kind
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Header, Status, decode, encode, error_line

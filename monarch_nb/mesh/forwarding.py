@@ -8,8 +8,7 @@ from typing import Any
 
 from monarch_nb.mesh.log_lines import Gathered, LogOptions, merged, prefix, source_of
 from monarch_nb.mesh.output import Written, output_of
-from monarch_nb.mesh.state import ProcState
-from monarch_nb.runtime import Runtime
+from monarch_nb.runtime import ProcState, Runtime
 from monarch_nb.runtime.displays import displays
 from monarch_nb.settings import settings
 

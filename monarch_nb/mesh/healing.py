@@ -14,8 +14,7 @@ from monarch_nb.mesh.remote import Remote
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
 from monarch_nb.mesh.spawning import start
-from monarch_nb.mesh.state import ActorState, MeshState, ProcState
-from monarch_nb.runtime import HOOK, SPAWN, Future, PendingCall
+from monarch_nb.runtime import HOOK, SPAWN, ActorState, Future, MeshState, PendingCall, ProcState
 from monarch_nb.shape import Region, runs
 from monarch_nb.supervision import Cause, HealError, Life
 from monarch_nb.transport import held_back

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.mesh.requests import request, settle
-from monarch_nb.mesh.state import MeshState
-from monarch_nb.runtime import DOING, INTERRUPT, Doing, Future, Interrupt, runtime
+from monarch_nb.runtime import DOING, INTERRUPT, Doing, Future, Interrupt, MeshState, runtime
 from monarch_nb.transport import UnreachableError
 
 SILENT_AFTER = 1.0  # seconds without a word after which a rank is taken for one that does not answer

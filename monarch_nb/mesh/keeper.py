@@ -10,10 +10,9 @@ from monarch_nb.mesh.editions import Editions
 from monarch_nb.mesh.healing import Heals
 from monarch_nb.mesh.news import News
 from monarch_nb.mesh.requests import route_answers
-from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.mesh.stops import Stops
 from monarch_nb.mesh.watching import Watching
-from monarch_nb.runtime import ActorLife, Future, Instance, Runtime, SpawnActor
+from monarch_nb.runtime import ActorLife, ActorState, Future, Instance, MeshState, ProcState, Runtime, SpawnActor
 from monarch_nb.shape import NDSlice, Region, runs
 from monarch_nb.supervision import Action, Driver, Life, Machine, MeshSpec, Refusal, RootPolicy, Selection
 from monarch_nb.transport import held_back

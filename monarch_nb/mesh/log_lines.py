@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import Struct
 
 from monarch_nb.mesh.output import Written
-from monarch_nb.mesh.state import MeshState, ProcState
-from monarch_nb.runtime import Future, Runtime, runtime
+from monarch_nb.runtime import Future, MeshState, ProcState, Runtime, runtime
 from monarch_nb.settings import settings
 from monarch_nb.shape import NDSlice, Region, places
 from monarch_nb.wire import Display

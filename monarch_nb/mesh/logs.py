@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, overload
 
 from monarch_nb.mesh.output import Written, output_of
-from monarch_nb.mesh.state import ActorState, ProcState
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import ActorState, ProcState, runtime
 from monarch_nb.settings import parse_duration
 from monarch_nb.shape import Point, places
 

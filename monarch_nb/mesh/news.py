@@ -8,8 +8,7 @@ import msgspec
 
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh.requests import request
-from monarch_nb.mesh.state import MeshState, ProcState
-from monarch_nb.runtime import Future
+from monarch_nb.runtime import Future, MeshState, ProcState
 from monarch_nb.supervision import Life
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Header, Status

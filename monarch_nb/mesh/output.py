@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from monarch_nb.host.journal import DISPLAY, STDERR, UNCLAIMED
 from monarch_nb.host.overwriting import UP, Rows, overwritten, shown
 from monarch_nb.host.protocol import LogBlock, LogChunk, Tail, Took, decode
-from monarch_nb.mesh.state import ActorState
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import ActorState, runtime
 from monarch_nb.settings import settings
 from monarch_nb.wire import Display, Header, decode_display, harmless
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from monarch_nb._absent import sentence
 from monarch_nb.mesh.actor import spawn_actors
-from monarch_nb.mesh.state import ProcState
-from monarch_nb.runtime import Future, runtime
+from monarch_nb.runtime import Future, ProcState, runtime
 from monarch_nb.runtime.features import feature
 from monarch_nb.shape import MeshTrait, Region
 

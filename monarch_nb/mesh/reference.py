@@ -5,8 +5,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.mesh.reaching import reach
-from monarch_nb.mesh.state import ActorState, MeshState, ProcState
-from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, runtime
 from monarch_nb.shape import Region
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Layout

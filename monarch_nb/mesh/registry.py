@@ -4,8 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from monarch_nb.mesh.state import ProcState
-from monarch_nb.runtime import started
+from monarch_nb.runtime import ProcState, started
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.proc import ProcMesh

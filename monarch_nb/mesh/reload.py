@@ -10,8 +10,7 @@ from monarch_nb.mesh.endpoint import encode_arguments
 from monarch_nb.mesh.modules import Newest, newest
 from monarch_nb.mesh.requests import gather
 from monarch_nb.mesh.sending import send_region
-from monarch_nb.mesh.state import ActorState
-from monarch_nb.runtime import RELOAD, Future, PendingCall, kind_of, runtime
+from monarch_nb.runtime import RELOAD, ActorState, Future, PendingCall, kind_of, runtime
 from monarch_nb.wire import travels_by_value
 
 

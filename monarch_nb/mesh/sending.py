@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_nb.mesh.state import ActorState
 from monarch_nb.routing import plan_cast
-from monarch_nb.runtime import Context, PendingCall, Runtime
+from monarch_nb.runtime import ActorState, Context, PendingCall, Runtime
 from monarch_nb.runtime.process import FILL_AGAIN_S
 from monarch_nb.runtime.spans import traceparent
 from monarch_nb.shape import NDSlice, Region

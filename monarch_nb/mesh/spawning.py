@@ -16,8 +16,7 @@ from monarch_nb.mesh.registry import announce
 from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.mesh.sending import send_each, send_region
 from monarch_nb.mesh.stand_ins import with_stand_ins
-from monarch_nb.mesh.state import ProcState
-from monarch_nb.runtime import Future, Held, Instance, PendingCall, Runtime, runtime
+from monarch_nb.runtime import Future, Held, Instance, PendingCall, ProcState, Runtime, runtime
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import Extent, NDSlice, Region
 from monarch_nb.wire import Layout

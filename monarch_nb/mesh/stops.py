@@ -11,8 +11,7 @@ import msgspec
 
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh.requests import request, settle
-from monarch_nb.mesh.state import ActorState, MeshState, ProcState
-from monarch_nb.runtime import ActorLife, Future, Instance
+from monarch_nb.runtime import ActorLife, ActorState, Future, Instance, MeshState, ProcState
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, places_of
 from monarch_nb.supervision.report import PROCS_STOPPED

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
-from monarch_nb.mesh.state import ActorState, MeshState, ProcState
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
 from monarch_nb.shape import Region
 from monarch_nb.supervision import Cause
 from monarch_nb.supervision.report import facts

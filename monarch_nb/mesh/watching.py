@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh.requests import fail_requests
-from monarch_nb.mesh.state import ProcState
-from monarch_nb.runtime import SpawnActor
+from monarch_nb.runtime import ProcState, SpawnActor
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Cause
 from monarch_nb.wire import Header

@@ -15,8 +15,7 @@ from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import get_active_proc_meshes
 from monarch_nb.mesh.reload import reload_mesh
-from monarch_nb.mesh.state import ActorState
-from monarch_nb.runtime import Future, runtime
+from monarch_nb.runtime import ActorState, Future, runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import text_of
 

@@ -17,6 +17,7 @@ from monarch_nb.runtime.future import Future, Waiter, waiters
 from monarch_nb.runtime.held import Held
 from monarch_nb.runtime.interruptions import DOING, INTERRUPT, Doing, Interrupt
 from monarch_nb.runtime.life import ActorLife, SpawnActor
+from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
 from monarch_nb.runtime.process import SPAWN, Runtime, install, runtime, set_factory, started
 from monarch_nb.runtime.supervising import Supervising
@@ -33,6 +34,7 @@ __all__ = [
     "ActorCell",
     "ActorId",
     "ActorLife",
+    "ActorState",
     "Channel",
     "Context",
     "CreatorInstance",
@@ -43,9 +45,11 @@ __all__ = [
     "Held",
     "Instance",
     "Interrupt",
+    "MeshState",
     "PendingCall",
     "Port",
     "PortReceiver",
+    "ProcState",
     "RankedPortReceiver",
     "Runtime",
     "SpawnActor",

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.mesh.view import _ended
-from monarch_nb.runtime import Runtime
+from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.store import events as e
 from monarch_nb.store.activity import Activity
 from monarch_nb.store.activity import Watch as WatchActivity

@@ -25,9 +25,9 @@ from monarch_nb.config import configure
 from monarch_nb.exceptions import DescriptorLimitError, HealError
 from monarch_nb.mesh import controller, notebook_mode
 from monarch_nb.mesh.inline import in_process_host, kill
-from monarch_nb.mesh.state import ProcState
 from monarch_nb.mesh.view import conditions
 from monarch_nb.routing.actions import LinkConfig
+from monarch_nb.runtime import ProcState
 from monarch_nb.transport import peer
 from tests.cluster.fault_tools import SOON, Worker, begun, status, until
 from tests.cluster.interrupt_steps import Steps

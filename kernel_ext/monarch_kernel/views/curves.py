@@ -4,8 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.mesh.state import ProcState
-from monarch_nb.runtime import Runtime
+from monarch_nb.runtime import ProcState, Runtime
 from monarch_nb.runtime.features import feature
 from monarch_nb.telemetry.points import Point, Points
 

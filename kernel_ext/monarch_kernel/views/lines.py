@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from monarch_nb.mesh.output import Written, output_of
-from monarch_nb.mesh.state import ActorState, ProcState
-from monarch_nb.runtime import Runtime
+from monarch_nb.runtime import ActorState, ProcState, Runtime
 
 from .channel import Message
 

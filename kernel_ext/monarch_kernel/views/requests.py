@@ -8,9 +8,8 @@ from monarch_nb.debug.render.groups import FileName, short
 from monarch_nb.mesh import ActorMesh, ProcMesh, heal_mesh, interrupt
 from monarch_nb.mesh.output import output_of
 from monarch_nb.mesh.requests import request
-from monarch_nb.mesh.state import ActorState, MeshState, ProcState
 from monarch_nb.mesh.view import conditions
-from monarch_nb.runtime import Runtime
+from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.runtime.features import feature
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.store import store_of
