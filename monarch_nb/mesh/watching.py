@@ -86,8 +86,8 @@ class Watching:
             if state.layout.host_of(rank) == host
         }
         driver = self._keeper.driver
-        pending = set().union(*(driver.pending(rank) for rank in ranks))
-        driver.feed(lambda machine: machine.host_lost([host], cause, pending))
+        awaited, called = driver.called(*ranks)
+        driver.feed(lambda machine: machine.host_lost([host], cause, awaited, called))
         gone = {f"{host}/agent", *(address for address in tuple(self.pids) if address.startswith(f"{host}/"))}
         self._engine.host_lost(host, reason)
         fail_requests(self._engine, gone, reason)

@@ -128,9 +128,11 @@ class Driver(Causes):
     def _in_thread(function: Callable[[], None]) -> None:
         threading.Thread(target=function, name="monarch-heal", daemon=True).start()
 
-    def pending(self, rank: int) -> set[str]:
-        """Meshes of which somebody awaits a call, right now, that `rank` has not answered."""
-        return {call.mesh for call in tuple(self.runtime.calls.values()) if call.watched and call.waits_for({rank})}
+    def called(self, *ranks: int) -> tuple[set[str], set[str]]:
+        """Meshes with a call that one of these ranks has not answered: those it is awaited of right now, and all."""
+        wanted = set(ranks)
+        calls = [call for call in tuple(self.runtime.calls.values()) if call.waits_for(wanted)]
+        return {call.mesh for call in calls if call.watched}, {call.mesh for call in calls}
 
     def failed(self, uid: str) -> set[int]:
         """Ranks of a mesh that have failed."""
@@ -144,8 +146,8 @@ class Driver(Causes):
 
     def proc_exited(self, uid: str, rank: int, incarnation: int, cause: Cause) -> None:
         """A process is gone."""
-        pending = self.pending(rank)
-        self.feed(lambda machine: machine.proc_exited(uid, rank, incarnation, cause, pending))
+        awaited, called = self.called(rank)
+        self.feed(lambda machine: machine.proc_exited(uid, rank, incarnation, cause, awaited, called))
 
     def killed(self, uid: str, rank: int, incarnation: int, cause: Cause) -> None:
         """A process is ended, to be healed: calls to it fail, and the root, whose wish it is, is not told."""
@@ -157,11 +159,12 @@ class Driver(Causes):
             ]
         )
 
-    def refused(self, refusal: Refusal, pending: set[str] | None = None) -> None:
+    def refused(self, refusal: Refusal, awaited: set[str] | None = None) -> None:
         """An actor has failed, somewhere."""
         if refusal.cause.kind == "stopped":
             return
-        awaited = self.pending(refusal.rank) if pending is None else pending
+        if awaited is None:
+            awaited = self.called(refusal.rank)[0]
         self.feed(
             lambda machine: machine.actor_failed(
                 refusal.mesh, refusal.rank, refusal.incarnation, refusal.cause, awaited

@@ -23,7 +23,8 @@ class Machine:
     """Knows the meshes that this process's actors own, and those it holds references to; decides who is told what.
 
     A dead process hits its own rank and every actor on it, but an owner is told once of it: in the name of the actor
-    mesh that somebody awaits a call of (`pending`), else of the first actor mesh spawned there, else of the procs.
+    mesh that somebody awaits a call of (`awaited`), else of one with a call that has not been answered (`called`), else
+    of the first actor mesh spawned there, else of the procs.
     """
 
     def __init__(
@@ -128,17 +129,23 @@ class Machine:
     # Failures
 
     def actor_failed(
-        self, mesh_uid: str, rank: int, incarnation: int, cause: Cause, pending: Collection[str] = ()
+        self, mesh_uid: str, rank: int, incarnation: int, cause: Cause, awaited: Collection[str] = ()
     ) -> list[Action]:
-        """One actor failed while its process lives. `pending` are meshes somebody awaits a call of, at that rank."""
+        """One actor failed while its process lives. `awaited` are meshes somebody awaits a call of, at that rank."""
         mesh = self._book.meshes.get(mesh_uid)
         if mesh is None:
             return []
         mesh.learn(rank, incarnation)
-        return self._fail([(mesh, rank)], cause, pending) if mesh.is_current(rank, incarnation) else []
+        return self._fail([(mesh, rank)], cause, awaited) if mesh.is_current(rank, incarnation) else []
 
     def proc_exited(
-        self, mesh_uid: str, rank: int, incarnation: int, cause: Cause, pending: Collection[str] = ()
+        self,
+        mesh_uid: str,
+        rank: int,
+        incarnation: int,
+        cause: Cause,
+        awaited: Collection[str] = (),
+        called: Collection[str] = (),
     ) -> list[Action]:
         """A process of a proc mesh ended, and every actor on it."""
         procs = self._book.meshes.get(mesh_uid)
@@ -147,15 +154,17 @@ class Machine:
         procs.learn(rank, incarnation)
         if not procs.is_current(rank, incarnation):
             return []
-        return self._fail(self._book.hit_with(procs, [rank]), cause, pending)
+        return self._fail(self._book.hit_with(procs, [rank]), cause, awaited, called)
 
-    def host_lost(self, hosts: Collection[str], cause: Cause, pending: Collection[str] = ()) -> list[Action]:
+    def host_lost(
+        self, hosts: Collection[str], cause: Cause, awaited: Collection[str] = (), called: Collection[str] = ()
+    ) -> list[Action]:
         """Hosts are gone, with all their processes."""
         actions: list[Action] = []
         for procs in [mesh for mesh in self._book.meshes.values() if mesh.is_procs]:
             for host in hosts:
                 lost = self._book.hit_with(procs, procs.ranks_on(host))
-                actions += self._fail(lost, msgspec.structs.replace(cause, host=host), pending)
+                actions += self._fail(lost, msgspec.structs.replace(cause, host=host), awaited, called)
         return actions
 
     def owner_gone(self, process: str, reason: str = "") -> list[Action]:
@@ -284,7 +293,7 @@ class Machine:
         if mesh is None:
             return []
         current = [rank for rank, incarnation in lives if mesh.is_current(rank, incarnation)]
-        return self._fail(self._book.hit_with(mesh, current), cause, ())
+        return self._fail(self._book.hit_with(mesh, current), cause)
 
     def _replaced(self, procs: Mesh, rank: int, incarnation: int) -> list[Action]:
         before = procs.at(rank)
@@ -292,11 +301,13 @@ class Machine:
             return []
         # Nobody told us that the old process ended; its actors are gone all the same.
         lost = [(mesh, rank) for mesh, rank in self._book.hit_with(procs, [rank]) if mesh is not procs]
-        return self._fail(lost, Cause(kind="exit", text="it was replaced"), ())
+        return self._fail(lost, Cause(kind="exit", text="it was replaced"))
 
     # The parts they share
 
-    def _fail(self, hit: list[tuple[Mesh, int]], cause: Cause, pending: Collection[str]) -> list[Action]:
+    def _fail(
+        self, hit: list[tuple[Mesh, int]], cause: Cause, awaited: Collection[str] = (), called: Collection[str] = ()
+    ) -> list[Action]:
         """Ranks of one family of meshes fail, all for one reason."""
         if not hit:
             return []
@@ -310,7 +321,8 @@ class Machine:
         tellings: dict[tuple[str | None, str, bool], list[int]] = {}
         for owner, by_rank in by_owner.items():
             for rank, meshes in by_rank.items():
-                first = next((m for m in meshes if m.uid in pending), None)
+                first = next((m for m in meshes if m.uid in awaited), None)
+                first = first or next((m for m in meshes if m.uid in called), None)
                 first = first or next((m for m in meshes if not m.is_procs), meshes[0])
                 by_heal = any((m.uid, rank) in in_heal for m in meshes)
                 tellings.setdefault((owner, first.uid, by_heal), []).append(rank)
@@ -332,7 +344,7 @@ class Machine:
             if by_heal:
                 self._healing.report(touched[uid], failure)
             elif owner is not None:
-                tells += self._tell(failure, any(uid in pending for uid in touched))
+                tells += self._tell(failure, any(uid in awaited for uid in touched))
         return [*calls, *ends, *tells, *self._healing.settle(hit[0][0])]
 
     def _tell(self, failure: MeshFailure, awaited: bool = False) -> list[Action]:

@@ -77,6 +77,12 @@ def test_a_dead_process_is_told_in_the_name_of_the_mesh_somebody_waits_for() -> 
     assert only(machine().proc_exited("P", 1, 0, KILLED, {"B"}), Supervise).failure.mesh_name == "b"
 
 
+def test_a_dead_process_is_told_in_the_name_of_the_mesh_that_was_called_though_nobody_waits_yet() -> None:
+    told = only(machine().proc_exited("P", 1, 0, KILLED, (), {"B"}), Supervise).failure
+    assert told.mesh_name == "b"
+    assert only(machine().proc_exited("P", 1, 0, KILLED, (), {"P"}), Supervise).failure.procs
+
+
 def test_a_dead_process_without_actors_is_told_as_itself() -> None:
     supervised = Machine()
     supervised.own("owner", spec("P"))
