@@ -3,8 +3,8 @@
 import bisect
 from typing import Any
 
-from monarch_nb.mesh.log_lines import mesh_of
-from monarch_nb.mesh.output import Written
+from monarch_nb.logs.lines import mesh_of
+from monarch_nb.logs.receiver import Written
 from monarch_nb.runtime import ProcState
 
 from .front import Front

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from monarch_nb.logs.forwarding import FORGET_SECONDS
+from monarch_nb.logs.receiver import Output, output_of
 from monarch_nb.mesh import notebook_mode, prestart
-from monarch_nb.mesh.forwarding import FORGET_SECONDS
-from monarch_nb.mesh.output import Output, output_of
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import Future, ProcState, Runtime, future, process, runtime, waiters
 from monarch_nb.store import store_of

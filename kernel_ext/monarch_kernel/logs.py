@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from monarch_nb.mesh.log_lines import Gathered, Line, Source, briefly, merged, options, prefix, source_of
-from monarch_nb.mesh.logs import log_file
-from monarch_nb.mesh.output import Output, Written
+from monarch_nb.logs.lines import Gathered, Line, Source, briefly, merged, options, prefix, source_of
+from monarch_nb.logs.receiver import Output, Written
+from monarch_nb.logs.view import log_file
 from monarch_nb.runtime import ProcState
 
 from .cells import Cells

@@ -7,8 +7,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
+from monarch_nb.logs.lines import options
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh
-from monarch_nb.mesh.log_lines import options
 
 from .actors import Actors
 from .arguments import actor_wish, check_name, mesh_wish, names, place

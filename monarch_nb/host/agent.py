@@ -22,7 +22,6 @@ from monarch_nb.host.dialler import Dialler
 from monarch_nb.host.gateway import Gateway
 from monarch_nb.host.leases import Leases, is_proc
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
-from monarch_nb.host.logs import LogTailer
 from monarch_nb.host.loop import READ, Loop
 from monarch_nb.host.options import Options, parse, ready_text
 from monarch_nb.host.post import Post
@@ -32,6 +31,7 @@ from monarch_nb.host.reaper import end_descendants
 from monarch_nb.host.service import Service
 from monarch_nb.host.stopping import Stopper
 from monarch_nb.host.template import Early, can_fork_early, fork_early
+from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Keys, Node, Parcel, TransportError, split
 from monarch_nb.wire.header import Header, Kind

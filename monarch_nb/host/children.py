@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from monarch_nb.host import cold, exits, spool
+from monarch_nb.host import cold, exits
 from monarch_nb.host.child import Child
 from monarch_nb.host.environment import overlaid, reason_for_cold_start
 from monarch_nb.host.forker import DIED, Forker
@@ -22,6 +22,7 @@ from monarch_nb.host.loop import Loop
 from monarch_nb.host.protocol import Exited, Launch, ProcSpec
 from monarch_nb.host.reaper import Reaper, kill_group
 from monarch_nb.host.template import Early
+from monarch_nb.logs import spool
 from monarch_nb.settings import settings
 
 _REMEMBERED = 1024  # ended procs, for those who ask late

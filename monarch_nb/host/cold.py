@@ -11,10 +11,10 @@ from typing import BinaryIO
 
 from monarch_nb.host.bootstrap import command
 from monarch_nb.host.environment import overlaid
-from monarch_nb.host.journal import ERR, OUT
 from monarch_nb.host.leash import Leash
 from monarch_nb.host.proc_main import DESCRIPTORS
 from monarch_nb.host.protocol import Launch
+from monarch_nb.logs.marks import ERR, OUT
 
 _log = logging.getLogger(__name__)
 _NUMACTL = frozenset({"cpunodebind", "membind", "physcpubind"})

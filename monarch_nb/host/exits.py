@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from monarch_nb.host import spool
+from monarch_nb.logs import spool
 from monarch_nb.settings import settings
 
 _FEWEST = 20  # the owner may want more than this agent was told at its start

@@ -28,7 +28,7 @@ class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     sys_path: tuple[str, ...] = ()
     setup: int = 0
-    log: str = ""  # where its output lies until the agent takes it: files of that name, see `host.journal`
+    log: str = ""  # where its output lies until the agent takes it: files of that name, see `monarch_nb.logs.marks`
     runner: str = RUNNER
     python: str | None = None  # the interpreter it was asked to run
 

@@ -18,9 +18,9 @@ from monarch_nb.host.children import Children, Start
 from monarch_nb.host.environment import HELD_BACK
 from monarch_nb.host.gateway import Gateway
 from monarch_nb.host.leases import Leases, host_of, is_proc
-from monarch_nb.host.logs import LogTailer
 from monarch_nb.host.post import Post
 from monarch_nb.host.stopping import Stopper
+from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.wire.header import Header
 
 log = logging.getLogger(__name__)

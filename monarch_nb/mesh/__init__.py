@@ -1,5 +1,7 @@
 """Host, proc, actor and value meshes, with the adverbs that work on them."""
 
+from monarch_nb.logs.receiver import Written, listen_to_logs
+from monarch_nb.logs.view import LogRecord, Logs, follow_logs, logs_of
 from monarch_nb.mesh.accumulator import Accumulator
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.attach import AttachError, attach_hosts
@@ -20,8 +22,6 @@ from monarch_nb.mesh.heal import heal_mesh
 from monarch_nb.mesh.host import HostMesh, this_host, this_proc
 from monarch_nb.mesh.interrupts import interrupt
 from monarch_nb.mesh.joining import accept_hosts
-from monarch_nb.mesh.logs import LogRecord, Logs, follow_logs, logs_of
-from monarch_nb.mesh.output import Written, listen_to_logs
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import (
     get_active_proc_meshes,

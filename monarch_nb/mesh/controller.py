@@ -14,10 +14,10 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with, take_ahead
 from monarch_nb.host.folders import clear_run_folder, make_run_folder, new_host_id, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, begin_agent
+from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.mesh import fault, ways
 from monarch_nb.mesh.console import run_in_actor
 from monarch_nb.mesh.controllers import Controllers
-from monarch_nb.mesh.forwarding import Forwarding
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.neighbour import Neighbour

@@ -7,11 +7,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_nb.host.output import journal_of_this_process
 from monarch_nb.host.protocol import ProcSpec, ProcStop, decode
+from monarch_nb.logs.forwarding import Forwarding
+from monarch_nb.logs.journal import journal_of_this_process
 from monarch_nb.mesh.console import Console, run_in_actor
 from monarch_nb.mesh.controllers import Controllers
-from monarch_nb.mesh.forwarding import Forwarding
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.spawning import PYTHON, python_version
 from monarch_nb.runtime import ROOT, Runtime, SpawnActor, display_hooks, dumps, install, sleeping

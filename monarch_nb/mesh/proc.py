@@ -13,8 +13,8 @@ from monarch_nb.runtime.features import feature
 from monarch_nb.shape import MeshTrait, Region
 
 if TYPE_CHECKING:
+    from monarch_nb.logs.view import Logs
     from monarch_nb.mesh.host import HostMesh
-    from monarch_nb.mesh.logs import Logs
 
 A = TypeVar("A")
 
@@ -79,7 +79,7 @@ class ProcMesh(MeshTrait):
 
         Resolves when all are gone, and what they wrote is shown.
         """
-        from monarch_nb.mesh.log_lines import options
+        from monarch_nb.logs.lines import options
 
         stopped = cast("Future[None]", runtime().keeper.stop_mesh(self._state, reason, self._region))
         return options().flushed(stopped)
@@ -101,7 +101,7 @@ class ProcMesh(MeshTrait):
         records of `logging` are written in the processes, healed ones too.
         Raises RuntimeError for a window without streaming, ValueError for a level outside of 0 to 255.
         """
-        from monarch_nb.mesh.log_lines import LogOption, options
+        from monarch_nb.logs.lines import LogOption, options
 
         if aggregate_window_sec is not None and not stream_to_client:
             raise RuntimeError(
@@ -122,7 +122,7 @@ class ProcMesh(MeshTrait):
 
     def logs(self, grep: str | None = None, **wishes: Any) -> "Logs":
         """The last lines that these processes wrote: see `monarch_nb.mesh.logs_of` for `level`, `since`, `last`…"""
-        from monarch_nb.mesh.logs import logs_of
+        from monarch_nb.logs.view import logs_of
 
         return logs_of(self, grep, **wishes)
 

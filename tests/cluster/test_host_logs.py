@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.host import protocol
-from monarch_nb.host.journal import ERR, OUT, TEXT
-from monarch_nb.host.logs import WINDOW
-from monarch_nb.host.output import ForgivingText
+from monarch_nb.logs.journal import ForgivingText
+from monarch_nb.logs.marks import ERR, OUT, TEXT
+from monarch_nb.logs.tailer import WINDOW
 from tests.cluster.host_client import hosted
 
 pytestmark = pytest.mark.timeout(120)

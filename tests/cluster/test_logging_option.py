@@ -12,7 +12,7 @@ import pytest
 
 import monarch_nb.actor
 from monarch_nb.actor import Actor, endpoint, heal_mesh, this_host
-from monarch_nb.mesh.log_lines import Line, merged
+from monarch_nb.logs.lines import Line, merged
 from tests.cluster.actor_tools import spawned
 from tests.cluster.fault_tools import until
 

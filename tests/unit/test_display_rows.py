@@ -6,7 +6,7 @@ import pytest
 
 from monarch_kernel import rows as module
 from monarch_kernel.rows import Rows
-from monarch_nb.mesh.log_lines import Line, Source
+from monarch_nb.logs.lines import Line, Source
 from monarch_nb.wire import Display
 from monarch_nb.wire.display import LATER, NOW
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.host.journal import DISPLAY, ERR, OUT, TEXT
-from monarch_nb.host.output import Journal
-from monarch_nb.host.spool import Spool, last_lines, plain
+from monarch_nb.logs.journal import Journal
+from monarch_nb.logs.marks import DISPLAY, ERR, OUT, TEXT
+from monarch_nb.logs.spool import Spool, last_lines, plain
 from monarch_nb.runtime import displays as module
 from monarch_nb.runtime.displays import BURST, MOST, Displays
 from monarch_nb.runtime.forms import forms_of

@@ -17,7 +17,7 @@ ROWS = (
     ("transport",),
     ("runtime",),
     ("supervision",),
-    ("mesh", "host"),
+    ("mesh", "logs", "host"),
     ("rdma", "debug", "telemetry", "tensor", "job", "store", "doctor", "compat"),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

@@ -3,7 +3,7 @@
 import pytest
 
 from monarch_kernel.pacing import BEGINNING, BYTES_BURST, FEW, LAST, LINES_BURST, LONGEST, RANK_BURST, Held, Pacing
-from monarch_nb.mesh.output import Written
+from monarch_nb.logs.receiver import Written
 
 
 def written(address: str, count: int, line: str = "x") -> Written:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.host import journal
-from monarch_nb.host.journal import ERR, OUT, TEXT, UNCLAIMED, Mark
-from monarch_nb.host.log_files import LogFile
-from monarch_nb.host.output import Journal
-from monarch_nb.host.spool import PATIENCE_S, Spool, last_lines
+from monarch_nb.logs import marks
+from monarch_nb.logs.files import LogFile
+from monarch_nb.logs.journal import Journal
+from monarch_nb.logs.marks import ERR, OUT, TEXT, UNCLAIMED, Mark
+from monarch_nb.logs.spool import PATIENCE_S, Spool, last_lines
 from monarch_nb.settings import settings
 
 
@@ -32,12 +32,12 @@ def taken(spool: Spool, **options: object) -> list[tuple[int, str, bytes]]:
 
 def test_marks_survive_being_written_and_garbage_is_none() -> None:
     mark = Mark(1.5, 2, 30, "h/c:1", 10, 20, "h/c:2")
-    assert journal.decode(mark.encode()[:-1]) == mark
+    assert marks.decode(mark.encode()[:-1]) == mark
     empty = mark._replace(call="", raw="")
-    assert journal.decode(empty.encode()[:-1]) == empty
+    assert marks.decode(empty.encode()[:-1]) == empty
     for garbage in (b"", b"\x1e", b"\x1e1.5 2 30", b"\x1ex 2 3 4 5 - -", b"\x1e1 7 0 0 0 - -", b"\x1e1 1 0 -1 0 - -"):
-        assert journal.decode(garbage) is None
-    assert journal.decode(b"\x1e" + bytes(range(256))) is None
+        assert marks.decode(garbage) is None
+    assert marks.decode(b"\x1e" + bytes(range(256))) is None
 
 
 def test_text_and_raw_output_come_in_the_order_of_writing_with_their_calls(base: str) -> None:

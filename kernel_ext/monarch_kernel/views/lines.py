@@ -1,11 +1,11 @@
-"""The log lines that one view watches."""
+"""The log lines that one face watches."""
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from monarch_nb.mesh.output import Written, output_of
+from monarch_nb.logs.receiver import Written, output_of
 from monarch_nb.runtime import ActorState, ProcState, Runtime
 
 from .channel import Message
@@ -19,7 +19,7 @@ Line = tuple[int, float, str, str]  # index of the rank, when, level, text
 
 
 class Lines:
-    """Sends what is there, then what comes; `wish` is the view's `watch` message. Ends with `close`."""
+    """Sends what is there, then what comes; `wish` is the face's `watch` message. Ends with `close`."""
 
     def __init__(self, engine: Runtime, send: Callable[[Message], None], wish: Message) -> None:
         self._engine = engine

@@ -5,8 +5,8 @@ from typing import Any
 
 from monarch_nb.debug.control.stuck import look
 from monarch_nb.debug.render.groups import FileName, short
+from monarch_nb.logs.receiver import output_of
 from monarch_nb.mesh import ActorMesh, ProcMesh, heal_mesh, interrupt
-from monarch_nb.mesh.output import output_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime

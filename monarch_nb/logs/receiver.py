@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from monarch_nb.host.journal import DISPLAY, STDERR, UNCLAIMED
-from monarch_nb.host.overwriting import UP, Rows, overwritten, shown
 from monarch_nb.host.protocol import LogBlock, LogChunk, Tail, Took, decode
+from monarch_nb.logs.marks import DISPLAY, STDERR, UNCLAIMED
+from monarch_nb.logs.overwriting import UP, Rows, overwritten, shown
 from monarch_nb.runtime import ActorState, runtime
 from monarch_nb.settings import settings
 from monarch_nb.wire import Display, Header, decode_display, harmless

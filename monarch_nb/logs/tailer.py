@@ -18,12 +18,12 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from monarch_nb.host.journal import STDERR
 from monarch_nb.host.linux import watch_folder
-from monarch_nb.host.log_files import LogFile, path_for
 from monarch_nb.host.post import DATA, Post
 from monarch_nb.host.protocol import LogBlock, LogChunk, ProcSpec
-from monarch_nb.host.spool import CHUNK, PATIENCE_S, Spool, plain
+from monarch_nb.logs.files import LogFile, path_for
+from monarch_nb.logs.marks import STDERR
+from monarch_nb.logs.spool import CHUNK, PATIENCE_S, Spool, plain
 
 WINDOW = 512 * 1024  # bytes of a proc on their way to one subscriber
 BEHIND_S = 1.0  # a subscriber whose window was full for that long is not waited for

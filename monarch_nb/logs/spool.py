@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from monarch_nb.host import journal
-from monarch_nb.host.journal import BEGIN, DISPLAY, ERR, OUT, SIGN, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
 from monarch_nb.host.linux import punch_hole
-from monarch_nb.host.overwriting import Rows, shown
 from monarch_nb.host.protocol import LogBlock
+from monarch_nb.logs import marks
+from monarch_nb.logs.marks import BEGIN, DISPLAY, ERR, OUT, SIGN, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
+from monarch_nb.logs.overwriting import Rows, shown
 from monarch_nb.wire import decode_display
 
 CHUNK = 64 * 1024
@@ -117,14 +117,14 @@ class Spool:
                 if not buffer:
                     break
             if buffer[:1] == SIGN:
-                end = buffer.find(b"\n", 0, journal.LONGEST)
-                if end < 0 and len(buffer) < journal.LONGEST and not all_of_it:
+                end = buffer.find(b"\n", 0, marks.LONGEST)
+                if end < 0 and len(buffer) < marks.LONGEST and not all_of_it:
                     again = self._text.read(self._text.at, CHUNK)
                     if len(again) == len(buffer):
                         break  # it is being written
                     buffer = again
                     continue
-                mark = journal.decode(buffer[:end]) if end > 0 else None
+                mark = marks.decode(buffer[:end]) if end > 0 else None
                 self._mark = mark or self._mark
                 taken = end + 1 if mark else 1
             elif self._mark.stream == DISPLAY:

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from monarch_nb.host.journal import DISPLAY, ERR, OUT, STDERR, STDOUT, TEXT, Mark, clean
 from monarch_nb.host.linux import line_buffer_c_stdio
+from monarch_nb.logs.marks import DISPLAY, ERR, OUT, STDERR, STDOUT, TEXT, Mark, clean
 
 TURN_SECONDS = 0.0001  # in which whoever waits to write gets its turn
 MARK_SECONDS = 0.05  # text is marked anew after that long, so that its time is known

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from monarch_nb.mesh.log_lines import Gathered, LogOptions, merged, prefix, source_of
-from monarch_nb.mesh.output import Written, output_of
+from monarch_nb.logs.lines import Gathered, LogOptions, merged, prefix, source_of
+from monarch_nb.logs.receiver import Written, output_of
 from monarch_nb.runtime import ProcState, Runtime
 from monarch_nb.runtime.displays import displays
 from monarch_nb.settings import settings

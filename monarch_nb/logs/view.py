@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, overload
 
-from monarch_nb.mesh.output import Written, output_of
+from monarch_nb.logs.receiver import Written, output_of
 from monarch_nb.runtime import ActorState, ProcState, runtime
 from monarch_nb.settings import parse_duration
 from monarch_nb.shape import Point, places

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Struct
 
-from monarch_nb.mesh.output import Written
+from monarch_nb.logs.receiver import Written
 from monarch_nb.runtime import Future, MeshState, ProcState, Runtime, runtime
 from monarch_nb.settings import settings
 from monarch_nb.shape import NDSlice, Region, places
