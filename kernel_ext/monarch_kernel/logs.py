@@ -136,10 +136,9 @@ class Logs:
 
     def settle(self, *, all_of_it: bool = False) -> None:
         """Waits for, and writes, what was printed before the replies that came; with `all_of_it` open lines too."""
-        marks = self._engine.log_marks
-        if marks:
-            self._engine.log_marks = {}
-            self._output.drain(marks, DRAIN_SECONDS)
+        positions = self._engine.log_positions.take()
+        if positions:
+            self._output.drain(positions, DRAIN_SECONDS)
         if all_of_it:
             self._cut(0.0, progress=True)
         self.flush(all_of_it=all_of_it, displays=True)

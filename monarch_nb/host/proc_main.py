@@ -18,7 +18,7 @@ from monarch_nb.host.environment import install, overlaid, wanted_threads
 from monarch_nb.host.leash import Tether
 from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process
 from monarch_nb.host.protocol import ProcSpec
-from monarch_nb.logs.journal import redirect
+from monarch_nb.logs.redirect import redirect
 
 _keep: list[object] = []
 DESCRIPTORS = "MONARCH_NB_DESCRIPTORS"  # of leash and cord, for a command of the user's own

@@ -47,7 +47,7 @@ class Forwarding:
         """Writes what processes wrote before their replies and ends that are known here; blocks for it, not long."""
         if self._thread is None or self._closed:
             return
-        self._output.drain(self._engine.log_marks, DRAIN_SECONDS)
+        self._output.drain(self._engine.log_positions, DRAIN_SECONDS)
         self._cut(0.0)
         self.flush(all_of_it=True)
 
@@ -67,9 +67,9 @@ class Forwarding:
 
     def _forget(self, uid: str) -> None:
         self._output.forget(uid)
-        for address in tuple(self._engine.log_marks):
+        for address in tuple(self._engine.log_positions):
             if address.partition("/")[2].startswith(f"{uid}."):
-                self._engine.log_marks.pop(address, None)
+                self._engine.log_positions.pop(address, None)
 
     def _wrote(self, address: str, written: Sequence[Written]) -> None:
         self._lines.put(written)
@@ -99,7 +99,7 @@ class Forwarding:
             lines, gathered = self._lines.take(all_of_it=all_of_it)
             text = ""
             for line in lines:
-                if line.display is not None and displays.journal is not None:
+                if line.display is not None and displays.kept:
                     _write(text)  # in a process: on to where its own output goes
                     text = ""
                     displays.relay(line.display, line.call, line.address)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.host.protocol import ProcSpec, ProcStop, decode
 from monarch_nb.logs.forwarding import Forwarding
-from monarch_nb.logs.journal import journal_of_this_process
+from monarch_nb.logs.redirect import journal_of_this_process
 from monarch_nb.mesh.console import Console, run_in_actor
 from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.keeper import Keeper

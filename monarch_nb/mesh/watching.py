@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.keeper import Keeper
     from monarch_nb.transport import Parcel
 
-TO_THE_END = 1 << 62  # of its output, where somebody waits for what a process wrote last
-
 logger = logging.getLogger(__name__)
 
 
@@ -107,7 +105,7 @@ class Watching:
         gone = p.decode(parcel.frames[0], p.Exited)
         self.unresponsive.pop(gone.address, None)
         if gone.log_bytes:
-            self._keeper.engine.log_marks[gone.address] = TO_THE_END
+            self._keeper.engine.log_positions.ended(gone.address)
         if not gone.expected:
             lines = settings.get("tail_log_lines")
             cause = Cause(

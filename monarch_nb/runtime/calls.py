@@ -64,7 +64,6 @@ class PendingCall:
         self.branches: list[CastPlan] = []  # subtrees of several hosts to which it went
         self.kind = ""  # of the actors, where that is known: "sync" or "async"
         self.missing = size
-        self.logs: dict[str, int] = {}  # process address -> where its log stood when it replied
         self.number = runtime.ports.open(self)
         self._future: Future[Any] | None = self._new_future()
         self._handed: Callable[[], Future[Any] | None] = _nobody
@@ -107,7 +106,7 @@ class PendingCall:
         if not 0 <= index < self.size or self._replies[index] is not None:
             return
         if header.log:
-            self.logs[header.src] = self.runtime.log_marks[header.src] = header.log
+            self.runtime.log_positions[header.src] = header.log
         if header.status == Status.FAILURE:
             opened = frames if parcel is None else parcel.frames
             self.lose((index,), self.runtime.supervision_error(opened or (), self))

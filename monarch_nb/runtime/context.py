@@ -187,3 +187,15 @@ class Context:
 
 
 current: ContextVar[Context | None] = ContextVar("monarch_context", default=None)
+
+
+def running_actor() -> Instance | None:
+    """The actor whose code is running, None outside of actors."""
+    context = current.get()
+    return None if context is None else context.actor_instance
+
+
+def running_call() -> str:
+    """The outermost call that the running code belongs to, "" for none."""
+    context = current.get()
+    return "" if context is None else context.origin

@@ -22,8 +22,8 @@ MOST_PENDING = 64  # displays whose latest update waits
 class Journal(Protocol):
     """Where displays go."""
 
-    def tag(self) -> str:
-        """The call that the running code belongs to, "" for none."""
+    def tag(self) -> tuple[str, int]:
+        """The call that the running code belongs to, "" for none; and the level of the record that it is writing."""
 
     def display(self, line: bytes, call: str | None = None) -> bool:
         """Write one, of a call or of the running code. False where it cannot be written."""
@@ -33,18 +33,27 @@ class Displays:
     """Those of one process. Methods from any thread; without a journal they print text."""
 
     def __init__(self) -> None:
-        self.journal: Journal | None = None
+        self._journal: Journal | None = None
         self._lock = threading.RLock()
         self._left = float(BURST)
         self._at = time.monotonic()
         self._pending: dict[str, tuple[str, Display]] = {}  # by id, with the call
         os.register_at_fork(after_in_child=self._in_child)
 
+    def write_to(self, journal: Journal) -> None:
+        """From now on displays go there."""
+        self._journal = journal
+
+    @property
+    def kept(self) -> bool:
+        """Whether displays go to where somebody shows them as they are; else they are printed as text."""
+        return self._journal is not None
+
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], id: str = "", *, update: bool = False) -> None:
         """Shows something that is there in its forms; with an id it can be replaced, with `update` it replaces."""
         data = {kind: form for kind, form in data.items() if kind != WIDGET}
         text = text_of(data.get(PLAIN) or f"<{', '.join(data)}>")
-        if self.journal is None or (set(data) <= {PLAIN} and not id):
+        if self._journal is None or (set(data) <= {PLAIN} and not id):
             if not update:
                 sys.stdout.write(f"{text}\n")
             return
@@ -64,13 +73,13 @@ class Displays:
 
     def clear(self, wait: bool = False) -> None:
         """Takes away what was displayed before in this call; with `wait`, when the next display is there."""
-        if self.journal is not None:
+        if self._journal is not None:
             self._send(Display(clear=LATER if wait else NOW))
 
     def relay(self, display: Display, call: str, source: str) -> bool:
         """Shows what a process that was started from here has displayed. False where only text can be shown."""
-        if self.journal is None or display.clear:
-            return self.journal is not None
+        if self._journal is None or display.clear:
+            return self._journal is not None
         named = f"{source} {display.id}" if display.id else ""
         self._send(Display(display.text, display.data, display.metadata, named, display.update), call)
         return True
@@ -89,7 +98,7 @@ class Displays:
         self._pending = {}
 
     def _send(self, display: Display, call: str | None = None) -> None:
-        assert self.journal is not None
+        assert self._journal is not None
         with self._lock:
             now = time.monotonic()
             self._left = min(BURST, self._left + (now - self._at) * RATE)
@@ -98,7 +107,7 @@ class Displays:
             if size > self._left:
                 if display.update:
                     if display.id in self._pending or len(self._pending) < MOST_PENDING:
-                        self._pending[display.id] = self.journal.tag() if call is None else call, display
+                        self._pending[display.id] = self._journal.tag()[0] if call is None else call, display
                     return
                 display.text += f" (not shown: more than {BURST >> 20} MB were displayed within a few seconds)"
                 display.data, size = {PLAIN: display.text}, 0
@@ -112,7 +121,7 @@ class Displays:
         except (TypeError, ValueError, RecursionError) as error:
             sys.stderr.write(f"a display could not be sent ({error_line(error)}); as text it is:\n")
             line = b""
-        if (not line or self.journal is None or not self.journal.display(line, call)) and display.text:
+        if (not line or self._journal is None or not self._journal.display(line, call)) and display.text:
             sys.stdout.write(f"{display.text}\n")
 
 

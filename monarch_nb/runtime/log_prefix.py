@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.runtime.context import current
 from monarch_nb.wire import text_of
 
 
@@ -26,21 +25,23 @@ _lock = threading.Lock()
 _installed = False
 
 
-def _prefixed(record: logging.LogRecord) -> logging.LogRecord:
-    running = current.get()
+def _prefixed(record: logging.LogRecord, actor: object | None) -> logging.LogRecord:
     # Libraries use empty messages for structured records, which must stay as they are.
     message: Any = record.msg  # anything may be logged: arrays have no truth, and others no text
-    if running is None or not config.prefix_python_logs_with_actor or (isinstance(message, str) and not message):
+    if actor is None or not config.prefix_python_logs_with_actor or (isinstance(message, str) and not message):
         return record
     text = message if isinstance(message, str) else text_of(message)
-    prefix = f"[actor={running.actor_instance}] "
+    prefix = f"[actor={actor}] "
     record.actor_prefix = prefix
     record.msg = f"{prefix.replace('%', '%%') if record.args else prefix}{text}"
     return record
 
 
-def install() -> None:
-    """Has all records of this process made so, whichever handlers they go to and whenever these are added."""
+def install(running: Callable[[], object | None]) -> None:
+    """Has all records of this process made so, whichever handlers they go to and whenever these are added.
+
+    The text of what `running` gives names the actor that runs; None is for none.
+    """
     global _installed
     with _lock:
         if _installed:
@@ -49,7 +50,7 @@ def install() -> None:
         make = logging.getLogRecordFactory()
 
         def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
-            return _prefixed(make(*args, **kwargs))
+            return _prefixed(make(*args, **kwargs), running())
 
         logging.setLogRecordFactory(factory)
 

@@ -5,19 +5,18 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
 from monarch_nb.runtime import log_prefix
-from monarch_nb.runtime.context import current
 from monarch_nb.runtime.displays import displays
 
 
 class Journal(Protocol):
     """What a process needs to know of where its output goes."""
 
-    tag: Callable[[], tuple[str, int]]
-    sole: Callable[[], str]
-
     @property
     def texts(self) -> Sequence[TextIO]:
         """What `position` flushes."""
+
+    def tag_by(self, tag: Callable[[], tuple[str, int]], sole: Callable[[], str]) -> None:
+        """Says how to learn which call output belongs to: that of the running code, and the only one that runs."""
 
     def display(self, line: bytes, tag: tuple[str, int]) -> bool:
         """Write something displayed. False where it cannot be written."""
@@ -30,38 +29,38 @@ class Journal(Protocol):
 
 
 class OwnLog:
-    """Knows the calls that run here. Methods from any thread; without a journal they do nothing."""
+    """Knows the calls that run here. Methods from any thread; without a journal they do nothing.
 
-    def __init__(self) -> None:
+    `running` gives the outermost call that the running code belongs to, "" for none.
+    """
+
+    def __init__(self, running: Callable[[], str]) -> None:
+        self._running = running
         self._journal: Journal | None = None
-        self._running: list[str] = []  # the outermost calls that what runs belongs to
+        self._calls: list[str] = []  # the outermost calls that what runs belongs to
 
     def keep(self, journal: Journal) -> None:
         """Output goes to files that somebody follows: replies carry its position, and text the call it came from."""
-        journal.tag, journal.sole = self._tag, self._sole
+        journal.tag_by(self.tag, self.sole)
         self._journal = journal
-        displays.journal = self
-
-    def tag(self) -> str:
-        """The call that the running code belongs to, "" for none."""
-        return self._tag()[0]
+        displays.write_to(self)
 
     def display(self, line: bytes, call: str | None = None) -> bool:
         """Write something displayed, for the running code or for a call. False where it cannot be written."""
-        return self._journal is not None and self._journal.display(line, self._tag() if call is None else (call, 0))
+        return self._journal is not None and self._journal.display(line, self.tag() if call is None else (call, 0))
 
     def begin(self, origin: str) -> None:
         """Something begins to run for a call."""
         if self._journal is not None:
             self._journal.mark()
-            self._running.append(origin)
+            self._calls.append(origin)
 
     def end(self, origin: str) -> None:
         """It has ended."""
         if self._journal is not None:
             self._journal.mark()
-            if origin in self._running:
-                self._running.remove(origin)
+            if origin in self._calls:
+                self._calls.remove(origin)
 
     def position(self) -> int:
         """How far the output has come; 0 where it is not kept."""
@@ -76,12 +75,11 @@ class OwnLog:
         except (OSError, ValueError):
             return 0
 
-    def _tag(self) -> tuple[str, int]:
-        context = current.get()
-        origin = context.origin if context is not None else ""
-        return origin or self._sole(), log_prefix.level()
+    def tag(self) -> tuple[str, int]:
+        """The call of the running code, or the only one that runs, and the level of the record that it is writing."""
+        return self._running() or self.sole(), log_prefix.level()
 
-    def _sole(self) -> str:
+    def sole(self) -> str:
         """The only call that runs, "" if there are none or several."""
-        running = set(self._running)
-        return running.pop() if len(running) == 1 else ""
+        calls = set(self._calls)
+        return calls.pop() if len(calls) == 1 else ""

@@ -17,11 +17,12 @@ from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cancels import Cancels
 from monarch_nb.runtime.cell import HOOK, ActorCell
 from monarch_nb.runtime.clock import Clock
-from monarch_nb.runtime.context import ROOT, Context, Instance, current
+from monarch_nb.runtime.context import ROOT, Context, Instance, current, running_actor, running_call
 from monarch_nb.runtime.failures import Failures
 from monarch_nb.runtime.future import _wait_guards
 from monarch_nb.runtime.interruptions import Interruptions
 from monarch_nb.runtime.life import ActorLife, SpawnActor
+from monarch_nb.runtime.log_positions import LogPositions
 from monarch_nb.runtime.own_log import OwnLog
 from monarch_nb.runtime.parking import Parking
 from monarch_nb.runtime.ports import UNRETURNED, PortTable
@@ -80,8 +81,8 @@ class Runtime:
         self._call_numbers = itertools.count()
         self._setup = threading.Event()
         self._setup.set()
-        self.log = OwnLog()
-        self.log_marks: dict[str, int] = {}  # where logs stood at the latest replies; emptied by who has shown them
+        self.log = OwnLog(running_call)
+        self.log_positions = LogPositions()  # of other processes; taken by who has shown their output
         self._gaps: set[ActorCell] = set()
 
     def start(self, node: "Node") -> None:
@@ -503,7 +504,7 @@ def install(new: Runtime | None) -> None:
         _wait_guards.clear()
     _runtime = new
     if new is not None:
-        log_prefix.install()
+        log_prefix.install(running_actor)
         _wait_guards.append(new.waits.guard)
 
 

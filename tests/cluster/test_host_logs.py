@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.host import protocol
-from monarch_nb.logs.journal import ForgivingText
+from monarch_nb.logs.forgiving import ForgivingText
 from monarch_nb.logs.marks import ERR, OUT, TEXT
 from monarch_nb.logs.tailer import WINDOW
 from tests.cluster.host_client import hosted

@@ -37,13 +37,13 @@ class Own:
             Path(self.base + kind).touch()
         self.journal = Journal(self.base)
         self.displays = Displays()
-        self.displays.journal = self
+        self.displays.write_to(self)
         self.spool = Spool(self.base)
         self.call = "h/c:1"
-        self.journal.tag = lambda: (self.call, 0)
+        self.journal.tag_by(self.tag, lambda: "")
 
-    def tag(self) -> str:
-        return self.call
+    def tag(self) -> tuple[str, int]:
+        return self.call, 0
 
     def display(self, line: bytes, call: str | None = None) -> bool:
         return self.journal.display(line, (self.call if call is None else call, 0))

@@ -44,7 +44,7 @@ def test_text_and_raw_output_come_in_the_order_of_writing_with_their_calls(base:
     writer, spool = Journal(base), Spool(base)
     out, err = writer.texts
     call = "h/c:1"
-    writer.tag, writer.sole = lambda: (call, 0), lambda: call
+    writer.tag_by(lambda: (call, 0), lambda: call)
     out.write("one\n")
     raw(base, OUT, b"from C\n")
     raw(base, ERR, b"C's stderr\n")

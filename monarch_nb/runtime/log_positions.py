@@ -1,0 +1,22 @@
+"""How far the output of other processes had come when they last replied, or ended."""
+
+TO_THE_END = 1 << 62  # the position of a process that has ended: all that it wrote
+
+
+class LogPositions(dict[str, int]):
+    """By address; each reply of a process that keeps its output sets its position. Any thread."""
+
+    def ended(self, address: str) -> None:
+        """A process has ended: what it wrote last is waited for, too."""
+        self[address] = TO_THE_END
+
+    def take(self) -> dict[str, int]:
+        """The positions that came since they were taken last."""
+        taken: dict[str, int] = {}
+        for _ in range(len(self)):
+            try:
+                address, position = self.popitem()
+            except KeyError:  # another thread takes them as well
+                break
+            taken[address] = max(position, taken.get(address, 0))
+        return taken
