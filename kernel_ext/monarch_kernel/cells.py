@@ -3,8 +3,7 @@
 import bisect
 from typing import Any
 
-from monarch_nb.logs.lines import mesh_of
-from monarch_nb.logs.receiver import Written
+from monarch_nb.logs import mesh_of
 from monarch_nb.runtime import ProcState
 
 from .front import Front
@@ -45,15 +44,15 @@ class Cells:
         elif kind == "stopped" and isinstance(about, ProcState):
             self._homes.pop(about.uid, None)
 
-    def of(self, written: Written) -> Any:
-        """The cell that some lines belong to; None for none: then only the logs have them."""
+    def of(self, address: str, call: str) -> Any:
+        """The cell that lines of a process and a call belong to; None for none: then only the logs have them."""
         if not self._front.has_displays:
             return self._front.parent
-        number = written.call.removeprefix(self._prefix)
-        if number != written.call and number.isdecimal():
+        number = call.removeprefix(self._prefix)
+        if number != call and number.isdecimal():
             firsts, cells = self._begun
             return cells[max(0, bisect.bisect_right(firsts, int(number)) - 1)]
-        state = self._engine.meshes.get(mesh_of(written.address))
+        state = self._engine.meshes.get(mesh_of(address))
         if state is None or state.stopped is not None:  # its last words
             return self._front.parent
         born = getattr(state.born, "initialized", None)

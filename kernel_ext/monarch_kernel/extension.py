@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from monarch_nb.logs.forwarding import FORGET_SECONDS
-from monarch_nb.logs.receiver import Output, output_of
+from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh import notebook_mode, prestart
 from monarch_nb.mesh.view import conditions
-from monarch_nb.runtime import Future, ProcState, Runtime, future, process, runtime, waiters
+from monarch_nb.runtime import Future, Runtime, future, process, runtime, waiters
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.wire import ActorError
 
 from . import display
+from .cells import Cells
 from .completion import Completion
 from .debugger import DebugMagics, Prompting, with_remote
 from .display.errors import Errors
@@ -23,7 +23,7 @@ from .forgotten import Forgotten
 from .front import Front
 from .guide import GuideMagics
 from .log_magics import LogMagics
-from .logs import Logs
+from .logs import CellOutput
 from .magics import MonarchMagics
 from .progress import Progress
 from .reruns import Reruns
@@ -116,31 +116,31 @@ class _Attached:
         self.engine = engine
         self._front = front
         self._widgets = widgets
-        self._output: Output = output_of(engine)
-        self._logs = Logs(front, engine, self._output)
+        self._logs: MeshLogs = engine.keeper.logs
+        self._cells = Cells(front, engine)
+        self._output = CellOutput(front, self._logs, self._cells)
+        self._logs.present(self._output)
+        self._output.start()
         self._reruns = Reruns(shell, front, session, engine)
-        self._progress = Progress(front, engine, self._logs, conditions)
+        self._progress = Progress(front, engine, self._output, conditions)
         self.prompting = Prompting(shell, front, engine, widgets.debugger)
         self.stopping = Stopping(front, engine, lambda file: cell_name(shell, file))
-        self.forgotten = Forgotten(shell, front, self._logs.flush)
-        self._settle = lambda: self._logs.settle(all_of_it=True)
-        self.tellings = Tellings(front, store_of(engine), widgets, self._logs.flush)
+        self.forgotten = Forgotten(shell, front, self._output.flush)
+        self.tellings = Tellings(front, store_of(engine), widgets, self._output.flush)
         notebook_mode(self.tellings.show)
-        engine.keeper.on_event.append(self._happened)
         self.prompting.install()
         self.stopping.install()
         self.forgotten.install()
         waiters.append(self._progress)
         future._wait_guards.append(self._progress.guard)
-        front.ending.append(self._settle)
+        front.ending.append(self._output.settle)
 
     def leave(self) -> None:
         """Lets go of it."""
         for registered, mine in (
-            (self.engine.keeper.on_event, self._happened),
             (waiters, self._progress),
             (future._wait_guards, self._progress.guard),
-            (self._front.ending, self._settle),
+            (self._front.ending, self._output.settle),
         ):
             if mine in registered:
                 registered.remove(mine)  # type: ignore[arg-type]
@@ -149,10 +149,5 @@ class _Attached:
         self._reruns.close()
         self.stopping.uninstall()
         self.forgotten.uninstall()
-        self._logs.close()
-
-    def _happened(self, kind: str, about: Any) -> None:
-        if kind == "started":
-            self._output.follow([about.address])
-        elif kind == "stopped" and isinstance(about, ProcState):
-            self.engine.later(FORGET_SECONDS, lambda: self._output.forget(about.uid))
+        self._logs.present(None)
+        self._cells.close()

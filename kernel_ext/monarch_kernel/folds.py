@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from html import escape
 from typing import Any
 
-from monarch_nb.logs.lines import Line, Source, prefix
+from monarch_nb.logs import Line, Source, prefix
 
 from .display.html import folded, framed, table
 from .front import Bundle, Front

@@ -8,7 +8,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from monarch_nb.mesh import Logs, follow_logs, logs_of
+from monarch_nb.logs import Logs, follow_logs, logs_of
 
 from .arguments import Place, place
 from .pacing import BYTES, BYTES_BURST, Bucket

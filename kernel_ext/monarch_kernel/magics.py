@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
-from monarch_nb.logs.lines import options
+from monarch_nb.logs import logs_here
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh
 
 from .actors import Actors
@@ -55,7 +55,7 @@ class MonarchMagics(Magics):
             linecache.cache[filename] = (len(setup), None, setup.splitlines(keepends=True), filename)
         with cell_syntax():
             mesh, told = self._session.mesh(wish.name, wish.dims, setup, setup_filename=filename, fresh=wish.fresh)
-        options().merge(mesh._state.uid, None if wish.dedup else False)
+        logs_here().options.set_merging(mesh._state.uid, None if wish.dedup else False)
         self._say(told)
         return mesh
 

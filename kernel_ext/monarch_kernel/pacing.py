@@ -8,8 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from monarch_nb.logs.lines import Line
-from monarch_nb.logs.receiver import Written
+from monarch_nb.logs import Line, Written
 
 RANK_LINES = 50.0  # of one rank in a second
 RANK_BURST = 300.0  # and at once, after a while of silence

@@ -12,7 +12,7 @@ from monarch_nb.runtime.future import WAIT_TICK
 from monarch_nb.shape import places_of
 
 from .front import Front, Line
-from .logs import Logs
+from .logs import CellOutput
 from .reactions import at, grouped, what
 
 AFTER_SECONDS = 2.0
@@ -25,10 +25,10 @@ TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 class Progress:
     """A waiter: told by `Future.get` each quarter second, on the waiting thread."""
 
-    def __init__(self, front: Front, engine: Any, logs: Logs, states: Callable[[Any], Any]) -> None:
+    def __init__(self, front: Front, engine: Any, output: CellOutput, states: Callable[[Any], Any]) -> None:
         self._front = front
         self._engine = engine
-        self._logs = logs
+        self._output = output
         self._states = states
         self._line = Line(front)
         self._next = 0.0
@@ -63,7 +63,7 @@ class Progress:
             self._next = 0.0
             self._line.clear()
             self._busy = _Busy()
-        self._logs.settle()
+        self._output.settle_lines()
 
     def _text(self, future: Future[Any], seconds: float) -> str:
         story = future.told() or "waiting"
@@ -77,7 +77,7 @@ class Progress:
             lines += [f"   {text}" for text in self._unusual(state, missing)]
         if call is not None and state is not None:
             lines += [f"   {text}" for text in self._busy.lines(state, call.missing_ranks(), call.call)]
-        bars = self._logs.progress()
+        bars = self._output.progress()
         if bars:
             lines += [f"   {bar}" for bar in bars.splitlines()[:16]]
         return "\n".join(lines)

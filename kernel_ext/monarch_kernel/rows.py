@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch_nb.logs.lines import Line, Source, prefix
+from monarch_nb.logs import Line, Source, prefix
 from monarch_nb.wire import Display
 from monarch_nb.wire.display import LATER
 

@@ -22,7 +22,7 @@ from monarch_nb.host.loop import Loop
 from monarch_nb.host.protocol import Exited, Launch, ProcSpec
 from monarch_nb.host.reaper import Reaper, kill_group
 from monarch_nb.host.template import Early
-from monarch_nb.logs import spool
+from monarch_nb.logs.last_lines import spool_size
 from monarch_nb.settings import settings
 
 _REMEMBERED = 1024  # ended procs, for those who ask late
@@ -238,7 +238,7 @@ class Children:
         self._end(child, Exited(address=child.address, host=child.spec.host, reason=why, pid=child.pid, exitcode=code,
                                 signal=signum, last_lines=lines, dump=dump, oom=oom,
                                 expected=child.stop_wanted and not child.evicted, at=time.time(),
-                                log_bytes=spool.written(child.spec.log)))  # fmt: skip
+                                log_bytes=spool_size(child.spec.log)))  # fmt: skip
 
     def _failed(self, child: Child, why: str) -> None:
         reason = f"the process could not be started on host {child.spec.host}: {why}"

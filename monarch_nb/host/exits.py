@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from monarch_nb.logs import spool
+from monarch_nb.logs.last_lines import last_lines as last_lines_of
 from monarch_nb.settings import settings
 
 _FEWEST = 20  # the owner may want more than this agent was told at its start
@@ -43,7 +43,7 @@ def last_words(base: str, count: int | None = None) -> tuple[tuple[str, ...], tu
     """The last lines a proc wrote, and apart from them where it crashed, if faulthandler could tell."""
     if count is None:
         count = max(_FEWEST, settings.get("tail_log_lines"))
-    lines = spool.last_lines(base, _MOST, _LAST_BYTES) if base else ()
+    lines = last_lines_of(base, _MOST, _LAST_BYTES) if base else ()
     crash = next((at for at, line in enumerate(lines) if line.startswith(_CRASHED)), len(lines))
     dump = lines[crash:]
     here = next((at for at, line in enumerate(dump) if line.startswith("Current thread")), len(dump))

@@ -4,58 +4,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from msgspec import Struct
-
-from monarch_nb.host.linux import punch_hole
 from monarch_nb.host.protocol import LogBlock
 from monarch_nb.logs import marks
 from monarch_nb.logs.marks import BEGIN, DISPLAY, ERR, OUT, SIGN, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
-from monarch_nb.logs.overwriting import Rows, shown
-from monarch_nb.wire import decode_display
+from monarch_nb.logs.spool_file import SpoolFile
 
 CHUNK = 64 * 1024
 PATIENCE_S = 0.15  # that raw output waits for the proc to say which call it came from
-_PUNCH_EVERY = 1 << 20  # bytes that were taken are given back to the disk in pieces of that size
-_KEPT = 64 * 1024  # and so many stay, for the last lines of a proc that dies
 _LONGEST_DISPLAY = 16 << 20  # bytes
 _TOGETHER_S = 0.2  # writes within that time are one block
-
-
-class _File(Struct):
-    """One of the three: how far it was taken, and how far it was given back."""
-
-    path: str
-    at: int = 0
-    punched: int = 0
-    fd: int = -1
-
-    def size(self) -> int:
-        """Bytes in it now; 0 if it is not there (yet)."""
-        if self.fd < 0:
-            try:
-                self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-            except OSError:
-                return 0
-        return os.fstat(self.fd).st_size
-
-    def read(self, start: int, limit: int) -> bytes:
-        """What there is from `start` on."""
-        left = min(limit, self.size() - start)
-        return os.pread(self.fd, left, start) if left > 0 else b""
-
-    def give_back(self) -> None:
-        """The disk space of what was taken long enough ago."""
-        if self.at - self.punched > _PUNCH_EVERY:
-            until = self.at - _KEPT
-            if punch_hole(self.fd, self.punched, until - self.punched):
-                self.punched = until
-            else:
-                self.punched = 1 << 62  # not to be had here: the files grow as long as their proc lives
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
 
 
 class Spool:
@@ -65,7 +22,7 @@ class Spool:
     """
 
     def __init__(self, base: str, tail: int = 0) -> None:
-        self._text, self._out, self._err = (_File(base + kind) for kind in (TEXT, OUT, ERR))
+        self._text, self._out, self._err = (SpoolFile(base + kind) for kind in (TEXT, OUT, ERR))
         self._files = (self._text, self._out, self._err)
         self._consumes = not tail
         if tail:
@@ -92,21 +49,21 @@ class Spool:
 
     def take(self, limit: int, now: float, *, all_of_it: bool = False) -> list[LogBlock]:
         """The next blocks, about `limit` bytes; `now` is wall clock. With `all_of_it` nothing waits for anything."""
-        found: list[LogBlock] = []
+        blocks: list[LogBlock] = []
         for stream, level, at, call, data in self._pieces(now, all_of_it):
-            last = found[-1] if found else None
+            last = blocks[-1] if blocks else None
             same = last and (last.stream, last.level, last.call) == (stream, level, call) and stream != DISPLAY
             if last and same and at - last.at < _TOGETHER_S:
-                found[-1] = LogBlock(stream, level, last.at, call, last.data + data)
+                blocks[-1] = LogBlock(stream, level, last.at, call, last.data + data)
             else:
-                found.append(LogBlock(stream, level, at, call, data))
+                blocks.append(LogBlock(stream, level, at, call, data))
             limit -= len(data)
             if limit <= 0:
                 break
         if self._consumes:
             for file in self._files:
                 file.give_back()
-        return found
+        return blocks
 
     def _pieces(self, now: float, all_of_it: bool) -> Iterator[tuple[int, int, float, str, bytes]]:
         buffer = b""
@@ -182,39 +139,3 @@ class Spool:
         for file in self._files:
             with contextlib.suppress(OSError):
                 os.unlink(file.path)
-
-
-def plain(block: LogBlock) -> bytes:
-    """A block as text: of a display what stands for it."""
-    if block.stream != DISPLAY:
-        return block.data
-    display = decode_display(block.data)
-    return display.lines.encode("utf-8", "replace") if display is not None else b""
-
-
-def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:
-    """The last lines a proc wrote, of `most` bytes; empty if that cannot be read."""
-    text, stream = b"", STDOUT
-    spool = Spool(base, most)
-    try:
-        for block in spool.take(4 * most, 0.0, all_of_it=True):
-            broken = block.stream != stream and text and not text.endswith(b"\n")
-            text, stream = text + (b"\n" if broken else b"") + plain(block), block.stream
-    except OSError:
-        pass
-    finally:
-        spool.close()
-    lines = text.decode("utf-8", "replace").removesuffix("\n").split("\n") if text else []
-    open_one = [shown(lines.pop())] if lines and not text.endswith(b"\n") else []
-    return tuple([*Rows().lines(lines), *open_one][-count:])
-
-
-def written(base: str) -> int:
-    """How much a proc wrote; 0 if that cannot be known."""
-    spool = Spool(base)
-    try:
-        return spool.backlog
-    except OSError:
-        return 0
-    finally:
-        spool.close()

@@ -1,7 +1,8 @@
 """Host, proc, actor and value meshes, with the adverbs that work on them."""
 
-from monarch_nb.logs.receiver import Written, listen_to_logs
-from monarch_nb.logs.view import LogRecord, Logs, follow_logs, logs_of
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb import logs as _logs
 from monarch_nb.mesh.accumulator import Accumulator
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.attach import AttachError, attach_hosts
@@ -39,6 +40,9 @@ from monarch_nb.mesh.workers import (
     start_worker_loop_forever,
 )
 from monarch_nb.runtime import set_factory
+
+if TYPE_CHECKING:
+    from monarch_nb.logs import LogRecord, Logs, Written, follow_logs, listen_to_logs, logs_of
 
 set_factory(become_controller)
 
@@ -86,3 +90,9 @@ __all__ = [
     "this_proc",
     "unregister_proc_mesh_spawn_callback",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # what concerns logs is loaded when it is first used
+        return getattr(_logs, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -67,7 +67,7 @@ class ActorMesh(MeshTrait, Generic[A]):
         if name == "metrics":  # what they have told with `monarch.telemetry.log`; an endpoint of that name goes before
             return feature(runtime(), "metrics").of_mesh(self)
         if name == "logs":  # unless the class has something of that name
-            from monarch_nb.logs.view import logs_of
+            from monarch_nb.logs import logs_of
 
             return partial(logs_of, self)
         known = ", ".join(sorted(endpoints_of(cls))) or "none"

@@ -14,6 +14,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with, take_ahead
 from monarch_nb.host.folders import clear_run_folder, make_run_folder, new_host_id, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, begin_agent
+from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.mesh import fault, ways
 from monarch_nb.mesh.console import run_in_actor
@@ -21,6 +22,7 @@ from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.neighbour import Neighbour
+from monarch_nb.mesh.proc import set_log_level
 from monarch_nb.mesh.remote import connection, undelivered
 from monarch_nb.mesh.requests import fail_requests, gather, request
 from monarch_nb.routing.actions import LinkConfig
@@ -52,8 +54,9 @@ def become_controller() -> Runtime:
     make_run_folder(folder)
     engine = Runtime(f"{host}/c{secrets.token_hex(4)}.0.0", f"{host}/agent")
     engine.run_in_actor = run_in_actor
-    keeper = Keeper(engine, root=engine.root.stream)
-    keeper.forwarding = Forwarding(engine)
+    logs = MeshLogs(engine, set_log_level)
+    logs.present(Forwarding(logs))
+    keeper = Keeper(engine, logs, root=engine.root.stream)
     keeper.controllers = Controllers(engine)
     keeper.driver.fatal = fault.unhandled
     keeper.revive = lambda hosts: _revive(engine, hosts)
@@ -330,8 +333,7 @@ def _leave(engine: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[An
         remote.end()
         if not remote.lost:
             remote.leave()
-    engine.keeper.forwarding.settle()
-    engine.keeper.forwarding.close()
+    engine.keeper.logs.close()
     engine.close()
     for handle in handles:
         handle.close(settings.get("process_exit_timeout"))

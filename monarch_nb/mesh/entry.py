@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.host.protocol import ProcSpec, ProcStop, decode
+from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.logs.redirect import journal_of_this_process
 from monarch_nb.mesh.console import Console, run_in_actor
 from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.keeper import Keeper
+from monarch_nb.mesh.proc import set_log_level
 from monarch_nb.mesh.spawning import PYTHON, python_version
 from monarch_nb.runtime import ROOT, Runtime, SpawnActor, display_hooks, dumps, install, sleeping
 from monarch_nb.runtime.features import install_breakpoints
@@ -38,8 +40,9 @@ def run_proc(spec: ProcSpec) -> int:
     os.environ.pop(TRAVELS_IN, None)
     engine = Runtime(spec.address, spec.agent, root_id=f"<{spec.name or 'proc'}>")
     engine.run_in_actor = run_in_actor
-    keeper = Keeper(engine, root=None)
-    keeper.forwarding = Forwarding(engine)
+    logs = MeshLogs(engine, set_log_level)
+    logs.present(Forwarding(logs))
+    keeper = Keeper(engine, logs, root=None)
     keeper.python = spec.python
     keeper.controllers = Controllers(engine)
     engine.is_worker = True
@@ -92,7 +95,7 @@ def run_proc(spec: ProcSpec) -> int:
     )
     engine.start(node)
     console.executor.run()  # type: ignore[union-attr]
-    keeper.forwarding.settle()
+    logs.close()
     dumps.file_of(spec.run_folder, spec.address).unlink(missing_ok=True)
     engine.close()
     for stream in (sys.stdout, sys.stderr):

@@ -132,10 +132,7 @@ def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
 
     global _notebook
     _notebook = True
-    keeper: Any = runtime().keeper
-    if keeper.forwarding is not None:
-        keeper.forwarding.close()  # cells show what processes write
-    driver = keeper.driver
+    driver: Any = runtime().keeper.driver
     driver.machine.root_policy = "notebook"
     driver.show = tell
 

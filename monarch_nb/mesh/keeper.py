@@ -19,6 +19,7 @@ from monarch_nb.transport import held_back
 from monarch_nb.wire import Header, Layout
 
 if TYPE_CHECKING:
+    from monarch_nb.logs import MeshLogs
     from monarch_nb.mesh.proc import ProcMesh
     from monarch_nb.transport import Parcel
 
@@ -28,17 +29,17 @@ logger = logging.getLogger(__name__)
 class Keeper:
     """One per process. What it does at length is done by its parts: `watching`, `news`, `stops` and `heals`."""
 
-    def __init__(self, engine: Runtime, *, root: str | None, policy: RootPolicy = "script") -> None:
+    def __init__(self, engine: Runtime, logs: "MeshLogs", *, root: str | None, policy: RootPolicy = "script") -> None:
         self.engine = engine
+        self.logs = logs
         self.driver = Driver(engine, self, root=root, policy=policy)
         self.agent_environment: dict[str, dict[str, str]] = {}
         self.python: str | None = None  # the interpreter this process was asked to run with; its own follow
         self.workspaces: dict[str, list[str]] = {}  # by host: folders of code that come first on the path there
-        self.on_event: list[Callable[[str, Any], None]] = []  # displays; called on engine threads, must not block
+        # Called on engine threads: they must not block.
+        self.on_event: list[Callable[[str, Any], None]] = [logs.happened]
         self.on_call: list[Callable[[ActorState], None]] = []  # told of each call that begins here, on its thread
         self.revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
-        self.log_options: Any = None  # what ProcMesh.logging_option has set
-        self.forwarding: Any = None  # writes here what the processes write that this one started
         self.controllers: Any = None  # the way to actors of which a program has one each
         self.paused: dict[tuple[str, int], str] = {}  # ranks that a debugger holds: mesh, rank -> where
         self._owned: dict[str, list[str]] = {}  # stream of the owner -> uids

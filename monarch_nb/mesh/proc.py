@@ -10,10 +10,10 @@ from monarch_nb._absent import sentence
 from monarch_nb.mesh.actor import spawn_actors
 from monarch_nb.runtime import Future, ProcState, runtime
 from monarch_nb.runtime.features import feature
-from monarch_nb.shape import MeshTrait, Region
+from monarch_nb.shape import MeshTrait, NDSlice, Region
 
 if TYPE_CHECKING:
-    from monarch_nb.logs.view import Logs
+    from monarch_nb.logs import Logs
     from monarch_nb.mesh.host import HostMesh
 
 A = TypeVar("A")
@@ -79,10 +79,9 @@ class ProcMesh(MeshTrait):
 
         Resolves when all are gone, and what they wrote is shown.
         """
-        from monarch_nb.logs.lines import options
-
-        stopped = cast("Future[None]", runtime().keeper.stop_mesh(self._state, reason, self._region))
-        return options().flushed(stopped)
+        keeper = runtime().keeper
+        stopped = cast("Future[None]", keeper.stop_mesh(self._state, reason, self._region))
+        return cast("Future[None]", keeper.logs.shown(stopped))
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs `function(*args, **kwargs)` on the main thread of each process; gives a ValueMesh of the results."""
@@ -101,7 +100,7 @@ class ProcMesh(MeshTrait):
         records of `logging` are written in the processes, healed ones too.
         Raises RuntimeError for a window without streaming, ValueError for a level outside of 0 to 255.
         """
-        from monarch_nb.logs.lines import LogOption, options
+        from monarch_nb.logs.options import LogOption, set_level
 
         if aggregate_window_sec is not None and not stream_to_client:
             raise RuntimeError(
@@ -111,8 +110,12 @@ class ProcMesh(MeshTrait):
             raise ValueError(f"logging_option: aggregate_window_sec={aggregate_window_sec!r} must be positive, or None")
         if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 255:
             raise ValueError(f"logging_option: level={level!r} must be a whole number from 0 to 255")
-        option = LogOption(stream_to_client, aggregate_window_sec, level)
-        await asyncio.to_thread(options().set, self, option)
+
+        def apply() -> None:
+            runtime().keeper.logs.set_option(self._state.uid, LogOption(stream_to_client, aggregate_window_sec, level))
+            self.run(set_level, level).get()
+
+        await asyncio.to_thread(apply)
 
     def to_table(self) -> str:
         """A table of text: for each place of the mesh the host, and which of its processes it is."""
@@ -121,8 +124,8 @@ class ProcMesh(MeshTrait):
         return proc_table(self)
 
     def logs(self, grep: str | None = None, **wishes: Any) -> "Logs":
-        """The last lines that these processes wrote: see `monarch_nb.mesh.logs_of` for `level`, `since`, `last`…"""
-        from monarch_nb.logs.view import logs_of
+        """The last lines that these processes wrote: see `monarch_nb.logs.logs_of` for `level`, `since`, `last`…"""
+        from monarch_nb.logs import logs_of
 
         return logs_of(self, grep, **wishes)
 
@@ -171,3 +174,10 @@ class ProcMesh(MeshTrait):
         dims = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         told = f", stopped: {self._state.stopped}" if self._state.stopped else ""
         return f"<ProcMesh {self._state.name!r} {{{dims}}}{told}>"
+
+
+def set_log_level(state: ProcState, rank: int, level: int) -> Future[Any]:
+    """From which level on one process of a mesh writes records of `logging`."""
+    from monarch_nb.logs.options import set_level
+
+    return ProcMesh(state, Region((), NDSlice(rank, (), ()))).run(set_level, level)

@@ -25,7 +25,6 @@ class Watching:
         self._keeper = keeper
         self._engine = keeper.engine
         self.pids: dict[str, int] = {}
-        self.log_files: dict[str, str] = {}  # on their hosts, by the address of the process
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
         self._owners: set[str] = set()  # processes elsewhere that own actors here
         self._engine.on_stranger = self.stranger
@@ -63,9 +62,8 @@ class Watching:
 
     def forget(self, prefix: str) -> None:
         """The processes whose names begin so ended long ago."""
-        for known in (self.pids, self.log_files):
-            for address in [one for one in tuple(known) if one.partition("/")[2].startswith(prefix)]:
-                known.pop(address, None)
+        for address in [one for one in tuple(self.pids) if one.partition("/")[2].startswith(prefix)]:
+            self.pids.pop(address, None)
 
     def hosts(self, spec: SpawnActor) -> None:
         """An actor of an owner elsewhere lives here from now on: it ends when its owner's process does."""
@@ -96,7 +94,6 @@ class Watching:
     def _started(self, header: Header, parcel: "Parcel") -> None:
         started = p.decode(parcel.frames[0], p.Started)
         self.pids[started.address] = started.pid
-        self.log_files[started.address] = started.log
         if started.why:
             logger.info("%s was started cold: %s", started.address, started.why)
         self._keeper.event("started", started)

@@ -20,3 +20,9 @@ class LogPositions(dict[str, int]):
                 break
             taken[address] = max(position, taken.get(address, 0))
         return taken
+
+    def forget(self, uid: str) -> None:
+        """Nobody waits any more for what the processes of a mesh wrote."""
+        for address in tuple(self):
+            if address.partition("/")[2].startswith(f"{uid}."):
+                self.pop(address, None)

@@ -10,7 +10,7 @@ import pytest
 from monarch_nb.host import protocol
 from monarch_nb.logs.forgiving import ForgivingText
 from monarch_nb.logs.marks import ERR, OUT, TEXT
-from monarch_nb.logs.tailer import WINDOW
+from monarch_nb.logs.tail import WINDOW
 from tests.cluster.host_client import hosted
 
 pytestmark = pytest.mark.timeout(120)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import monarch_nb.actor
-from monarch_nb.actor import Actor, endpoint, heal_mesh, this_host
-from monarch_nb.logs.lines import Line, merged
+from monarch_nb.actor import Actor, endpoint, heal_mesh
 from tests.cluster.actor_tools import spawned
 from tests.cluster.fault_tools import until
 
@@ -164,17 +163,3 @@ def test_healed_processes_have_the_level_too(procs, monkeypatch) -> None:
 def test_what_makes_no_sense_is_refused(procs, given, error, told) -> None:
     with pytest.raises(error, match=told):
         asyncio.run(procs.logging_option(**given))
-
-
-def test_lines_of_several_meshes_are_not_merged(procs) -> None:
-    other = this_host().spawn_procs(name="other")
-    try:
-        engine = monarch_nb.actor.runtime()
-        here, there = procs._state.address(0), other._state.address(0)
-        assert merged(engine, [Line(here, "x"), Line(there, "x"), Line(here, "y")], named=True) == [
-            "[levels gpus=0] x\n",
-            "[other] x\n",
-            "[levels gpus=0] y\n",
-        ]
-    finally:
-        other.stop().get(20)

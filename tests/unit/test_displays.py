@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from monarch_nb.logs.journal import Journal
+from monarch_nb.logs.last_lines import last_lines, plain
 from monarch_nb.logs.marks import DISPLAY, ERR, OUT, TEXT
-from monarch_nb.logs.spool import Spool, last_lines, plain
+from monarch_nb.logs.spool import Spool
 from monarch_nb.runtime import displays as module
 from monarch_nb.runtime.displays import BURST, MOST, Displays
 from monarch_nb.runtime.forms import forms_of

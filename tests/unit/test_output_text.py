@@ -1,9 +1,10 @@
 """Lines out of bytes, and ranks as people write them."""
 
 from monarch_nb.host.protocol import LogBlock, LogChunk
+from monarch_nb.logs.arrived import ArrivedLog
 from monarch_nb.logs.lines import briefly
 from monarch_nb.logs.overwriting import UP, overwritten
-from monarch_nb.logs.receiver import Written, _Log
+from monarch_nb.logs.written import Written
 from monarch_nb.shape import Extent
 from monarch_nb.shape.places import places, places_of, spans
 
@@ -12,20 +13,20 @@ class Log:
     """What arrives of one process, and the lines that come out of it."""
 
     def __init__(self, kept: int = 1000) -> None:
-        self.log = _Log("h/p1.0.0", kept)
+        self.log = ArrivedLog("h/p1.0.0", kept, lambda _: "claimed")
 
     def written(self, data: bytes, *, at: int | None = None, stream: int = 1, call: str = "c:1") -> list[Written]:
         offset = self.log.received if at is None else at
         block = LogBlock(stream, 0, 1.0, call, data)
-        return self.log.feed(LogChunk("h/p1.0.0", offset, offset, (block,)), lambda _: "claimed")
+        return self.log.feed(LogChunk("h/p1.0.0", offset, offset, (block,)), 0.0)
 
     def feed(self, data: bytes, *, at: int | None = None, stream: int = 1, call: str = "c:1") -> list[str]:
         found = self.written(data, at=at, stream=stream, call=call)
-        return [line for one in found for line in one.text.removesuffix("\n").split("\n")]
+        return [line for block in found for line in block.lines]
 
     @property
     def open(self) -> str:
-        return "".join(line.text for line in self.log.lines.values())
+        return "".join(line.text for line in self.log.open_lines(0.0))
 
 
 def test_lines_are_whole_however_the_bytes_come() -> None:
@@ -124,14 +125,13 @@ def test_bars_below_a_bar_leave_no_trail() -> None:
         log = Log()
         lines = [line for at in range(0, len(text), size) for line in log.feed(text[at : at + size].encode())]
         assert lines == ["epoch 0", "epoch 1", "epoch 2", "epoch 3", "done", "", "after"]
-        assert not log.log.lines
+        assert not log.log.open_lines(0.0)
 
 
 def test_an_inner_bar_is_what_there_is_to_see_while_it_runs() -> None:
     log = Log()
     log.feed(f"\repoch 1\n\r  step 7{UP}".encode())
-    [line] = log.log.lines.values()
-    assert line.shown == "  step 7"
+    assert log.open == "  step 7"
 
 
 def test_two_bars_below_a_bar_leave_no_trail_either() -> None:
@@ -154,5 +154,5 @@ def test_lines_keep_colours_and_no_other_commands_to_a_terminal() -> None:
     assert log.feed(b"\x1b[32mgreen\x1b[0m\tA\x1b[2J\x1b]0;title\x07B\n") == ["\x1b[32mgreen\x1b[0m\tAB"]
     assert log.feed("\x9b2Jäö\x85\n".encode()) == ["äö\\x85"]
     log.feed(b"open\x1b]0;")
-    assert [line.shown for line in log.log.lines.values()] == ["open\\x1b]0;"]
+    assert log.open == "open\\x1b]0;"
     assert log.feed(b"title\x07ends\n") == ["openends"]

@@ -9,8 +9,9 @@ import pytest
 from monarch_nb.logs import marks
 from monarch_nb.logs.files import LogFile
 from monarch_nb.logs.journal import Journal
+from monarch_nb.logs.last_lines import last_lines
 from monarch_nb.logs.marks import ERR, OUT, TEXT, UNCLAIMED, Mark
-from monarch_nb.logs.spool import PATIENCE_S, Spool, last_lines
+from monarch_nb.logs.spool import PATIENCE_S, Spool
 from monarch_nb.settings import settings
 
 

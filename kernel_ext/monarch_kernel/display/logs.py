@@ -3,7 +3,7 @@
 from html import escape
 from typing import Any
 
-from monarch_nb.logs.view import SHOWN
+from monarch_nb.logs import SHOWN
 
 from .html import framed, heading, table
 

@@ -5,7 +5,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from monarch_nb.logs.view import logs_of
+from monarch_nb.logs import logs_of
 from monarch_nb.runtime import runtime
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import clock, state

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from monarch_nb.logs.receiver import Written, output_of
+from monarch_nb.logs import Written
 from monarch_nb.runtime import ActorState, ProcState, Runtime
 
 from .channel import Message
@@ -39,11 +39,11 @@ class Lines:
         self._lock = threading.Lock()
         self._planned = False
         self._closed = False
-        output = output_of(engine)
-        self._stop = output.listen(self._wrote)
+        receiver = engine.keeper.logs.receiver
+        self._stop = receiver.listen(self._wrote)
         first: list[Line] = []
         for base, index in self._index.items():
-            first += self._lines(index, output.written(self._procs.address(base)))
+            first += self._lines(index, receiver.written(self._procs.address(base)))
         first.sort(key=lambda line: line[1])
         most = int(wish.get("lines") or FIRST)
         send({"type": "logs", "id": self._id, "reset": True, "lines": first[-most:]})
@@ -59,7 +59,7 @@ class Lines:
             if one.level < self._level:
                 continue
             level = next((name for name, number in LEVELS.items() if number >= one.level), "critical")
-            for text in one.text.removesuffix("\n").split("\n") if one.text else ():
+            for text in one.lines:
                 if not self._text or self._text in text.lower():
                     yield index, round(one.at, 3), level if one.level else "", text
 

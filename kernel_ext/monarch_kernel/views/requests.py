@@ -5,7 +5,6 @@ from typing import Any
 
 from monarch_nb.debug.control.stuck import look
 from monarch_nb.debug.render.groups import FileName, short
-from monarch_nb.logs.receiver import output_of
 from monarch_nb.mesh import ActorMesh, ProcMesh, heal_mesh, interrupt
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.view import conditions
@@ -134,11 +133,11 @@ class Requests:
         most = min(int(message.get("lines") or 50), MOST_LINES)
         bases = self._bases(state, message)
         indices = message.get("ranks") or range(len(bases))
-        output = output_of(engine)
+        receiver = engine.keeper.logs.receiver
         kept = {}
         for index, base in zip(indices, bases, strict=False):
-            written = output.written(procs.address(base))
-            kept[str(index)] = [line for one in written for line in one.text.removesuffix("\n").split("\n")][-most:]
+            written = receiver.written(procs.address(base))
+            kept[str(index)] = [line for block in written for line in block.lines][-most:]
         return {"lines": kept}
 
     def _do_spawn(self, engine: Runtime, message: Message) -> Message:

@@ -1,0 +1,123 @@
+"""What has arrived of one process's output: its last lines, the lines that are open, and how far all of it has come."""
+
+from collections import deque
+from collections.abc import Callable
+
+from monarch_nb.host.protocol import LogBlock, LogChunk
+from monarch_nb.logs.marks import DISPLAY, STDERR, UNCLAIMED
+from monarch_nb.logs.open_lines import LineBuffer
+from monarch_nb.logs.written import OpenLine, Written
+from monarch_nb.wire import decode_display, harmless
+
+ACKNOWLEDGED = 128 * 1024  # bytes after which the agent is told that they came
+
+
+class ArrivedLog:
+    """Takes the chunks of one process; the last `kept` lines stay here.
+
+    `claim` gives the call that output belongs to where the process has not told it.
+    """
+
+    def __init__(self, address: str, kept: int, claim: Callable[[str], str], file: str = "") -> None:
+        self.address = address
+        self.file = file  # where all of it is kept, on its host
+        self.received = 0  # bytes
+        self.skipped = 0  # lines that are in the file only
+        self.ended = False
+        self.blocks: deque[Written] = deque()
+        self._position = 0  # as replies count it
+        self._acknowledged = 0
+        self._open: dict[tuple[str, str], LineBuffer] = {}  # by stream and call
+        self._kept = kept
+        self._count = 0  # of the lines in `blocks`
+        self._claim = claim
+
+    def reached(self, position: int) -> bool:
+        """Whether all that was written before a position has arrived."""
+        return self.ended or self._position >= position
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes with all that arrives."""
+        return self.received, self._position
+
+    def acknowledge(self) -> int:
+        """The number of bytes to tell the agent, 0 while that is not due."""
+        if self.received - self._acknowledged < ACKNOWLEDGED:
+            return 0
+        self._acknowledged = self.received
+        return self.received
+
+    def feed(self, chunk: LogChunk, now: float) -> list[Written]:
+        """Takes a chunk; gives the lines that are complete now. `now` is monotonic."""
+        lines = []
+        offset = chunk.offset
+        for block in chunk.blocks:
+            data = block.data[max(0, self.received - offset) :]  # followed twice: the beginning is there already
+            offset += len(block.data)
+            if data:
+                lines += self._block(block, data, now)
+        self.received = max(self.received, offset)
+        self._position = max(self._position, chunk.position)
+        self.ended = self.ended or chunk.ended
+        self.skipped += chunk.skipped
+        return lines
+
+    def _block(self, block: LogBlock, data: bytes, now: float) -> list[Written]:
+        if block.stream == DISPLAY:
+            return self._displayed(block, data)
+        stream = "stderr" if block.stream == STDERR else "stdout"
+        call = self._claim(self.address) if block.call == UNCLAIMED else block.call
+        if not call:  # what no call wrote goes on where the stream stands, as in a terminal
+            call = next((of for (at, of), line in self._open.items() if at == stream and line.text), "")
+        line = self._open.get((stream, call))
+        if line is None:
+            for key in [key for key, other in self._open.items() if key[0] == stream and not other.text]:
+                del self._open[key]  # bars of a call before it
+            line = self._open.setdefault((stream, call), LineBuffer())
+        level, at = (line.level, line.at) if line.text else (block.level, block.at)
+        whole = line.feed(data, block.level, block.at, now)
+        if line.over:
+            del self._open[stream, call]
+        return [self._keep(stream, call, level, at, whole)] if whole else []
+
+    def _displayed(self, block: LogBlock, data: bytes) -> list[Written]:
+        """What was displayed; nothing where a part of it is missing. Of it, only the text is kept."""
+        display = decode_display(data)
+        if display is None:
+            return []
+        if display.lines:
+            self._keep("stdout", block.call, block.level, block.at, display.lines)
+        return [Written(self.address, "stdout", block.call, block.level, block.at, display.lines, display)]
+
+    def _keep(self, stream: str, call: str, level: int, at: float, text: str) -> Written:
+        written = Written(self.address, stream, call, level, at, harmless(text))
+        self.blocks.append(written)
+        self._count += written.line_count
+        while len(self.blocks) > 1 and self._count - self.blocks[0].line_count >= self._kept:
+            self._count -= self.blocks.popleft().line_count
+        return written
+
+    def open_lines(self, now: float) -> list[OpenLine]:
+        """The lines without an end."""
+        return [
+            OpenLine(self.address, stream, call, line.shown, line.overwrites, now - line.since)
+            for (stream, call), line in self._open.items()
+            if line.text
+        ]
+
+    def cut(self, stream: str, call: str) -> Written | None:
+        """Ends an open line by force, and gives it."""
+        line = self._open.pop((stream, call), None)
+        if line is None or not line.shown:
+            return None
+        return self._keep(stream, call, line.level, line.at, f"{line.shown}\n")
+
+    def written(self) -> list[Written]:
+        """The last lines, in the order in which they came; of those without an end what there is."""
+        rest = [
+            Written(self.address, stream, call, line.level, line.at, f"{line.shown}\n")
+            for (stream, call), line in self._open.items()
+            if line.shown
+        ]
+        return [*self.blocks, *rest]

@@ -1,0 +1,43 @@
+"""What a proc wrote last, as text: for those who tell of its end."""
+
+from monarch_nb.host.protocol import LogBlock
+from monarch_nb.logs.marks import DISPLAY, STDOUT
+from monarch_nb.logs.overwriting import Rows, shown
+from monarch_nb.logs.spool import Spool
+from monarch_nb.wire import decode_display
+
+
+def plain(block: LogBlock) -> bytes:
+    """A block as text: of a display what stands for it."""
+    if block.stream != DISPLAY:
+        return block.data
+    display = decode_display(block.data)
+    return display.lines.encode("utf-8", "replace") if display is not None else b""
+
+
+def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:
+    """The last lines a proc wrote, of `most` bytes; empty if that cannot be read."""
+    text, stream = b"", STDOUT
+    spool = Spool(base, most)
+    try:
+        for block in spool.take(4 * most, 0.0, all_of_it=True):
+            broken = block.stream != stream and text and not text.endswith(b"\n")
+            text, stream = text + (b"\n" if broken else b"") + plain(block), block.stream
+    except OSError:
+        pass
+    finally:
+        spool.close()
+    lines = text.decode("utf-8", "replace").removesuffix("\n").split("\n") if text else []
+    open_one = [shown(lines.pop())] if lines and not text.endswith(b"\n") else []
+    return tuple([*Rows().lines(lines), *open_one][-count:])
+
+
+def spool_size(base: str) -> int:
+    """How many bytes of a proc's output lie in its spool, taken or not; 0 if that cannot be known."""
+    spool = Spool(base)
+    try:
+        return spool.backlog
+    except OSError:
+        return 0
+    finally:
+        spool.close()

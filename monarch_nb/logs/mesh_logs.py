@@ -1,0 +1,111 @@
+"""The logs of the meshes that this process has spawned: followed from their start, shown by one presenter."""
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from monarch_nb.logs.claims import only_call
+from monarch_nb.logs.options import LogOption, LogOptions
+from monarch_nb.logs.receiver import LogReceiver
+from monarch_nb.logs.sources import Sources, mesh_of
+from monarch_nb.runtime import Future, ProcState, Runtime
+
+FORGET_SECONDS = 5.0  # after the end of a mesh: its last words may still be on their way
+
+logger = logging.getLogger(__name__)
+
+
+class Presenter(Protocol):
+    """Shows what processes write: a script's standard output, or a notebook's cells."""
+
+    def settle(self) -> None:
+        """Shows what was written before the replies and ends that are known here; blocks for it, not long."""
+
+    def close(self) -> None:
+        """Shows what there is, and nothing from then on."""
+
+
+class MeshLogs:
+    """One per process. `set_level` sets the level of `logging` in one process of a mesh, by base rank."""
+
+    def __init__(self, engine: Runtime, set_level: Callable[[ProcState, int, int], object]) -> None:
+        self._engine = engine
+        self._set_level = set_level
+        self._presenter: Presenter | None = None
+        self._shown_ends: weakref.WeakKeyDictionary[Future[None], Future[None]] = weakref.WeakKeyDictionary()
+        self.options = LogOptions()
+        self.sources = Sources(engine.meshes)
+        self.positions = engine.log_positions
+        self.receiver = LogReceiver(engine.control, self._claim)
+        engine.controls["proc.log"] = self.receiver.take
+
+    def _claim(self, address: str) -> str:
+        return only_call(address, tuple(self._engine.calls.values()), self._engine.meshes)
+
+    # -- who shows them ---------------------------------------------------------------------------------------------
+
+    def present(self, presenter: Presenter | None) -> None:
+        """From now on this one shows them; the one before is closed."""
+        before, self._presenter = self._presenter, presenter
+        if before is not None:
+            before.close()
+
+    def settle(self) -> None:
+        """Shows what was written before the replies and ends that are known here; blocks for it, not long."""
+        if self._presenter is not None:
+            self._presenter.settle()
+
+    def close(self) -> None:
+        """Shows what there is: this process ends."""
+        self.present(None)
+
+    def set_option(self, uid: str, option: LogOption) -> None:
+        """How the output of a mesh is shown from now on; what came before is shown as it was set before."""
+        self.settle()
+        self.options.set(uid, option)
+
+    def shown(self, stopped: Future[None]) -> Future[None]:
+        """Resolves as the end of a mesh does, once its last words are shown."""
+        future = self._shown_ends.get(stopped)  # a second stop gives the first one's future
+        if future is not None:
+            return future
+        whole: Future[None] = Future._make(story=stopped.story)
+        self._shown_ends[stopped] = whole
+
+        def show() -> None:
+            try:
+                self.settle()
+            except Exception:  # who shows it has gone
+                logger.debug("output could not be shown", exc_info=True)
+            error = stopped.exception(0)
+            whole._set(None) if error is None else whole._fail(error)
+
+        # Not on the reading thread, which is to bring what is waited for.
+        stopped._on_done(lambda _: threading.Thread(target=show, name="monarch-last-words", daemon=True).start())
+        return whole
+
+    # -- what happens to meshes ---------------------------------------------------------------------------------------
+
+    def happened(self, kind: str, about: Any) -> None:
+        """Something happened to a mesh (an engine's thread): see `Keeper.on_event`."""
+        if kind == "started" and self.sources.spawned_here(mesh_of(about.address)):
+            self.receiver.follow(about.address, about.log)
+        elif kind == "stopped" and isinstance(about, ProcState):
+            self._engine.later(FORGET_SECONDS, lambda: self._forget(about.uid))
+        elif kind == "healed" and isinstance(about[0], ProcState):
+            state, lives = about
+            level = self.options.level(state.uid)
+            for rank, _ in lives if level else ():
+                self._set_level(state, rank, level)
+
+    def _forget(self, uid: str) -> None:
+        self.receiver.forget(uid)
+        self.positions.forget(uid)
+
+    def file(self, address: str) -> str:
+        """Where all that a process wrote is: a path, with its host before it if that is not this one; "" if unknown."""
+        path = self.receiver.file(address)
+        host = address.partition("/")[0]
+        return path if not path or host in self._engine.local_hosts else f"{host}:{path}"

@@ -1,0 +1,62 @@
+"""How the output of each mesh is shown, as `ProcMesh.logging_option` and `--no-dedup` have set it."""
+
+import logging
+
+from msgspec import Struct
+
+from monarch_nb.logs.sources import mesh_of
+from monarch_nb.settings import settings
+
+
+class LogOption(Struct):
+    """That of one mesh."""
+
+    stream: bool | None = None  # None: as usual where this process runs
+    window: float | None = None  # seconds in which equal lines are gathered
+    level: int = 0
+    dedup: bool | None = None  # None: as the setting log_dedup says
+
+
+class LogOptions:
+    """Those of the meshes that this process has spawned."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, LogOption] = {}
+
+    def of(self, address: str) -> LogOption | None:
+        """What is set for the mesh of a process."""
+        return self._by_uid.get(mesh_of(address)) if self._by_uid else None
+
+    def set(self, uid: str, option: LogOption) -> None:
+        """Sets it for a mesh; whether equal lines are merged stays."""
+        before = self._by_uid.get(uid)
+        if before is not None:
+            option.dedup = before.dedup
+        self._by_uid[uid] = option
+
+    def level(self, uid: str) -> int:
+        """From which level on the processes of a mesh write records of `logging`; 0 where nothing is set."""
+        option = self._by_uid.get(uid)
+        return 0 if option is None else option.level
+
+    def set_merging(self, uid: str, wanted: bool | None) -> None:
+        """Whether equal lines of several ranks of a mesh are shown once; None is as the setting log_dedup says."""
+        if wanted is None and uid not in self._by_uid:
+            return
+        self._by_uid.setdefault(uid, LogOption()).dedup = wanted
+
+    def merges(self, address: str) -> bool:
+        """Whether equal lines of the mesh of a process are shown once."""
+        option = self.of(address)
+        wanted = option.dedup if option is not None else None
+        return bool(settings.get("log_dedup")) if wanted is None else wanted
+
+
+def set_level(level: int) -> None:
+    """In a process: records of `logging` from this level on are written."""
+    root = logging.getLogger()
+    if not root.handlers:
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    root.setLevel(level)
+    for handler in root.handlers:  # loggers with a level of their own, such as those of actors, do not ask the root's
+        handler.setLevel(level)

@@ -1,0 +1,62 @@
+"""Which rank of which mesh a line comes from, and how that is written."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from monarch_nb.runtime import MeshState, ProcState
+from monarch_nb.shape import places
+
+
+class Source(NamedTuple):
+    """Which rank of which mesh a process is."""
+
+    uid: str
+    name: str
+    labels: tuple[str, ...]
+    point: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+
+
+class Sources:
+    """Finds the ranks of processes by the meshes that are known here, `meshes` by uid."""
+
+    def __init__(self, meshes: Mapping[str, MeshState]) -> None:
+        self._meshes = meshes
+
+    def of(self, address: str) -> Source:
+        """Which rank a process is."""
+        uid, rank = mesh_of(address), rank_of(address)
+        state = self._meshes.get(uid)
+        if state is None:
+            return Source(uid, uid, ("rank",), (rank,))
+        point = state.region.point_of_base_rank(rank)
+        return Source(uid, state.name, tuple(point.labels), tuple(point.values()), tuple(point.extent.sizes))
+
+    def spawned_here(self, uid: str) -> bool:
+        """Whether a mesh of processes was spawned from this one: other processes show the output of their own."""
+        state = self._meshes.get(uid)
+        return isinstance(state, ProcState) and state.born is not None
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several meshes of processes, so that their names are needed to tell them apart."""
+        states = tuple(self._meshes.values())
+        return len([one for one in states if self.spawned_here(one.uid) and one.stopped is None]) > 1
+
+
+def mesh_of(address: str) -> str:
+    """The uid of the mesh that a process belongs to."""
+    return address.partition("/")[2].partition(".")[0]
+
+
+def rank_of(address: str) -> int:
+    """The base rank of a process in its mesh."""
+    return int(address.partition("/")[2].split(".")[1])
+
+
+def prefix(sources: Sequence[Source], *, named: bool) -> str:
+    """`[workers gpus=0-3] `, or without the mesh's name."""
+    first = sources[0]
+    where = places(first.labels, (source.point for source in sources), first.sizes)
+    both = " ".join(filter(None, (first.name if named else "", where)))
+    return f"[{both}] " if both else ""

@@ -1,0 +1,144 @@
+"""One proc's output on its way from its host agent to those who follow it: what is sent to whom, and what is left out.
+
+A subscriber says what it has received; no more than WINDOW bytes are on their way to it. While it says nothing the
+spool is left to wait a little; a subscriber that stays behind is passed over, and told how many lines it missed.
+"""
+
+from collections import deque
+
+from msgspec import Struct
+
+from monarch_nb.host.protocol import LogBlock, LogChunk
+
+WINDOW = 512 * 1024  # bytes of a proc on their way to one subscriber
+BEHIND_S = 1.0  # a subscriber whose window was full for that long is not waited for
+RECENT = 128 * 1024  # bytes of a proc that who subscribes late still gets
+
+Blocks = tuple[LogBlock, ...]
+Sending = tuple[str, LogChunk]  # to whom, and what
+
+
+class _Subscriber(Struct):
+    """Whom output is sent to; numbers are bytes of all the proc's output."""
+
+    sent: int = 0
+    took: int = 0
+    full_since: float | None = None
+    passed_over: bool = False
+    skipped: int = 0  # lines
+
+    @property
+    def full(self) -> bool:
+        """Whether so much is on its way that no more is sent."""
+        return self.sent - self.took >= WINDOW
+
+    def is_worth_waiting_for(self, now: float) -> bool:
+        """Whether its window is full, and has not been for long."""
+        if not self.full:
+            self.full_since = None
+            return False
+        self.full_since = now if self.full_since is None else self.full_since
+        return now - self.full_since < BEHIND_S
+
+
+class Tail:
+    """Each method that has something to send gives it, in order."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.total = 0  # bytes of output so far
+        self.ended = False  # there will be no more
+        self._position = 0  # that subscribers know
+        self._recent: deque[tuple[int, int, Blocks]] = deque()  # offset, size, blocks
+        self._dropped = 0  # lines that are not recent any more
+        self._subscribers: dict[str, _Subscriber] = {}
+
+    def waits(self, now: float) -> bool:
+        """Whether there is a subscriber whose window is full and who is waited for. `now` is monotonic."""
+        full = [to.is_worth_waiting_for(now) for to in self._subscribers.values()]
+        return any(full)
+
+    def add(self, blocks: Blocks, position: int, *, ended: bool) -> list[Sending]:
+        """More output, up to a position of the spool; with `ended` it was the last."""
+        size = sum(len(block.data) for block in blocks)
+        offset = self.total
+        self.total += size
+        self.ended = ended
+        if blocks:
+            self._recent.append((offset, size, blocks))
+            while len(self._recent) > 1 and self.recent_size - self._recent[0][1] >= RECENT:
+                self._drop_oldest()
+        if not blocks and position == self._position and not ended:
+            return []
+        self._position = position
+        chunk = LogChunk(self.address, offset, position, blocks, ended=ended)
+        return [sending for name in tuple(self._subscribers) for sending in self._send(name, chunk)]
+
+    def follow(self, name: str, offset: int) -> list[Sending]:
+        """Somebody subscribes from byte `offset` on, as far as it is still there; -1 is from now on."""
+        oldest = self._recent[0][0] if self._recent else self.total
+        start = self.total if offset < 0 else max(offset, oldest)
+        to = self._subscribers[name] = _Subscriber(start, start)
+        if offset < 0:
+            return []
+        if offset < start:
+            to.passed_over, to.skipped = True, self._dropped
+        return self._send(name, LogChunk(self.address, start, self._position, self._from(start), ended=self.ended))
+
+    def took(self, name: str, count: int) -> list[Sending]:
+        """A subscriber has received so many bytes."""
+        to = self._subscribers.get(name)
+        if to is None:
+            return []
+        to.took = max(to.took, count)
+        if not to.passed_over or to.full:
+            return []
+        return self._send(name, LogChunk(self.address, self.total, self._position, (), ended=self.ended))
+
+    def leave(self, name: str) -> None:
+        """Nothing more to that subscriber."""
+        self._subscribers.pop(name, None)
+
+    def _send(self, name: str, chunk: LogChunk) -> list[Sending]:
+        to = self._subscribers[name]
+        if to.full and not chunk.ended:
+            to.passed_over = True
+            to.skipped += line_count(chunk.blocks)
+            return []
+        if to.passed_over:
+            chunk = LogChunk(chunk.address, chunk.offset, chunk.position, chunk.blocks, to.skipped, chunk.ended)
+            to.passed_over, to.skipped, to.took = False, 0, max(to.took, chunk.offset)
+        to.sent = self.total
+        return [(name, chunk)]
+
+    # -- what is kept for who comes late ----------------------------------------------------------------------------
+
+    @property
+    def recent_size(self) -> int:
+        """Bytes of output that are kept."""
+        return self.total - self._recent[0][0] if self._recent else 0
+
+    def keep_recent(self, size: int) -> None:
+        """Keeps no more than so many bytes."""
+        while self._recent and size < self.recent_size:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        self._dropped += line_count(self._recent.popleft()[2])
+
+    def _from(self, start: int) -> Blocks:
+        """The blocks that are kept, without what lies before byte `start`."""
+        kept = []
+        for offset, _, blocks in self._recent:
+            for block in blocks:
+                end = offset + len(block.data)
+                if end > start:
+                    data = block.data[max(0, start - offset) :]
+                    kept.append(LogBlock(block.stream, block.level, block.at, block.call, data))
+                offset = end
+        return tuple(kept)
+
+
+def line_count(blocks: Blocks) -> int:
+    """How many lines end in some blocks."""
+    return sum(block.data.count(b"\n") for block in blocks)

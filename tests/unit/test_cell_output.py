@@ -1,0 +1,213 @@
+"""What ranks print, as cells show it: equal lines once, storms folded, and nothing in the wrong cell."""
+
+import random
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_kernel.grouping import MOST_PIECES, Grouping, Piece, joined
+from monarch_kernel.logs import CellOutput
+from monarch_kernel.pacing import LINES, LINES_BURST
+from monarch_nb.host.protocol import LogBlock, LogChunk, encode
+from monarch_nb.logs import Line, MeshLogs
+from monarch_nb.logs.options import LogOption
+from monarch_nb.logs.sources import Sources
+from monarch_nb.runtime.log_positions import LogPositions
+from monarch_nb.transport import Parcel
+from monarch_nb.wire.header import Header, Kind
+
+pytestmark = pytest.mark.timeout(60)
+
+RANKS = 4
+
+
+class Page:
+    """A notebook's page: what each cell shows. It is the front end, and knows the cell of each call."""
+
+    has_displays = True
+
+    def __init__(self) -> None:
+        self.parent: Any = "cell"
+        self.beginning: list[Any] = []
+        self.streams: dict[str, str] = {}
+        self.messages = 0
+        self.displays: dict[str, Any] = {}
+        self.homeless: set[str] = set()
+
+    def write(self, text: str, name: str = "stdout", cell: Any = None) -> None:
+        self.streams[cell or self.parent] = self.streams.get(cell or self.parent, "") + text
+        self.messages += 1
+
+    def display(self, bundle: Any, display_id: str, *, update: bool = False, cell: Any = None) -> None:
+        assert update == (display_id in self.displays)
+        self.displays[display_id] = bundle
+
+    def of(self, address: str, call: str) -> Any:
+        return None if call in self.homeless else f"cell of {call}" if call else self.parent
+
+
+class Ranks:
+    """Some ranks that write, and a page that shows it. Nothing is shown before `settle`."""
+
+    def __init__(self) -> None:
+        engine: Any = SimpleNamespace(
+            meshes={},
+            calls={},
+            controls={},
+            control=lambda *_: None,
+            log_positions=LogPositions(),
+            local_hosts={"h"},
+            later=lambda *_: None,
+        )
+        self.page: Any = Page()
+        self.logs = MeshLogs(engine, lambda *_: None)
+        self.output = CellOutput(self.page, self.logs, self.page)
+        self.logs.present(self.output)
+        self._offsets = dict.fromkeys(range(RANKS), 0)
+
+    def write(self, rank: int, text: str, call: str = "", stream: int = 1, skipped: int = 0) -> None:
+        address, data, offset = f"h/p.{rank}.0", text.encode(), self._offsets[rank]
+        end = self._offsets[rank] = offset + len(data)
+        chunk = LogChunk(address, offset, end, (LogBlock(stream, 0, 1.0 + offset / 1e6, call, data),), skipped)
+        message = Header(kind=Kind.CONTROL, dst="h/c", src="h/agent", method="proc.log")
+        self.logs.receiver.take(message, Parcel([encode(chunk)]))
+        self.logs.positions[address] = end
+
+    @property
+    def shown(self) -> str:
+        return str(self.page.streams.get("cell", ""))
+
+    @property
+    def fold(self) -> Any:
+        [fold] = self.page.displays.values()
+        return fold
+
+
+@pytest.fixture
+def ranks() -> Ranks:
+    return Ranks()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [100.0]
+    monkeypatch.setattr("monarch_kernel.pacing.time.monotonic", lambda: clock[0])
+    return clock
+
+
+def test_equal_lines_that_come_together_are_one(ranks: Ranks) -> None:
+    for rank in range(RANKS):
+        ranks.write(rank, f"same\nrank {rank}\n")
+    ranks.output.settle()
+    assert ranks.shown.splitlines() == ["[rank=0-3] same", *(f"[rank={rank}] rank {rank}" for rank in range(RANKS))]
+
+
+def test_equal_lines_are_apart_where_that_is_wanted(ranks: Ranks) -> None:
+    ranks.logs.options.set_merging("p", False)
+    for rank in (0, 1):
+        ranks.write(rank, "same\n")
+    ranks.output.settle()
+    assert ranks.shown == "[rank=0] same\n[rank=1] same\n"
+
+
+def test_lines_go_to_the_cell_of_their_call_and_those_of_none_to_the_logs_only(ranks: Ranks) -> None:
+    ranks.page.homeless.add("thread")
+    for call in ("1", "2", "thread"):
+        ranks.write(0, f"of {call}\n", call)
+    ranks.output.settle()
+    assert ranks.page.streams == {"cell of 1": "[rank=0] of 1\n", "cell of 2": "[rank=0] of 2\n"}
+
+
+def test_a_mesh_that_is_switched_off_is_silent_and_one_with_a_window_is_gathered(ranks: Ranks) -> None:
+    ranks.logs.set_option("p", LogOption(stream=False))
+    ranks.write(0, "unheard\n")
+    ranks.logs.set_option("p", LogOption(stream=True, window=60.0))
+    for rank in (0, 1, 0, 1):
+        ranks.write(rank, "again\n")
+    ranks.output.flush()
+    assert ranks.shown == ""
+    ranks.output.settle()
+    assert ranks.shown == "[rank=0-1] again (4 times)\n"
+
+
+def test_a_flood_of_one_rank_is_folded_and_takes_nothing_from_the_others(ranks: Ranks, clock: list[float]) -> None:
+    for number in range(0, 60_000, 1000):
+        ranks.write(0, "".join(f"flood {line}\n" for line in range(number, number + 1000)))
+        ranks.output.flush()
+        clock[0] += 0.08
+    for rank in range(RANKS):
+        ranks.write(rank, "".join(f"calm {rank} {number}\n" for number in range(100)))
+        clock[0] += 2.0
+        ranks.output.settle()
+    for rank in range(1, RANKS):
+        assert all(f"[rank={rank}] calm {rank} {number}\n" in ranks.shown for number in range(100))
+    flood = ranks.shown.count("flood")
+    calm = ranks.shown.count("calm 0")
+    assert f"… {60_000 - flood + 100 - calm:,} more lines" in ranks.fold["text/plain"]
+    assert "[rank=0] calm 0 99" in ranks.fold["text/plain"], "the last of what was held back"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_storm_ends_in_one_fold_that_has_the_last_lines_of_each_rank(
+    ranks: Ranks, clock: list[float], seed: int
+) -> None:
+    """However slowly its lines come, and in whatever pieces."""
+    chance = random.Random(seed)
+    left = {rank: [f"rank {rank} line {number}\n" for number in range(6000)] for rank in range(RANKS)}
+    begun = clock[0]
+    while any(left.values()):
+        rank = chance.choice([rank for rank, lines in left.items() if lines])
+        count = chance.choice([1, 40, 300, 2000])
+        ranks.write(rank, "".join(left[rank][:count]))
+        del left[rank][:count]
+        if chance.random() < 0.3:
+            clock[0] += chance.choice([0.08, 0.08, 1.0])
+            ranks.output.flush()
+    ranks.output.settle()
+    shown = ranks.shown.count("rank ")
+    assert shown <= LINES_BURST + LINES * (clock[0] - begun) + RANKS
+    assert f"[rank=0-3] … {24_000 - shown:,} more lines, the last 800 here" in ranks.fold["text/html"]
+    inside, _, below = ranks.fold["text/html"].partition("</details>")
+    for rank in range(RANKS):
+        assert f"[rank={rank}] rank {rank} line 5999\n" in inside
+        assert f"[rank={rank}] rank {rank} line 5999\n" in below
+    for begin in ranks.page.beginning:  # the next cell has room again
+        begin()
+    for rank in range(RANKS):
+        ranks.write(rank, f"one {rank}\n")
+    ranks.output.settle()
+    assert re.findall(r"one (\d)", ranks.shown) == ["0", "1", "2", "3"]
+
+
+def test_lines_that_were_never_sent_are_counted_in_the_fold(ranks: Ranks) -> None:
+    ranks.write(0, "seen\n", skipped=1234)
+    ranks.output.settle()
+    assert ranks.shown == "[rank=0] seen\n"
+    assert "… 1,234 more lines" in ranks.fold["text/plain"]
+
+
+def test_bars_are_one_line_each_in_the_order_of_ranks(ranks: Ranks) -> None:
+    for rank in (2, 0):
+        ranks.write(rank, f"\r{rank} 10%\r{rank} 20%")
+    assert ranks.output.progress() == "[rank=0] 0 20%\n[rank=2] 2 20%"
+
+
+def test_where_streams_take_turns_all_the_time_each_comes_as_one() -> None:
+    few = [Piece("cell", stream, "x\n") for stream in ("stdout", "stdout", "stderr", "stdout")]
+    assert [(piece.stream, piece.text) for piece in joined(few)] == [
+        ("stdout", "x\nx\n"),
+        ("stderr", "x\n"),
+        ("stdout", "x\n"),
+    ]
+    many = [Piece("cell", ("stdout", "stderr")[number % 2], f"{number}\n") for number in range(2 * MOST_PIECES)]
+    assert [piece.stream for piece in joined(many)] == ["stdout", "stderr"]
+    assert joined(many)[0].text == "".join(f"{number}\n" for number in range(0, 2 * MOST_PIECES, 2))
+
+
+def test_a_line_that_one_rank_repeats_is_not_merged_with_itself() -> None:
+    grouping = Grouping(cell_of=lambda _: "cell", source_of=Sources({}).of, merges=lambda _: True, take=None)
+    lines = [Line(f"h/p.{rank}.0", "x") for rank in (0, 0, 1)]
+    texts = [piece.text for piece in grouping.pieces(lines, named=False) if isinstance(piece, Piece)]
+    assert texts == ["[rank=0-1] x\n", "[rank=0] x\n"]

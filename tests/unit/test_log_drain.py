@@ -1,0 +1,179 @@
+"""What has to be shown before a reply: how long it is waited for, and what belongs to which call."""
+
+import random
+import threading
+
+import pytest
+from msgspec import Struct
+
+from monarch_nb.host.protocol import LogBlock, LogChunk, Tail, Took, encode
+from monarch_nb.logs.arrived import ACKNOWLEDGED, ArrivedLog
+from monarch_nb.logs.claims import only_call
+from monarch_nb.logs.drain import Drain
+from monarch_nb.logs.receiver import FORMER, INCARNATIONS, LogReceiver
+from monarch_nb.logs.written import Written
+from monarch_nb.runtime.log_positions import LogPositions
+from monarch_nb.transport import Parcel
+from monarch_nb.wire.header import Header, Kind
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def chunk(address: str, data: bytes, offset: int, *, ended: bool = False) -> LogChunk:
+    block = LogBlock(1, 0, 1.0, "c:1", data)
+    return LogChunk(address, offset, offset + len(data), (block,) if data else (), ended=ended)
+
+
+def log(address: str = "h/p.0.0") -> ArrivedLog:
+    return ArrivedLog(address, 100, lambda _: "")
+
+
+def test_a_drain_lasts_while_something_comes_and_gives_up_in_silence() -> None:
+    arriving = log()
+    drain = Drain({"h/p.0.0": 100}, 0.0, silence=1.0, limit=10.0)
+    assert drain.patience({"h/p.0.0": arriving}, 0.0) == 1.0
+    arriving.feed(chunk("h/p.0.0", b"x" * 50, 0), 0.0)
+    assert drain.patience({"h/p.0.0": arriving}, 0.9) == 1.0, "half of it has come"
+    assert drain.patience({"h/p.0.0": arriving}, 1.4) == pytest.approx(0.5)
+    arriving.feed(chunk("h/p.0.0", b"x" * 50, 50), 0.0)
+    assert drain.patience({"h/p.0.0": arriving}, 1.5) is None
+    silent = Drain({"h/p.0.0": 200}, 0.0, silence=1.0, limit=10.0)
+    assert [silent.patience({"h/p.0.0": arriving}, at) for at in (0.0, 1.0)] == [1.0, 0.0]
+
+
+def test_a_drain_ends_though_output_never_does() -> None:
+    arriving = log()
+    drain = Drain({"h/p.0.0": 1 << 40}, 0.0, silence=1.0, limit=10.0)
+    for tenth in range(99):
+        arriving.feed(chunk("h/p.0.0", b"x", tenth), 0.0)
+        assert drain.patience({"h/p.0.0": arriving}, tenth / 10)
+    arriving.feed(chunk("h/p.0.0", b"x", 99), 0.0)
+    assert drain.patience({"h/p.0.0": arriving}, 10.0) == 0.0
+
+
+def test_a_drain_waits_neither_for_the_dead_nor_for_who_is_not_followed_nor_by_what_others_write() -> None:
+    dead, busy, silent = log(), log("h/p.1.0"), log("h/p.2.0")
+    dead.feed(chunk("h/p.0.0", b"last\n", 0, ended=True), 0.0)
+    assert (
+        Drain({"h/p.0.0": 1 << 62, "h/q.0.0": 5}, 0.0, silence=1.0, limit=9.0).patience({"h/p.0.0": dead}, 0.0) is None
+    )
+    drain = Drain({"h/p.2.0": 5}, 0.0, silence=1.0, limit=9.0)
+    logs = {"h/p.1.0": busy, "h/p.2.0": silent}
+    assert drain.patience(logs, 0.0) == 1.0
+    busy.feed(chunk("h/p.1.0", b"much\n", 0), 0.0)
+    assert drain.patience(logs, 1.0) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_at_the_end_of_a_drain_every_line_before_the_replies_has_been_told(seed: int) -> None:
+    """Chunks of several processes in any mixture; who drains goes on only after the listeners."""
+    chance = random.Random(seed)
+    sent: list[tuple[str, str, Struct]] = []
+    receiver = LogReceiver(lambda *message: sent.append(message), lambda _: "")
+    addresses = [f"h/p.{rank}.0" for rank in range(4)]
+    texts = {address: b"".join(b"%d\n" % number for number in range(chance.randrange(1, 300))) for address in addresses}
+    told: list[Written] = []
+    receiver.listen(lambda _, lines: told.extend(lines))
+    for address in addresses:
+        receiver.follow(address)
+    assert sent == [("h/agent", "agent.tail", Tail((address,))) for address in addresses]
+    positions = {address: chance.randrange(1, len(text) + 1) for address, text in texts.items()}
+
+    def arrive() -> None:
+        at = dict.fromkeys(addresses, 0)
+        while left := [address for address in addresses if at[address] < len(texts[address])]:
+            address = chance.choice(left)
+            data = texts[address][at[address] : at[address] + chance.randrange(1, 60)]
+            message = Header(kind=Kind.CONTROL, dst="h/c", src="h/agent", method="proc.log")
+            receiver.take(message, Parcel([encode(chunk(address, data, at[address]))]))
+            at[address] += len(data)
+
+    arriving = threading.Thread(target=arrive)
+    arriving.start()
+    assert receiver.drain(positions, silence=10.0, limit=20.0)
+    before = {address: "".join(lines.text for lines in told if lines.address == address) for address in addresses}
+    arriving.join()
+    for address, text in texts.items():
+        whole = text[: positions[address]].rpartition(b"\n")[0]
+        assert before[address].encode().startswith(whole)
+        assert "".join(lines.text for lines in told if lines.address == address) == text.decode()
+
+
+def take(receiver: LogReceiver, arrived: LogChunk) -> None:
+    header = Header(kind=Kind.CONTROL, dst="h/c", src="h/agent", method="proc.log")
+    receiver.take(header, Parcel([encode(arrived)]))
+
+
+def test_an_agent_is_told_what_came_once_it_is_much() -> None:
+    sent: list[Struct] = []
+    receiver = LogReceiver(lambda agent, verb, body: sent.append(body), lambda _: "")
+    for number in range(10):
+        take(receiver, chunk("h/p.0.0", b"x" * 49_999 + b"\n", number * 50_000))
+    told = [body.bytes["h/p.0.0"] for body in sent if isinstance(body, Took)]
+    assert told == [150_000, 300_000, 450_000]
+    assert all(later - before >= ACKNOWLEDGED for before, later in zip([0, *told], told, strict=False))
+
+
+def test_a_listener_that_fails_keeps_nobody_from_hearing() -> None:
+    receiver = LogReceiver(lambda *_: None, lambda _: "")
+    heard: list[str] = []
+    receiver.listen(lambda *_: 1 / 0)  # type: ignore[arg-type, return-value]
+    stop = receiver.listen(lambda _, lines: heard.extend(block.text for block in lines))
+    take(receiver, chunk("h/p.0.0", b"one\n", 0))
+    stop()
+    take(receiver, chunk("h/p.0.0", b"two\n", 4))
+    assert heard == ["one\n"]
+
+
+def test_lines_without_end_are_cut_when_they_are_stale_and_bars_only_when_all_is_shown() -> None:
+    receiver = LogReceiver(lambda *_: None, lambda _: "")
+    heard: list[str] = []
+    receiver.listen(lambda _, lines: heard.extend(block.text for block in lines))
+    take(receiver, chunk("h/p.0.0", b"no end", 0))
+    take(receiver, chunk("h/p.1.0", b"\r10%\r20%", 0))
+    receiver.cut_stale(3600.0)
+    assert heard == []
+    receiver.cut_stale(0.0)
+    assert heard == ["no end\n"]
+    receiver.cut_stale(0.0, progress=True)
+    assert heard == ["no end\n", "20%\n"]
+
+
+def test_of_meshes_that_ended_and_of_ranks_that_were_healed_the_latest_are_kept() -> None:
+    receiver = LogReceiver(lambda *_: None, lambda _: "")
+    for mesh in range(FORMER + 3):
+        take(receiver, chunk(f"h/m{mesh}.0.0", b"x\n", 0))
+        receiver.forget(f"m{mesh}")
+    kept = [mesh for mesh in range(FORMER + 3) if receiver.addresses(f"m{mesh}")]
+    assert kept == list(range(3, FORMER + 3))
+    for incarnation in range(10):
+        receiver.follow(f"h/p.0.{incarnation}", f"/logs/{incarnation}")
+    assert receiver.addresses("p") == [f"h/p.0.{number}" for number in range(10 - INCARNATIONS, 10)]
+    assert receiver.file("h/p.0.9") == "/logs/9"
+
+
+def test_positions_are_taken_once_and_a_later_one_is_not_lost() -> None:
+    positions = LogPositions()
+    positions["h/p.0.0"] = 5
+    positions["h/p.0.0"] = 7
+    positions.ended("h/p.1.0")
+    assert positions.take() == {"h/p.0.0": 7, "h/p.1.0": 1 << 62}
+    assert positions.take() == {}
+    positions["h/p.0.1"] = positions["h/q.0.0"] = 1
+    positions.forget("p")
+    assert positions.take() == {"h/q.0.0": 1}
+
+
+class Call:
+    """A call that waits for ranks of a mesh of processes."""
+
+    def __init__(self, call: str, mesh: str, *missing: int) -> None:
+        self.call, self.mesh, self._missing = call, mesh, missing
+
+    def missing_ranks(self) -> tuple[int, ...]:
+        return self._missing
+
+
+def test_output_of_c_code_belongs_to_the_only_call_that_waits_for_its_process() -> None:
+    calls = [Call("c:1", "p", 0, 1), Call("c:2", "p", 1), Call("c:3", "q", 0)]
+    assert [only_call(f"h/{place}.0", calls, {}) for place in ("p.0", "p.1", "p.2", "q.0")] == ["c:1", "", "", "c:3"]

@@ -1,0 +1,156 @@
+"""Lines as scripts show them: whose they are, equal ones once, windows, and what is switched off."""
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.host.protocol import LogBlock, LogChunk, encode
+from monarch_nb.logs import Line, MeshLogs, Written, merged
+from monarch_nb.logs.forwarding import Forwarding
+from monarch_nb.logs.options import LogOption, LogOptions
+from monarch_nb.logs.sources import Sources, mesh_of, rank_of
+from monarch_nb.logs.windows import Windows
+from monarch_nb.runtime.log_positions import LogPositions
+from monarch_nb.settings import settings
+from monarch_nb.transport import Parcel
+from monarch_nb.wire.header import Header, Kind
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def written(rank: int, text: str, mesh: str = "p") -> Written:
+    return Written(f"h/{mesh}.{rank}.0", "stdout", "c:1", 0, 1.0, text)
+
+
+def test_an_address_tells_its_mesh_and_rank() -> None:
+    assert (mesh_of("h12/p3a.17.2"), rank_of("h12/p3a.17.2")) == ("p3a", 17)
+
+
+def test_equal_lines_of_a_mesh_are_one_with_their_ranks_and_those_of_several_meshes_are_not() -> None:
+    lines = [Line(f"h/{place}.0", text) for place, text in (("p.0", "x"), ("q.0", "x"), ("p.1", "x"), ("p.0", "y"))]
+    sources = Sources({})
+    assert merged(lines, sources.of, named=True) == ["[p rank=0-1] x\n", "[q rank=0] x\n", "[p rank=0] y\n"]
+    assert merged([*lines, *lines], sources.of, named=False, prefixed=False) == [
+        "x (4 times)\n",
+        "x (2 times)\n",
+        "y (2 times)\n",
+    ]
+
+
+def test_lines_of_a_window_wait_until_it_is_over_and_others_do_not() -> None:
+    options = LogOptions()
+    options.set("p", LogOption(stream=True, window=3.0))
+    options.set("off", LogOption(stream=False))
+    windows = Windows(options)
+    windows.put([written(0, "held\n"), written(0, "at once\n", "q"), written(0, "never\n", "off")])
+    assert windows.wait(100.0) is None
+    single, gathered = windows.take(100.0)
+    assert ([line.text for line in single], gathered) == (["at once"], [])
+    windows.put([written(1, "held\n")])
+    assert windows.take(102.0) == ([], [])
+    assert windows.wait(102.0) == 1.0
+    assert [line.text for line in windows.take(103.0)[1]] == ["held", "held"]
+    windows.put([written(0, "last\n")])
+    assert [line.text for line in windows.take(103.0, all_of_it=True)[1]] == ["last"]
+
+
+def test_what_is_set_for_a_mesh_keeps_whether_lines_are_merged() -> None:
+    options = LogOptions()
+    assert options.merges("h/p.0.0")
+    options.set_merging("p", None)
+    assert options.of("h/p.0.0") is None
+    options.set_merging("p", False)
+    options.set("p", LogOption(level=30))
+    assert (options.merges("h/p.0.0"), options.level("p"), options.level("q")) == (False, 30, 0)
+
+
+class Script:
+    """A script that has spawned meshes of processes; what it shows is on its standard output."""
+
+    def __init__(self) -> None:
+        self.levels: list[tuple[Any, int, int]] = []
+        self.later: list[Any] = []
+        meshes: dict[str, Any] = {}
+        engine: Any = SimpleNamespace(
+            meshes=meshes,
+            calls={},
+            controls={},
+            control=lambda *_: None,
+            log_positions=LogPositions(),
+            local_hosts={"h"},
+            later=lambda _, function: self.later.append(function),
+        )
+        self.logs = MeshLogs(engine, lambda *level: self.levels.append(level))
+        self.forwarding = Forwarding(self.logs)
+        self.logs.present(self.forwarding)
+        self._offsets: dict[str, int] = {}
+
+    def write(self, rank: int, text: str) -> int:
+        """A process writes; gives the position of its log."""
+        address, data = f"h/p.{rank}.0", text.encode()
+        offset = self._offsets.get(address, 0)
+        end = self._offsets[address] = offset + len(data)
+        chunk = LogChunk(address, offset, end, (LogBlock(1, 0, 1.0, "c:1", data),))
+        message = Header(kind=Kind.CONTROL, dst="h/c", src="h/agent", method="proc.log")
+        self.logs.receiver.take(message, Parcel([encode(chunk)]))
+        return end
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    script = Script()
+    yield script
+    script.logs.close()
+
+
+def test_lines_are_written_as_they_come_and_with_their_rank_if_that_is_asked_for(script: Script, capsys: Any) -> None:
+    script.write(0, "before\n")
+    script.logs.set_option("p", LogOption(stream=True))
+    script.write(0, "hello\n")
+    script.logs.set_option("p", LogOption(stream=False))
+    script.write(0, "hidden\n")
+    script.logs.set_option("p", LogOption(stream=True))
+    script.write(1, "after\n")
+    script.logs.settle()
+    assert capsys.readouterr().out == "before\n[p rank=0] hello\n[p rank=1] after\n"
+
+
+def test_a_window_is_shown_when_it_is_over_or_all_is_shown(script: Script, capsys: Any) -> None:
+    script.logs.set_option("p", LogOption(stream=True, window=60.0))
+    for rank in (0, 1, 1):
+        script.write(rank, "same\n")
+    script.logs.settle()
+    assert capsys.readouterr().out == "[p rank=0-1] same (3 times)\n"
+    script.logs.set_option("p", LogOption(stream=True, window=0.01))
+    script.write(0, "soon\n")
+    shown = ""
+    while "soon" not in shown:  # by the thread of output
+        shown += capsys.readouterr().out
+        time.sleep(0.005)  # between looks
+    assert shown == "[p rank=0] soon\n"
+
+
+def test_the_end_of_a_program_waits_for_what_was_written_before_its_replies(script: Script, capsys: Any) -> None:
+    position = script.write(0, "first\n")
+    script.logs.positions["h/p.0.0"] = position + len("second\n")
+    threading.Timer(0.05, script.write, [0, "second\n"]).start()
+    script.logs.settle()
+    assert capsys.readouterr().out == "first\nsecond\n"
+    script.logs.close()
+    script.write(0, "to nobody\n")
+    assert capsys.readouterr().out == ""
+
+
+def test_ranks_are_named_where_the_setting_says_so(script: Script, capsys: Any) -> None:
+    before = settings.runtime()
+    settings.configure({"enable_log_forwarding": True})
+    try:
+        script.write(0, "x\n")
+        script.logs.settle()
+    finally:
+        settings.replace(before)
+    assert capsys.readouterr().out == "[p rank=0] x\n"

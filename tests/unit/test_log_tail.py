@@ -1,0 +1,154 @@
+"""What a host agent sends of a proc's output, and to whom: windows, late subscribers, and those who take nothing."""
+
+import random
+
+import pytest
+
+from monarch_nb.host.protocol import LogBlock, LogChunk
+from monarch_nb.logs.tail import BEHIND_S, RECENT, WINDOW, Sending, Tail
+
+pytestmark = pytest.mark.timeout(60)
+
+PIECE = 64 * 1024
+LINE = b"x" * 1023 + b"\n"
+
+
+def block(data: bytes) -> LogBlock:
+    return LogBlock(1, 0, 1.0, "c:1", data)
+
+
+class Follower:
+    """Somebody who follows a proc's output, and takes it or not."""
+
+    def __init__(self) -> None:
+        self.data: dict[int, bytes] = {}  # by offset
+        self.received = 0
+        self.skipped = 0
+        self.ended = False
+        self.position = 0
+
+    def take(self, chunk: LogChunk) -> None:
+        assert chunk.offset >= self.received, "nothing comes twice, and all of it in order"
+        assert chunk.position >= self.position
+        if chunk.data:
+            self.data[chunk.offset] = chunk.data
+        self.received = chunk.offset + len(chunk.data)
+        self.skipped += chunk.skipped
+        self.ended = self.ended or chunk.ended
+        self.position = chunk.position
+
+    @property
+    def lines(self) -> int:
+        return sum(data.count(b"\n") for data in self.data.values())
+
+
+def deliver(sendings: list[Sending], followers: dict[str, Follower]) -> None:
+    for name, chunk in sendings:
+        followers[name].take(chunk)
+
+
+def test_who_takes_everything_gets_everything_in_order() -> None:
+    tail, me = Tail("h/p.0.0"), Follower()
+    written = b""
+    deliver(tail.follow("me", 0), {"me": me})
+    for number in range(100):
+        data = b"%d\n" % number * 1000
+        written += data
+        deliver(tail.add((block(data),), len(written), ended=False), {"me": me})
+        tail.took("me", me.received)
+    deliver(tail.add((), len(written), ended=True), {"me": me})
+    assert b"".join(me.data.values()) == written
+    assert (me.skipped, me.ended, me.position) == (0, True, len(written))
+
+
+def test_who_takes_nothing_gets_a_window_and_then_the_number_of_lines_that_were_missed() -> None:
+    tail, me = Tail("h/p.0.0"), Follower()
+    deliver(tail.follow("me", 0), {"me": me})
+    for _ in range(40):
+        deliver(tail.add((block(LINE * 64),), tail.total, ended=False), {"me": me})
+    assert WINDOW <= me.received < WINDOW + PIECE
+    deliver(tail.add((), tail.total, ended=True), {"me": me})
+    assert me.ended
+    assert me.lines + me.skipped == 40 * 64
+
+
+def test_who_says_at_last_what_it_took_hears_at_once_what_it_missed_and_gets_what_comes() -> None:
+    tail, me = Tail("h/p.0.0"), Follower()
+    deliver(tail.follow("me", 0), {"me": me})
+    for _ in range(12):
+        deliver(tail.add((block(LINE * 64),), tail.total, ended=False), {"me": me})
+    deliver(tail.took("me", me.received), {"me": me})
+    assert me.lines + me.skipped == 12 * 64
+    deliver(tail.add((block(b"news\n"),), tail.total + 5, ended=False), {"me": me})
+    assert list(me.data.values())[-1] == b"news\n"
+
+
+def test_a_full_window_is_waited_for_and_not_for_long() -> None:
+    tail, me = Tail("h/p.0.0"), Follower()
+    deliver(tail.follow("me", 0), {"me": me})
+    assert not tail.waits(100.0)
+    while me.received < WINDOW:
+        deliver(tail.add((block(LINE * 64),), tail.total, ended=False), {"me": me})
+    assert tail.waits(100.0)
+    assert tail.waits(100.0 + BEHIND_S / 2)
+    assert not tail.waits(100.0 + BEHIND_S), "it is passed over"
+    tail.took("me", me.received)
+    assert not tail.waits(200.0)
+    tail.add((block(LINE * 512),), tail.total, ended=False)
+    assert tail.waits(300.0), "each time anew"
+    tail.leave("me")
+    assert not tail.waits(300.0)
+
+
+def test_who_comes_late_gets_what_is_recent_from_where_it_asks_for() -> None:
+    tail, late, now, ended = Tail("h/p.0.0"), Follower(), Follower(), Follower()
+    tail.add((block(b"leaving "), block(b"with three\n")), 19, ended=False)
+    deliver(tail.follow("late", 8), {"late": late})
+    deliver(tail.follow("now", -1), {"now": now})
+    assert (late.data, now.data) == ({8: b"with three\n"}, {})
+    deliver(tail.add((block(b"end\n"),), 23, ended=False), {"late": late, "now": now})
+    assert late.data[19] == now.data[19] == b"end\n"
+    tail.add((), 23, ended=True)
+    deliver(tail.follow("ended", 0), {"ended": ended})
+    assert (b"".join(ended.data.values()), ended.ended) == (b"leaving with three\nend\n", True)
+
+
+def test_what_is_not_recent_any_more_is_counted_for_who_comes_late() -> None:
+    tail, late = Tail("h/p.0.0"), Follower()
+    for _ in range(20):
+        tail.add((block(LINE * 64),), tail.total, ended=False)
+    deliver(tail.follow("late", 0), {"late": late})
+    assert RECENT <= tail.recent_size < RECENT + PIECE
+    assert late.lines + late.skipped == 20 * 64
+    tail.keep_recent(0)
+    none = Follower()
+    deliver(tail.follow("none", 0), {"none": none})
+    assert (none.data, none.skipped) == ({}, 20 * 64)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_each_line_is_received_once_or_counted_as_missed(seed: int) -> None:
+    chance = random.Random(seed)
+    tail = Tail("h/p.0.0")
+    followers: dict[str, Follower] = {}
+    written = 0
+    for step in range(300):
+        match chance.choice(["write", "write", "write", "took", "follow"]):
+            case "write":
+                lines = chance.randrange(1, 200)
+                written += lines
+                data = tuple(block(LINE) for _ in range(lines))
+                deliver(tail.add(data, tail.total + lines * len(LINE), ended=False), followers)
+            case "took" if followers:
+                name = chance.choice(sorted(followers))
+                deliver(tail.took(name, chance.randrange(followers[name].received + 1)), followers)
+            case "follow" if len(followers) < 4:
+                followers[f"f{step}"] = Follower()
+                deliver(tail.follow(f"f{step}", 0), followers)
+        for follower in followers.values():
+            assert follower.lines + follower.skipped <= written
+    deliver(tail.add((), tail.total, ended=True), followers)
+    for follower in followers.values():
+        assert follower.ended
+        assert follower.position == tail.total
+        assert follower.lines + follower.skipped == written
