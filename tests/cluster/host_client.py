@@ -47,7 +47,6 @@ class Client:
         self._arrived: queue.Queue[tuple[float, str, Any]] = queue.Queue()
         self._uids = itertools.count()
         self.answers_pings = False
-        self.takes_output = True
         self.pings = 0
         self.node = Node(
             self.address,
@@ -72,7 +71,7 @@ class Client:
         elif header.method in FORMS:
             event = protocol.decode(body, FORMS[header.method])
             self._arrived.put((time.time(), header.method, event))
-            if isinstance(event, protocol.LogChunk) and self.takes_output:
+            if isinstance(event, protocol.LogChunk):
                 self.send("agent.took", protocol.Took({event.address: event.offset + len(event.data)}))
         self.node.consumed(parcel)
 

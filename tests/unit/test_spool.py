@@ -2,12 +2,14 @@
 
 import io
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from monarch_nb.logs import marks
 from monarch_nb.logs.files import LogFile
+from monarch_nb.logs.forgiving import ForgivingText
 from monarch_nb.logs.journal import Journal
 from monarch_nb.logs.last_lines import last_lines
 from monarch_nb.logs.marks import ERR, OUT, TEXT, UNCLAIMED, Mark
@@ -153,3 +155,20 @@ def test_a_journal_on_a_full_disk_neither_raises_nor_loses_what_comes_later(base
     assert b"No space left" in (tmp_path / "later").read_bytes()
     assert (tmp_path / "later").read_bytes().endswith(b"kept\n")
     assert isinstance(writer.texts[0], io.TextIOWrapper)
+
+
+def test_lost_output_is_said_when_there_is_room_again(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open(tmp_path / "log", "wb", buffering=0) as raw:
+        text = ForgivingText(io.BufferedWriter(raw, 16), "utf-8", line_buffering=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        try:
+            for _ in range(20):
+                print("some output", file=text)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        print("more", file=text)
+        text.detach().detach()  # type: ignore[attr-defined]
+    said = (tmp_path / "log").read_text()
+    assert said.startswith("some outpu")
+    assert said.endswith("[output was lost here: File too large]\nmore\n")

@@ -1,0 +1,143 @@
+"""From a proc's files to its log file and to who follows it: the agent's thread, with files but without processes."""
+
+import logging
+import queue
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.host.protocol import LogChunk, ProcSpec
+from monarch_nb.logs import tail
+from monarch_nb.logs.marks import ERR, OUT, TEXT, Mark
+from monarch_nb.logs.tailer import LogTailer
+from monarch_nb.wire.header import Layout
+
+pytestmark = pytest.mark.timeout(30)
+
+ADDRESS = "h/p.0.0"
+
+
+class Host:
+    """A host's folder and the thread that tails its spools; what it sends to subscribers is kept here."""
+
+    address = "h/agent"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "spool").mkdir()
+        self.base = folder / "spool" / "p.0.0"
+        for kind in (TEXT, OUT, ERR):
+            Path(f"{self.base}{kind}").touch()
+        self.chunks: queue.Queue[LogChunk] = queue.Queue()
+        self.reachable = True
+        post: Any = self
+        self.tailer = LogTailer(post, folder)
+        spec = ProcSpec(
+            address=ADDRESS,
+            agent=self.address,
+            host="h",
+            run_folder=str(folder),
+            layout=Layout("p", ("h",), 1),
+            rank=0,
+            incarnation=0,
+            owner="h/c",
+            log=str(self.base),
+        )
+        self.log_file = Path(self.tailer.begin(spec))
+
+    def tell(self, dst: str, method: str, body: LogChunk, *, lane: int) -> bool:
+        assert (dst, method) == ("h/c", "proc.log")
+        reachable = self.reachable
+        self.chunks.put(body)
+        return reachable
+
+    def write(self, data: bytes) -> None:
+        with open(f"{self.base}{TEXT}", "ab") as file:
+            file.write(data)
+
+    def until(self, there: Callable[[list[LogChunk]], bool]) -> list[LogChunk]:
+        chunks: list[LogChunk] = []
+        while not there(chunks):
+            chunks.append(self.chunks.get(timeout=20))
+        return chunks
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def text(chunks: list[LogChunk]) -> bytes:
+    return b"".join(chunk.data for chunk in chunks)
+
+
+def test_what_is_written_goes_to_the_log_file_and_to_who_follows(host: Host) -> None:
+    host.tailer.follow(ADDRESS, "h/c", 0)
+    host.write(Mark(1.0, 2, logging.WARNING, "c:1", 0, 0, "").encode() + b"careful\n")
+    chunks = host.until(lambda chunks: bool(text(chunks)))
+    assert [(block.stream, block.level, block.call) for block in chunks[-1].blocks] == [(2, logging.WARNING, "c:1")]
+    host.write(b"last\n")
+    host.tailer.ended(ADDRESS)
+    chunks = host.until(lambda chunks: bool(chunks) and chunks[-1].ended)
+    assert text(chunks) == b"last\n"
+    assert host.log_file.read_text() == "careful\nlast\n"
+    assert list((host.folder / "spool").iterdir()) == [], "what was taken is gone"
+
+
+def test_following_may_begin_later_and_in_the_middle(host: Host) -> None:
+    host.write(b"leaving with three\n")
+    host.tailer.ended(ADDRESS)
+    host.tailer.follow(ADDRESS, "h/c", 0)
+    host.until(lambda chunks: bool(chunks) and chunks[-1].ended)
+    host.tailer.follow(ADDRESS, "h/c", 8)
+    [chunk] = host.until(lambda chunks: bool(chunks))
+    assert (chunk.offset, chunk.data, chunk.ended) == (8, b"with three\n", True)
+
+
+def test_pieces_are_small_and_who_takes_none_gets_a_window_of_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "BEHIND_S", 0.05)
+    host.tailer.follow(ADDRESS, "h/c", 0)
+    host.write((b"x" * 1000 + b"\n") * 2000)
+    host.tailer.ended(ADDRESS)
+    chunks = host.until(lambda chunks: bool(chunks) and chunks[-1].ended)
+    assert max(len(chunk.data) for chunk in chunks) <= 2 * 64 * 1024
+    assert len(text(chunks)) < tail.WINDOW + 4 * 64 * 1024
+    assert text(chunks).count(b"\n") + sum(chunk.skipped for chunk in chunks) == 2000
+    assert host.log_file.read_text() == ("x" * 1000 + "\n") * 2000
+
+
+def test_who_says_what_it_took_gets_everything(host: Host) -> None:
+    host.tailer.follow(ADDRESS, "h/c", 0)
+    host.write((b"x" * 1000 + b"\n") * 2000)
+    chunks: list[LogChunk] = []
+    while len(text(chunks)) < 2000 * 1001:
+        chunks.append(host.chunks.get(timeout=20))
+        assert chunks[-1].offset == len(text(chunks[:-1]))
+        host.tailer.took(ADDRESS, "h/c", len(text(chunks)))
+    assert text(chunks) == (b"x" * 1000 + b"\n") * 2000
+
+
+def test_a_log_file_that_cannot_be_written_is_told_once_in_the_output(host: Host) -> None:
+    host.log_file.parent.mkdir()
+    host.log_file.symlink_to("/dev/full")
+    host.tailer.follow(ADDRESS, "h/c", 0)
+    host.write(b"one\n")
+    first = text(host.until(lambda chunks: b"not kept" in text(chunks)))
+    assert first.startswith(b"one\n[")
+    assert b"No space left" in first
+    host.write(b"two\n")
+    assert text(host.until(lambda chunks: b"two" in text(chunks))) == b"two\n"
+
+
+def test_who_cannot_be_reached_is_followed_by_nothing_more(host: Host) -> None:
+    host.reachable = False
+    host.tailer.follow(ADDRESS, "h/c", 0)
+    host.write(b"one\n")
+    host.until(lambda chunks: bool(chunks))
+    host.tailer.ended(ADDRESS)
+    host.reachable = True
+    host.tailer.follow(ADDRESS, "h/c", 0)
+    chunks = host.until(lambda chunks: bool(chunks) and chunks[-1].ended)
+    assert text(chunks) == b"one\n", "once, to who has come back"
