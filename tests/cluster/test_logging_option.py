@@ -51,65 +51,24 @@ def run(tmp_path: Path, body: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_streamed_lines_begin_with_their_rank(tmp_path: Path) -> None:
-    lines = run(tmp_path, "option(stream_to_client=True)\ntalkers.say.call('hello').get()")
-    hellos = sorted(line for line in lines if "hello" in line)  # one rank's may come after another's goodbye
-    assert hellos == ["[talk gpus=0] hello", "[talk gpus=1] hello"]
-
-
-def test_equal_lines_of_a_window_are_shown_once(tmp_path: Path) -> None:
-    body = """
-option(stream_to_client=True, aggregate_window_sec=30)
-talkers.say.call('same').get()
-talkers.say.call('twice', 'twice').get()
-talkers.slice(gpus=1).say.call('one').get()
-procs.stop().get()
-print('done')
-"""
-    lines = run(tmp_path, body)
-    assert lines[:2] == ["[talk gpus=0-1] same", "[talk gpus=0-1] twice (4 times)"]
-    assert sorted(lines[2:4]) == ["[talk gpus=0-1] bye", "[talk gpus=1] one"]  # rank 0's goodbye may come first
-    assert lines[4:] == ["done"]
-
-
-def test_a_window_that_is_over_is_shown_while_the_program_goes_on(tmp_path: Path) -> None:
-    body = """
-talkers.say.call().get()  # both are there: their lines fall into one window
-option(stream_to_client=True, aggregate_window_sec=3)
-talkers.say.call('first').get()
-deadline = time.monotonic() + 30
-class Watch:
-    def __init__(self, to):
-        self.to, self.seen = to, ''
-    def write(self, text):
-        self.seen += text
-        return self.to.write(text)
-    def flush(self):
-        self.to.flush()
-sys.stdout = watch = Watch(sys.stdout)
-while 'first' not in watch.seen and time.monotonic() < deadline:
-    time.sleep(0.01)
-print('second')
-"""
-    assert run(tmp_path, body)[:2] == ["[talk gpus=0-1] first", "second"]
-
-
-def test_output_can_be_switched_off_and_on_again(tmp_path: Path) -> None:
+def test_lines_are_shown_as_they_are_asked_for_and_the_last_ones_before_the_end_of_their_mesh(tmp_path: Path) -> None:
     body = """
 talkers.say.call('before').get()
 option(stream_to_client=False)
 talkers.say.call('hidden').get()
+option(stream_to_client=True, aggregate_window_sec=30)
+talkers.say.call('same').get()
 option(stream_to_client=True)
 talkers.say.call('after').get()
+procs.stop().get()
+print('end')
 """
     lines = run(tmp_path, body)
-    assert sorted(lines)[:4] == ["[talk gpus=0] after", "[talk gpus=0] bye", "[talk gpus=1] after", "[talk gpus=1] bye"]
-    assert lines[:2] == ["before", "before"]
-    assert not [line for line in lines if "hidden" in line]
-
-
-def test_stop_resolves_when_last_words_are_shown(tmp_path: Path) -> None:
-    assert run(tmp_path, "talkers.say.call().get()\nprocs.stop().get()\nprint('end')") == ["bye", "bye", "end"]
+    assert lines[:3] == ["before", "before", "[talk gpus=0-1] same"]
+    # one rank's may come after another's goodbye
+    words = [f"[talk gpus={rank}] {word}" for word in ("after", "bye") for rank in range(2)]
+    assert sorted(lines[3:-1]) == words
+    assert lines[-1] == "end"
 
 
 def test_the_level_reaches_the_processes(tmp_path: Path) -> None:
