@@ -104,6 +104,14 @@ def test_equal_lines_that_come_together_are_one(ranks: Ranks) -> None:
     assert ranks.shown.splitlines() == ["[rank=0-3] same", *(f"[rank={rank}] rank {rank}" for rank in range(RANKS))]
 
 
+def test_many_lines_come_in_one_message(ranks: Ranks) -> None:
+    for rank in range(RANKS):
+        ranks.write(rank, "".join(f"{number}\n" for number in range(200)))
+    ranks.output.settle()
+    assert ranks.shown.splitlines() == [f"[rank=0-3] {number}" for number in range(200)]
+    assert ranks.page.messages == 1
+
+
 def test_equal_lines_are_apart_where_that_is_wanted(ranks: Ranks) -> None:
     ranks.logs.options.set_merging("p", False)
     for rank in (0, 1):
