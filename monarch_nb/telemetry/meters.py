@@ -73,5 +73,5 @@ def get_meter(name: str = "monarch") -> Meter:
         from opentelemetry import metrics
     except ImportError:
         return _NoMeter()
-    found: Meter = metrics.get_meter(name)
-    return found
+    meter: Meter = metrics.get_meter(name)
+    return meter

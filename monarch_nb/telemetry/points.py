@@ -1,15 +1,17 @@
-"""Values that actors tell of their work: `log` in the actor, `mesh.metrics` in the process that spawned the mesh."""
+"""Values that actors report of their work: `log` in the actor, `mesh.metrics` in the process that spawned the mesh."""
 
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_nb.runtime import Runtime, current, started
 from monarch_nb.runtime.features import feature
+from monarch_nb.telemetry.metrics import Metrics
+from monarch_nb.telemetry.series import ByName, Point, Series
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Header
 
@@ -18,26 +20,13 @@ if TYPE_CHECKING:
 
 SENT_S = 0.2  # how long points are gathered
 MOST = 5000  # points that are sent at once; of more the oldest are left out
-KEPT = 4096  # of one name and rank; beyond that every other one of the older half goes
-FORMER = 64  # meshes whose points are kept
-
-
-class Point(msgspec.Struct, array_like=True, frozen=True):
-    """One value. `step` is None where the program has counted none."""
-
-    mesh: str
-    rank: int  # base rank
-    name: str
-    step: float | None
-    at: float  # wall clock
-    value: float
 
 
 Listener = Callable[[list[Point]], None]
 
 
 def log(*, step: float | None = None, **values: Any) -> None:
-    """Tells values, such as `log(step=3, loss=loss)`, for `mesh.metrics` and the live curves. Does not block.
+    """Reports values, such as `log(step=3, loss=loss)`, for `mesh.metrics` and the live curves. Does not block.
 
     Values are numbers, or tensors and arrays of one element. Without `step` each name counts for itself. Raises
     TypeError for what is no number. Outside of actors it notes nothing.
@@ -49,8 +38,8 @@ def log(*, step: float | None = None, **values: Any) -> None:
     instance = context.actor_instance
     at = round(time.time(), 3)
     count = None if step is None else _number("step", step)
-    mine: Points = feature(engine, "metrics")
-    mine.note([Point(instance.mesh, instance.base_rank, name, count, at, value) for name, value in numbers.items()])
+    reported: Points = feature(engine, "metrics")
+    reported.note([Point(instance.mesh, instance.base_rank, name, count, at, value) for name, value in numbers.items()])
 
 
 def _number(name: str, value: Any) -> float:
@@ -61,17 +50,17 @@ def _number(name: str, value: Any) -> float:
 
 
 class Points:
-    """One per process: gathers what its actors tell and sends it to where they were spawned from; there it is kept."""
+    """One per process: gathers what its actors report and sends it to where they were spawned from, which keeps it."""
 
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         self._waiting: list[Point] = []
         self._planned = False
-        self._kept: dict[str, dict[str, dict[int, list[tuple[float, float, float]]]]] = {}
+        self._series = Series()
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
         self._listeners: list[Listener] = []
-        engine.controls["metrics.told"] = self._told
+        engine.controls["metrics.told"] = self._arrived
 
     # -- where actors are -------------------------------------------------------------------------------------------
 
@@ -82,7 +71,7 @@ class Points:
         return "" if home == self._engine.address else home
 
     def note(self, points: list[Point]) -> None:
-        """Takes what an actor of this process has told."""
+        """Takes what an actor of this process has reported."""
         with self._lock:
             points = [point if point.step is not None else self._counted(point) for point in points]
             if self._home():
@@ -117,7 +106,7 @@ class Points:
 
     # -- where they were spawned from -------------------------------------------------------------------------------
 
-    def _told(self, header: Header, parcel: "Parcel") -> None:
+    def _arrived(self, header: Header, parcel: "Parcel") -> None:
         points = msgspec.msgpack.decode(parcel.frames[0], type=list[Point])
         home = self._home()
         if home:
@@ -127,95 +116,24 @@ class Points:
 
     def _keep(self, points: list[Point]) -> None:
         with self._lock:
-            for point in points:
-                ranks = self._kept.setdefault(point.mesh, {}).setdefault(point.name, {})
-                line = ranks.setdefault(point.rank, [])
-                line.append((point.step or 0.0, point.at, point.value))
-                if len(line) >= KEPT:
-                    line[: KEPT // 2] = line[: KEPT // 2 : 2]
-            while len(self._kept) > FORMER:
-                self._kept.pop(next(iter(self._kept)))
+            self._series.add(points)
             for listener in tuple(self._listeners):
                 listener(points)
 
-    def of(self, mesh: str) -> dict[str, dict[int, list[tuple[float, float, float]]]]:
-        """What is kept of a mesh: name -> base rank -> (step, when, value)."""
+    def of(self, mesh: str) -> ByName:
+        """What is kept of a mesh."""
         with self._lock:
-            return {
-                name: {rank: list(line) for rank, line in ranks.items()}
-                for name, ranks in self._kept.get(mesh, {}).items()
-            }
+            return self._series.of(mesh)
 
-    def of_mesh(self, mesh: Any) -> "Metrics":
+    def of_mesh(self, mesh: Any) -> Metrics:
         """What there is of a mesh or slice, as people look at it."""
-        return Metrics(mesh, self)
+        return Metrics(mesh, self.of)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener(points)` with what comes; the result ends that. It must not block."""
         with self._lock:
             self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
-
-
-class Metrics:
-    """What the actors of a mesh (or of the procs of one) have told with `monarch.telemetry.log`."""
-
-    def __init__(self, mesh: Any, points: Points) -> None:
-        self._mesh = mesh
-        self._points = points
-
-    @property
-    def mesh(self) -> Any:
-        """The mesh, or slice, that they are of."""
-        return self._mesh
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return str(self._mesh._state.name)
-
-    def _read(self) -> dict[str, dict[int, list[tuple[float, float, float]]]]:
-        bases = {base: index for index, base in enumerate(self._mesh._region.ranks())}
-        found: dict[str, dict[int, list[tuple[float, float, float]]]] = {}
-        for state in (self._mesh._state, *getattr(self._mesh._state, "actors", {}).values()):
-            for name, ranks in self._points.of(state.uid).items():
-                for base, line in ranks.items():
-                    if base in bases:
-                        found.setdefault(name, {}).setdefault(bases[base], []).extend(line)
-        return found
-
-    def __getitem__(self, name: str) -> dict[int, list[tuple[float, float]]]:
-        """The (step, value) pairs of each rank. Raises KeyError for a name nobody has told."""
-        return {rank: [(step, value) for step, _, value in line] for rank, line in self._read()[name].items()}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read())
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._read()
-
-    def latest(self) -> Mapping[str, dict[int, float]]:
-        """The newest value of each name, by rank."""
-        return {name: {rank: line[-1][2] for rank, line in ranks.items()} for name, ranks in self._read().items()}
-
-    def __repr__(self) -> str:
-        found = self._read()
-        if not found:
-            return "<no metrics yet: call monarch.telemetry.log(loss=..., step=...) in an actor>"
-        rows = [("metric", "ranks", "steps", "latest (mean)", "lowest", "highest")]
-        for name, ranks in found.items():
-            last = [line[-1][2] for line in ranks.values()]
-            values = [value for line in ranks.values() for _, _, value in line]
-            most = max(len(line) for line in ranks.values())
-            cells = (f"{sum(last) / len(last):.6g}", f"{min(values):.6g}", f"{max(values):.6g}")
-            rows.append((name, str(len(ranks)), str(most), *cells))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
 
 
 def attach(engine: Runtime) -> Points:

@@ -6,7 +6,8 @@ from typing import Any
 
 from monarch_nb.runtime import ProcState, Runtime
 from monarch_nb.runtime.features import feature
-from monarch_nb.telemetry.points import Point, Points
+from monarch_nb.telemetry.points import Points
+from monarch_nb.telemetry.series import Point
 
 from .channel import Message
 

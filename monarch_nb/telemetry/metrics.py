@@ -1,0 +1,74 @@
+"""What the actors of a mesh have reported, as people look at it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from monarch_nb.telemetry.series import ByName
+
+
+class Metrics:
+    """What the actors of a mesh (or of the procs of one) have reported with `monarch.telemetry.log`.
+
+    `series_of` gives the values that are kept of a mesh by its uid.
+    """
+
+    def __init__(self, mesh: Any, series_of: Callable[[str], ByName]) -> None:
+        self._mesh = mesh
+        self._series_of = series_of
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh, or slice, that they are of."""
+        return self._mesh
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self._mesh._state.name)
+
+    def _read(self) -> ByName:
+        """By the ranks of the mesh, or slice."""
+        bases = {base: index for index, base in enumerate(self._mesh._region.ranks())}
+        by_name: ByName = {}
+        for state in (self._mesh._state, *getattr(self._mesh._state, "actors", {}).values()):
+            for name, ranks in self._series_of(state.uid).items():
+                for base, samples in ranks.items():
+                    if base in bases:
+                        by_name.setdefault(name, {}).setdefault(bases[base], []).extend(samples)
+        return by_name
+
+    def __getitem__(self, name: str) -> dict[int, list[tuple[float, float]]]:
+        """The (step, value) pairs of each rank. Raises KeyError for a name that nobody has reported."""
+        series = self._read()[name]
+        return {rank: [(sample.step, sample.value) for sample in samples] for rank, samples in series.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._read()
+
+    def latest(self) -> Mapping[str, dict[int, float]]:
+        """The newest value of each name, by rank."""
+        return {
+            name: {rank: samples[-1].value for rank, samples in ranks.items()} for name, ranks in self._read().items()
+        }
+
+    def __repr__(self) -> str:
+        by_name = self._read()
+        if not by_name:
+            return "<no metrics yet: call monarch.telemetry.log(loss=..., step=...) in an actor>"
+        rows = [("metric", "ranks", "steps", "latest (mean)", "lowest", "highest")]
+        for name, ranks in by_name.items():
+            latest = [samples[-1].value for samples in ranks.values()]
+            values = [sample.value for samples in ranks.values() for sample in samples]
+            most = max(len(samples) for samples in ranks.values())
+            cells = (f"{sum(latest) / len(latest):.6g}", f"{min(values):.6g}", f"{max(values):.6g}")
+            rows.append((name, str(len(ranks)), str(most), *cells))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        )

@@ -1,0 +1,54 @@
+"""Values over steps, kept by mesh, name and rank; long series get thinner from their old end."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+KEPT = 4096  # values of one name and rank; beyond that every other one of the older half goes
+FORMER = 64  # meshes whose values are kept
+
+
+class Point(msgspec.Struct, array_like=True, frozen=True):
+    """One value. `step` is None where the program has counted none."""
+
+    mesh: str
+    rank: int  # base rank
+    name: str
+    step: float | None
+    at: float  # wall clock
+    value: float
+
+
+class Sample(NamedTuple):
+    """One value of a series."""
+
+    step: float
+    at: float  # wall clock
+    value: float
+
+
+ByName = dict[str, dict[int, list[Sample]]]  # name -> base rank -> values
+
+
+class Series:
+    """Those of all meshes, the latest ones of each. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._meshes: dict[str, ByName] = {}
+
+    def add(self, points: Iterable[Point]) -> None:
+        """More values."""
+        for point in points:
+            ranks = self._meshes.setdefault(point.mesh, {}).setdefault(point.name, {})
+            samples = ranks.setdefault(point.rank, [])
+            samples.append(Sample(point.step or 0.0, point.at, point.value))
+            if len(samples) >= KEPT:
+                samples[: KEPT // 2] = samples[: KEPT // 2 : 2]
+        while len(self._meshes) > FORMER:
+            self._meshes.pop(next(iter(self._meshes)))
+
+    def of(self, mesh: str) -> ByName:
+        """A copy of what is kept of a mesh."""
+        by_name = self._meshes.get(mesh, {})
+        return {name: {rank: list(samples) for rank, samples in ranks.items()} for name, ranks in by_name.items()}
