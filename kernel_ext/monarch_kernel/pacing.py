@@ -6,7 +6,7 @@ reads thousands of lines in a cell: a rank that floods is held back until it has
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 
 from monarch_nb.logs import Line, Written
 
@@ -21,8 +21,6 @@ BYTES_BURST = 400_000.0
 WAITING = 256 * 1024  # characters of one rank that wait to be shown; what comes on top is held back at once
 LAST = 200  # lines of those held back that are kept
 LONGEST = 500  # characters of one of these
-
-Pieces = list[tuple[Written, str]]
 
 
 class Bucket:
@@ -48,13 +46,36 @@ class Held:
         self.last: deque[tuple[float, Line]] = deque(maxlen=LAST)
         self.begun = self.since = time.monotonic()
 
-    def add(self, one: Written, text: str) -> None:
-        """More of them."""
+    def add(self, written: Written, text: str) -> None:
+        """More of them, later ones than those before."""
         self.count += text.count("\n")
         self.since = time.monotonic()
         for line in text.rsplit("\n", LAST + 1)[-LAST - 1 : -1]:
             short = line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
-            self.last.append((one.at, Line(one.address, short, one.stream, one.call)))
+            self.last.append((written.at, Line(written.address, short, written.stream, written.call)))
+
+
+class _Share:
+    """What one rank may show of a batch, line by line, and what is over, in the order in which it was written."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[Written, str]] = []  # lines without their ends
+        self.over: list[tuple[Written, str]] = []  # lines with their ends; all of them come after those shown
+
+    @property
+    def size(self) -> float:
+        """Characters to show."""
+        return sum(_size(*piece) for piece in self.shown)
+
+    def cut(self, places: Collection[int]) -> None:
+        """Takes away the lines at some places; displays stay."""
+        shown, cut = [], []
+        for place, (written, line) in enumerate(self.shown):
+            if place in places and written.display is None:
+                cut.append((written, f"{line}\n"))
+            else:
+                shown.append((written, line))
+        self.shown, self.over = shown, cut + self.over
 
 
 class Pacing:
@@ -69,75 +90,68 @@ class Pacing:
     def share(self, waiting: dict[str, list[Written]], held: dict[str, Held]) -> list[tuple[float, Line]]:
         """The lines to show now, with their times; what does not fit is added to `held`, by address."""
         now = time.monotonic()
-        chosen = {address: self._of_rank(address, written, held, now) for address, written in waiting.items()}
-        self._bound_lines(chosen, held, now)
-        sizes = {address: sum(_size(*piece) for piece in pieces) for address, pieces in chosen.items()}
-        left = self._bytes.refill(now)
-        shown: list[tuple[float, Line]] = []
-        for place, address in enumerate(sorted(sizes, key=sizes.__getitem__)):  # whoever wants little gets it all
-            share = left / (len(sizes) - place)
-            used = 0.0
-            for one, line in chosen[address]:
-                size = _size(one, line)
-                if used and size and used + size > share:
-                    held.setdefault(address, Held()).add(one, f"{line}\n")
-                    continue
-                used += size
-                shown.append((one.at, Line(address, line, one.stream, one.call, one.display)))
-            left -= used
-        self._bytes.left = left
-        return shown
+        shares = {address: self._of_rank(address, written, now) for address, written in waiting.items()}
+        self._bound_lines(shares, now)
+        self._bound_bytes(shares, now)
+        for address, share in shares.items():
+            for written, text in share.over:
+                held.setdefault(address, Held()).add(written, text)
+        return [
+            (written.at, Line(address, line, written.stream, written.call, written.display))
+            for address, share in shares.items()
+            for written, line in share.shown
+        ]
 
-    def _of_rank(self, address: str, written: Iterable[Written], held: dict[str, Held], now: float) -> Pieces:
+    def _of_rank(self, address: str, batch: Sequence[Written], now: float) -> _Share:
         """What one rank may show; while it floods nothing."""
         bucket = self._ranks.get(address) or self._ranks.setdefault(address, Bucket(RANK_LINES, RANK_BURST))
         left = int(bucket.refill(now))
         if address in self._flooding and left > bucket.most / 2:
             self._flooding.discard(address)
-        written = list(written)
-        if sum(one.line_count for one in written if one.display is None) > left:
+        if sum(written.line_count for written in batch if written.display is None) > left:
             left = min(left, BEGINNING)
-        pieces: Pieces = []
-        for one in written:
-            if one.display is not None:  # those have bounds of their own
-                pieces.append((one, one.text.removesuffix("\n")))
+        share = _Share()
+        for written in batch:
+            if written.display is not None:  # those have bounds of their own
+                share.shown.append((written, written.text.removesuffix("\n")))
                 continue
-            count = one.line_count
             room = 0 if address in self._flooding else left
-            lines = one.text.split("\n", room)  # the end of the last one is behind its \n
+            lines = written.text.split("\n", room)  # the end of the last one is behind its \n
             rest = lines.pop()
-            pieces += [(one, line) for line in lines]
-            left = max(0, left - count)  # also for what is held back: only who writes less is let on again
+            share.shown += [(written, line) for line in lines]
+            # Also by what is held back: only who writes less is let on again.
+            left = max(0, left - written.line_count)
             if rest:
-                self._hold(address, [(one, rest.removesuffix("\n"))], held)
+                self._flooding.add(address)
+                share.over.append((written, rest))
         bucket.left = left
-        return pieces
+        return share
 
-    def _bound_lines(self, chosen: dict[str, Pieces], held: dict[str, Held], now: float) -> None:
+    def _bound_lines(self, shares: dict[str, _Share], now: float) -> None:
         """Takes away what all ranks together show too much; equal lines of several ranks are one."""
         left = self._lines.refill(now)
         wanted: Counter[str] = Counter()
-        for pieces in chosen.values():
-            wanted |= Counter(line for one, line in pieces if one.display is None)
+        for share in shares.values():
+            wanted |= Counter(line for written, line in share.shown if written.display is None)
         if wanted.total() <= left:
             self._lines.left = left - wanted.total()
             return
         seen: set[tuple[str, int]] = set()
-        for place, address in enumerate(sorted(chosen, key=lambda each: len(chosen[each]))):
-            pieces = chosen[address]
-            share = min(left / (len(chosen) - place), BEGINNING) if len(pieces) > FEW else FEW
+        for place, address in enumerate(sorted(shares, key=lambda each: len(shares[each].shown))):
+            share = shares[address]
+            most = min(left / (len(shares) - place), BEGINNING) if len(share.shown) > FEW else FEW
             used = 0
             times: Counter[str] = Counter()
-            for at, (one, line) in enumerate(pieces):
-                if one.display is not None:
+            for at, (written, line) in enumerate(share.shown):
+                if written.display is not None:
                     continue
                 times[line] += 1
                 key = line, times[line]
                 if key in seen:
                     continue
-                if used + 1 > share:
-                    chosen[address] = pieces[:at] + [piece for piece in pieces[at:] if piece[0].display is not None]
-                    self._hold(address, [piece for piece in pieces[at:] if piece[0].display is None], held)
+                if used + 1 > most:
+                    share.cut(range(at, len(share.shown)))
+                    self._flooding.add(address)
                     self._ranks[address].left = 0.0
                     break
                 seen.add(key)
@@ -145,11 +159,22 @@ class Pacing:
             left = max(0.0, left - used)
         self._lines.left = left
 
-    def _hold(self, address: str, pieces: Pieces, held: dict[str, Held]) -> None:
-        self._flooding.add(address)
-        mine = held.setdefault(address, Held())
-        for one, text in pieces:
-            mine.add(one, f"{text}\n")
+    def _bound_bytes(self, shares: dict[str, _Share], now: float) -> None:
+        """Takes away what is more than a front end may be sent; whoever wants little gets it all."""
+        left = self._bytes.refill(now)
+        for place, share in enumerate(sorted(shares.values(), key=lambda each: each.size)):
+            most = left / (len(shares) - place)
+            used = 0.0
+            cut = set()
+            for at, piece in enumerate(share.shown):
+                size = _size(*piece)
+                if used and size and used + size > most:
+                    cut.add(at)
+                else:
+                    used += size
+            share.cut(cut)
+            left -= used
+        self._bytes.left = left
 
     def anew(self) -> None:
         """Another cell begins: whatever was shown in the one before, it has room."""
@@ -158,6 +183,6 @@ class Pacing:
         self._flooding.clear()
 
 
-def _size(one: Written, line: str) -> int:
-    """Characters of one line, with its end."""
-    return len(line) + 1 if one.display is None else 0
+def _size(written: Written, line: str) -> int:
+    """Characters of one line, with its end; displays have bounds of their own."""
+    return len(line) + 1 if written.display is None else 0

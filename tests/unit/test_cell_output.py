@@ -86,15 +86,15 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks() -> Ranks:
-    return Ranks()
-
-
-@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     clock = [100.0]
     monkeypatch.setattr("monarch_kernel.pacing.time.monotonic", lambda: clock[0])
     return clock
+
+
+@pytest.fixture
+def ranks(clock: list[float]) -> Ranks:
+    return Ranks()
 
 
 def test_equal_lines_that_come_together_are_one(ranks: Ranks) -> None:

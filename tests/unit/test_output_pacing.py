@@ -87,3 +87,20 @@ def test_what_is_held_back_is_short() -> None:
     held: dict[str, Held] = {}
     Pacing().share({"h/p.0.0": [written("h/p.0.0", 1000, "y" * 10_000)]}, held)
     assert {len(line.text) for _, line in held["h/p.0.0"].last} == {LONGEST}
+
+
+@pytest.mark.parametrize("rank_lines", [10, 60, 400])
+@pytest.mark.parametrize("length", [10, 5000])
+def test_what_is_held_back_stays_in_order_whichever_bound_holds_it_back(rank_lines: int, length: int) -> None:
+    waiting = {}
+    for rank in range(40):
+        text = "".join(f"{number} ".ljust(length, "y") + "\n" for number in range(rank_lines))
+        waiting[f"h/p.{rank}.0"] = [Written(f"h/p.{rank}.0", "stdout", "c:1", 0, 1.0, text)]
+    held: dict[str, Held] = {}
+    shown = Pacing().share(waiting, held)
+    for address in waiting:
+        of_rank = [int(line.text.split()[0]) for _, line in shown if line.address == address]
+        behind = [int(line.text.split()[0]) for _, line in held[address].last] if address in held else []
+        assert of_rank == sorted(of_rank)
+        assert behind == sorted(behind)
+        assert max([*of_rank, *behind]) == rank_lines - 1
