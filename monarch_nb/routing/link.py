@@ -8,34 +8,26 @@ Frames name both lives (`epoch`, `to`): a peer that came back cannot take what w
 those written before its first word name none; they are never written twice, except on an unbroken connection.
 """
 
-from collections import deque
-from typing import Generic
-
 from monarch_nb.routing.actions import (
     PREFIX,
-    Acked,
     Action,
     Deliver,
-    Failed,
     LinkConfig,
     LinkState,
     NewLife,
     PrefixKind,
-    Skipped,
     T,
-    Transmit,
-    Unblocked,
 )
+from monarch_nb.routing.outgoing import Outgoing
 
 __all__ = ["Link"]
 
-_pack = PREFIX.pack
 _unpack_from = PREFIX.unpack_from
 _UP, _RESUMING, _DOWN = LinkState
 _DATA, _CHUNK, _ACK, _HELLO, _RESUME, _PROBE, _STATE = (int(kind) for kind in PrefixKind)
 
 
-class Link(Generic[T]):
+class Link(Outgoing[T]):
     """Both directions to one peer on one lane.
 
     `epoch` is this object's life: non-zero and larger for each later link between the same two addresses on a lane
@@ -44,78 +36,32 @@ class Link(Generic[T]):
     """
 
     __slots__ = (
-        "_ack_bytes",
-        "_ack_frames",
         "_answered_at",
         "_asked",
         "_asked_at",
         "_asked_wait",
-        "_base",
-        "_buffer",
-        "_config",
-        "_credit",
         "_dials",
         "_doubt",
         "_down_since",
-        "_expect",
-        "_forgiven",
-        "_free",
         "_gap",
         "_gap_at",
         "_gap_wait",
-        "_granted",
         "_greeted",
-        "_holds",
-        "_kept",
         "_lost",
         "_lost_since",
-        "_next",
-        "_owed",
-        "_owed_bytes",
-        "_owed_credit",
         "_probed",
-        "_spent",
-        "_wanted",
-        "_window",
         "buried",
-        "epoch",
-        "lane",
-        "peer_epoch",
         "since",
-        "state",
     )
 
     def __init__(self, epoch: int, *, lane: int = 0, dials: bool = False, config: LinkConfig | None = None) -> None:
-        self._config = config = config or LinkConfig()
-        self.epoch = epoch
-        self.lane = lane
-        self.peer_epoch = 0  # 0 until the peer was heard
+        config = config or LinkConfig()
+        super().__init__(epoch, lane, _UP if dials else _DOWN, config)
         self.since = 0  # epochs below are of lives that are over, as others have found
         self.buried = False  # that life is over: what is kept was never written to it
-        self.state = _UP if dials else _DOWN
         self._dials = dials
         self._greeted = False
-        # sending
-        self._kept: deque[tuple[T, int, int]] = deque()  # (item, charge, kind) of numbers _base.._next-1
-        self._holds: deque[tuple[int, T]] = deque()  # (number, item) of kept ones to be named in Acked
-        self._base = 0
-        self._next = 0
         self._doubt = 0  # written before the peer's life was known, on a connection that broke
-        self._window = max(1, config.window >> 10)
-        self._spent = 0  # charges ever, KiB
-        self._granted = 0  # given back by this life of the peer
-        self._forgiven = 0  # never to be given back: failed, or gone with a former life
-        self._free = lane != 0
-        self._wanted = False
-        # receiving
-        self._expect = 0
-        self._buffer: dict[int, tuple[T, int]] = {}  # (item, charge) behind a gap
-        self._credit = 0  # consumed by our application, KiB
-        self._owed = 0  # frames not yet acknowledged
-        self._owed_bytes = 0
-        self._owed_credit = 0
-        self._ack_frames = config.ack_frames
-        self._ack_bytes = config.ack_bytes
         # time
         self._asked = -1  # the base when it was last seen unmoved
         self._asked_at = 0.0
@@ -130,24 +76,6 @@ class Link(Generic[T]):
         self._answered_at = float("-inf")
 
     # the fast path
-
-    def send(self, item: T, size: int, exempt: bool = False, kind: int = _DATA, hold: bool = False) -> bytes | None:
-        """Number and keep `item`; the prefix to write in front of it now, or None (kept, sent when resumed).
-
-        `size` is in bytes. `exempt` costs no credits (replies; everything on lane 1). `kind` DATA or CHUNK.
-        With `hold` an Acked action names the item later. Never blocks and never refuses: ask `blocked` before.
-        """
-        charge = 0 if exempt or self._free else (size + 1023) >> 10 or 1
-        seq = self._next
-        self._next = seq + 1
-        self._kept.append((item, charge, kind))
-        if hold:
-            self._holds.append((seq, item))
-        self._spent += charge
-        if self.state is not _UP:
-            return None
-        self._owed = self._owed_bytes = self._owed_credit = 0
-        return _pack(kind, self.lane, charge, self.epoch, self.peer_epoch, seq, self._expect, self._credit)
 
     def received(self, frame0: bytes | memoryview, item: T, size: int, now: float) -> int | list[Action[T]]:
         """Take a frame (frame0 may go on after the prefix); struct.error if it is too short.
@@ -185,31 +113,6 @@ class Link(Generic[T]):
         if self._owed >= self._ack_frames or self._owed_bytes >= self._ack_bytes:
             return [Deliver(item, charge), self._say(_ACK)]
         return int(charge)
-
-    def blocked(self, size: int) -> bool:
-        """Whether `size` more bytes do not fit the window; if True, an Unblocked action follows when credits come."""
-        if self._free:
-            return False
-        used = self._spent - self._forgiven - self._granted
-        if used < 0:
-            self._forgiven += used  # given up, yet it came back: counts once
-        if used <= 0 or used + ((size + 1023) >> 10 or 1) <= self._window:
-            return False
-        self._wanted = True
-        return True
-
-    def consumed(self, charge: int, epoch: int) -> bytes | None:
-        """The application took a message: give `charge` back to the peer life `epoch` (link.peer_epoch at receipt).
-
-        Returns a prefix to write at once (alone) or None: the credit goes with the next frame or tick.
-        """
-        if not charge or epoch != self.peer_epoch:
-            return None
-        self._credit += charge
-        self._owed_credit += charge
-        if self._owed_credit << 4 < self._window or self.state is not _UP:
-            return None
-        return self._say(_ACK).prefix
 
     # rare events
 
@@ -291,18 +194,7 @@ class Link(Generic[T]):
             return self.state is _DOWN and not self._kept and not self._wanted
         return not (self._kept or self._buffer or self._owed or self._owed_credit or self._wanted)
 
-    @property
-    def unacked(self) -> int:
-        """Frames kept for resending."""
-        return len(self._kept)
-
     # how
-
-    def _say(self, kind: int) -> Transmit[T]:
-        """A frame without a body: where we stand."""
-        self._owed = self._owed_bytes = self._owed_credit = 0
-        prefix = _pack(kind, self.lane, 0, self.epoch, self.peer_epoch, self._base, self._expect, self._credit)
-        return Transmit(prefix, None)
 
     def _received(
         self,
@@ -402,78 +294,3 @@ class Link(Generic[T]):
             self._fail(f"it was lost, and sending it again failed for {self._config.gap_timeout:g} s", limit, actions)
             return
         self._write(limit, actions)
-
-    def _write(self, limit: int, actions: list[Action[T]]) -> None:
-        lane, epoch, to, expect, credit = self.lane, self.epoch, self.peer_epoch, self._expect, self._credit
-        for seq, (item, charge, kind) in enumerate(self._kept, self._base):
-            if seq >= limit:
-                break
-            actions.append(Transmit(_pack(kind, lane, charge, epoch, to, seq, expect, credit), item))
-
-    def _fail(self, reason: str, limit: int, actions: list[Action[T]], charges: bool = True) -> None:
-        """Numbers below `limit` will never be sent again; tells the peer to skip them."""
-        items = []
-        while self._base < limit:
-            item, charge, _ = self._kept.popleft()
-            self._base += 1
-            items.append(item)
-            if charges:
-                self._forgiven += charge
-        while self._holds and self._holds[0][0] < limit:
-            self._holds.popleft()
-        if not items:
-            return
-        actions.append(Failed(reason, items))
-        if charges and self.state is _UP:
-            actions.append(self._say(_RESUME))
-        self._unblock(actions)
-
-    def _give_up(self, reason: str, actions: list[Action[T]]) -> None:
-        self._fail(reason, self._next, actions)
-        self._forgiven = self._spent - self._granted  # nobody shall wait for credits that may never come
-        self._unblock(actions)
-
-    def _unblock(self, actions: list[Action[T]]) -> None:
-        if self._wanted:
-            self._wanted = False
-            actions.append(Unblocked())
-
-    def _take_ack(self, ack: int, credit: int, actions: list[Action[T]]) -> None:
-        if self._base < ack <= self._next:
-            for _ in range(ack - self._base):
-                self._kept.popleft()
-            self._base = ack
-            released = []
-            while self._holds and self._holds[0][0] < ack:
-                released.append(self._holds.popleft()[1])
-            if released:
-                actions.append(Acked(released))
-        if credit > self._granted:
-            self._granted = credit
-            self._unblock(actions)
-
-    def _take(self, seq: int, item: T, charge: int, size: int, actions: list[Action[T]]) -> None:
-        self._owed += 1
-        self._owed_bytes += size
-        if seq == self._expect:
-            self._expect = seq + 1
-            actions.append(Deliver(item, charge))
-            self._drain(actions)
-        elif seq > self._expect and len(self._buffer) < self._config.buffered:
-            self._buffer.setdefault(seq, (item, charge))
-
-    def _drain(self, actions: list[Action[T]]) -> None:
-        buffer = self._buffer
-        while buffer and (entry := buffer.pop(self._expect, None)) is not None:
-            self._expect += 1
-            actions.append(Deliver(*entry))
-
-    def _skip_to(self, base: int, actions: list[Action[T]]) -> None:
-        """The peer holds nothing below `base` any more: what of it is missing here will never come."""
-        if base <= self._expect:
-            return
-        actions.append(Skipped(self._expect, base - self._expect))
-        for seq in [seq for seq in self._buffer if seq < base]:
-            del self._buffer[seq]
-        self._expect = base
-        self._drain(actions)

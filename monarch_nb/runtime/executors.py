@@ -86,6 +86,8 @@ class SyncExecutor:
         sleeping.leave()
 
     def _step(self) -> None:
+        if not self._items:
+            self._cell.runtime.node.flush()
         token = self._queue.get()
         while self._control and not self._cell.ending:
             self._control.popleft()()
@@ -178,6 +180,7 @@ class AsyncExecutor:
 
     async def _next(self) -> None:
         """Sleeps until there is a message, or the actor is to end."""
+        self._cell.runtime.node.flush()
         self._idle = True
         while not self._items and not self._cell.ending:
             await self._wake.wait()

@@ -67,6 +67,7 @@ class Waits:
 
     def guard(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
         """A thread begins to wait; the function returned is called when it does no longer."""
+        self._runtime.node.flush()
         context = current.get()
         cell = context.actor_instance.cell if context is not None else None
         if cell is None or not unlimited or not future.wait_id or not _holds_up(cell):

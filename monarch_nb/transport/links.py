@@ -4,7 +4,6 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.routing.lives import Epochs, Lives, first_epoch, life_of, new_life
@@ -14,37 +13,14 @@ from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.monitor import Monitor
-from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.peer import Peer
 from monarch_nb.transport.reader import Reader
+from monarch_nb.transport.sink import Sink
 from monarch_nb.transport.sockets import Context, Limits, Socket
-from monarch_nb.transport.streams import Stream
-from monarch_nb.wire.header import Header
+from monarch_nb.transport.streams import Message, Stream
 
 Connection = Callable[[str, bool, str], None]
 Trust = tuple[Keys | None, bool]  # keys, and whether loopback may do without
-
-
-class Sink(Protocol):
-    """Where messages and bad news go."""
-
-    def arrived(self, header: Header, parcel: Parcel) -> None:
-        """A message is complete."""
-
-    def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
-        """A message will never arrive."""
-
-    def stranger(self, address: str) -> None:
-        """A process on this machine is spoken to for the first time."""
-
-    def dropped(self, sender: str, why: object) -> None:
-        """Something arrived that makes no sense."""
-
-    def lend(self, parcel: Parcel, to: str) -> int:
-        """A number for the loan of a message's memory files."""
-
-    def give_back(self, to: str, number: int) -> None:
-        """A loan is not needed any more."""
 
 
 class Links:
@@ -194,15 +170,16 @@ class Links:
         caller: Peer | None = None
         named = False
 
-        def received(frame0: bytes, frames: Sequence[Any]) -> None:
+        def received(messages: Sequence[Message]) -> None:
             nonlocal caller, named
             if not named:
                 named = True
-                caller = self._met(frame0, tcp=False)
+                caller = self._met(messages[0][0], tcp=False)
                 if caller is not None:
                     caller.attach(stream)
-            elif caller is not None:  # else: late words of the dead
-                self.receive(caller, frame0, frames)
+                messages = messages[1:]
+            if caller is not None:  # else: late words of the dead
+                self.receive(caller, messages)
 
         def lost() -> None:
             self._inside.discard(stream)
@@ -213,10 +190,10 @@ class Links:
         self._inside.add(stream)
         stream.listen()
 
-    def receive(self, peer: Peer, frame0: bytes, frames: Sequence[Any]) -> None:
-        """Take one message from a peer, whatever it is; reading thread."""
+    def receive(self, peer: Peer, messages: Sequence[Message]) -> None:
+        """Take messages from a peer, whatever they are; reading thread."""
         try:
-            peer.receive(frame0, frames)
+            peer.receive(messages)
         except Exception as error:
             self.dropped(peer.address, f"{type(error).__name__}: {error}")
 
@@ -250,12 +227,12 @@ class Links:
         if peer.gone is not None:
             peer.since(since)
             peer.revive("")
-        peer.over_tcp = tcp
+        peer.connection.over_tcp = tcp
         return peer
 
     def _left(self, peer: Peer) -> None:
         """The connection it had dialled is gone: it may dial again, or we do, if we know where."""
-        if peer.over_tcp and self._on_connection is not None:
+        if peer.connection.over_tcp and self._on_connection is not None:
             self._on_connection(peer.address, False, "it closed the connection")
         with self._lock:
             endpoint = self._routes.dial_instead(peer.address)
@@ -340,8 +317,8 @@ class Links:
         if connection is None:
             return None
 
-        def received(frame0: bytes, frames: Sequence[Any]) -> None:
-            self.receive(peer, frame0, frames)
+        def received(messages: Sequence[Message]) -> None:
+            self.receive(peer, messages)
 
         def lost() -> None:
             self._inside.discard(stream)

@@ -27,7 +27,7 @@ from monarch_nb.transport.pool import Pool
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.shared import available
 from monarch_nb.transport.sockets import Limits, Socket
-from monarch_nb.transport.streams import Door
+from monarch_nb.transport.streams import Door, Message
 from monarch_nb.wire.header import Header, Kind
 
 log = logging.getLogger("monarch_nb.transport")
@@ -184,6 +184,7 @@ class Node:
             if self._state in ("closed", "inherited"):
                 return
             started, self._state = self._state == "started", "closed"
+        self.flush()
         end = time.monotonic() + linger_s
         while started and self._reader.running and not self._links.settled and time.monotonic() < end:
             time.sleep(0.005)
@@ -225,6 +226,14 @@ class Node:
         else:
             exempt = lane != 0 or header.kind in _EXEMPT or threading.get_ident() == self._reader.ident
             self._links.to(header.dst, lane).send(header, parcel, exempt)
+
+    def flush(self) -> None:
+        """Write what was held back for company: the calling thread is about to wait. Any thread; never blocks."""
+        if self._reader.bursts:
+            if not interrupts.inside():  # else a finalizer cut into a write, which the reading thread completes
+                interrupts.uninterrupted(self._reader.bursts.flush)
+        else:
+            self._reader.bursts.pauses += 1
 
     def send_to_whoever(self, at: str, header: Header, parcel: Parcel, *, lane: int = 1) -> None:
         """Send to whatever process is found where host `at` was learned to be, to hear its name. Never blocks."""
@@ -297,15 +306,25 @@ class Node:
     # receiving; the reader thread calls these
 
     def _read(self, router: Socket) -> bool:
+        """Hand on what has come from other hosts, together what came on one connection."""
+        name, messages = b"", list[Message]()
         for _ in range(_AT_ONCE):
             message = sockets.read_router(router)
             if message is None:
+                self._received(router, name, messages)
                 return False
             routing_id, frame0, frames = message
-            peer = self._links.incoming(router, routing_id)
-            if peer is not None:
-                self._links.receive(peer, frame0, frames)
+            if routing_id != name:
+                self._received(router, name, messages)
+                name, messages = routing_id, []
+            messages.append((frame0, frames))
+        self._received(router, name, messages)
         return True
+
+    def _received(self, router: Socket, routing_id: bytes, messages: list[Message]) -> None:
+        peer = self._links.incoming(router, routing_id) if messages else None
+        if peer is not None:
+            self._links.receive(peer, messages)
 
     def arrived(self, header: Header, parcel: Parcel) -> None:
         """A whole message: for us, or to be passed on."""

@@ -1,13 +1,11 @@
-"""One peer on one lane: its link, its channel, and the lock that both live under."""
+"""One peer on one lane: its link, its connection, and the lock that both live under."""
 
 import functools
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-import zmq
 
 from monarch_nb.routing.actions import (
     Action,
@@ -22,82 +20,66 @@ from monarch_nb.routing.actions import (
     Unblocked,
 )
 from monarch_nb.routing.link import Link
-from monarch_nb.transport.channels import Channel, Dialled, Inbound
+from monarch_nb.transport.channels import Channel, Dialled
 from monarch_nb.transport.chunks import SIZE, pack_chunked
+from monarch_nb.transport.connection import Connection
 from monarch_nb.transport.envelope import Item, pack_local, pack_whole
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.parcel import Parcel
-from monarch_nb.transport.streams import Stream
+from monarch_nb.transport.sink import PeerOwner
+from monarch_nb.transport.streams import Message, Stream
 from monarch_nb.transport.unpacking import Unpacker
 from monarch_nb.wire.header import Header, Kind
 
 _CHUNK = int(PrefixKind.CHUNK)
 _AT_ONCE = 64
-_FIRST_PAUSE, _LAST_PAUSE = 0.01, 0.5  # seconds between two attempts to reach a process of this host
-_STARVED_S = 5.0  # without a descriptor for a connection: what should go over it fails
 _clock = time.monotonic
 _Items = Sequence[Item]
-
-
-class Owner(Protocol):
-    """What a peer asks of the process it belongs to."""
-
-    def dial(self, peer: "Peer") -> Dialled | Stream | None:
-        """Open our connection to the peer; None when this process is closing, or nobody listens there just now."""
-
-    def mark_busy(self, peer: "Peer") -> None:
-        """Tick the peer from now on."""
-
-    def arrived(self, header: Header, parcel: Parcel) -> None:
-        """A message is complete. Called without the peer's lock, on the reader thread."""
-
-    def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
-        """A message will never arrive, or arrived incomplete. Called without the peer's lock."""
-
-    def lend(self, parcel: Parcel, to: str) -> int:
-        """A number for the loan of the memory files in a message; 0 if they are for good."""
-
-    def give_back(self, to: str, number: int) -> None:
-        """A loan of the peer `to` is not needed any more. Any thread, also in a finalizer."""
-
-    def dropped(self, sender: str, why: object) -> None:
-        """Something arrived that makes no sense."""
-
-    def later(self, function: Callable[[], object]) -> None:
-        """Call on the reader thread."""
 
 
 class Peer:
     """All that is known about one other process on one lane."""
 
     def __init__(
-        self, owner: Owner, address: str, lane: int, endpoint: str, epoch: int, *, portable: bool, config: LinkConfig
+        self,
+        owner: PeerOwner,
+        address: str,
+        lane: int,
+        endpoint: str,
+        epoch: int,
+        *,
+        portable: bool,
+        config: LinkConfig,
     ) -> None:
         self.address = address
         self.lane = lane
-        self.endpoint = endpoint  # where we dial it; "": it dials us
-        self.local = endpoint.startswith("ipc:") and not portable  # buffers may travel in memory files
-        self.over_tcp = endpoint.startswith("tcp:")
-        self._inside = endpoint.startswith("ipc:")  # we dial it by a unix socket
         self.epoch = epoch
         self.gone: str | None = None  # why nothing can be sent any more
         self._owner = owner
         self._portable = portable
-        self._burials = 0
+        self._endings = 0  # how often it was closed or buried
         self._link: Link[Item] = Link(self.epoch, lane=lane, dials=bool(endpoint), config=config)
         if endpoint.startswith("tcp:"):
             self._link.disconnected(_clock())  # messages are kept until the handshake went well
         self._lock = threading.Lock()
-        self._channel: Channel | None = None
-        self._theirs: Stream | None = None  # the connection inside the host that it has dialled, though we dial it too
-        self._starved: tuple[float, str] | None = None  # since when no descriptor is left to dial it, and the error
-        self._again_at = 0.0  # not before is it dialled again
-        self._pause = _FIRST_PAUSE
+        self.connection = Connection(
+            self._link,
+            endpoint,
+            dial=lambda: owner.dial(self),
+            readable=self._read,
+            keep_time=self._keep_time,
+            clock=_clock,
+        )
         self._busy = False
         self._unpacker = Unpacker(portable=portable, back=functools.partial(owner.give_back, address))
         self._credits = threading.Condition()
         self._parked: deque[tuple[Header, Parcel, Callable[[], None]]] = deque()
+
+    @property
+    def endpoint(self) -> str:
+        """Where we dial it; "": it dials us."""
+        return self.connection.endpoint
 
     @property
     def heard(self) -> int:
@@ -112,20 +94,20 @@ class Peer:
     @property
     def up(self) -> bool:
         """Whether there is a TCP connection, as far as we know; connections inside a host do not tell."""
-        return self.over_tcp and self.gone is None and self._link.state is LinkState.UP
+        return self.connection.over_tcp and self.gone is None and self._link.state is LinkState.UP
 
     # sending
 
     def send(self, header: Header, parcel: Parcel, exempt: bool) -> None:
         """Write one message. Waits for credits, interruptibly, unless exempt."""
         items = self._pack(header, parcel)
-        burials = self._burials
+        endings = self._endings
         while not uninterrupted(self._send, items, parcel.nbytes, exempt):
             with self._credits:
                 # Whoever gives credits back notifies after the link knows of them.
                 if uninterrupted(self._blocked, parcel.nbytes):
                     self._credits.wait(0.2)
-            if burials != self._burials:  # who comes next is not whom this was for
+            if endings != self._endings:  # who comes next is not whom this was for
                 raise UnreachableError(f"{self.address} cannot be reached: {self.gone or 'it was restarted'}")
 
     def relay(self, header: Header, parcel: Parcel, exempt: bool, handed_on: Callable[[], None]) -> None:
@@ -151,7 +133,7 @@ class Peer:
             handed_on()
 
     def _pack(self, header: Header, parcel: Parcel) -> Item | list[Item]:
-        if self.local:
+        if self.connection.inside and not self._portable:
             lent = parcel.in_files and header.dst == self.address and header.kind != Kind.CAST
             return pack_local(header, parcel, self._owner.lend(parcel, header.dst) if lent else 0)
         if parcel.nbytes <= SIZE:
@@ -167,19 +149,19 @@ class Peer:
         with self._lock:
             if self.gone is not None:
                 raise UnreachableError(f"{self.address} cannot be reached: {self.gone}")
-            channel = self._channel or self._open()
-            link = self._link
+            connection, link = self.connection, self._link
+            channel = connection.channel or connection.open()
             if not exempt and link.blocked(size):
                 return False
-            first = items if type(items) is Item else items[0]  # type: ignore[index]
+            first: Item = items if type(items) is Item else items[0]  # type: ignore[index]
             prefix = link.send(first, len(first.head) + size, exempt and not charged)
             if prefix is not None and channel is not None:
-                self._write(channel, prefix + first.head, first.frames)
+                connection.write(channel, prefix + first.head, first.frames, not exempt)
             if first is not items:
                 for item in items[1:]:  # type: ignore[index]
                     prefix = link.send(item, 0, True, _CHUNK)
                     if prefix is not None and channel is not None:
-                        self._write(channel, prefix, item.frames)
+                        connection.write(channel, prefix, item.frames)
             if not self._busy:
                 self._keep_time()
             return True
@@ -191,8 +173,8 @@ class Peer:
     def _redirect(self, endpoint: str) -> None:
         with self._lock:
             if self.gone is None and not self.endpoint:
-                self._dial_at(endpoint)
-                self._open()
+                self.connection.dial_at(endpoint)
+                self.connection.open()
 
     def bury(self, reason: str) -> None:
         """The life of the peer is over: what it has not acknowledged fails, and nothing is sent until `revive`."""
@@ -203,10 +185,8 @@ class Peer:
             if self.gone is not None:
                 return ()
             self.gone = reason
-            self._burials += 1
-            channel, self._channel = self._channel, None
-            if channel is not None:
-                channel.close(0)
+            self._endings += 1
+            self.connection.close(0)
             return [*self._link.bury(reason, _clock()), Unblocked()]
 
     def since(self, epoch: int) -> None:
@@ -223,18 +203,8 @@ class Peer:
         with self._lock:
             self.gone = None
             if endpoint and endpoint != self.endpoint:
-                self._dial_at(endpoint)
+                self.connection.dial_at(endpoint)
             self._keep_time()
-
-    def _dial_at(self, endpoint: str) -> None:
-        channel, self._channel = self._channel, None
-        if isinstance(channel, Dialled):
-            channel.close(0)
-        self._link.dial(_clock())
-        self.endpoint = endpoint
-        self.over_tcp = endpoint.startswith("tcp:")
-        self._inside = endpoint.startswith("ipc:")
-        self.local = self._inside and not self._portable
 
     def begin(self) -> None:
         """Dial, before there is anything to send."""
@@ -242,63 +212,8 @@ class Peer:
 
     def _begin(self) -> None:
         with self._lock:
-            if self.gone is None and self._channel is None:
-                self._reach()
-
-    def _open(self) -> Channel | None:
-        if not self.endpoint:
-            return None
-        if self._inside:
-            return self._open_inside()
-        channel = self._owner.dial(self)
-        if isinstance(channel, Dialled):
-            self._channel = channel
-            channel.listen(self._read)
-        return channel
-
-    def _open_inside(self) -> Channel | None:
-        now = _clock()
-        if now < self._again_at:
-            return None
-        try:
-            channel = self._owner.dial(self)
-        except TransportError:
-            self._link.disconnected(now)
-            if self._theirs is None:
-                raise
-            return self._answer_there(now)
-        if type(channel) is not Stream:
-            self._link.disconnected(now)
-            self._again_at = now + self._pause
-            self._pause = min(2 * self._pause, _LAST_PAUSE)
-            return self._answer_there(now)
-        self._pause = _FIRST_PAUSE
-        self._channel = channel
-        channel.listen()
-        self._transmit(self._link.connected(now))
-        return channel
-
-    def _answer_there(self, now: float) -> Channel | None:
-        """Write to the connection that it has dialled: ours cannot be had, or it has no descriptor to take it."""
-        if self._theirs is None or self._theirs.closed:
-            return None
-        self._channel = self._theirs
-        self._transmit(self._link.connected(now))
-        return self._channel
-
-    def _reach(self) -> Channel | None:
-        """A connection; none while no descriptors are left: what is kept fails if that lasts."""
-        if self._inside and _clock() < self._again_at:
-            return None
-        try:
-            channel = self._open()
-        except TransportError as error:
-            since = _clock() if self._starved is None else self._starved[0]
-            self._starved = (since, str(error))
-            self._keep_time()
-            return None
-        self._starved = None
-        return channel
+            if self.gone is None and self.connection.channel is None:
+                self.connection.reach()
 
     def cut(self, stream: Stream) -> bool:
         """That connection is gone; whether it was ours to write to. Reader thread."""
@@ -306,48 +221,15 @@ class Peer:
 
     def _cut(self, stream: Stream) -> bool:
         with self._lock:
-            if self._theirs is stream:
-                self._theirs = None
-            if self._channel is not stream:
-                return False
-            self._channel = None
-            self._link.disconnected(_clock())
-            if stream.turned_away:
-                self._answer_there(_clock())
-            if not self._busy:
+            ours = self.connection.cut(stream)
+            if ours and not self._busy:
                 self._keep_time()
-            return True
+            return ours
 
     def _keep_time(self) -> None:
         if not self._busy:
             self._busy = True
             self._owner.mark_busy(self)
-
-    def _write(self, channel: Channel, frame0: bytes, frames: Sequence[Any]) -> None:
-        try:
-            channel.write(frame0, frames)
-        except zmq.Again:  # the connection has just gone; whoever watches it will say so too
-            self._link.disconnected(_clock())
-            if type(channel) is Stream and self._channel is channel:
-                self._channel = None
-                channel.close(0)
-
-    def _transmit(self, actions: Sequence[Action[Item]]) -> list[Action[Item]]:
-        """Write what is to be written, in order; what is left is for outside the lock."""
-        rest = []
-        for action in actions:
-            if type(action) is Transmit:
-                channel = self._channel or self._reach()
-                item = action.item
-                if channel is None:
-                    continue
-                if item is None:
-                    self._write(channel, action.prefix, ())
-                else:
-                    self._write(channel, action.prefix + item.head, item.frames)
-            else:
-                rest.append(action)
-        return rest
 
     # receiving
 
@@ -357,69 +239,81 @@ class Peer:
 
     def _attach(self, channel: Channel) -> None:
         with self._lock:
-            if not self.endpoint and self.gone is None:
-                if isinstance(self._channel, Inbound):
-                    self._channel.close(0)  # what it has not written is kept: whoever dials says first what is lacking
-                self._channel = channel
-            elif isinstance(self._channel, Dialled):
-                self._channel.answered_elsewhere = True
-            elif type(channel) is Stream:
-                self._theirs = channel
+            if self.gone is None:
+                self.connection.attach(channel)
+            else:
+                self.connection.attach_beside(channel)
 
     def _read(self) -> bool:
         """Read our dialled connection."""
+        messages: list[Message] = []
         for _ in range(_AT_ONCE):
             with self._lock:
-                channel = self._channel
+                channel = self.connection.channel
                 message = channel.read() if isinstance(channel, Dialled) else None
             if message is None:
-                return False
-            self.receive(*message)
-        return True
+                break
+            messages.append(message)
+        if messages:
+            self.receive(messages)
+        return len(messages) == _AT_ONCE
 
-    def receive(self, frame0: bytes, frames: Sequence[Any]) -> None:
+    def receive(self, messages: Sequence[Message]) -> None:
         """Take what arrived on one of the connections; reader thread only."""
-        rest = uninterrupted(self._receive, frame0, frames)
-        if self._unpacker.ready or self._unpacker.refused:
-            self._hand_up()
-        if rest:
-            self._outside(rest)
+        taken = 0
+        while taken < len(messages):
+            taken, rest = uninterrupted(self._receive, messages, taken)
+            if self._unpacker.ready or self._unpacker.refused:
+                self._hand_up()
+            if rest:
+                self._outside(rest)
 
-    def _receive(self, frame0: bytes, frames: Sequence[Any]) -> Sequence[Action[Item]]:
-        size = len(frame0)
-        for frame in frames:
-            size += len(frame)
-        item = Item(frame0, frames)
+    def _receive(self, messages: Sequence[Message], start: int) -> tuple[int, Sequence[Action[Item]]]:
+        """Take messages from number `start` on, up to the first that asks for more than to be handed up."""
+        unpacker, link = self._unpacker, self._link
         rest: Sequence[Action[Item]] = ()
-        unpacker = self._unpacker
         with self._lock:
             if self.gone is not None:
-                return rest
-            if self._channel is None and self._inside:
-                self._reach()  # else the link would not answer
-            outcome = self._link.received(frame0, item, size, _clock())
-            if type(outcome) is int:
-                if outcome >= 0:
-                    unpacker.take(item, outcome, self._link.peer_epoch)
-            else:
-                for action in outcome:  # type: ignore[union-attr]
-                    if type(action) is Deliver:
-                        unpacker.take(action.item, action.charge, self._link.peer_epoch)
-                    elif type(action) is Skipped or type(action) is NewLife:
-                        unpacker.broken()
-                rest = self._transmit(outcome)  # type: ignore[arg-type]
+                return len(messages), rest
+            if self.connection.channel is None and self.connection.inside:
+                self.connection.reach()  # else the link would not answer
+            now = _clock()
+            while start < len(messages) and not rest:
+                frame0, frames = messages[start]
+                start += 1
+                size = len(frame0)
+                for frame in frames:
+                    size += len(frame)
+                item = Item(frame0, frames)
+                try:
+                    outcome = link.received(frame0, item, size, now)
+                except struct.error as error:
+                    unpacker.refused.append((None, f"{type(error).__name__}: {error}", 0, 0))
+                    continue
+                if type(outcome) is int:
+                    if outcome >= 0:
+                        unpacker.take(item, outcome, link.peer_epoch)
+                else:
+                    for action in outcome:  # type: ignore[union-attr]
+                        if type(action) is Deliver:
+                            unpacker.take(action.item, action.charge, link.peer_epoch)
+                        elif type(action) is Skipped or type(action) is NewLife:
+                            unpacker.broken()
+                    rest = self.connection.transmit(outcome)  # type: ignore[arg-type]
             if not self._busy:
                 self._keep_time()
-        return rest
+        return start, rest
 
     def _hand_up(self) -> None:
-        unpacker = self._unpacker
+        unpacker, lane, arrived, endings = self._unpacker, self.lane, self._owner.arrived, self._endings
         while unpacker.ready:
             header, parcel, charge, life = unpacker.ready.popleft()
-            parcel.lane = self.lane
+            if self._endings != endings:  # by what came before
+                continue
+            parcel.lane = lane
             if charge:
                 parcel.origin = (self, charge, life)
-            self._owner.arrived(header, parcel)
+            arrived(header, parcel)
         while unpacker.refused:
             refused, reason, charge, life = unpacker.refused.popleft()
             self.consumed(charge, life)
@@ -439,7 +333,7 @@ class Peer:
                 return
             prefix = self._link.consumed(charge, epoch)
             if prefix is not None:
-                self._transmit([Transmit(prefix, None)])
+                self.connection.transmit([Transmit(prefix, None)])
             if not self._busy:
                 self._keep_time()
 
@@ -456,12 +350,12 @@ class Peer:
             if self.gone is not None:
                 self._busy = False
                 return False, ()
-            if self._channel is None and self._link.unacked:
-                self._reach()
-            rest = self._transmit(self._link.tick(now))
-            if self._starved is not None and now - self._starved[0] >= _STARVED_S:
-                reason, self._starved = self._starved[1], None
-                rest += self._transmit(self._link.give_up(reason))
+            if self.connection.channel is None and self._link.unacked:
+                self.connection.reach()
+            rest = self.connection.transmit(self._link.tick(now))
+            starved = self.connection.starved(now)
+            if starved is not None:
+                rest += self.connection.transmit(self._link.give_up(starved))
             busy = self._busy = not self._link.idle
             return busy, rest
 
@@ -478,7 +372,7 @@ class Peer:
             if self.gone is not None:
                 return ()
             self._keep_time()
-            return self._transmit(event(_clock()))
+            return self.connection.transmit(event(_clock()))
 
     @property
     def settled(self) -> bool:
@@ -493,13 +387,12 @@ class Peer:
         with self._lock:
             if self.gone is not None:
                 return ()
-            if linger_ms and self._channel is not None:
-                self._transmit(self._link.tick(_clock()))  # what is owed: acknowledgements
+            if linger_ms and self.connection.channel is not None:
+                self.connection.transmit(self._link.tick(_clock()))  # what is owed: acknowledgements
             self.gone = reason
+            self._endings += 1
             rest = [action for action in self._link.give_up(reason) if type(action) is not Transmit]
-            if self._channel is not None:
-                self._channel.close(linger_ms)
-                self._channel = None
+            self.connection.close(linger_ms)
             return [*rest, Unblocked()]
 
     def _outside(self, actions: Sequence[Action[Item]]) -> None:

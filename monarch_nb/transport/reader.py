@@ -13,12 +13,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from monarch_nb.transport.bursts import Bursts
 from monarch_nb.transport.errors import descriptor_limit, is_descriptor_limit
+from monarch_nb.transport.interrupts import uninterrupted
 
 log = logging.getLogger("monarch_nb.transport")
 _WRITABLE = 4  # EPOLLOUT
 _SPACE = 256 * 1024  # bytes
 _PATIENCE = 0.05  # seconds; how long `settled` waits for quiet
+_NAP = 0.001  # seconds; from a sleep that long nobody needs to be woken
+_RUSH_S = 0.005  # after a burst the thread naps, as another may follow
 _RECENT = 5.0  # seconds; a reader that had something to do within them looks up once a second
 
 
@@ -58,6 +62,8 @@ class Reader:
         self.watch(self._wake_read, self._woken)
         self._stopping = False
         self.deep = False  # sleeping without a time limit
+        self._asleep = False  # for longer than a nap
+        self.bursts = Bursts(self._nudge)
         self.ident = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -161,6 +167,11 @@ class Reader:
         if self.deep:
             self.wake()
 
+    def _nudge(self) -> None:
+        if self._asleep:
+            self._asleep = False
+            self.wake()
+
     def wake(self) -> None:
         """End the thread's present sleep."""
         with contextlib.suppress(OSError):
@@ -173,7 +184,7 @@ class Reader:
 
     def _run(self) -> None:
         self.ident = threading.get_ident()
-        clock = time.monotonic
+        clock, bursts = time.monotonic, self.bursts
         next_tick = clock()
         active = next_tick
         while not self._stopping:
@@ -188,8 +199,12 @@ class Reader:
             else:
                 self.deep = True
                 timeout = 0.0 if self._newly_busy else None
+            if timeout is None or timeout > _NAP:
+                self._asleep = now - bursts.last > _RUSH_S
+                if bursts or not self._asleep:
+                    timeout = _NAP
             ready = self._selector.poll(timeout)
-            self.deep = False
+            self.deep = self._asleep = False
             quiet = not (ready or self._again)
             if self._again:
                 again, self._again = self._again, set()
@@ -204,6 +219,8 @@ class Reader:
                         _guarded(writer)
             self.run_calls()
             now = clock()
+            if bursts:
+                uninterrupted(bursts.flush_old, now)
             if self._settling:
                 self._settle(quiet, now)
             if now >= next_tick and (self._busy or self._newly_busy):

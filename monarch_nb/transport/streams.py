@@ -11,24 +11,28 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
 
+from monarch_nb.transport.bursts import Burst
 from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.reader import Reader
 
-__all__ = ["Door", "Stream", "dial"]
+__all__ = ["Door", "Message", "Stream", "dial"]
 
 _ROOM = 4 << 20  # bytes the kernel is asked to hold, if it lets us
 _MOST_FRAMES = 1 << 20
 _TOGETHER = 512  # frames handed to the kernel at a time
 _AT_ONCE = 8  # reads before other connections have their turn
+_SMALL = 64 * 1024  # bytes that are quicker taken apart in a copy of their own
 _COUNT = struct.Struct("<I")
 _TABLES = [struct.Struct(f"<I{count}Q") for count in range(8)]
 _SILENT = getattr(socket, "MSG_NOSIGNAL", 0)
+_clock = time.monotonic
 
 
 def _memory() -> int:
@@ -41,7 +45,8 @@ def _memory() -> int:
 
 _MOST_BYTES = min(1 << 39, _memory())  # a table that says more is no table
 
-Received = Callable[[bytes, Sequence[Any]], None]
+Message = tuple[bytes, Sequence[Any]]  # its first frame, and the others
+Received = Callable[[Sequence[Message]], None]
 
 
 def _table(lengths: Sequence[int]) -> bytes:
@@ -58,9 +63,12 @@ class Stream:
 
     __slots__ = (
         "_big",
+        "_burst",
+        "_bursts",
         "_closed",
         "_fd",
         "_filled",
+        "_held",
         "_left",
         "_lost",
         "_queue",
@@ -73,13 +81,15 @@ class Stream:
     )
 
     def __init__(self, connection: socket.socket, reader: Reader, received: Received, lost: Callable[[], None]) -> None:
-        """`received` gets each message, `lost` is called once the other end is gone; both on the reading thread."""
+        """`received` gets the messages that are there, `lost` is called at the end; both on the reading thread."""
         connection.setblocking(False)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
         self._socket, self._reader, self._received, self._lost = connection, reader, received, lost
         self._fd = connection.fileno()
         self._queue: deque[memoryview] = deque()  # what did not fit
+        self._held: list[Any] = []  # what waits for company
+        self._burst, self._bursts = Burst(), reader.bursts
         self._writing = threading.Lock()
         self._closed = False
         self.turned_away = False  # the other end has no descriptor for this connection
@@ -98,31 +108,65 @@ class Stream:
 
     # writing
 
-    def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
-        """Write one message; what does not fit now follows by itself. Never blocks. Raises zmq.Again if it is gone."""
-        parts = [_table([len(frame0), *map(len, frames)]), frame0, *frames]
+    def write(self, frame0: bytes, frames: Sequence[Any], *, may_wait: bool = False) -> None:
+        """Write one message; what does not fit now follows by itself. Never blocks. Raises zmq.Again if it is gone.
+
+        One that `may_wait` is held back in a burst, until others, a pause of its thread or the reading thread take it
+        along: see `bursts`.
+        """
+        lengths = [len(frame0), *map(len, frames)]
+        table = _table(lengths)
+        size = len(table) + sum(lengths)
         with self._writing:
             if self._closed:
                 raise zmq.Again
-            if not self._queue and len(parts) < _TOGETHER:
-                try:
-                    sent = self._socket.sendmsg(parts, (), _SILENT)
-                except BlockingIOError:
-                    sent = 0
-                except OSError:
-                    raise zmq.Again from None
+            held = self._held
+            if may_wait and self._burst.holds(size, now := _clock(), self._bursts.pauses):
+                if not held:
+                    self._bursts.add(self, now)
+                held += (table, frame0, *frames)
+            elif held:
+                held += (table, frame0, *frames)
+                self._write_held()
             else:
+                self._push([table, frame0, *frames], size)
+
+    def flush(self) -> None:
+        """Write what was held back. Any thread."""
+        with self._writing, contextlib.suppress(zmq.Again):  # reading says that it is gone; its link sends it again
+            if self._held and not self._closed:
+                self._write_held()
+
+    def held_since(self) -> float:
+        """When the oldest message that is held back was sent; any number if there are none."""
+        return self._burst.since
+
+    def _write_held(self) -> None:
+        held, self._held = self._held, []
+        self._burst.written()
+        self._push(held, sum(map(len, held)))
+
+    def _push(self, parts: list[Any], size: int) -> None:
+        sent = 0
+        if not self._queue and len(parts) < _TOGETHER:
+            try:
+                sent = self._socket.sendmsg(parts, (), _SILENT)
+            except BlockingIOError:
+                pass
+            except OSError:
+                raise zmq.Again from None
+            if sent == size:
+                return
+        waits = bool(self._queue)
+        for part in parts:
+            length = len(part)
+            if sent >= length:
+                sent -= length
+            else:
+                self._queue.append(memoryview(part)[sent:])
                 sent = 0
-            waits = bool(self._queue)
-            for part in parts:
-                size = len(part)
-                if sent >= size:
-                    sent -= size
-                else:
-                    self._queue.append(memoryview(part)[sent:])
-                    sent = 0
-            if self._queue and not waits:
-                self._reader.watch_writing(self._fd, True)
+        if self._queue and not waits:
+            self._reader.watch_writing(self._fd, True)
 
     def _writable(self) -> None:
         """There is room again; reading thread."""
@@ -189,9 +233,16 @@ class Stream:
         return count == len(buffer)
 
     def _take(self, data: memoryview) -> None:
-        """Hand up every whole message; keep the rest."""
+        """Hand up all whole messages at once; keep the rest."""
+        messages: list[Message] = []
+        try:
+            self._part(data.tobytes() if len(data) <= _SMALL else data, messages)
+        finally:
+            if messages:
+                self._received(messages)
+
+    def _part(self, data: bytes | memoryview, messages: list[Message]) -> None:
         at, end = 0, len(data)
-        received = self._received
         while end - at >= 4:
             count = _COUNT.unpack_from(data, at)[0]
             self.turned_away = not count
@@ -219,9 +270,7 @@ class Stream:
             for length in lengths:
                 frames.append(bytes(data[at : at + length]))
                 at += length
-            received(frames[0], frames[1:])
-            if self._closed:
-                return
+            messages.append((frames[0], frames[1:]))
         self._left = bytes(data[at:])
 
     # the end
@@ -233,6 +282,7 @@ class Stream:
 
     def close(self, linger_ms: int) -> None:
         """Stop using it. Any thread."""
+        self.flush()
         with self._writing:
             self._closed = True
         self._reader.soon(self._shut)
@@ -241,6 +291,7 @@ class Stream:
         with self._writing:
             self._closed = True
             self._queue.clear()
+            self._held.clear()
             if self._socket.fileno() >= 0:
                 self._reader.unwatch(self._fd)
                 self._socket.close()

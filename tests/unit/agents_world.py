@@ -262,9 +262,9 @@ class World:
             if way is wire.out and listener.alive:
                 peer = listener.links.incoming(listener.wires, dealer.name)  # type: ignore[arg-type]
                 if peer is not None:
-                    listener.links.receive(peer, frame0, frames)
+                    listener.links.receive(peer, [(frame0, frames)])
             elif way is wire.back and dealer.agent.alive and dealer.open:
-                dealer.agent.links.receive(dealer.peer, frame0, frames)
+                dealer.agent.links.receive(dealer.peer, [(frame0, frames)])
         elif not wire.whole:
             self.wires.remove(wire)
             if dealer.wire is wire:

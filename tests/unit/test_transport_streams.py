@@ -9,7 +9,6 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 
 from monarch_nb.transport import TransportError
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.streams import Door, Stream, dial
+from monarch_nb.transport.streams import Door, Message, Stream, dial
 from tests.effort import tries
 from tests.unit.transport_tools import End, ends, run_folder, wait_until
 
@@ -41,9 +40,9 @@ class Listener:
         self.stream = Stream(near, reader, self._received, self.lost.set)
         self.stream.listen()
 
-    def _received(self, frame0: bytes, frames: Sequence[Any]) -> None:
+    def _received(self, messages: Sequence[Message]) -> None:
         with self.new:
-            self.got.append((frame0, [bytes(frame) for frame in frames]))
+            self.got += [(frame0, [bytes(frame) for frame in frames]) for frame0, frames in messages]
             self.new.notify_all()
 
     def wait(self, count: int) -> list[tuple[bytes, list[bytes]]]:

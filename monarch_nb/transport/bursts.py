@@ -1,0 +1,97 @@
+"""Bursts: messages that a thread sends back to back leave in one write.
+
+Nothing waits for company that may not come. The first messages of a row are written at once; later ones are held back
+until the row is long, large or old enough, until its thread begins to wait (`flush`), or until the reading thread,
+which is woken for that, comes by (`flush_old`).
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Burst", "Bursts", "Holder"]
+
+APART_S = 0.0003  # messages further apart are no burst
+ALONE = 4  # the first of a row are written one by one
+MOST = 16  # messages held back
+LARGEST = 16 * 1024  # bytes held back
+LONGEST_S = 0.0003  # the oldest message is held back
+
+
+class Holder(Protocol):
+    """A connection that holds back messages."""
+
+    def flush(self) -> None:
+        """Write them. Any thread."""
+
+    def held_since(self) -> float:
+        """When the oldest of them was sent; any number if there are none."""
+
+
+class Bursts:
+    """The connections of one process that hold something back. Any thread."""
+
+    __slots__ = ("_holders", "_nudge", "last", "pauses")
+
+    def __init__(self, nudge: Callable[[], None]) -> None:
+        """`nudge` has `flush_old` called soon by the reading thread."""
+        self._nudge = nudge
+        self._holders: set[Holder] = set()
+        self.pauses = 0  # how often a thread has begun to wait: what is sent after that begins a new row
+        self.last = float("-inf")  # when a message was held back last
+
+    def __bool__(self) -> bool:
+        return bool(self._holders)
+
+    def add(self, holder: Holder, now: float) -> None:
+        """A connection holds back its first message."""
+        self.last = now
+        self._holders.add(holder)
+        self._nudge()
+
+    def flush(self) -> None:
+        """Write all that is held back: the calling thread is about to wait, perhaps for an answer to it."""
+        self.pauses += 1
+        while self._holders:
+            try:
+                holder = self._holders.pop()
+            except KeyError:  # another thread has taken it
+                return
+            holder.flush()
+
+    def flush_old(self, now: float) -> None:
+        """Write what has been held back for long enough: the thread that sent it does something else now."""
+        for holder in tuple(self._holders):
+            if now - holder.held_since() >= LONGEST_S:
+                self._holders.discard(holder)
+                holder.flush()
+
+
+class Burst:
+    """The row of messages on one connection."""
+
+    __slots__ = ("_last", "_pauses", "_row", "count", "since", "size")
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._row = 0
+        self._pauses = -1
+        self.written()
+
+    def written(self) -> None:
+        """What was held back has been written."""
+        self.count = self.size = 0
+        self.since = 0.0
+
+    def holds(self, size: int, now: float, pauses: int) -> bool:
+        """Whether a message of `size` bytes is to be held back; else it is written with those that were."""
+        if now - self._last > APART_S or pauses != self._pauses:
+            self._row, self._pauses = 0, pauses
+        self._last = now
+        self._row += 1
+        if self._row <= ALONE:
+            return False
+        if not self.count:
+            self.since = now
+        self.count += 1
+        self.size += size
+        return self.count < MOST and self.size < LARGEST and now - self.since < LONGEST_S

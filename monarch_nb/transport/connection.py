@@ -1,0 +1,196 @@
+"""The connection to a peer that its link writes to: dialled by us, or by the peer; lost, and had again."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from monarch_nb.routing.actions import Action, Transmit
+from monarch_nb.routing.link import Link
+from monarch_nb.transport.channels import Channel, Dialled, Inbound
+from monarch_nb.transport.envelope import Item
+from monarch_nb.transport.errors import TransportError
+from monarch_nb.transport.streams import Stream
+
+__all__ = ["Connection"]
+
+_FIRST_PAUSE, _LAST_PAUSE = 0.01, 0.5  # seconds between two attempts to reach a process of this host
+_STARVED_S = 5.0  # without a descriptor for a connection: what should go over it fails
+
+
+class Connection:
+    """Carries out what a link wants written. All methods are called under the peer's lock."""
+
+    def __init__(
+        self,
+        link: Link[Item],
+        endpoint: str,
+        *,
+        dial: Callable[[], Dialled | Stream | None],
+        readable: Callable[[], bool],
+        keep_time: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`dial` opens a connection, or gives None while nobody listens; `readable` reads one of ZeroMQ's.
+
+        `keep_time` has the link ticked.
+        """
+        self._link = link
+        self._dial, self._readable, self._keep_time, self._clock = dial, readable, keep_time, clock
+        self.channel: Channel | None = None
+        self._theirs: Stream | None = None  # inside the host: dialled by the peer, though we dial it too
+        self._starved: tuple[float, str] | None = None  # since when no descriptor is left to dial it, and the error
+        self._again_at = 0.0  # not before is it dialled again
+        self._pause = _FIRST_PAUSE
+        self._aim(endpoint)
+
+    def _aim(self, endpoint: str) -> None:
+        self.endpoint = endpoint  # where we dial it; "": it dials us
+        self.over_tcp = endpoint.startswith("tcp:")
+        self.inside = endpoint.startswith("ipc:")  # we dial it by a unix socket
+
+    # dialling
+
+    def open(self) -> Channel | None:
+        """Dial; None where the peer dials us, or cannot be reached just now. Raises TransportError."""
+        if not self.endpoint:
+            return None
+        if self.inside:
+            return self._open_inside()
+        channel = self._dial()
+        if isinstance(channel, Dialled):
+            self.channel = channel
+            channel.listen(self._readable)
+        return channel
+
+    def _open_inside(self) -> Channel | None:
+        now = self._clock()
+        if now < self._again_at:
+            return None
+        try:
+            channel = self._dial()
+        except TransportError:
+            self._link.disconnected(now)
+            if self._theirs is None:
+                raise
+            return self._answer_there(now)
+        if type(channel) is not Stream:
+            self._link.disconnected(now)
+            self._again_at = now + self._pause
+            self._pause = min(2 * self._pause, _LAST_PAUSE)
+            return self._answer_there(now)
+        self._pause = _FIRST_PAUSE
+        self.channel = channel
+        channel.listen()
+        self.transmit(self._link.connected(now))
+        return channel
+
+    def _answer_there(self, now: float) -> Channel | None:
+        """Write to the connection that the peer has dialled: it has no descriptor for ours, or we have none."""
+        if self._theirs is None or self._theirs.closed:
+            return None
+        self.channel = self._theirs
+        self.transmit(self._link.connected(now))
+        return self.channel
+
+    def reach(self) -> Channel | None:
+        """Dial, and raise nothing: while no descriptors are left there is no connection."""
+        if self.inside and self._clock() < self._again_at:
+            return None
+        try:
+            channel = self.open()
+        except TransportError as error:
+            since = self._clock() if self._starved is None else self._starved[0]
+            self._starved = (since, str(error))
+            self._keep_time()
+            return None
+        self._starved = None
+        return channel
+
+    def starved(self, now: float) -> str | None:
+        """Why the connection could not be had for so long that what waits for it is to fail; says so once."""
+        if self._starved is None or now - self._starved[0] < _STARVED_S:
+            return None
+        reason, self._starved = self._starved[1], None
+        return reason
+
+    def dial_at(self, endpoint: str) -> None:
+        """From now on the peer is dialled by us, at `endpoint`."""
+        channel, self.channel = self.channel, None
+        if isinstance(channel, Dialled):
+            channel.close(0)
+        self._link.dial(self._clock())
+        self._aim(endpoint)
+
+    # connections that the peer has dialled
+
+    def attach(self, channel: Channel) -> None:
+        """The peer has dialled us, perhaps again: answer there, unless we dial it."""
+        if not self.endpoint:
+            if isinstance(self.channel, Inbound):
+                self.channel.close(0)  # what it has not written is kept: whoever dials says first what is lacking
+            self.channel = channel
+        else:
+            self.attach_beside(channel)
+
+    def attach_beside(self, channel: Channel) -> None:
+        """The peer has dialled us, and we write elsewhere, or not at all."""
+        if isinstance(self.channel, Dialled):
+            self.channel.answered_elsewhere = True
+        elif type(channel) is Stream:
+            self._theirs = channel
+
+    def cut(self, stream: Stream) -> bool:
+        """A connection inside the host is gone; whether it was the one to write to."""
+        if self._theirs is stream:
+            self._theirs = None
+        if self.channel is not stream:
+            return False
+        self.channel = None
+        self._link.disconnected(self._clock())
+        if stream.turned_away:
+            self._answer_there(self._clock())
+        return True
+
+    def close(self, linger_ms: int) -> None:
+        """Hang up."""
+        channel, self.channel = self.channel, None
+        if channel is not None:
+            channel.close(linger_ms)
+
+    # writing
+
+    def write(self, channel: Channel, frame0: bytes, frames: Sequence[Any], may_wait: bool = False) -> None:
+        """Write one message, in a burst perhaps a moment later; the link keeps it if the connection has just gone."""
+        try:
+            if may_wait and type(channel) is Stream:
+                channel.write(frame0, frames, may_wait=True)
+            else:
+                channel.write(frame0, frames)
+        except zmq.Again:
+            self.lost(channel)
+
+    def lost(self, channel: Channel) -> None:
+        """It could not be written to; whoever watches it will say so too."""
+        self._link.disconnected(self._clock())
+        if type(channel) is Stream and self.channel is channel:
+            self.channel = None
+            channel.close(0)
+
+    def transmit(self, actions: Sequence[Action[Item]]) -> list[Action[Item]]:
+        """Write what is to be written, in order; gives the other actions, which are carried out without the lock."""
+        rest = []
+        for action in actions:
+            if type(action) is Transmit:
+                channel = self.channel or self.reach()
+                item = action.item
+                if channel is None:
+                    continue
+                if item is None:
+                    self.write(channel, action.prefix, ())
+                else:
+                    self.write(channel, action.prefix + item.head, item.frames)
+            else:
+                rest.append(action)
+        return rest

@@ -1,0 +1,118 @@
+"""Bursts: what is sent back to back leaves together, in order, and nothing waits for company that does not come."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_nb.transport.bursts import ALONE, APART_S, LARGEST, LONGEST_S, MOST, Burst
+from monarch_nb.transport.reader import Reader
+from monarch_nb.transport.streams import Stream
+from tests.effort import tries
+
+pytestmark = pytest.mark.timeout(tries(60))
+STEP = APART_S / 20
+
+
+def row(burst: Burst, count: int, *, at: float = 0.0, size: int = 100, pauses: int = 0) -> list[bool]:
+    return [burst.holds(size, at + STEP * number, pauses) for number in range(count)]
+
+
+def test_the_first_messages_of_a_row_leave_at_once_and_later_ones_wait_until_there_are_enough() -> None:
+    burst = Burst()
+    assert row(burst, ALONE) == [False] * ALONE
+    assert row(burst, MOST, at=ALONE * STEP) == [True] * (MOST - 1) + [False]
+    assert burst.count == MOST
+
+
+def test_messages_that_come_one_at_a_time_never_wait() -> None:
+    burst = Burst()
+    assert not any(burst.holds(100, number * 2 * APART_S, 0) for number in range(50))
+
+
+def test_calls_whose_answers_are_awaited_one_by_one_never_wait() -> None:
+    burst = Burst()
+    assert not any(burst.holds(100, number * STEP, number) for number in range(50))
+
+
+@pytest.mark.parametrize("size", [LARGEST, LARGEST * 100])
+def test_a_large_message_takes_along_what_waits(size: int) -> None:
+    burst = Burst()
+    row(burst, ALONE + 2)
+    assert not burst.holds(size, (ALONE + 2) * STEP, 0)
+
+
+def test_what_has_waited_for_long_takes_no_more_company() -> None:
+    burst = Burst()
+    row(burst, ALONE)
+    begun = ALONE * STEP
+    assert burst.holds(100, begun, 0)
+    assert burst.holds(100, begun + LONGEST_S / 2, 0)
+    assert not burst.holds(100, begun + LONGEST_S, 0)
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    reader = Reader("test-bursts", 0.02)
+    yield reader
+    reader.stop()
+    reader.run_calls()
+    reader.close()
+
+
+@contextlib.contextmanager
+def sender(reader: Reader) -> Iterator[tuple[Stream, socket.socket]]:
+    near, far = socket.socketpair()
+    far.settimeout(10)
+    with far:
+        stream = Stream(near, reader, lambda messages: None, lambda: None)
+        yield stream, far
+        stream.close(0)
+
+
+def texts(stream: Stream, far: socket.socket, count: int) -> list[bytes]:
+    """The next messages on a connection, each of one frame of one byte."""
+    found = b""
+    while len(found) < 13 * count:
+        found += far.recv(13 * count - len(found))
+    return [found[place + 12 : place + 13] for place in range(0, len(found), 13)]
+
+
+def test_held_messages_leave_in_order_when_their_thread_begins_to_wait(reader: Reader) -> None:
+    with sender(reader) as (stream, far):
+        sent = [bytes([number]) for number in range(ALONE + 5)]
+        for text in sent:
+            stream.write(text, (), may_wait=True)
+        assert texts(stream, far, ALONE) == sent[:ALONE]
+        far.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            far.recv(1)
+        reader.bursts.flush()
+        assert texts(stream, far, 5) == sent[ALONE:]
+
+
+def test_a_message_that_may_not_wait_takes_along_those_before_it(reader: Reader) -> None:
+    with sender(reader) as (stream, far):
+        sent = [bytes([number]) for number in range(ALONE + 4)]
+        for text in sent[:-1]:
+            stream.write(text, (), may_wait=True)
+        stream.write(sent[-1], ())
+        assert texts(stream, far, len(sent)) == sent
+
+
+def test_the_reading_thread_writes_what_its_sender_leaves_behind(reader: Reader) -> None:
+    reader.start()
+    with sender(reader) as (stream, far):
+        sent = [bytes([number % 256]) for number in range(1000)]
+        for text in sent:
+            stream.write(text, (), may_wait=True)
+        assert texts(stream, far, len(sent)) == sent
+
+
+def test_a_connection_that_is_closed_writes_what_it_holds_first(reader: Reader) -> None:
+    with sender(reader) as (stream, far):
+        for number in range(ALONE + 2):
+            stream.write(bytes([number]), (), may_wait=True)
+        stream.close(0)
+        assert len(texts(stream, far, ALONE + 2)) == ALONE + 2
