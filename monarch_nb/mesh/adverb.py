@@ -49,9 +49,25 @@ class Adverb(functools.partial[Any]):
         return f"<{self.args[0]._title}.{self.func.__name__}>"
 
 
+class _AdverbOfEndpoint:
+    """An adverb of a class of endpoints; each endpoint makes its own when it is first used, and keeps it."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self._method
+        bound = instance.__dict__[self._name] = Adverb(self._method, instance)
+        return bound
+
+
 def adverb(method: F) -> F:
     """Marks a method of Endpoint as an adverb."""
-    return Told(lambda endpoint: Adverb(method, endpoint), method)  # type: ignore[return-value]  # it is called alike
+    return _AdverbOfEndpoint(method)  # type: ignore[return-value]  # it is called alike
 
 
 def hidden_from_callers(declared: EndpointProperty[..., Any]) -> int:

@@ -55,6 +55,20 @@ def close() -> None:
             thread.join(CLOSE_SECONDS)
 
 
+class Untold:
+    """An error that nobody has looked at yet: it is told when the only one who holds this goes."""
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, outcome: Callable[[], Any]) -> None:
+        """`outcome` raises the error; None in its place once somebody has looked."""
+        self.outcome: Callable[[], Any] | None = outcome
+
+    def __del__(self) -> None:
+        if self.outcome is not None:
+            forget(self.outcome)
+
+
 def forget(outcome: Callable[[], Any]) -> None:
     """A future that ended with an error is gone, and nobody has looked: `outcome` raises it. From any finalizer."""
     if not sys.is_finalizing():

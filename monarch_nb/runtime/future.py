@@ -95,6 +95,7 @@ class Future(Generic[R]):
         "_resolve",
         "_start",
         "_unread",
+        "_untold",
         "_value",
         "story",
         "wait_id",
@@ -112,6 +113,7 @@ class Future(Generic[R]):
     _callbacks: "list[Callable[[Future[R]], None]] | None"
     _handed: bool  # to somebody who may forget it
     _unread: bool  # it ended with an error, and nobody has looked
+    _untold: "forgotten.Untold | None"  # tells of that error if the future goes like that
     _cancel: "Callable[[Future[Any]], bool] | None"  # what `cancel` does; None where others rely on the operation
 
     def __init__(self) -> None:
@@ -130,6 +132,7 @@ class Future(Generic[R]):
         self._callbacks = None
         self._cancel = None
         self._handed = self._unread = False
+        self._untold = None
         self.story = story
         self.wait_id = ""
         self.watched = 0
@@ -153,6 +156,8 @@ class Future(Generic[R]):
             callbacks, self._callbacks = self._callbacks, None
             self.story = self._cancel = None  # nobody asks any more; they hold the call, and all that has come of it
         self._lock.release()
+        if failed and self._handed:
+            self._keep_untold()
         for callback in callbacks or ():
             try:
                 callback(self)
@@ -174,11 +179,22 @@ class Future(Generic[R]):
         """It goes to somebody who is told of an error that they never look at: see `forgotten`."""
         forgotten.ready()
         self._handed = True
+        if self._unread:
+            self._keep_untold()
 
-    def __del__(self) -> None:
-        if getattr(self, "_handed", False) and self._unread:  # it may never have been made
-            error = self._error
-            forgotten.forget(self._resolve or (lambda: _raise(error)))
+    def _keep_untold(self) -> None:
+        with _transitions:
+            if self._unread and self._untold is None:
+                error = self._error
+                self._untold = forgotten.Untold(self._resolve or (lambda: _raise(error)))
+
+    def _noticed(self) -> None:
+        """Somebody has looked at the error."""
+        with _transitions:
+            self._unread = False
+            untold, self._untold = self._untold, None
+        if untold is not None:
+            untold.outcome = None
 
     def _on_done(self, callback: Callable[["Future[R]"], None]) -> None:
         """Calls back once, on the resolving thread, or at once when resolved already."""
@@ -232,7 +248,8 @@ class Future(Generic[R]):
         return self._done and isinstance(self._error, CancelledError)
 
     def _outcome(self) -> R:
-        self._unread = False
+        if self._unread:
+            self._noticed()
         if self._resolve is not None:
             with self._lock:  # two threads may look at once; the value is decoded by the first
                 resolve = self._resolve
@@ -374,7 +391,7 @@ class Future(Generic[R]):
                 pass
         if self._error is None:
             return "<Future done>"
-        self._unread = False  # who sees this knows
+        self._noticed()  # who sees this knows
         return f"<Future failed: {_first_line(self._error)}>"
 
     def __bool__(self) -> bool:
