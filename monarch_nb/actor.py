@@ -1,42 +1,12 @@
-"""The actor API: `from monarch.actor import Actor, endpoint, this_host`."""
+"""The actor API: `from monarch.actor import Actor, endpoint, this_host`.
 
+What declares actors is here from the start; what makes this process a controller is imported when it is first used.
+"""
+
+import importlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
-from monarch_nb.mesh import (
-    Accumulator,
-    ActorMesh,
-    AttachError,
-    Endpoint,
-    HostMesh,
-    ProcMesh,
-    ValueMesh,
-    accept_hosts,
-    as_endpoint,
-    attach,
-    attach_hosts,
-    attach_to_workers,
-    enable_transport,
-    exit_on_fault,
-    get_active_proc_meshes,
-    get_or_spawn_controller,
-    heal_mesh,
-    local_hosts,
-    register_proc_mesh_spawn_callback,
-    reload_mesh,
-    run_on,
-    run_worker_loop_forever,
-    run_worker_loop_until_shutdown,
-    send,
-    set_hook_lookup,
-    shutdown_context,
-    start_worker_loop_forever,
-    this_host,
-    this_proc,
-    unregister_proc_mesh_spawn_callback,
-)
-from monarch_nb.mesh.declare import Actor, concurrent_endpoint, endpoint
 from monarch_nb.runtime import (
     Channel,
     Context,
@@ -45,29 +15,109 @@ from monarch_nb.runtime import (
     Port,
     PortReceiver,
     RankedPortReceiver,
+    Runtime,
     WouldBlockRuntime,
     returns_future,
     runtime,
+    set_factory,
+    set_hook_lookup,
+    started,
 )
 from monarch_nb.runtime.features import breakpoint_if
 from monarch_nb.runtime.ids import ProcId, Uid
 from monarch_nb.runtime.log_prefix import config
 from monarch_nb.settings import ChannelTransport
 from monarch_nb.shape import Extent, NDSlice, Point, Region, Shape, Slice
-from monarch_nb.supervision import MeshFailure, SupervisionError
-from monarch_nb.supervision import UndeliverableMessage as UndeliverableMessageEnvelope
-from monarch_nb.telemetry import get_meter, span, traced
 from monarch_nb.wire import ActorError
 
 if TYPE_CHECKING:
     from monarch_nb.debug.actor import DebugController
+    from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
+    from monarch_nb.mesh import (
+        Accumulator,
+        ActorMesh,
+        AttachError,
+        Endpoint,
+        HostMesh,
+        ProcMesh,
+        ValueMesh,
+        accept_hosts,
+        as_endpoint,
+        attach,
+        attach_hosts,
+        attach_to_workers,
+        enable_transport,
+        get_active_proc_meshes,
+        get_or_spawn_controller,
+        heal_mesh,
+        local_hosts,
+        register_proc_mesh_spawn_callback,
+        reload_mesh,
+        run_on,
+        run_worker_loop_forever,
+        run_worker_loop_until_shutdown,
+        send,
+        shutdown_context,
+        start_worker_loop_forever,
+        this_proc,
+        unregister_proc_mesh_spawn_callback,
+    )
+    from monarch_nb.mesh import exit_on_fault as unhandled_fault_hook
+    from monarch_nb.mesh.declare import Actor, concurrent_endpoint, endpoint
+    from monarch_nb.supervision import MeshFailure, SupervisionError
+    from monarch_nb.supervision import UndeliverableMessage as UndeliverableMessageEnvelope
+    from monarch_nb.telemetry import get_meter, span, traced
+else:
+    from monarch_nb.runtime import Actor, concurrent_endpoint, endpoint
 
-unhandled_fault_hook = exit_on_fault
-"""Called with a MeshFailure that nobody has handled; assign another function to replace it."""
+    _MESH = "monarch_nb.mesh"
 
-set_hook_lookup(lambda: sys.modules[__name__].unhandled_fault_hook)
+    # The other public names: the module that each lives in, and its name there where it is another.
+    _HOMES = {
+        "BootstrapCommand": ("monarch_nb.host.command", ""),
+        "MeshFailure": ("monarch_nb.supervision", ""),
+        "SupervisionError": ("monarch_nb.supervision", ""),
+        "UndeliverableMessageEnvelope": ("monarch_nb.supervision", "UndeliverableMessage"),
+        "default_bootstrap_cmd": ("monarch_nb.host.command", ""),
+        "get_meter": ("monarch_nb.telemetry", ""),
+        "span": ("monarch_nb.telemetry", ""),
+        "traced": ("monarch_nb.telemetry", ""),
+        # Called with a MeshFailure that nobody has handled; assign another function to replace it.
+        "unhandled_fault_hook": (_MESH, "exit_on_fault"),
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home, there = _HOMES.get(name, (_MESH, ""))
+        value = globals()[name] = getattr(importlib.import_module(home), there or name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
+
+def _become_controller() -> Runtime:
+    from monarch_nb.mesh.controller import become_controller
+
+    return become_controller()
+
+
+set_factory(_become_controller)
+set_hook_lookup(lambda: globals().get("unhandled_fault_hook"))
 
 __path__: list[str] = []  # a package to the import system: torchmonarch has a module in there
+
+
+def this_host() -> "HostMesh":
+    """The host this process runs on, without dimensions."""
+    if started() is None and "monarch_nb.mesh" not in sys.modules:
+        from monarch_nb.host.ahead import start_ahead
+
+        start_ahead()  # its agent, while the rest of the library is imported
+    from monarch_nb.mesh import this_host as find
+
+    return find()
 
 
 def context() -> Context:

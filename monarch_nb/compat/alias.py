@@ -25,8 +25,8 @@ class Alias(ModuleType):
             return importlib.import_module(below)
         for home in self._homes:
             module = importlib.import_module(home)
-            if name in vars(module):
-                return vars(module)[name]
+            if name in vars(module) or name in getattr(module, "__all__", ()):
+                return getattr(module, name)
         raise AttributeError(no_counterpart(below))
 
     def _public(self) -> list[str]:

@@ -18,7 +18,7 @@ from monarch_nb.mesh.controller import (
 )
 from monarch_nb.mesh.controllers import get_or_spawn_controller
 from monarch_nb.mesh.endpoint import Endpoint, send
-from monarch_nb.mesh.fault import exit_on_fault, notebook_mode, set_hook_lookup
+from monarch_nb.mesh.fault import exit_on_fault, notebook_mode
 from monarch_nb.mesh.heal import heal_mesh
 from monarch_nb.mesh.host import HostMesh, this_host, this_proc
 from monarch_nb.mesh.interrupts import interrupt
@@ -82,7 +82,6 @@ __all__ = [
     "run_worker_loop_until_shutdown",
     "run_worker_until_killed",
     "send",
-    "set_hook_lookup",
     "shutdown",
     "shutdown_context",
     "start_worker_loop_forever",

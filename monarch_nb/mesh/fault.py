@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from monarch_nb.runtime import forgotten, runtime
+from monarch_nb.runtime import fault_hook, forgotten, runtime
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.wire import error_line
 
@@ -28,15 +28,6 @@ _told: list[bool] = []  # the main thread has been told to exit
 def exit_on_fault(failure: MeshFailure) -> None:
     """What happens to a failure nobody handles, unless it is replaced: the program ends with status 1."""
     sys.exit(1)
-
-
-_lookup: Callable[[], Callable[[MeshFailure], None]] = lambda: exit_on_fault  # noqa: E731 - replaced as a whole
-
-
-def set_hook_lookup(lookup: Callable[[], Callable[[MeshFailure], None]]) -> None:
-    """Where the current `unhandled_fault_hook` is found."""
-    global _lookup
-    _lookup = lookup
 
 
 def prepare() -> None:
@@ -68,7 +59,7 @@ def unhandled(failure: MeshFailure) -> None:
 
     def run() -> None:
         try:
-            _lookup()(failure)
+            fault_hook(exit_on_fault)(failure)
             return
         except SystemExit:
             pass
@@ -124,7 +115,7 @@ def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
     """
 
     def tell(failure: MeshFailure) -> None:
-        hook = _lookup()
+        hook = fault_hook(exit_on_fault)
         if hook is exit_on_fault:
             show(failure)
         else:

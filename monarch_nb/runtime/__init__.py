@@ -21,6 +21,7 @@ from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
 from monarch_nb.runtime.process import SPAWN, Runtime, install, runtime, set_factory, started
 from monarch_nb.runtime.supervising import Supervising
+from monarch_nb.runtime.unhandled import fault_hook, set_hook_lookup
 
 __all__ = [
     "DOING",
@@ -62,12 +63,14 @@ __all__ = [
     "current",
     "endpoint",
     "endpoints_of",
+    "fault_hook",
     "install",
     "kind_of",
     "number_for",
     "returns_future",
     "runtime",
     "set_factory",
+    "set_hook_lookup",
     "started",
     "undeclared_name",
     "waiters",
