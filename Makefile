@@ -15,20 +15,20 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup panel browser wheel demo lab test test-slow fuzz check bench soak screenshots clean
+.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench soak screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
 
-setup: $(STAMP) panel ## make .venv with everything in it; does nothing when it is up to date
+setup: $(STAMP) front-end ## make .venv with everything in it; does nothing when it is up to date
 
 $(STAMP): pyproject.toml constraints.txt
 	scripts/make-venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
-panel: $(STAMP) # the JupyterLab extension, built and linked into .venv where npm is there
-	@scripts/panel build $(VENV)
+front-end: $(STAMP) # the widgets in cells, and the JupyterLab panel linked into .venv, where npm is there
+	@scripts/front-end build $(VENV)
 
 browser: # Chromium for the tests in tests/browser; they are skipped without it
 	@scripts/ensure-browser
@@ -58,7 +58,7 @@ check: setup ## lint, format, types, layers, stubs
 	$(PY) -m mypy
 	$(PY) -m mypy kernel_ext/monarch-stubs/*.pyi
 	$(PY) -m pytest -q tests/unit/test_layers.py tests/unit/test_stubs.py
-	@scripts/panel check
+	@scripts/front-end check
 
 bench: setup ## measure; PEERS=torchmonarch,ray measures those too, in environments of their own
 	PEERS='$(PEERS)' $(PY) -m tests.benchmarks

@@ -59,6 +59,12 @@ def _widgets() -> Finding:
     except Exception as error:
         advice = "For live displays: pip install 'monarch-nb[notebook]', restart the kernel, load the page again."
         return Finding("widgets", "warning", f"anywidget or ipywidgets cannot be imported: {error}", advice)
+    from .views.bundle import built
+
+    if not built():
+        return Finding(
+            "widgets", "warning", "the front ends of live displays are missing", "In a checkout: make setup."
+        )
     return Finding("widgets", "ok", f"anywidget {_version('anywidget')}, ipywidgets {_version('ipywidgets')}")
 
 

@@ -1,7 +1,8 @@
 import fc from "fast-check";
 import { describe, expect, it, vi } from "vitest";
 
-import { Cluster, applyPatch } from "../src/views";
+import { Cluster, applyPatch } from "../src/cluster/client";
+import type { FromKernel } from "../src/cluster/messages";
 import { empty, four } from "./made";
 
 interface Sent {
@@ -13,7 +14,7 @@ interface Sent {
 
 function connected(): { cluster: Cluster; sent: Sent[]; take: (message: object) => void } {
   const sent: Sent[] = [];
-  let take: (message: object) => void = () => undefined;
+  let take: (message: FromKernel) => void = () => undefined;
   const cluster = new Cluster({
     send: (message) => void sent.push(structuredClone(message) as Sent),
     onMessage: (callback) => {
@@ -21,7 +22,7 @@ function connected(): { cluster: Cluster; sent: Sent[]; take: (message: object) 
       return () => undefined;
     },
   });
-  return { cluster, sent, take: (message) => take(message) };
+  return { cluster, sent, take: (message) => take(message as FromKernel) };
 }
 
 const key = fc.constantFrom("a", "b", "c");
@@ -40,7 +41,7 @@ function merged(target: unknown, patch: unknown): unknown {
   return result;
 }
 
-describe("the state of a face", () => {
+describe("the state of the cluster", () => {
   it("is the snapshot with all patches applied, as RFC 7396 has it", () => {
     fc.assert(
       fc.property(tree, fc.array(part, { maxLength: 6 }), (first, patches) => {
@@ -92,8 +93,60 @@ describe("the state of a face", () => {
     );
   });
 
+  it("is that of the kernel in the end, whichever deltas came late, twice or never", () => {
+    fc.assert(
+      fc.property(fc.array(fc.record({ patch: part, comes: fc.constantFrom(0, 1, 1, 1, 2), late: fc.constantFrom(0, 0, 1, 3) }), { maxLength: 20 }), (changes) => {
+        const { cluster, sent, take } = connected();
+        const state = { ...empty(), meshes: {} };
+        let seq = 0;
+        const snapshot = (): object => ({ type: "snapshot", seq, now: 1, state: structuredClone(state) });
+        const change = (patch: object): object => {
+          applyPatch(state, structuredClone({ meshes: patch }));
+          return { type: "delta", prev: seq, seq: ++seq, now: 1, patch: structuredClone({ meshes: patch }) };
+        };
+        const asks = (act: () => void): boolean => {
+          const before = sent.length;
+          act();
+          return sent.length > before;
+        };
+        cluster.watch(() => undefined);
+        take(snapshot());
+        const deltas = changes.flatMap(({ patch, comes, late }, at) => {
+          const delta = change(patch);
+          return Array.from({ length: comes }, () => ({ delta, place: at + late }));
+        });
+        for (const { delta } of deltas.sort((a, b) => a.place - b.place)) if (asks(() => take(delta))) take(snapshot());
+        const last = change({ a: {} }); // shows whether anything is missing
+        if (asks(() => take(last))) take(snapshot());
+        expect(cluster.state).toEqual(state);
+      }),
+    );
+  });
+
+  it("is void where the engine is another one", () => {
+    const { cluster, take } = connected();
+    cluster.watch(() => undefined);
+    take({ type: "hello", engine: "one", now: 1 });
+    take({ type: "snapshot", seq: 5, now: 1, state: four() });
+    take({ type: "hello", engine: "two", now: 1 });
+    take({ type: "delta", prev: 5, seq: 6, now: 1, patch: { meshes: { w: { name: "other" } } } });
+    expect(cluster.state).toEqual(four());
+  });
+
   it("keeps what a patch does not name", () => {
     expect(applyPatch({ a: { b: 1, c: 2 } }, { a: { b: null } })).toEqual({ a: { c: 2 } });
+  });
+});
+
+describe("requests", () => {
+  it("are answered by their number, also late and out of order, and say what went wrong", async () => {
+    const { cluster, sent, take } = connected();
+    const [heal, stop] = [cluster.request("heal", { mesh: "w" }), cluster.request("stop", { mesh: "w" })];
+    const [first, second] = sent.map(({ id }) => id);
+    take({ type: "reply", id: second, ok: false, error: "there is no mesh w any more" });
+    take({ type: "reply", id: first, ok: true, result: { text: "healed" } });
+    expect(await heal).toEqual({ text: "healed" });
+    await expect(stop).rejects.toThrow("there is no mesh w any more");
   });
 });
 

@@ -1,6 +1,6 @@
 // States of a cluster to test with.
 
-import { ClusterState, Mesh, Rank, State } from "../src/state";
+import type { ClusterState, Mesh, Rank, State } from "../src/cluster/state";
 
 export function empty(): ClusterState {
   return { hosts: {}, meshes: {}, ranks: {}, failures: {}, sessions: {}, detached: {} };

@@ -1,50 +1,69 @@
-"""The front ends without a page: their own tests, run by node, and that they are one module of a size that travels."""
+"""The front ends without a page: their own tests, in TypeScript, and what Python has of them."""
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from monarch_kernel.views.bundle import LARGEST, MODULES, STATIC, script, style
+from monarch_kernel.views import bundle
+from monarch_kernel.views.bundle import LARGEST, STATIC, VIEWS, script, style
+from monarch_kernel.views.widgets import widget_classes
 
-TESTS = Path(__file__).resolve().parents[1] / "front"
-
-
-def node() -> str:
-    path = shutil.which("node")
-    if path is None:
-        pytest.skip("SKIPPED front-end tests: there is no node on PATH")
-    return path
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in TESTS.glob("*.test.mjs")))
-def test_of_the_front_end_pass(name: str, tmp_path: Path) -> None:
-    shutil.copytree(STATIC, tmp_path / "static")
-    shutil.copy(TESTS / name, tmp_path)
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-    done = subprocess.run([node(), "--test", name], cwd=tmp_path, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr
-    assert "# pass 0" not in done.stdout
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("what", ["test", "check"])
+def test_the_front_ends_own_tests_pass_and_the_bundles_are_what_the_sources_make(what: str) -> None:
+    command = ["scripts/front-end", what]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-4000:]}"
+    if "SKIP front end" in done.stderr:
+        pytest.skip(done.stderr.strip().partition("\n")[0])
 
 
-def test_the_bundle_is_one_module_without_imports_that_node_takes(tmp_path: Path) -> None:
-    assert re.findall(r"^(?:import|export)\b.*", script(), re.MULTILINE) == ["export default { render };"]
+def test_there_is_a_bundle_for_each_view_and_nothing_else() -> None:
+    made = {f"{view}.{kind}" for view in VIEWS for kind in ("js", "css")}
+    assert {path.name for path in STATIC.iterdir()} == made | {"uPlot.LICENSE"}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_bundle_is_one_module_that_node_takes(view: str, tmp_path: Path) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("SKIPPED bundles of the front end: there is no node on PATH")
     bundle = tmp_path / "bundle.mjs"
-    bundle.write_text(f"{script()}\nconsole.log(typeof render);")  # a name that two modules give is a SyntaxError
-    done = subprocess.run([node(), str(bundle)], capture_output=True, text=True, timeout=50)
+    # What a page has, and uPlot looks at when it is loaded.
+    bundle.write_text(f"globalThis.matchMedia ??= () => new EventTarget();\n{script(view)}")
+    code = f"console.log(typeof (await import({str(bundle)!r})).default.render)"
+    done = subprocess.run([node, "--input-type=module", "-e", code], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (0, "function\n"), done.stderr
 
 
-def test_the_bundle_is_small_enough_to_travel_with_each_widget_and_fetches_nothing() -> None:
-    assert len(script().encode()) + len(style().encode()) <= LARGEST
-    for fetching in ("http:", "https:", "fetch(", "import(", "XMLHttpRequest", "url("):
-        assert fetching not in script() + style()
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_bundle_is_small_enough_to_travel_with_each_widget_and_fetches_nothing(view: str) -> None:
+    both = script(view) + style(view)
+    assert len(both.encode()) <= LARGEST
+    assert "\n" in script(view)  # or anywidget takes it for the name of a file
+    assert "\n" in style(view)
+    for fetching in ("http:", "https:", "fetch(", "import(", "XMLHttpRequest", "url(", "import{", 'from"', "@import"):
+        assert fetching not in both
 
 
-def test_modules_import_only_from_those_before_them() -> None:
-    assert {path.stem for path in STATIC.glob("*.js")} == set(MODULES)
-    for at, name in enumerate(MODULES):
-        imports = re.findall(r'from "\./(\w+)\.js"', (STATIC / f"{name}.js").read_text())
-        assert set(imports) <= set(MODULES[:at]), name
+def test_without_the_bundles_there_are_no_widgets_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bundle, "STATIC", tmp_path)
+    assert widget_classes() == {}
+    assert "`make setup`" in caplog.text
+
+
+def test_each_view_is_a_widget_with_a_module_and_a_style_sheet_of_its_own() -> None:
+    widgets = {view: widget() for view, widget in widget_classes().items()}
+    assert set(widgets) == set(VIEWS)
+    assert {view: (widget._esm, widget._css) for view, widget in widgets.items()} == {
+        view: (script(view), style(view)) for view in VIEWS
+    }
+    assert len({widget._anywidget_id for widget in widgets.values()}) == len(VIEWS)  # a page keeps one sheet for each

@@ -108,3 +108,11 @@ def test_no_message_leads_to_a_file_that_only_the_repository_has() -> None:
         for text in _texts(path.read_text(encoding="utf-8")):
             assert path.name == "_about.py" or not re.search(r"\bdocs/|\.md\b.*\bsee\b|see \S+\.md", text), (path, text)
     assert (ROOT / "docs" / "compatibility.md").is_file()
+
+
+def test_live_displays_need_no_npm_where_the_wheel_is_installed(wheel: zipfile.ZipFile) -> None:
+    names = {
+        name.removeprefix("monarch_kernel/static/") for name in wheel.namelist() if "monarch_kernel/static/" in name
+    }
+    assert {"mesh.js", "mesh.css", "metrics.js", "uPlot.LICENSE"} <= names
+    assert not [name for name in wheel.namelist() if name.endswith((".ts", ".mjs"))]

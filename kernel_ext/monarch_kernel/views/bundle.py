@@ -1,45 +1,25 @@
-"""The front ends as one ES module: hand-written modules, joined; nothing is fetched when they run."""
+"""The front ends of the widgets: one module and one style sheet for each view, bundled from `labextension`."""
 
-import re
 from functools import cache
 from pathlib import Path
 
-STATIC = Path(__file__).parent / "static"
-MODULES = (
-    "cluster",
-    "words",
-    "front",
-    "chart",
-    "colours",
-    "grid",
-    "hosts",
-    "details",
-    "mesh",
-    "autopsy",
-    "failures",
-    "logs",
-    "metrics",
-    "debugger",
-    "widget",
-)  # each may import from those before it
-STYLES = ("style", "debugger")
-LARGEST = 150_000  # bytes: it travels through the kernel with each widget
+STATIC = Path(__file__).parents[1] / "static"
+VIEWS = ("debug", "failures", "logs", "mesh", "metrics")
+LARGEST = 80_000  # bytes of one view: it travels through the kernel with each widget
 
-_IMPORT = re.compile(r'^import\s[^;]*?\sfrom\s+"\./\w+\.js";\n', re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULTILINE)
+
+def built() -> bool:
+    """Whether the bundles are there; only a checkout in which somebody removed them has none."""
+    return all((STATIC / f"{view}.{kind}").is_file() for view in VIEWS for kind in ("js", "css"))
 
 
 @cache
-def script() -> str:
-    """The ES module. Modules share one scope, so their names must differ."""
-    parts = []
-    for name in MODULES:
-        source = (STATIC / f"{name}.js").read_text(encoding="utf-8")
-        parts.append(f"// -- {name}.js\n{_EXPORT.sub('', _IMPORT.sub('', source))}")
-    return "\n".join(parts)
+def script(view: str) -> str:
+    """The ES module of a view; it fetches nothing when it runs."""
+    return (STATIC / f"{view}.js").read_text(encoding="utf-8")
 
 
 @cache
-def style() -> str:
+def style(view: str) -> str:
     """Its style sheet."""
-    return "\n".join((STATIC / f"{name}.css").read_text(encoding="utf-8") for name in STYLES)
+    return (STATIC / f"{view}.css").read_text(encoding="utf-8")

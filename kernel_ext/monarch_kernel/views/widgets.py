@@ -15,7 +15,7 @@ from monarch_nb.wire import ActorError
 
 from ..debugger.results import Table
 from ..display.failures import raised_title
-from .bundle import script, style
+from .bundle import VIEWS, built, script, style
 from .curves import rows
 from .displays import Failures, LogView
 
@@ -32,24 +32,25 @@ def view_of(widget: Any) -> dict[str, Any]:
     return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
 
-def widget_class() -> Any:
-    """The widget, or None where anywidget is not there."""
+def widget_classes() -> dict[str, Any]:
+    """The widget of each view, by its name; none where anywidget is not there."""
     try:
         import anywidget
         import traitlets
     except Exception:  # too old, or half installed, is as good as not there
-        return None
+        return {}
 
     class View(anywidget.AnyWidget):
         """One view of the cluster; everything live comes as messages, `saved` is what is there without a kernel."""
 
-        _esm = script()
-        _css = style()
-        view = traitlets.Unicode("mesh").tag(sync=True)
         options = traitlets.Dict().tag(sync=True)
         saved = traitlets.Dict().tag(sync=True)
 
-    return View
+    if not built():
+        logger.warning("live displays are missing from this installation, tables are shown instead: run `make setup`")
+        return {}
+    # Front ends tell style sheets apart by the name of the class.
+    return {view: type(view.title(), (View,), {"_esm": script(view), "_css": style(view)}) for view in VIEWS}
 
 
 class Widgets:
@@ -58,15 +59,15 @@ class Widgets:
     def __init__(self, shell: Any, views: "Views") -> None:
         self._shell = shell
         self._views = views
-        self._class: Any = None
+        self._classes: dict[str, Any] = {}
         self._made: dict[Any, Any] = {}
 
     def install(self) -> None:
         """From now on meshes and the like are shown live. Without a kernel, or without anywidget, nothing changes."""
         if getattr(self._shell, "kernel", None) is None:
             return
-        self._class = widget_class()
-        if self._class is None:
+        self._classes = widget_classes()
+        if not self._classes:
             return
         formatter = self._shell.display_formatter.mimebundle_formatter
         for kind, make in self._forms().items():
@@ -83,9 +84,9 @@ class Widgets:
     def uninstall(self) -> None:
         """Everything is shown as it was before."""
         formatter = self._shell.display_formatter.mimebundle_formatter
-        for kind in self._forms() if self._class is not None else ():
+        for kind in self._forms() if self._classes else ():
             formatter.pop(kind, None)
-        self._class = None
+        self._classes = {}
         self._made.clear()
 
     def _forms(self) -> dict[type, Callable[[Any], Any]]:
@@ -113,7 +114,7 @@ class Widgets:
 
     def failure(self, number: str, *, bar: bool = False) -> dict[str, Any]:
         """The live form of one failure, to go beside its text, or as a `bar` above it; {} where there is none."""
-        if self._class is None or not self._seen():
+        if not self._classes or not self._seen():
             return {}
         try:
             return view_of(self.show("failures", {"failure": number, "bar": bar}, ("failure", number, bar)))
@@ -124,7 +125,7 @@ class Widgets:
     def raised(self, error: ActorError) -> dict[str, Any]:
         """The live form of what an endpoint raised, a bar above its text; {} where there is none."""
         engine = process._runtime
-        if self._class is None or error.origin is None or engine is None or not self._seen():
+        if not self._classes or error.origin is None or engine is None or not self._seen():
             return {}
         try:
             uid, rank, call = error.origin
@@ -148,7 +149,7 @@ class Widgets:
 
     def debugger(self) -> dict[str, Any]:
         """The live form of what is stopped, to go below the text in the cell that asks; {} where there is none."""
-        if self._class is None:
+        if not self._classes:
             return {}
         try:
             return view_of(self.show("debug", {"folded": True}, "asking"))
@@ -187,7 +188,7 @@ class Widgets:
         if known is not None and known.comm is not None:
             known.saved = saved
             return known
-        widget = self._class(view=view, options=options, saved=saved)
+        widget = self._classes[view](options=options, saved=saved)
         connected = self._views.connect(widget.comm, custom=True)
         widget.on_msg(lambda widget, content, buffers: self._views.receive(connected, content))
         self._made[key if key is not None else widget.model_id] = widget

@@ -1,0 +1,220 @@
+// What a front end knows of the cluster: docs/protocol.md, spoken over an anywidget model or anything that looks like one.
+
+import type { FromKernel, Requests, RequestVerb, Topic, Topics, Watch } from "./messages";
+import { type ClusterState, EMPTY, type Patch } from "./state";
+
+const ALIVE_MS = 30_000;
+const GREETING_MS = 4000;
+const FIRST_MS = 150;
+const REQUEST_MS = 120_000;
+
+/** The way to the kernel. `send` throws where there is none. */
+export interface Channel {
+  send(message: object): void;
+  onMessage(callback: (message: FromKernel) => void): () => void;
+}
+
+/** The state as it was when a notebook was saved; sections may be left out. */
+export interface Saved {
+  state?: Partial<ClusterState>;
+  now?: number;
+}
+
+/** Called with each change, with null after a snapshot. */
+export type Listener = (patch: Patch | null) => void;
+
+interface Subscription {
+  message: object;
+  listener: (message: never) => void;
+  heard: boolean;
+}
+
+interface Waiting {
+  resolve: (result: never) => void;
+  reject: (error: Error) => void;
+  timeout: ReturnType<typeof setTimeout>;
+}
+
+type Json = Record<string, unknown>;
+
+const isObject = (value: unknown): value is Json => value !== null && typeof value === "object" && !Array.isArray(value);
+
+/** Applies a JSON merge patch (RFC 7396) in place. */
+export function applyPatch<T extends object>(state: T, patch: object): T {
+  const into = state as Json;
+  for (const [key, value] of Object.entries(patch)) {
+    if (value === null) delete into[key];
+    else if (isObject(value)) {
+      const inner = into[key];
+      into[key] = applyPatch(isObject(inner) ? inner : {}, value);
+    } else into[key] = value;
+  }
+  return state;
+}
+
+/** One connection to the kernel, shared by all views of a model. */
+export class Cluster {
+  state: ClusterState;
+  live = false;
+
+  constructor(
+    private _channel: Channel,
+    saved?: Saved,
+  ) {
+    this.state = { ...structuredClone(EMPTY), ...saved?.state };
+    this._savedAt = saved?.now ?? 0;
+    _channel.onMessage((message) => this._receive(message));
+  }
+
+  /** Calls `listener` with each change until the result is called. */
+  watch(listener: Listener): () => void {
+    this._listeners.add(listener);
+    if (this._listeners.size === 1) this._open();
+    else if (this._seq >= 0) listener(null);
+    return () => {
+      this._listeners.delete(listener);
+      if (!this._listeners.size) this._close();
+    };
+  }
+
+  /** Logs, metrics, or what the debugger holds: `listener` with what comes, until the result is called. */
+  subscribe<T extends Topic>(watch: Watch<T>, listener: (message: Topics[T]) => void): () => void {
+    const id = `${watch.topic}-${this._prefix}-${++this._counter}`;
+    const message = { type: "watch", ...watch, id };
+    this._subscriptions.set(id, { message, listener, heard: false });
+    this._insist(message, () => this._subscriptions.get(id)?.heard ?? true);
+    return () => {
+      if (this._subscriptions.delete(id)) this._send({ type: "unwatch", id });
+    };
+  }
+
+  /** Asks the kernel for something; resolves with the result, rejects with an Error that people can read. */
+  request<V extends RequestVerb>(verb: V, content: Requests[V]["takes"]): Promise<Requests[V]["gives"]> {
+    const id = `${this._prefix}-${++this._counter}`;
+    return new Promise((resolve, reject) => {
+      const timeout = setTimeout(() => {
+        this._waiting.delete(id);
+        reject(new Error("the kernel has not answered; a cell may be running"));
+      }, REQUEST_MS);
+      this._waiting.set(id, { resolve, reject, timeout });
+      this._send({ type: "request", id, verb, ...content });
+    });
+  }
+
+  /** The kernel's clock, in seconds; what was saved stays at the time when it was. */
+  now(): number {
+    return this.live ? Date.now() / 1000 + this._skew : this._savedAt || Date.now() / 1000;
+  }
+
+  /** The way to the kernel is gone; `forget` where the kernel is, too, and what is known with it. */
+  lost(why: string, forget = false): void {
+    this._savedAt = this.now();
+    this.live = false;
+    this._seq = -1;
+    if (forget) this.state = structuredClone(EMPTY);
+    const waiting = [...this._waiting.values()];
+    this._waiting.clear();
+    for (const { reject, timeout } of waiting) {
+      clearTimeout(timeout);
+      reject(new Error(why));
+    }
+    this._notify(null);
+  }
+
+  /** There is a way again, perhaps to another kernel: what is watched is watched there. */
+  found(): void {
+    if (this._listeners.size) this._send({ type: "watch", topic: "cluster" });
+    for (const { message } of this._subscriptions.values()) this._send(message);
+  }
+
+  private _open(): void {
+    this._insist({ type: "watch", topic: "cluster" }, () => this._seq >= 0 || !this._listeners.size);
+    this._beat = setInterval(() => this._send({ type: "alive" }), ALIVE_MS);
+    this._greeting = setTimeout(() => this._notify(null), GREETING_MS);
+  }
+
+  private _close(): void {
+    clearInterval(this._beat);
+    clearTimeout(this._greeting);
+    this._send({ type: "unwatch", topic: "cluster" });
+    this.live = false;
+    this._seq = -1;
+  }
+
+  private _send(message: object): void {
+    try {
+      this._channel.send(message);
+    } catch {
+      this.live = false; // no kernel: what is there is shown as it was
+    }
+  }
+
+  /** Sends again until it is answered: what is sent before the comm has its subshell waits for the cell that runs. */
+  private _insist(message: object, answered: () => boolean, wait = FIRST_MS): void {
+    this._send(message);
+    if (wait < GREETING_MS) setTimeout(() => answered() || this._insist(message, answered, 3 * wait), wait);
+  }
+
+  private _notify(patch: Patch | null): void {
+    for (const listener of this._listeners) listener(patch);
+  }
+
+  private _receive(message: FromKernel): void {
+    if (typeof message.now === "number") this._skew = message.now - Date.now() / 1000;
+    switch (message.type) {
+      case "hello":
+        if (this._engine !== undefined && this._engine !== message.engine) this._seq = -1;
+        if (this._engine === message.engine && this._listeners.size && this._seq >= 0)
+          this._send({ type: "watch", topic: "cluster" }); // it had given us up
+        this._engine = message.engine;
+        break;
+      case "snapshot":
+        clearTimeout(this._greeting);
+        this.state = { ...structuredClone(EMPTY), ...message.state };
+        this._seq = message.seq;
+        this.live = true;
+        this._notify(null);
+        break;
+      case "delta":
+        if (this._seq < 0) return;
+        if (message.prev !== this._seq) {
+          this._seq = -1;
+          this._send({ type: "watch", topic: "cluster" });
+          return;
+        }
+        this._seq = message.seq;
+        applyPatch(this.state, message.patch);
+        this._notify(message.patch);
+        break;
+      case "logs":
+      case "metrics":
+      case "debug": {
+        const subscription = this._subscriptions.get(message.id);
+        if (!subscription) return;
+        subscription.heard = true;
+        subscription.listener(message as never);
+        break;
+      }
+      case "reply": {
+        const waiting = this._waiting.get(message.id);
+        if (!waiting) return;
+        this._waiting.delete(message.id);
+        clearTimeout(waiting.timeout);
+        if (message.ok) waiting.resolve((message.result ?? {}) as never);
+        else waiting.reject(new Error(message.error));
+      }
+    }
+  }
+
+  private _beat: ReturnType<typeof setInterval> | undefined;
+  private _counter = 0;
+  private _engine: string | undefined;
+  private _greeting: ReturnType<typeof setTimeout> | undefined;
+  private _listeners = new Set<Listener>();
+  private _prefix = Math.random().toString(36).slice(2, 8);
+  private _savedAt = 0;
+  private _seq = -1;
+  private _skew = 0; // how far the kernel's clock is ahead of ours, in seconds
+  private _subscriptions = new Map<string, Subscription>();
+  private _waiting = new Map<string, Waiting>();
+}

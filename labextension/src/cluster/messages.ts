@@ -1,0 +1,132 @@
+// The messages of docs/protocol.md that views read.
+
+import type { ClusterState, Patch } from "./state";
+
+export type LogLine = [index: number, at: number, level: string, text: string];
+
+export interface LogMessage {
+  type: "logs";
+  id: string;
+  reset?: boolean;
+  lines: LogLine[];
+  skipped?: number;
+}
+
+export type Point = [index: number, step: number, at: number, value: number];
+export type Points = Record<string, Point[]>;
+
+export interface MetricMessage {
+  type: "metrics";
+  id: string;
+  reset?: boolean;
+  points: Points;
+}
+
+interface Frame {
+  file: string;
+  line: number;
+  function: string;
+}
+
+export interface Source extends Frame {
+  first: number;
+  lines: string[];
+}
+
+export interface Group extends Frame {
+  name: string;
+  ranks: number[];
+  where: string;
+  of?: number;
+  sessions: string[];
+  source: Source;
+  reason: string;
+  note?: string;
+  post_mortem?: boolean;
+}
+
+export interface StackNode extends Frame {
+  count: number;
+  where: string;
+  below: StackNode[];
+}
+
+export interface DebugMessage {
+  type: "debug";
+  id: string;
+  stopped: number;
+  groups: Group[];
+  tree: StackNode[];
+  missing: { name: string; where: string; what?: string }[];
+}
+
+/** A value in the frames of some ranks; equal values are one. */
+export interface Value {
+  text: string;
+  where: string;
+  sessions: string[];
+  odd?: string;
+  error?: boolean;
+  unusual?: boolean;
+}
+
+/** What a name or an expression is, rank by rank. */
+export interface Values {
+  spark: string;
+  values: Value[];
+}
+
+export interface Topics {
+  logs: LogMessage;
+  metrics: MetricMessage;
+  debug: DebugMessage;
+}
+
+export type Topic = keyof Topics;
+
+/** What is watched of a topic; what is left out is not narrowed. */
+export interface Watch<T extends Topic> {
+  topic: T;
+  mesh?: string | undefined;
+  ranks?: number[] | undefined;
+  text?: string | undefined;
+  level?: string | undefined;
+  lines?: number | undefined;
+}
+
+/** The verbs that views send, with what they take and give. */
+export interface Requests {
+  heal: { takes: Ranks; gives: Said };
+  stop: { takes: Ranks; gives: Said };
+  interrupt: { takes: Ranks; gives: Said };
+  stack: { takes: Ranks; gives: { stacks: Record<string, string> } };
+  spawn: { takes: { name: string; dims: Record<string, number> }; gives: Said };
+  post_mortem: { takes: Ranks & { call?: string | undefined }; gives: { sessions: string[] } };
+  variables: { takes: object; gives: { variables: Record<string, string> } };
+  debug: { takes: DebugCommand; gives: Said & Partial<Values> & { locals?: (Values & { name: string })[] } };
+}
+
+export type RequestVerb = keyof Requests;
+
+interface Ranks {
+  mesh: string;
+  ranks?: number[];
+}
+
+export interface Said {
+  text?: string;
+}
+
+export interface DebugCommand {
+  do: string;
+  sessions?: string[] | null;
+  text?: string;
+}
+
+export type FromKernel =
+  | { type: "hello"; engine: string; now?: number }
+  | { type: "snapshot"; seq: number; state: Partial<ClusterState>; now?: number }
+  | { type: "delta"; prev: number; seq: number; patch: Patch; now?: number }
+  | (Topics[Topic] & { now?: number })
+  | { type: "reply"; id: string; ok: true; result?: object; now?: number }
+  | { type: "reply"; id: string; ok: false; error: string; now?: number };

@@ -1,0 +1,112 @@
+// ClusterState, as docs/protocol.md has it.
+
+export type State = "starting" | "idle" | "busy" | "paused" | "unresponsive" | "failed" | "healing" | "stopped";
+export type Counts = Partial<Record<State, number>>;
+
+export interface Host {
+  name: string;
+  state: "up" | "lost";
+  why?: string;
+  procs?: number;
+}
+
+export interface Mesh {
+  name: string;
+  kind: "procs" | "actors";
+  class?: string;
+  labels: string[];
+  sizes: number[];
+  offset?: number;
+  strides: number[];
+  on?: string;
+  hosts?: string[];
+  per_host?: number;
+  state: State;
+  born?: number;
+  stopped?: string;
+  owner?: string;
+  mine?: boolean;
+  counts?: Counts;
+}
+
+export interface Rank {
+  state: State;
+  since?: number;
+  endpoint?: string;
+  detail?: string;
+  failure?: string;
+  life?: number;
+  pid?: number;
+  queue?: number;
+  calls?: number;
+  rate?: number;
+  errors?: number;
+  cpu?: number;
+  memory?: number;
+  gpu?: number;
+  gpu_memory?: number;
+  gpu_total?: number;
+}
+
+/** The records of a mesh's ranks by index; those with nothing to say have none. */
+export type RankRecords = Record<string, Partial<Rank>>;
+
+export type Reported = [who: string, how: "asked" | "handled" | "not handled" | "shown"];
+
+export interface Failure {
+  mesh: string;
+  name: string;
+  kind?: "procs" | "actors";
+  ranks: number[];
+  where?: string;
+  title: string;
+  cause?: string;
+  host?: string;
+  pid?: number;
+  processes?: [host: string, pids: number[]][];
+  oom?: boolean;
+  at: number;
+  detected?: number;
+  traceback?: string;
+  last_lines?: string[];
+  lines?: [where: string, lines: string[]][];
+  texts?: [where: string, text: string][];
+  told?: Reported[];
+  also?: string[];
+  next?: string;
+  report?: string;
+  /** `raised` is no failure of the cluster: an endpoint raised an ordinary exception. */
+  state: "open" | "healing" | "healed" | "stopped" | "raised";
+  ended?: number;
+  /** Of an exception that was raised: its call, whose frames are kept. */
+  call?: string;
+}
+
+export interface Session {
+  mesh?: string;
+  rank?: number;
+  actor?: string;
+  file?: string;
+  line?: number;
+  function?: string;
+  since?: number;
+}
+
+export interface ClusterState {
+  hosts: Record<string, Host>;
+  meshes: Record<string, Mesh>;
+  ranks: Record<string, RankRecords>;
+  failures: Record<string, Failure>;
+  sessions: Record<string, Session>;
+  detached: Record<string, unknown>;
+}
+
+export const EMPTY: Readonly<ClusterState> = { hosts: {}, meshes: {}, ranks: {}, failures: {}, sessions: {}, detached: {} };
+
+/** A JSON merge patch of the state: null removes, objects are merged, anything else replaces. */
+export type Patch = {
+  [Section in keyof ClusterState]?: Record<string, Record<string, unknown> | null>;
+};
+
+/** All states, the worst first. */
+export const STATES: readonly State[] = ["failed", "unresponsive", "paused", "healing", "starting", "busy", "idle", "stopped"];

@@ -1,0 +1,48 @@
+// Making elements, and changing no more of them than has changed.
+
+type Child = Node | string | null | undefined;
+
+/** Makes an element: h("div", {class: "x", onclick: f}, child, "text"). Attributes that are null or false are left out. */
+export function h<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Record<string, unknown> = {}, ...children: Child[]): HTMLElementTagNameMap[K] {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value as EventListener);
+    else if (name === "text") element.textContent = String(value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.filter((child): child is Node | string => child !== null && child !== undefined));
+  return element;
+}
+
+/** Writes text only where it changes: no needless layout. */
+export function say(element: Element, text: string): void {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Writes rows of [what, value] into a table of facts; rows that are there already are kept. */
+export function sayFacts(table: Element, facts: readonly (readonly [string, string])[]): void {
+  for (const [at, [what, value]] of facts.entries()) {
+    const row = table.children[at] ?? table.appendChild(h("div", {}, h("span", { class: "mnb-dim" }), h("span")));
+    say(row.children[0] as Element, what);
+    say(row.children[1] as Element, value);
+  }
+  while (table.childElementCount > facts.length) table.lastElementChild?.remove();
+}
+
+/** Calls `draw` once before the next frame, however often it is asked for; `cancel` forgets what was asked. */
+export function eachFrame(draw: () => void): { soon: () => void; cancel: () => void } {
+  let pending: number | null = null;
+  return {
+    soon: () => {
+      pending ??= requestAnimationFrame(() => {
+        pending = null;
+        draw();
+      });
+    },
+    cancel: () => {
+      if (pending !== null) cancelAnimationFrame(pending);
+      pending = null;
+    },
+  };
+}

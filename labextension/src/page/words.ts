@@ -1,0 +1,55 @@
+// How things are said.
+
+import type { Failure, Mesh, Reported, State } from "../cluster/state";
+
+export const SIGNS: Readonly<Partial<Record<State, string>>> = { failed: "✕", healing: "↻", paused: "❚❚", unresponsive: "…", starting: "◦", stopped: "–" };
+
+export function plural(count: number, word: string): string {
+  return `${count} ${word}${count === 1 ? "" : "s"}`;
+}
+
+export function duration(seconds: number): string {
+  const s = Math.max(0, seconds);
+  if (s < 10) return `${s.toFixed(1)} s`;
+  if (s < 60) return `${Math.floor(s)} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${String(Math.floor(s % 60)).padStart(2, "0")} s`;
+  return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")} min`;
+}
+
+export function bytes(size: number): string {
+  if (size >= 1 << 30) return `${(size / (1 << 30)).toFixed(1)} GB`;
+  return `${Math.round(size / (1 << 20))} MB`;
+}
+
+/** A measurement in at most four digits. */
+export function number(value: number): string {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(1);
+  return String(Number(value.toPrecision(4)));
+}
+
+/** The time of day. */
+export function clock(seconds: number): string {
+  return new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
+}
+
+export function placeOf(labels: readonly string[], point: readonly number[]): string {
+  return labels.map((label, d) => `${label}=${point[d]}`).join(" ");
+}
+
+export function shapeOf(mesh: Pick<Mesh, "labels" | "sizes">): string {
+  return mesh.labels.map((label, d) => `${label}=${mesh.sizes[d]}`).join(" ") || "one";
+}
+
+/** How a failure stands. */
+export function endOf(state: Failure["state"]): string {
+  return state === "open" ? "not healed" : state;
+}
+
+/** Who a failure was reported to, and what came of it. */
+export function reportOf([who, how]: Reported): string {
+  if (who === "<root>") return "shown here, since no call waited";
+  if (who === "a call") return "raised by the call that waited";
+  return `${who} ${how === "asked" ? "was asked" : how === "handled" ? "handled it" : "did not handle it"}`;
+}

@@ -1,0 +1,76 @@
+// What a click did, as a line for the notebook.
+
+import { sliceExpression } from "../cluster/slices";
+import type { Mesh } from "../cluster/state";
+
+export type Variables = Record<string, string>; // name in the notebook: uid
+
+/** What a mesh is called in code; `bound` says whether a variable of the notebook holds it. */
+export function nameOf(mesh: Mesh, uid: string, variables: Variables): { name: string; bound: boolean } {
+  const held = Object.keys(variables).filter((name) => variables[name] === uid && !name.startsWith("_"));
+  const bound = held.includes(mesh.name) ? mesh.name : held[0];
+  return bound ? { name: bound, bound: true } : { name: mesh.name, bound: false };
+}
+
+/** "" where no line says just that. */
+export function codeFor(verb: "heal" | "stop" | "interrupt", mesh: Mesh, uid: string, ranks: number[] | null, variables: Variables): string {
+  const { name, bound } = nameOf(mesh, uid, variables);
+  if (verb === "heal") return `%heal ${name}`;
+  if (verb === "interrupt") return `%interrupt ${name}`;
+  if (ranks === null) return `%stop ${name}`;
+  const slice = bound ? sliceExpression(name, mesh.labels, mesh.sizes, ranks) : "";
+  return slice && `${slice}.stop().get()`;
+}
+
+export type Dims = Record<string, number>;
+
+export function codeForSpawn(name: string, dims: Dims): string {
+  return `%mesh ${name} ${dimsText(dims)}`;
+}
+
+export function dimsText(dims: Dims): string {
+  return Object.entries(dims).map(([label, size]) => `${label}=${size}`).join(" ");
+}
+
+/** Reads `hosts=2 gpus=4`. Throws an Error that says what is wrong. */
+export function dimsFrom(text: string): Dims {
+  const dims: Dims = {};
+  for (const word of text.trim().split(/[\s,]+/)) {
+    const match = /^([A-Za-z_]\w*)=(\d+)$/.exec(word);
+    if (!match) throw new Error(word ? `"${word}" is not a dimension: write gpus=4, or hosts=2 gpus=4` : "write at least one dimension, such as gpus=4");
+    const [, label, size] = match as unknown as [string, string, string];
+    if (Number(size) < 1) throw new Error(`${label} must be at least 1`);
+    if (label in dims) throw new Error(`${label} is given twice`);
+    dims[label] = Number(size);
+  }
+  return dims;
+}
+
+/** Why a name cannot be that of a variable; "" if it can. */
+export function wrongName(name: string): string {
+  return /^[A-Za-z_]\w*$/.test(name) ? "" : name ? `"${name}" cannot be the name of a variable` : "Give the mesh a name.";
+}
+
+/** A name that no mesh has yet: workers, workers2, … */
+export function freshName(taken: Iterable<string>, wish = "workers"): string {
+  const names = new Set(taken);
+  let at = 1;
+  while (names.has(at === 1 ? wish : `${wish}${at}`)) at++;
+  return at === 1 ? wish : `${wish}${at}`;
+}
+
+export interface Wish {
+  name: string;
+  dims: Dims;
+}
+
+/** What a form says; a string is what is wrong with it. */
+export function wishOf(name: string, dims: string): Wish | string {
+  const wrong = wrongName(name);
+  if (wrong) return wrong;
+  try {
+    return { name, dims: dimsFrom(dims) };
+  } catch (error) {
+    return (error as Error).message;
+  }
+}

@@ -1,0 +1,82 @@
+// The plugin: everything it asks for is optional, so that it also loads in Notebook 7.
+
+import "../views/base.css";
+
+import { ILabShell, ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from "@jupyterlab/application";
+import { ICommandPalette } from "@jupyterlab/apputils";
+import { INotebookTracker } from "@jupyterlab/notebook";
+import { ISettingRegistry } from "@jupyterlab/settingregistry";
+import { IStatusBar } from "@jupyterlab/statusbar";
+
+import { Actions } from "./actions";
+import { addCommands, openMenu } from "./commands";
+import { Front } from "./front";
+import { MonarchPanel } from "./panel";
+import { StatusItem } from "./status";
+
+import "./panel.css";
+
+const ID = "monarch-nb-lab:plugin";
+
+interface Settings {
+  insertCode: "offer" | "always";
+  loadAgain: boolean;
+  statusBar: boolean;
+}
+
+const plugin: JupyterFrontEndPlugin<void> = {
+  id: ID,
+  description: "The cluster of the notebook in front: its meshes, failures, debug sessions and logs.",
+  autoStart: true,
+  optional: [INotebookTracker, ICommandPalette, ILabShell, ILayoutRestorer, ISettingRegistry, IStatusBar],
+  activate: (
+    app: JupyterFrontEnd,
+    tracker: INotebookTracker | null,
+    palette: ICommandPalette | null,
+    labShell: ILabShell | null,
+    restorer: ILayoutRestorer | null,
+    registry: ISettingRegistry | null,
+    statusBar: IStatusBar | null,
+  ): void => {
+    if (!tracker) return; // no notebooks, no clusters
+    const settings: Settings = { insertCode: "offer", loadAgain: false, statusBar: true };
+    const front = new Front(tracker, () => settings.loadAgain);
+    const actions = new Actions(
+      () => front.connection,
+      (told) => settings.insertCode === "always" && told.code && front.insert(told.code),
+    );
+    const panel = new MonarchPanel(front, actions, {
+      load: () => void front.connection?.load(),
+      spawn: () => void actions.spawn(),
+      menu: (row, event) => openMenu(app, row, event),
+    });
+    app.shell.add(panel, labShell ? "left" : "right", { rank: 650, type: "Monarch" });
+    restorer?.add(panel, "monarch-nb-panel");
+    const open = (): void => {
+      app.shell.activateById(panel.id);
+    };
+    addCommands(
+      app,
+      front,
+      actions,
+      { open, failures: () => panel.showFailures(), logs: (uid, ranks) => panel.showLogs(uid, ranks), selected: () => panel.meshes.view.row },
+      palette,
+    );
+    const status = statusBar ? new StatusItem(front, open) : null;
+    if (status) statusBar?.registerStatusItem("monarch-nb:status", { item: status, align: "left", rank: 50 });
+
+    const take = (found: ISettingRegistry.ISettings): void => {
+      Object.assign(settings, found.composite);
+      if (status) status.wanted = settings.statusBar;
+    };
+    void registry
+      ?.load(ID)
+      .then((found) => {
+        take(found);
+        found.changed.connect(take);
+      })
+      .catch((reason) => console.warn(`monarch-nb: the settings cannot be read: ${reason}`));
+  },
+};
+
+export default plugin;

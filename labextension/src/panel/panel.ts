@@ -1,0 +1,150 @@
+// The side panel: the cluster of the notebook in front.
+
+import { SidePanel } from "@jupyterlab/ui-components";
+import { AccordionPanel, PanelLayout, Widget } from "@lumino/widgets";
+
+import type { Actions } from "./actions";
+import type { Cluster } from "../cluster/client";
+import { h, say } from "../page/dom";
+import type { Front } from "./front";
+import { icon } from "./icon";
+import { NOTHING, phaseOf, wordsFor } from "./link";
+import { DebugSection, FailureSection, LogSection, MeshSection, Section, SelectedSection } from "./sections";
+import { summaryOf } from "./summary";
+import { Row } from "./tree";
+
+export interface PanelHooks {
+  load(): void;
+  spawn(): void;
+  menu(row: Row, event: MouseEvent): void;
+}
+
+export class MonarchPanel extends SidePanel {
+  readonly meshes: MeshSection;
+  readonly logs = new LogSection();
+  readonly failures = new FailureSection();
+
+  constructor(
+    private _front: Front,
+    private _actions: Actions,
+    hooks: PanelHooks,
+  ) {
+    super();
+    this.id = "monarch-nb:panel";
+    this.addClass("mnb-panel");
+    this.title.icon = icon;
+    this.title.caption = "Monarch: the cluster of this notebook";
+    this.node.setAttribute("role", "region");
+    this.node.setAttribute("aria-label", "Monarch");
+
+    this._spawn.addEventListener("click", () => hooks.spawn());
+    this._load.addEventListener("click", () => hooks.load());
+    this._insertTyped.addEventListener("click", () => _front.insert(this._typed.textContent ?? ""));
+    this._insert.addEventListener("click", () => _front.insert(_actions.told.code));
+
+    const selected = new SelectedSection(_actions, (uid, ranks) => this.showLogs(uid, ranks));
+    this.meshes = new MeshSection((row) => (selected.row = row), (row, event) => hooks.menu(row, event));
+    this._sessions = new DebugSection(() => _front.notebook?.node ?? null);
+    this._sections = [this.meshes, selected, this.failures, this._sessions, this.logs];
+    for (const section of this._sections) this.addWidget(section);
+    for (const closed of [2, 3, 4]) this._accordion.collapse(closed);
+    this._accordion.setRelativeSizes([4, 3, 4, 4, 4]);
+
+    const head = new Widget({ node: h("div", { class: "mnb-v mnb-panel-head" }, h("div", { class: "mnb-top" }, this._name, this._spawn), this._summary) });
+    const note = new Widget({ node: h("div", { class: "mnb-v mnb-panel-note", role: "status" }, this._noteTitle, this._noteText, this._typed, h("div", { class: "mnb-buttons" }, this._load, this._insertTyped)) });
+    const foot = new Widget({ node: h("div", { class: "mnb-v mnb-panel-foot", role: "status" }, this._told, h("div", { class: "mnb-slice" }, this._code, this._insert)) });
+    const layout = this.layout as PanelLayout;
+    layout.insertWidget(0, head);
+    layout.insertWidget(1, note);
+    layout.addWidget(foot);
+    this._note = note;
+    this._foot = foot;
+
+    _front.changed.connect(this._changed, this);
+    _actions.changed.connect(this._said, this);
+    this._said();
+    this._changed();
+  }
+
+  /** Opens the section of the logs at a mesh. */
+  showLogs(uid: string, ranks: number[] | null): void {
+    this._accordion.expand(this._sections.indexOf(this.logs));
+    this.logs.follow(uid, ranks);
+  }
+
+  showFailures(): void {
+    this._accordion.expand(this._sections.indexOf(this.failures));
+  }
+
+  private get _accordion(): AccordionPanel {
+    return this.content as AccordionPanel;
+  }
+
+  private _changed(): void {
+    const { connection, notebook } = this._front;
+    const cluster = connection?.cluster ?? null;
+    if (cluster !== this._cluster) {
+      this._unwatch?.();
+      this._cluster = cluster;
+      for (const section of this._sections) section.cluster = cluster;
+      this._actions.clear();
+      this._unwatch = cluster?.watch(() => (this._pending ??= requestAnimationFrame(() => this._draw()))) ?? null;
+    }
+    say(this._name, notebook?.title.label ?? "Monarch");
+    this._name.title = notebook?.context.path ?? "";
+    this._draw();
+  }
+
+  private _draw(): void {
+    this._pending = null;
+    const facts = this._front.connection?.facts ?? NOTHING;
+    const phase = phaseOf(facts);
+    const live = phase === "live";
+    const state = this._cluster?.state;
+    const something = Boolean(state && (Object.keys(state.meshes).length || Object.keys(state.failures).length));
+    const shown = something && (live || phase === "starting");
+    const words = wordsFor(facts);
+    this._note.setHidden(shown);
+    this.content.setHidden(!shown);
+    this._foot.setHidden(!live);
+    say(this._noteTitle, words.title);
+    say(this._noteText, words.text);
+    say(this._typed, words.code);
+    this._typed.hidden = this._insertTyped.hidden = !words.code;
+    this._load.hidden = !words.offersLoad;
+    this._spawn.hidden = !live;
+    say(this._summary, !state || !live ? (shown ? `last seen: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
+    this._summary.title = this._summary.textContent ?? ""; // where the panel is narrow
+    if (!state) return;
+    this.failures.count(state);
+    this._sessions.count(state);
+  }
+
+  private _said(): void {
+    const { text, wrong, code } = this._actions.told;
+    say(this._told, text);
+    this._told.title = text;
+    this._told.classList.toggle("mnb-wrong", wrong);
+    say(this._code, code);
+    this._insert.style.visibility = code ? "visible" : "hidden";
+  }
+
+  private _cluster: Cluster | null = null;
+  private _code = h("code");
+  private _foot: Widget;
+  private _insert = h("button", { class: "mnb-b", type: "button", text: "Insert code", title: "put this line into a new cell" });
+  private _insertTyped = h("button", { class: "mnb-b", type: "button", text: "Insert code", title: "put this line into a new cell" });
+  private _load = h("button", { class: "mnb-b mnb-primary", type: "button", text: "Load Monarch" });
+  private _name = h("b", { class: "mnb-panel-name" });
+  private _note: Widget;
+  private _noteText = h("div", { class: "mnb-dim" });
+  private _noteTitle = h("b");
+  private _pending: number | null = null;
+  private _sections: Section[];
+  private _sessions: DebugSection;
+  private _spawn = h("button", { class: "mnb-b", type: "button", text: "Spawn…", title: "make a mesh of processes" });
+  private _summary = h("div", { class: "mnb-panel-summary", role: "status" });
+  private _told = h("div", { class: "mnb-panel-told" });
+  private _typed = h("code", { class: "mnb-typed" });
+  private _unwatch: (() => void) | null = null;
+}

@@ -1,0 +1,322 @@
+// The sections of the panel. Each is alive only while it can be seen.
+
+import type { Message } from "@lumino/messaging";
+import { Widget } from "@lumino/widgets";
+
+import type { Actions, Verb } from "./actions";
+import type { Cluster } from "../cluster/client";
+import { countOf, pointOf } from "../cluster/ranks";
+import type { ClusterState } from "../cluster/state";
+import { eachFrame, h, say, sayFacts } from "../page/dom";
+import { placeOf } from "../page/words";
+import { debugView } from "../views/debugger";
+import { failureView } from "../views/failures";
+import { logView } from "../views/logs";
+import { Row, countsMeant, factsOf, lookOf, meantBy } from "./tree";
+import { TreeView, isStructural } from "./treeview";
+
+/** A part of the panel that shows a cluster. */
+export abstract class Section extends Widget {
+  constructor(id: string, label: string) {
+    super();
+    this.id = `mnb-section-${id}`;
+    this.title.label = label;
+    this.addClass("mnb-section");
+    this.node.append(this.body);
+  }
+
+  /** What a section draws into: the node itself is laid out by the panel. */
+  protected readonly body = h("div", { class: "mnb-v" });
+
+  set cluster(cluster: Cluster | null) {
+    if (cluster === this._cluster) return;
+    this._stop();
+    this._cluster = cluster;
+    if (this.isVisible) this._start();
+  }
+
+  get cluster(): Cluster | null {
+    return this._cluster;
+  }
+
+  /** Builds what is seen; the result ends it. */
+  protected abstract mount(cluster: Cluster): () => void;
+
+  protected again(): void {
+    this._stop();
+    if (this.isVisible) this._start();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this._start();
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    if (this.isVisible) this._start();
+  }
+
+  protected override onBeforeHide(message: Message): void {
+    this._stop();
+    super.onBeforeHide(message);
+  }
+
+  protected override onBeforeDetach(message: Message): void {
+    this._stop();
+    super.onBeforeDetach(message);
+  }
+
+  private _start(): void {
+    if (!this._end && this._cluster) this._end = this.mount(this._cluster);
+  }
+
+  private _stop(): void {
+    this._end?.();
+    this._end = null;
+  }
+
+  private _cluster: Cluster | null = null;
+  private _end: (() => void) | null = null;
+}
+
+/** Calls `draw` once for all changes between two frames. */
+function drawing(cluster: Cluster, draw: (structure: boolean) => void, every = 0): () => void {
+  let structure = false;
+  const frames = eachFrame(() => {
+    const built = structure;
+    structure = false;
+    draw(built);
+  });
+  const end = cluster.watch((patch) => {
+    structure ||= isStructural(patch);
+    frames.soon();
+  });
+  const ticking = every ? setInterval(frames.soon, every) : undefined;
+  draw(true);
+  return () => {
+    end();
+    clearInterval(ticking);
+    frames.cancel();
+  };
+}
+
+export class MeshSection extends Section {
+  constructor(private _select: (row: Row | null) => void, menu: (row: Row, event: MouseEvent) => void) {
+    super("meshes", "Meshes");
+    this.view = new TreeView({ select: (row) => this._select(row), menu });
+    this.body.append(this.view.node);
+  }
+
+  readonly view: TreeView;
+
+  protected mount(cluster: Cluster): () => void {
+    return drawing(cluster, (structure) => this.view.show(cluster.state, cluster.now(), structure), 1000);
+  }
+
+  protected override onResize(message: Widget.ResizeMessage): void {
+    super.onResize(message);
+    this.view.draw();
+  }
+}
+
+const TAIL = 80;
+
+/** What is selected in the tree: facts, buttons, its last lines or where it is. */
+export class SelectedSection extends Section {
+  constructor(
+    private _actions: Actions,
+    private _logs: (uid: string, ranks: number[] | null) => void,
+  ) {
+    super("selected", "Selected");
+    const button = (label: string, act: () => void): HTMLButtonElement => h("button", { class: "mnb-b", type: "button", text: label, onclick: act });
+    const verb = (what: Verb) => (): void => {
+      const meant = this._row && meantBy(this._row);
+      if (meant) void this._actions.act(what, meant.uid, meant.ranks);
+    };
+    this._heal = button("Heal", verb("heal"));
+    this._interrupt = button("Interrupt", verb("interrupt"));
+    this._stack = button("Stack", () => void this._showStack());
+    this._stop_ = button("Stop", verb("stop"));
+    const logs = button("Logs", () => {
+      const meant = this._row && meantBy(this._row);
+      if (meant) this._logs(meant.uid, meant.ranks);
+    });
+    this.body.append(h("div", { class: "mnb-buttons" }, this._heal, this._interrupt, this._stack, logs, this._stop_), this._facts, this._lines);
+  }
+
+  set row(row: Row | null) {
+    if (row?.key === this._row?.key) return;
+    this._row = row;
+    this.again();
+  }
+
+  protected mount(cluster: Cluster): () => void {
+    this._lines.textContent = "";
+    this._stacked = false;
+    const row = this._row;
+    if (!row) {
+      say(this._facts, "");
+      this.title.label = "Selected";
+      return () => undefined;
+    }
+    this.title.label = `Selected: ${lookOf(cluster.state, row, cluster.now()).name}`;
+    const ends = [drawing(cluster, () => this._draw(cluster), 1000), this._follow(cluster, row)];
+    return () => ends.forEach((end) => end());
+  }
+
+  private _follow(cluster: Cluster, row: Row): () => void {
+    const { uid, ranks } = meantBy(row);
+    const mesh = cluster.state.meshes[uid];
+    const kept: string[] = [];
+    const one = ranks?.length === 1;
+    return cluster.subscribe({ topic: "logs", mesh: uid, ranks: ranks ?? undefined, lines: TAIL }, ({ reset, lines }) => {
+      if (reset) kept.length = 0;
+      for (const [index, , , text] of lines) kept.push(one || !mesh?.labels.length ? text : `${placeOf(mesh.labels, pointOf(mesh.sizes, index))}  ${text}`);
+      kept.splice(0, Math.max(0, kept.length - TAIL));
+      if (this._stacked) return;
+      const down = this._lines.scrollTop + this._lines.clientHeight >= this._lines.scrollHeight - 4;
+      say(this._lines, kept.join("\n") || "nothing has been written yet");
+      if (down) this._lines.scrollTop = this._lines.scrollHeight;
+    });
+  }
+
+  private async _showStack(): Promise<void> {
+    const { cluster, _row: row } = this;
+    const mesh = row && cluster?.state.meshes[row.uid];
+    if (!row || !cluster || !mesh) return;
+    const { uid, ranks } = meantBy(row);
+    this._stacked = true;
+    say(this._lines, "asking the processes …");
+    try {
+      const wanted = (ranks ?? Array.from({ length: 16 }, (_, at) => at)).slice(0, Math.min(16, countOf(mesh.sizes)));
+      const { stacks } = await cluster.request("stack", { mesh: uid, ranks: wanted });
+      const several = Object.keys(stacks).length > 1;
+      say(this._lines, Object.entries(stacks).map(([index, text]) => (several ? `── ${placeOf(mesh.labels, pointOf(mesh.sizes, Number(index)))}\n${text}` : text)).join("\n"));
+    } catch (error) {
+      say(this._lines, (error as Error).message);
+    }
+    this._lines.scrollTop = 0;
+  }
+
+  private _draw(cluster: Cluster): void {
+    const row = this._row;
+    if (!row) return;
+    const facts = factsOf(cluster.state, row, cluster.now());
+    const { uid, ranks } = meantBy(row);
+    const counts = countsMeant(cluster.state, uid, ranks);
+    const stopped = Boolean(cluster.state.meshes[uid]?.stopped) || !cluster.live;
+    const living = (counts.busy ?? 0) + (counts.idle ?? 0) + (counts.paused ?? 0) + (counts.unresponsive ?? 0);
+    able(this._heal, !stopped && Boolean(counts.failed));
+    this._heal.classList.toggle("mnb-main", !stopped && Boolean(counts.failed));
+    able(this._interrupt, !stopped && Boolean(counts.busy));
+    able(this._stack, !stopped && living > 0);
+    able(this._stop_, !stopped);
+    sayFacts(this._facts, facts);
+  }
+
+  private _facts = h("div", { class: "mnb-facts" });
+  private _heal: HTMLButtonElement;
+  private _interrupt: HTMLButtonElement;
+  private _lines = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": "last lines" });
+  private _row: Row | null = null;
+  private _stack: HTMLButtonElement;
+  private _stacked = false;
+  private _stop_: HTMLButtonElement;
+}
+
+function able(button: HTMLButtonElement, can: boolean): void {
+  if (button.disabled === can) button.disabled = !can;
+}
+
+export class FailureSection extends Section {
+  constructor() {
+    super("failures", "Failures");
+  }
+
+  protected mount(cluster: Cluster): () => void {
+    const root = h("div");
+    this.body.append(root);
+    const end = failureView(cluster, root, {});
+    return () => {
+      end();
+      root.remove();
+    };
+  }
+
+  /** Says in the title how many are not healed; also while it is closed. */
+  count(state: ClusterState): void {
+    const open = Object.values(state.failures).filter((one) => one.state === "open").length;
+    this.title.label = open ? `Failures · ${open} not healed` : "Failures";
+  }
+}
+
+export class LogSection extends Section {
+  constructor() {
+    super("logs", "Logs");
+    this._pick.addEventListener("change", () => this.follow(this._pick.value, null));
+  }
+
+  /** Shows the lines of a mesh, or of some of its ranks. */
+  follow(uid: string, ranks: number[] | null): void {
+    this._uid = uid;
+    this._ranks = ranks;
+    this.again();
+  }
+
+  protected mount(cluster: Cluster): () => void {
+    const root = h("div", { class: "mnb-fill" });
+    this.body.append(h("div", { class: "mnb-top" }, h("label", {}, h("span", { class: "mnb-dim", text: "of " }), this._pick)), root);
+    let end: (() => void) | null = null;
+    let shown = "";
+    const draw = (): void => {
+      const meshes = Object.entries(cluster.state.meshes).filter(([uid, mesh]) => !mesh.stopped || uid === this._uid);
+      const told = JSON.stringify(meshes.map(([uid, mesh]) => [uid, mesh.name]));
+      if (told !== this._told) {
+        this._told = told;
+        this._pick.replaceChildren(...meshes.map(([uid, mesh]) => h("option", { value: uid, text: mesh.name })));
+      }
+      if (!meshes.some(([uid]) => uid === this._uid)) [this._uid, this._ranks] = [meshes[0]?.[0] ?? "", null];
+      this._pick.value = this._uid;
+      if (this._uid === shown) return;
+      shown = this._uid;
+      end?.();
+      root.replaceChildren();
+      end = shown ? logView(cluster, root, { mesh: shown, ranks: this._ranks ?? undefined }) : null;
+    };
+    const stop = drawing(cluster, (structure) => structure && draw());
+    return () => {
+      stop();
+      end?.();
+      this.body.replaceChildren();
+    };
+  }
+
+  private _pick = h("select", { class: "mnb-pick", "aria-label": "mesh" });
+  private _ranks: number[] | null = null;
+  private _told = "";
+  private _uid = "";
+}
+
+export class DebugSection extends Section {
+  /** `area` gives the element in which a prompt may be left. */
+  constructor(private _area: () => HTMLElement | null) {
+    super("sessions", "Debugger");
+  }
+
+  protected mount(cluster: Cluster): () => void {
+    const root = h("div");
+    this.body.append(root);
+    const end = debugView(cluster, root, { area: this._area });
+    return () => {
+      end();
+      root.remove();
+    };
+  }
+
+  /** Says in the title how many are stopped; also while it is closed. */
+  count(state: ClusterState): void {
+    const stopped = Object.keys(state.sessions).length;
+    this.title.label = stopped ? `Debugger · ${stopped} stopped` : "Debugger";
+  }
+}

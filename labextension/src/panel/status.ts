@@ -1,0 +1,58 @@
+// The line in the status bar.
+
+import { Widget } from "@lumino/widgets";
+
+import type { Cluster } from "../cluster/client";
+import { h, say } from "../page/dom";
+import type { Front } from "./front";
+import { phaseOf } from "./link";
+import { summaryOf } from "./summary";
+import { LETTERS } from "./tree";
+
+export class StatusItem extends Widget {
+  constructor(
+    private _front: Front,
+    open: () => void,
+  ) {
+    super();
+    this.addClass("mnb-status-item");
+    this._button.addEventListener("click", open);
+    this.node.append(this._button);
+    _front.changed.connect(this._changed, this);
+    this._changed();
+  }
+
+  /** Whether it watches at all. */
+  set wanted(wanted: boolean) {
+    this._wanted = wanted;
+    this._changed();
+  }
+
+  private _changed(): void {
+    const { connection } = this._front;
+    const cluster = this._wanted ? connection?.cluster ?? null : null;
+    if (cluster !== this._cluster) {
+      this._unwatch?.();
+      this._cluster = cluster;
+      this._unwatch = cluster?.watch(() => (this._pending ??= requestAnimationFrame(() => this._draw()))) ?? null;
+    }
+    this._draw();
+  }
+
+  private _draw(): void {
+    this._pending = null;
+    const live = this._cluster && this._front.connection && phaseOf(this._front.connection.facts) === "live";
+    this.setHidden(!live);
+    if (!live || !this._cluster) return;
+    const { text, failed } = summaryOf(this._cluster.state);
+    say(this._button, failed ? `${LETTERS.failed} ${text}` : text);
+    this._button.classList.toggle("mnb-wrong", failed > 0);
+    this._button.setAttribute("aria-label", `Monarch: ${text}`);
+  }
+
+  private _button = h("button", { type: "button", title: "Monarch: open the panel" });
+  private _cluster: Cluster | null = null;
+  private _pending: number | null = null;
+  private _unwatch: (() => void) | null = null;
+  private _wanted = true;
+}

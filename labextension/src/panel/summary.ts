@@ -1,0 +1,60 @@
+// The cluster in one line.
+
+import { baseOf, indexOfBase, sizeOf } from "../cluster/ranks";
+import type { ClusterState } from "../cluster/state";
+
+export interface Summary {
+  meshes: number;
+  ranks: number;
+  well: number;
+  failed: number;
+  /** `4 meshes · 63/64 ranks · 1 failed`; "no meshes" where there are none. */
+  text: string;
+}
+
+const TROUBLE = ["failed", "unresponsive", "paused", "healing", "starting"] as const;
+const AWAY = new Set(["failed", "unresponsive", "healing", "starting", "stopped"]);
+
+/** Ranks are those of processes, each as bad as the worst of what lives on it. */
+export function summaryOf(state: ClusterState): Summary {
+  const counts: Record<string, number> = {};
+  let meshes = 0;
+  let ranks = 0;
+  const living = Object.entries(state.meshes).filter(([, mesh]) => !mesh.stopped);
+  for (const [uid, mesh] of living) {
+    meshes++;
+    if (mesh.kind === "actors" && mesh.on && state.meshes[mesh.on]) continue;
+    const size = sizeOf(mesh);
+    ranks += size;
+    const mine = { ...mesh.counts };
+    const worse = failedActorsOn(state, uid, living);
+    for (const index of worse) {
+      const was = state.ranks[uid]?.[index]?.state ?? mesh.state;
+      if (was === "failed") continue;
+      mine[was] = (mine[was] ?? 0) - 1;
+      mine.failed = (mine.failed ?? 0) + 1;
+    }
+    for (const [how, count] of Object.entries(mine)) counts[how] = (counts[how] ?? 0) + (count ?? 0);
+  }
+  const away = Object.entries(counts).reduce((sum, [how, count]) => sum + (AWAY.has(how) ? count : 0), 0);
+  const well = ranks - away;
+  const failed = counts.failed ?? 0;
+  const told = TROUBLE.filter((how) => counts[how]).map((how) => `${counts[how]} ${how}`);
+  const text = meshes ? [`${meshes} mesh${meshes === 1 ? "" : "es"}`, `${well}/${ranks} ranks`, ...told].join(" · ") : "no meshes";
+  return { meshes, ranks, well, failed, text };
+}
+
+function failedActorsOn(state: ClusterState, uid: string, living: [string, ClusterState["meshes"][string]][]): Set<number> {
+  const found = new Set<number>();
+  const procs = state.meshes[uid];
+  if (!procs || procs.kind !== "procs") return found;
+  for (const [other, mesh] of living) {
+    if (mesh.on !== uid || !mesh.counts?.failed) continue;
+    for (const [index, rank] of Object.entries(state.ranks[other] ?? {})) {
+      if ((rank.state ?? mesh.state) !== "failed") continue;
+      const at = indexOfBase(procs, baseOf(mesh, Number(index)));
+      if (at >= 0) found.add(at);
+    }
+  }
+  return found;
+}

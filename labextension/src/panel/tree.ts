@@ -1,0 +1,176 @@
+// The tree of the panel: mesh → host → process → actor, as rows. What a row says is worked out only when it is seen.
+
+import { actorsOn, baseOf, countsOf, indexOfBase, pointOf, present, rankOf, sizeOf } from "../cluster/ranks";
+import type { ClusterState, Counts, Mesh, Rank, State } from "../cluster/state";
+import { SIGNS, bytes, duration, placeOf, shapeOf } from "../page/words";
+
+export type Kind = "mesh" | "actors" | "host" | "proc" | "actor";
+
+export interface Row {
+  key: string;
+  kind: Kind;
+  level: number;
+  uid: string;
+  /** Of a process or an actor: its index in its mesh. */
+  index: number;
+  /** Of a host: the indices of its processes, from here up to but not with there. */
+  from: number;
+  to: number;
+  parent: string;
+  expandable: boolean;
+  expanded: boolean;
+  place: number; // among its siblings, from 1
+  siblings: number;
+}
+
+export interface Look {
+  name: string;
+  note: string;
+  state: State | "";
+  counts: [State, number][];
+  /** All of it, to be read aloud. */
+  spoken: string;
+}
+
+/** What is open: keys that were turned from what is usual. */
+export type Turned = ReadonlySet<string>;
+
+const FEW = 40; // children that are shown without being asked for
+export const LETTERS: Readonly<Record<State, string>> = { busy: "●", idle: "○", ...SIGNS } as Record<State, string>;
+
+/** The rows that can be seen, from top to bottom. */
+export function rowsOf(state: ClusterState, turned: Turned): Row[] {
+  const rows: Row[] = [];
+  const roots = Object.entries(state.meshes).filter(([, mesh]) => mesh.kind === "procs" || !mesh.on || !state.meshes[mesh.on]);
+  roots.forEach(([uid, mesh], at) => meshRows(rows, state, turned, uid, mesh, at + 1, roots.length));
+  return rows;
+}
+
+function add(rows: Row[], turned: Turned, more: Partial<Row> & Pick<Row, "key" | "kind" | "level" | "uid">, usual: boolean): Row {
+  const row: Row = { index: -1, from: 0, to: 0, parent: "", expandable: false, expanded: false, place: 1, siblings: 1, ...more };
+  row.expanded = row.expandable && usual !== turned.has(row.key);
+  rows.push(row);
+  return row;
+}
+
+function meshRows(rows: Row[], state: ClusterState, turned: Turned, uid: string, mesh: Mesh, place: number, siblings: number): void {
+  const actors = Object.entries(state.meshes).filter(([, other]) => other.kind === "actors" && other.on === uid);
+  const hosts = mesh.hosts?.length ?? 0;
+  const perHost = mesh.per_host ?? sizeOf(mesh);
+  const children = actors.length + (hosts > 1 ? hosts : sizeOf(mesh));
+  const root = add(rows, turned, { key: `m:${uid}`, kind: "mesh", level: 1, uid, expandable: !mesh.stopped && children > 0, place, siblings }, children <= FEW);
+  if (!root.expanded) return;
+  let at = 0;
+  for (const [other] of actors) add(rows, turned, { key: `a:${other}`, kind: "actors", level: 2, uid: other, parent: root.key, place: ++at, siblings: children }, false);
+  if (mesh.kind === "actors") {
+    for (let index = 0; index < sizeOf(mesh); index++) add(rows, turned, { key: `r:${uid}:${index}`, kind: "actor", level: 2, uid, index, parent: root.key, place: ++at, siblings: children }, false);
+  } else if (hosts > 1) {
+    for (let host = 0; host < hosts; host++) {
+      const from = host * perHost;
+      const row = add(rows, turned, { key: `h:${uid}:${host}`, kind: "host", level: 2, uid, index: host, from, to: from + perHost, parent: root.key, expandable: true, place: ++at, siblings: children }, false);
+      if (row.expanded) procRows(rows, state, turned, row, uid, from, from + perHost, 0, perHost);
+    }
+  } else procRows(rows, state, turned, root, uid, 0, sizeOf(mesh), at, children);
+}
+
+function procRows(rows: Row[], state: ClusterState, turned: Turned, parent: Row, uid: string, from: number, to: number, before: number, siblings: number): void {
+  for (let index = from; index < to; index++) {
+    const living = actorsOn(state, uid, index);
+    const proc = add(rows, turned, { key: `p:${uid}:${index}`, kind: "proc", level: parent.level + 1, uid, index, parent: parent.key, expandable: living.length > 0, place: before + index - from + 1, siblings }, false);
+    if (proc.expanded)
+      living.forEach(([other, , at], nth) => add(rows, turned, { key: `r:${other}:${at}`, kind: "actor", level: proc.level + 1, uid: other, index: at, parent: proc.key, place: nth + 1, siblings: living.length }, false));
+  }
+}
+
+/** What a row says. */
+export function lookOf(state: ClusterState, row: Row, now: number): Look {
+  const mesh = state.meshes[row.uid];
+  if (!mesh) return { name: "", note: "", state: "", counts: [], spoken: "" };
+  if (row.kind === "proc" || row.kind === "actor") return rankLook(state, row, mesh, now);
+  const counts = countsMeant(state, row.uid, meantBy(row).ranks);
+  const host = row.kind === "host" ? state.hosts[mesh.hosts?.[row.index] ?? ""] : undefined;
+  const name = row.kind === "host" ? host?.name ?? mesh.hosts?.[row.index] ?? "" : mesh.name;
+  const shape = mesh.labels.length ? shapeOf(mesh) : "";
+  const foreign = mesh.mine === false && mesh.owner ? `by ${mesh.owner}` : "";
+  const note = row.kind === "host" ? (host?.state === "lost" ? "lost" : "") : mesh.stopped ? `stopped: ${mesh.stopped}` : [row.kind === "actors" || mesh.kind === "actors" ? mesh.class ?? "" : "", row.kind === "mesh" ? shape : "", foreign].filter(Boolean).join(" · ");
+  const states = mesh.stopped ? [] : present(counts);
+  const spoken = [row.kind === "host" ? "host" : row.kind === "actors" ? "actors" : "mesh", name, note, states.map(([how, count]) => `${count} ${how}`).join(", ")].filter(Boolean).join(", ");
+  return { name, note, state: "", counts: states, spoken };
+}
+
+function rankLook(state: ClusterState, row: Row, mesh: Mesh, now: number): Look {
+  const rank = rankOf(state, row.uid, row.index);
+  const place = placeOf(mesh.labels, pointOf(mesh.sizes, row.index));
+  const name = row.kind === "actor" && row.level > 2 ? mesh.name : place || mesh.name;
+  const note = noteOf(rank, now);
+  return { name, note, state: rank.state, counts: [], spoken: [name, rank.state, note === rank.state ? "" : note].filter(Boolean).join(", ") };
+}
+
+/** What a rank does, or what is wrong with it, in a few words. */
+export function noteOf(rank: Rank, now: number): string {
+  const lasts = rank.since === undefined ? "" : ` ${duration(now - rank.since)}`;
+  switch (rank.state) {
+    case "busy":
+      return `${rank.endpoint ?? "busy"}${lasts}`;
+    case "failed":
+      return rank.detail ? rank.detail : "failed";
+    case "unresponsive":
+      return `no answer${lasts}`;
+    case "idle":
+      return rank.memory !== undefined ? bytes(rank.memory) : "";
+    default:
+      return rank.detail ?? rank.state;
+  }
+}
+
+/** What is meant when a row is acted on: the mesh, and its ranks; null for all of them. */
+export function meantBy(row: Row): { uid: string; ranks: number[] | null } {
+  if (row.kind === "proc" || row.kind === "actor") return { uid: row.uid, ranks: [row.index] };
+  if (row.kind === "host") return { uid: row.uid, ranks: Array.from({ length: row.to - row.from }, (_, at) => row.from + at) };
+  return { uid: row.uid, ranks: null };
+}
+
+/** How many of what is meant are in which state. */
+export function countsMeant(state: ClusterState, uid: string, ranks: readonly number[] | null): Counts {
+  return ranks === null ? (state.meshes[uid]?.counts ?? {}) : countsOf(state, uid, ranks);
+}
+
+/** Facts about what a row stands for: what, and its value. */
+export function factsOf(state: ClusterState, row: Row, now: number): [string, string][] {
+  const mesh = state.meshes[row.uid];
+  if (!mesh) return [];
+  const facts: [string, string][] = [];
+  const put = (what: string, value: string | undefined) => value && facts.push([what, value]);
+  if (row.kind === "proc" || row.kind === "actor") {
+    const rank = rankOf(state, row.uid, row.index);
+    const procs = row.kind === "proc" || !mesh.on ? mesh : state.meshes[mesh.on];
+    const base = baseOf(mesh, row.index);
+    const at = procs ? indexOfBase(procs, base) : -1;
+    const proc = row.kind === "proc" ? rank : mesh.on && at >= 0 ? rankOf(state, mesh.on, at) : undefined;
+    put("state", [rank.state, ["idle", rank.state].includes(noteOf(rank, now)) || rank.state === "idle" ? "" : noteOf(rank, now)].filter(Boolean).join(" · "));
+    const host = procs?.hosts?.[Math.floor(base / (procs.per_host ?? 1))];
+    put("host", host && [state.hosts[host]?.name ?? host, proc?.pid && `pid ${proc.pid}`].filter(Boolean).join(" · "));
+    put("uses", usage(proc));
+    if (mesh.kind === "actors") put("calls", [rank.calls !== undefined && `${rank.calls}`, rank.rate && `${rank.rate.toFixed(1)}/s`, rank.queue && `${rank.queue} waiting`, rank.errors && `${rank.errors} raised`].filter(Boolean).join(" · "));
+    put("healed", rank.life ? `${rank.life} time${rank.life === 1 ? "" : "s"}` : "");
+    const failure = rank.failure ? state.failures[rank.failure] : undefined;
+    put("next", failure?.state === "open" ? failure.next : "");
+  } else {
+    const look = lookOf(state, row, now);
+    put("ranks", look.counts.map(([how, count]) => `${count} ${how}`).join(", "));
+    put("what", row.kind === "host" ? "host" : mesh.kind === "actors" ? `${mesh.class ?? "actors"} on ${state.meshes[mesh.on ?? ""]?.name ?? "?"}` : `processes, ${shapeOf(mesh)}`);
+    if (row.kind === "mesh") put("actors", Object.values(state.meshes).filter((other) => other.on === row.uid && !other.stopped).map((other) => other.name).join(", "));
+    put("owner", mesh.owner && mesh.owner !== "<root>" ? mesh.owner : "");
+    put("stopped", mesh.stopped);
+  }
+  return facts;
+}
+
+function usage(rank: Rank | undefined): string {
+  if (!rank) return "";
+  const parts = [];
+  if (rank.cpu !== undefined) parts.push(`${Math.round(rank.cpu * 100)} % cpu`);
+  if (rank.memory !== undefined) parts.push(bytes(rank.memory));
+  if (rank.gpu_memory !== undefined) parts.push(`gpu ${bytes(rank.gpu_memory)}${rank.gpu !== undefined ? ` ${Math.round(rank.gpu * 100)} %` : ""}`);
+  return parts.join(" · ");
+}

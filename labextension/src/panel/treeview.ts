@@ -1,0 +1,226 @@
+// The tree on the page: only the rows in sight are in it, so that ten thousand ranks cost no more than forty.
+
+import type { ClusterState, Patch, State } from "../cluster/state";
+import { h, say } from "../page/dom";
+import { LETTERS, Look, Row, lookOf, rowsOf } from "./tree";
+
+export const ROW = 24; // px, as in the style sheet
+const AROUND = 6; // rows kept ready above and below
+
+interface Line {
+  element: HTMLElement;
+  name: HTMLElement;
+  note: HTMLElement;
+  marks: HTMLElement;
+  told: string;
+}
+
+export interface TreeActions {
+  select(row: Row | null): void;
+  menu(row: Row, event: MouseEvent): void;
+}
+
+export class TreeView {
+  readonly node: HTMLElement;
+  selected = "";
+
+  constructor(private _actions: TreeActions) {
+    this._space = h("div", { class: "mnb-outline-space", role: "presentation" });
+    this.node = h("div", { class: "mnb-outline", role: "tree", tabindex: "0", "aria-label": "meshes" }, this._space);
+    this.node.addEventListener("keydown", (event) => this._key(event));
+    this.node.addEventListener("scroll", () => this.draw(), { passive: true });
+    this._space.addEventListener("click", (event) => this._click(event));
+    this._space.addEventListener("contextmenu", (event) => {
+      const row = this._rowAt(event);
+      if (!row) return;
+      this.select(row.key);
+      event.preventDefault();
+      this._actions.menu(row, event);
+    });
+  }
+
+  get row(): Row | null {
+    return this._rows.find((row) => row.key === this.selected) ?? null;
+  }
+
+  get rows(): readonly Row[] {
+    return this._rows;
+  }
+
+  /** Shows a state; `structure` where meshes have come or gone. `now` is the kernel's clock. */
+  show(state: ClusterState, now: number, structure: boolean): void {
+    this._state = state;
+    this._now = now;
+    if (structure) this._build();
+    this.draw();
+  }
+
+  select(key: string, scroll = false): void {
+    const before = this.selected;
+    this.selected = key;
+    if (scroll) this._reveal();
+    this.draw();
+    if (before !== key) this._actions.select(this.row);
+  }
+
+  toggle(key: string): void {
+    if (!this._turned.delete(key)) this._turned.add(key);
+    this._build();
+    this.draw();
+  }
+
+  /** Writes what is in sight and has changed. */
+  draw(): void {
+    const state = this._state;
+    if (!state) return;
+    const top = this.node.scrollTop;
+    const height = this.node.clientHeight || 600;
+    const from = Math.max(0, Math.floor(top / ROW) - AROUND);
+    const to = Math.min(this._rows.length, Math.ceil((top + height) / ROW) + AROUND);
+    const seen = new Set<string>();
+    let after: Element | null = null;
+    for (let at = from; at < to; at++) {
+      const row = this._rows[at] as Row;
+      seen.add(row.key);
+      const line = this._lines.get(row.key) ?? this._line(row);
+      this._write(line, row, lookOf(state, row, this._now), at);
+      const place: Element | null = after ? after.nextElementSibling : this._space.firstElementChild;
+      if (place !== line.element) this._space.insertBefore(line.element, place);
+      after = line.element;
+    }
+    for (const [key, line] of this._lines)
+      if (!seen.has(key)) {
+        line.element.remove();
+        this._lines.delete(key);
+      }
+    const active = this._lines.get(this.selected)?.element.id;
+    if (active) this.node.setAttribute("aria-activedescendant", active);
+    else this.node.removeAttribute("aria-activedescendant");
+  }
+
+  private _build(): void {
+    if (!this._state) return;
+    this._rows = rowsOf(this._state, this._turned);
+    const height = `${this._rows.length * ROW}px`;
+    if (this._space.style.height !== height) this._space.style.height = height;
+    if (this._rows.some((row) => row.key === this.selected)) return;
+    this.selected = this._rows[0]?.key ?? "";
+    this._actions.select(this.row);
+  }
+
+  private _line(row: Row): Line {
+    const name = h("span", { class: "mnb-outline-name" });
+    const note = h("span", { class: "mnb-outline-note mnb-dim" });
+    const marks = h("span", { class: "mnb-outline-marks" });
+    const element = h(
+      "div",
+      { class: "mnb-outline-row", role: "treeitem", id: `mnb-row-${++numbers}`, "data-key": row.key, "data-kind": row.kind, "aria-level": row.level, style: `--level:${row.level - 1}` },
+      h("span", { class: "mnb-outline-twist", "aria-hidden": "true" }),
+      name,
+      note,
+      marks,
+    );
+    const line = { element, name, note, marks, told: "" };
+    this._lines.set(row.key, line);
+    return line;
+  }
+
+  private _write(line: Line, row: Row, look: Look, at: number): void {
+    const { element } = line;
+    const top = `${at * ROW}px`;
+    if (element.style.top !== top) element.style.top = top;
+    attribute(element, "aria-selected", String(row.key === this.selected));
+    attribute(element, "aria-expanded", row.expandable ? String(row.expanded) : null);
+    attribute(element, "aria-posinset", String(row.place));
+    attribute(element, "aria-setsize", String(row.siblings));
+    const told = JSON.stringify(look);
+    if (told === line.told) return;
+    line.told = told;
+    say(line.name, look.name);
+    say(line.note, look.note);
+    attribute(element, "title", [look.name, look.note].filter(Boolean).join(" · "));
+    attribute(element, "aria-label", look.spoken);
+    attribute(element, "data-state", look.state || null);
+    const marks: [State, number][] = look.state ? [[look.state, 0]] : look.counts;
+    while (line.marks.childElementCount > marks.length) line.marks.lastElementChild?.remove();
+    marks.forEach(([state, count], nth) => {
+      const mark = (line.marks.children[nth] as HTMLElement | undefined) ?? line.marks.appendChild(h("span", { class: "mnb-mark", "aria-hidden": "true" }));
+      attribute(mark, "data-state", state);
+      say(mark, `${LETTERS[state]}${count ? ` ${count}` : ""}`);
+    });
+  }
+
+  private _rowAt(event: Event): Row | null {
+    const key = (event.target as Element).closest<HTMLElement>("[data-key]")?.dataset.key;
+    return this._rows.find((row) => row.key === key) ?? null;
+  }
+
+  private _click(event: MouseEvent): void {
+    const row = this._rowAt(event);
+    if (!row) return;
+    const twist = (event.target as Element).closest(".mnb-outline-twist");
+    if (row.expandable && (twist || event.detail === 2)) this.toggle(row.key);
+    this.select(row.key);
+  }
+
+  private _key(event: KeyboardEvent): void {
+    if (event.altKey || event.ctrlKey || event.metaKey || !this._rows.length) return;
+    const at = Math.max(0, this._rows.findIndex((row) => row.key === this.selected));
+    const row = this._rows[at] as Row;
+    const page = Math.max(1, Math.floor(this.node.clientHeight / ROW) - 1);
+    const go = (to: number): void => this.select((this._rows[Math.max(0, Math.min(this._rows.length - 1, to))] as Row).key, true);
+    const keys: Record<string, () => void> = {
+      ArrowDown: () => go(at + 1),
+      ArrowUp: () => go(at - 1),
+      Home: () => go(0),
+      End: () => go(this._rows.length - 1),
+      PageDown: () => go(at + page),
+      PageUp: () => go(at - page),
+      ArrowRight: () => {
+        if (row.expandable && !row.expanded) this.toggle(row.key);
+        else if (row.expanded) go(at + 1);
+      },
+      ArrowLeft: () => {
+        if (row.expanded) this.toggle(row.key);
+        else if (row.parent) this.select(row.parent, true);
+      },
+      Enter: () => row.expandable && this.toggle(row.key),
+      " ": () => row.expandable && this.toggle(row.key),
+    };
+    const act = keys[event.key];
+    if (!act) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act();
+  }
+
+  private _reveal(): void {
+    const at = this._rows.findIndex((row) => row.key === this.selected);
+    if (at < 0) return;
+    const top = at * ROW;
+    const { scrollTop, clientHeight } = this.node;
+    if (top < scrollTop) this.node.scrollTop = top;
+    else if (top + ROW > scrollTop + clientHeight) this.node.scrollTop = top + ROW - clientHeight;
+  }
+
+  private _lines = new Map<string, Line>();
+  private _now = 0;
+  private _rows: Row[] = [];
+  private _space: HTMLElement;
+  private _state: ClusterState | null = null;
+  private _turned = new Set<string>();
+}
+
+let numbers = 0;
+
+function attribute(element: Element, name: string, value: string | null): void {
+  if (element.getAttribute(name) === value) return;
+  if (value === null) element.removeAttribute(name);
+  else element.setAttribute(name, value);
+}
+
+/** Whether a patch makes meshes come or go, or changes what they are. */
+export function isStructural(patch: Patch | null): boolean {
+  if (patch === null) return true;
+  return Object.values(patch.meshes ?? {}).some((mesh) => mesh === null || ["sizes", "stopped", "name", "hosts"].some((field) => field in mesh));
+}

@@ -1,0 +1,171 @@
+// What is selected in a mesh: how it is, what it wrote last, where it is, and what can be done with it.
+
+import type { Cluster } from "../cluster/client";
+import { actorsOn, baseOf, countsOf, indexOfBase, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
+import type { Mesh, Rank } from "../cluster/state";
+import { type Tell, askButton, copyButton, messageLine } from "../page/buttons";
+import { h, sayFacts } from "../page/dom";
+import { bytes, duration, placeOf, plural } from "../page/words";
+
+const LINES = 200; // that are kept
+const STACKS = 16; // ranks of which stacks are asked for at once
+const CONFIRM_MS = 3000;
+const NOTHING_WRITTEN = "nothing has been written yet";
+
+export type Fact = [what: string, value: string];
+
+/** What a rank does, in words. */
+export function words(mesh: Pick<Mesh, "stopped">, rank: Partial<Rank>): string {
+  if (mesh.stopped) return "stopped";
+  if (rank.state === "busy") return `busy with ${rank.endpoint}`;
+  return `${rank.state}${rank.detail && rank.state === "failed" ? `: ${rank.detail}` : ""}`;
+}
+
+/** What it uses, in words; "" if nothing is known. */
+export function usage(rank: Partial<Rank>): string {
+  const parts: string[] = [];
+  if (rank.pid) parts.push(`pid ${rank.pid}`);
+  if (rank.cpu !== undefined) parts.push(`CPU ${Math.round(rank.cpu * 100)} %`);
+  if (rank.memory) parts.push(bytes(rank.memory));
+  if (rank.gpu_memory) parts.push(`GPU ${bytes(rank.gpu_memory)} of ${bytes(rank.gpu_total ?? 0)}`);
+  if (rank.queue) parts.push(`${rank.queue} waiting`);
+  if (rank.rate) parts.push(`${rank.rate} calls/s`);
+  if (rank.errors) parts.push(plural(rank.errors, "error"));
+  return parts.join(" · ");
+}
+
+/** The facts about one rank. `index` is that of the whole mesh. */
+export function factsOf(cluster: Pick<Cluster, "state" | "now">, uid: string, mesh: Mesh, index: number): Fact[] {
+  const { state } = cluster;
+  const rank = rankOf(state, uid, index);
+  const lasts = rank.since && rank.state !== "idle" ? duration(cluster.now() - rank.since) : "";
+  const since = lasts ? (rank.state === "failed" ? `, ${lasts} ago` : `, ${lasts}`) : "";
+  const facts: Fact[] = [["state", words(mesh, rank) + since]];
+  const base = baseOf(mesh, index);
+  const procs = procsOf(state, mesh);
+  if (procs?.hosts) {
+    const host = procs.hosts[Math.floor(base / (procs.per_host ?? 1))] ?? "";
+    facts.push(["host", state.hosts[host]?.name ?? host]);
+    const used = usage(rankOf(state, mesh.kind === "procs" ? uid : (mesh.on ?? ""), indexOfBase(procs, base)));
+    if (used) facts.push(["process", used]);
+  }
+  if (mesh.kind === "actors" && usage(rank)) facts.push(["actor", usage(rank)]);
+  if (rank.life) facts.push(["healed", rank.life === 1 ? "once" : `${rank.life} times`]);
+  for (const [other, actors, at] of mesh.kind === "procs" ? actorsOn(state, uid, base) : []) {
+    const actor = rankOf(state, other, at);
+    const waiting = actor.queue ? ` · ${actor.queue} waiting` : "";
+    facts.push([actors.name, `${actors.class} · ${words(actors, { ...actor, detail: "" })}${waiting}`]);
+  }
+  for (const session of Object.values(state.sessions))
+    if (session.mesh === uid && session.rank === index) facts.push(["stopped at", `${session.file}:${session.line} in ${session.function}`]);
+  const next = state.failures[rank.failure ?? ""]?.next;
+  if (next) facts.push(["next", next]);
+  return facts;
+}
+
+function factsOfMany(cluster: Cluster, uid: string, indices: readonly number[]): Fact[] {
+  const counts = present(countsOf(cluster.state, uid, indices));
+  return [["state", counts.map(([state, count]) => `${count} ${state}`).join(", ")]];
+}
+
+export interface Details {
+  element: HTMLElement;
+  draw(): void;
+  end(): void;
+}
+
+/** The panel of a selection; `indices` are those of the whole mesh. */
+export function details(cluster: Cluster, uid: string, indices: number[], { title, expression, close }: { title: string; expression: string; close: () => void }): Details {
+  const selection = { mesh: uid, ranks: indices };
+  const facts = h("div", { class: "mnb-facts" });
+  const output = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": "last lines", text: NOTHING_WRITTEN });
+  output.hidden = indices.length > 1;
+  const { message, tell } = messageLine();
+
+  const heal = askButton("Heal", () => cluster.request("heal", selection), tell, { class: "mnb-b mnb-main" });
+  const interrupt = askButton("Interrupt", () => cluster.request("interrupt", selection), tell);
+  const stop = confirmedButton("Stop", "Stop for good?", () => cluster.request("stop", selection), tell);
+  const stack = askButton(
+    "Stack",
+    async () => {
+      const { stacks } = await cluster.request("stack", { mesh: uid, ranks: indices.slice(0, STACKS) });
+      endLines(); // the box shows stacks from now on
+      const mesh = cluster.state.meshes[uid];
+      const head = (index: string): string => (indices.length > 1 && mesh ? `── ${placeOf(mesh.labels, pointOf(mesh.sizes, Number(index)))}\n` : "");
+      output.textContent = Object.entries(stacks).map(([index, text]) => head(index) + text).join("\n");
+      output.hidden = false;
+      output.scrollTop = 0;
+    },
+    tell,
+    { title: "where its Python code is right now" },
+  );
+
+  const element = h(
+    "div",
+    { class: "mnb-details", "aria-live": "off" },
+    h("div", { class: "mnb-top" }, h("b", { text: title }), h("button", { class: "mnb-b mnb-quiet", type: "button", text: "×", "aria-label": "close", onclick: close })),
+    facts,
+    h("div", { class: "mnb-buttons" }, heal, stack, interrupt, stop.button),
+    output,
+    expression ? h("div", { class: "mnb-slice" }, h("code", { text: expression }), copyButton("copy", () => expression)) : null,
+    message,
+  );
+  const endLines = indices.length === 1 ? showLines(cluster, selection, output) : () => undefined;
+
+  return {
+    element,
+    draw() {
+      const mesh = cluster.state.meshes[uid];
+      if (!mesh) return;
+      const failed = countsOf(cluster.state, uid, indices).failed ?? 0;
+      const over = !cluster.live || Boolean(mesh.stopped);
+      heal.hidden = !failed || over;
+      stack.hidden = interrupt.hidden = failed === indices.length || over;
+      stop.button.hidden = over;
+      const [only] = indices;
+      sayFacts(facts, indices.length === 1 && only !== undefined ? factsOf(cluster, uid, mesh, only) : factsOfMany(cluster, uid, indices));
+    },
+    end() {
+      endLines();
+      stop.end();
+    },
+  };
+}
+
+/** Writes the last lines of a rank into a box until the result is called; the box follows them while it is scrolled down. */
+function showLines(cluster: Cluster, selection: { mesh: string; ranks: number[] }, output: HTMLElement): () => void {
+  const kept: string[] = [];
+  return cluster.subscribe({ topic: "logs", ...selection, lines: 60 }, ({ reset, lines }) => {
+    if (reset) kept.length = 0;
+    for (const [, , , text] of lines) kept.push(text);
+    kept.splice(0, Math.max(0, kept.length - LINES));
+    const down = output.scrollTop + output.clientHeight >= output.scrollHeight - 4;
+    output.textContent = kept.join("\n") || NOTHING_WRITTEN;
+    if (down) output.scrollTop = output.scrollHeight;
+  });
+}
+
+/** A button that acts at the second click, within a few seconds of the first. */
+function confirmedButton(label: string, question: string, ask: () => Promise<{ text?: string }>, tell: Tell): { button: HTMLButtonElement; end: () => void } {
+  const button = h("button", { class: "mnb-b", type: "button", text: label });
+  let armed: ReturnType<typeof setTimeout> | null = null;
+  const disarm = (): void => {
+    if (armed !== null) clearTimeout(armed);
+    armed = null;
+    button.textContent = label;
+  };
+  button.addEventListener("click", async () => {
+    if (armed === null) {
+      button.textContent = question;
+      armed = setTimeout(disarm, CONFIRM_MS);
+      return;
+    }
+    disarm();
+    try {
+      tell((await ask()).text ?? "");
+    } catch (error) {
+      tell((error as Error).message, true);
+    }
+  });
+  return { button, end: disarm };
+}

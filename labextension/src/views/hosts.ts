@@ -1,0 +1,62 @@
+// Many ranks by their hosts: what each host's ranks are, together.
+
+import { countOf, countsOf, present, procsOf } from "../cluster/ranks";
+import type { ClusterState, Counts, Mesh, State } from "../cluster/state";
+import type { Part } from "./cells";
+
+/** The hosts of a view; its ranks are indices of the view. */
+export interface Hosts {
+  names: string[];
+  /** The host of a rank. */
+  of(index: number): number;
+  /** The ranks of a host. */
+  on(host: number): number[];
+  labels: string[];
+  sizes: number[];
+  /** The shape of the ranks within one host; null where the hosts cut through a dimension. */
+  inner: { labels: string[]; sizes: number[] } | null;
+}
+
+/** Where the ranks of a view lie; null where hosts tell nothing. `baseAt` gives the base rank of an index of the view. */
+export function hostsOf(state: Pick<ClusterState, "hosts" | "meshes">, mesh: Mesh, labels: string[], sizes: number[], baseAt: (index: number) => number): Hosts | null {
+  const procs = procsOf(state, mesh);
+  const names = procs?.hosts ?? [];
+  if (!procs || names.length < 2) return null;
+  const count = countOf(sizes);
+  const hostAt = Array.from({ length: count }, (_, index) => Math.floor(baseAt(index) / (procs.per_host ?? 1)));
+  const members = new Map<number, number[]>();
+  hostAt.forEach((host, index) => {
+    const ranks = members.get(host);
+    if (ranks) ranks.push(index);
+    else members.set(host, [index]);
+  });
+  const order = [...members.keys()].sort((a, b) => a - b);
+  if (order.length < 2 || order.length === count) return null;
+  const place = new Map(order.map((host, at) => [host, at]));
+  // Leading dimensions that run over whole hosts name them; the rest are the ranks within one.
+  let split = 0;
+  while (split < sizes.length && countOf(sizes.slice(0, split)) < order.length) split++;
+  const plain = countOf(sizes.slice(0, split)) === order.length && count % order.length === 0;
+  return {
+    names: order.map((host) => state.hosts[names[host] ?? ""]?.name ?? names[host] ?? "?"),
+    of: (index) => place.get(hostAt[index] ?? -1) ?? -1,
+    on: (host) => members.get(order[host] ?? -1) ?? [],
+    labels: plain ? labels.slice(0, split) : ["hosts"],
+    sizes: plain ? sizes.slice(0, split) : [order.length],
+    inner: plain ? { labels: labels.slice(split), sizes: sizes.slice(split) } : null,
+  };
+}
+
+export interface Together {
+  state: State;
+  parts: Part[];
+  counts: Counts;
+}
+
+/** How a heap of ranks is; the worst state stands for all of it, and failures take half of the parts so as to be seen. */
+export function together(state: Pick<ClusterState, "meshes" | "ranks">, uid: string, indices: readonly number[]): Together {
+  const counts = countsOf(state, uid, indices);
+  const shares = present(counts).map(([how, count]): Part => [how, Math.max(count, how === "failed" ? indices.length / 2 : 0)]);
+  const sum = shares.reduce((total, [, share]) => total + share, 0);
+  return { state: shares[0]?.[0] ?? "stopped", parts: shares.map(([how, share]) => [how, share / sum]), counts };
+}

@@ -1,0 +1,373 @@
+// The mesh view: a grid that lives, by hosts first where there are many ranks; what is selected has its details beside.
+
+import type { Cluster } from "../cluster/client";
+import { baseOf, countOf, countsOf, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
+import { sliceExpression } from "../cluster/slices";
+import type { Mesh, Patch, Rank } from "../cluster/state";
+import { askButton, messageLine } from "../page/buttons";
+import { eachFrame, h, say } from "../page/dom";
+import { clock, duration, placeOf, plural, shapeOf } from "../page/words";
+import type { Look } from "./cells";
+import { type Colour, METRIC, LatestMetrics, coloursOf, rangeOf } from "./colours";
+import { type Details, details, usage, words } from "./details";
+import { CANVAS_FROM, Grid } from "./grid";
+import { type Hosts, hostsOf, together } from "./hosts";
+import { Tip } from "./tip";
+import type { View } from "./view";
+
+import "./mesh.css";
+
+const HOSTS_FROM = 256; // ranks from which on they can be shown by their hosts
+const TICK_MS = 500; // of durations that are shown
+const TIMED = new Set(["busy", "unresponsive", "paused", "failed"]);
+
+/** A mesh, or with `ranks` (indices of the whole mesh), `labels` and `sizes` a slice of one. */
+export interface MeshOptions {
+  mesh: string;
+  ranks?: number[];
+  labels?: string[];
+  sizes?: number[];
+}
+
+export const meshView: View<MeshOptions> = (cluster, root, options) => {
+  const view = new MeshView(cluster, root, options);
+  return () => view.end();
+};
+
+class MeshView {
+  constructor(
+    private _cluster: Cluster,
+    private _root: HTMLElement,
+    private _options: MeshOptions,
+  ) {
+    this._uid = _options.mesh;
+    this._metrics = new LatestMetrics(_cluster, this._uid, () => this._metric.startsWith(METRIC) && this._drawAll());
+    this._tip = new Tip(_root);
+    const { message, tell } = messageLine();
+    this._healAll = askButton("Heal", () => _cluster.request("heal", { mesh: this._uid }), tell, { class: "mnb-b mnb-main" });
+    this._tools.append(this._healAll, this._turns, this._level, this._pick);
+    _root.append(
+      h("div", { class: "mnb-top mnb-wrap" }, h("span", {}, this._title, " ", this._facts), this._status, this._tools),
+      h("div", { class: "mnb-body" }, h("div", { class: "mnb-left-side" }, this._field, this._legend), this._side),
+      message,
+      this._tip.element,
+    );
+    for (const begin of ["pointerdown", "focus"]) this._pick.addEventListener(begin, () => this._metrics.begin());
+    this._pick.addEventListener("change", () => {
+      this._metric = this._pick.value;
+      this._all = true;
+      this._draw();
+    });
+    this._level.addEventListener("click", () => {
+      this._byHosts = !this._byHosts;
+      this._opened = -1;
+      this._build();
+    });
+    this._positions = _options.ranks ? new Map(_options.ranks.map((index, at) => [index, at])) : null;
+    this._draw();
+    this._unwatch = _cluster.watch((patch) => this._changed(patch));
+    this._ticking = setInterval(() => _root.isConnected && this._details?.draw(), TICK_MS);
+  }
+
+  end(): void {
+    this._unwatch();
+    this._metrics.end();
+    this._details?.end();
+    clearInterval(this._ticking);
+    this._frames.cancel();
+  }
+
+  // -- what is shown -------------------------------------------------------------------------------------------------
+
+  /** The index in the whole mesh of an index of the view. */
+  private _whole(index: number): number {
+    return this._options.ranks ? (this._options.ranks[index] ?? -1) : index;
+  }
+
+  private _rank(index: number): Rank {
+    return rankOf(this._cluster.state, this._uid, this._whole(index));
+  }
+
+  private get _colour(): Colour | undefined {
+    return this._colours[this._metric];
+  }
+
+  private _begin(mesh: Mesh): void {
+    this._labels = this._options.labels ?? mesh.labels;
+    this._sizes = this._options.sizes ?? mesh.sizes;
+    this._count = countOf(this._sizes);
+    if (this._count >= HOSTS_FROM)
+      this._hosts = hostsOf(this._cluster.state, mesh, this._labels, this._sizes, (index) => baseOf(mesh, this._whole(index)));
+    this._byHosts = Boolean(this._hosts) && this._count > CANVAS_FROM;
+    this._across = [Math.max(0, this._labels.length - 1)];
+    this._level.hidden = !this._hosts;
+    this._build();
+  }
+
+  private _build(): void {
+    const hosts = this._byHosts ? this._hosts : null;
+    this._select([]);
+    this._inner = null;
+    this._tip.hide();
+    this._level.setAttribute("aria-pressed", String(this._byHosts));
+    this._turns.hidden = this._byHosts || this._labels.length < 2;
+    this._turns.replaceChildren(...this._labels.map((label, d) => this._turn(label, d)));
+    this._grid = hosts
+      ? new Grid(hosts.labels, hosts.sizes, hosts.sizes.length - 1, (host) => this._lookOfHost(hosts, host), {
+          hover: (host, box) => this._hoverHost(hosts, host, box),
+          select: (chosen) => this._openHosts(hosts, chosen),
+        })
+      : new Grid(this._labels, this._sizes, this._across, (index) => this._look(index), {
+          hover: (index, box) => this._hover(index, box),
+          select: (indices) => this._select(indices),
+        });
+    this._field.replaceChildren(this._grid.element);
+    this._root.classList.toggle("mnb-many", this._grid.size === "s" || this._byHosts);
+    this._all = true;
+    this._draw();
+  }
+
+  /** A button that moves a dimension from across to down, or back. */
+  private _turn(label: string, d: number): HTMLButtonElement {
+    const isAcross = this._across.includes(d);
+    const button = h("button", {
+      class: "mnb-b mnb-turn",
+      type: "button",
+      text: `${label} ${isAcross ? "→" : "↓"}`,
+      "aria-pressed": String(isAcross),
+      title: `${label} runs ${isAcross ? "across" : "down"}; click to turn it`,
+    });
+    button.addEventListener("click", () => {
+      const others = this._across.filter((other) => other !== d);
+      const next = isAcross ? others : this._labels.length > 2 ? [...this._across, d] : [d];
+      this._across = next.length ? next : [this._labels.findIndex((_, other) => other !== d)];
+      this._build();
+      (this._turns.children[d] as HTMLElement).focus();
+    });
+    return button;
+  }
+
+  private _look(index: number): Look {
+    const rank = this._rank(index);
+    const colour = this._colour;
+    const value = colour?.of(rank, this._whole(index));
+    const point = pointOf(this._sizes, index);
+    const measured = colour && value !== undefined ? `, ${colour.name} ${colour.show(value)}` : "";
+    return {
+      state: this._mesh?.stopped ? "stopped" : rank.state,
+      fill: colour ? this._share(value) : null,
+      text: String(point.at(-1) ?? 0),
+      label: `${placeOf(this._labels, point) || "one"}, ${words(this._mesh ?? {}, rank)}${measured}`,
+    };
+  }
+
+  /** Where a value lies within the range that is coloured. */
+  private _share(value: number | undefined): number {
+    const [low, high] = this._range;
+    return value !== undefined && Number.isFinite(value) ? Math.min(1, (value - low) / (high - low || 1)) : 0;
+  }
+
+  private _lookOfHost(hosts: Hosts, host: number): Look {
+    const indices = hosts.on(host);
+    const colour = this._colour;
+    const { state, parts, counts } = together(this._cluster.state, this._uid, indices.map((index) => this._whole(index)));
+    let fill: number | null = null;
+    if (colour) {
+      const values = indices.map((index) => colour.of(this._rank(index), this._whole(index))).filter((value) => value !== undefined && Number.isFinite(value)) as number[];
+      fill = values.length ? this._share(values.reduce((sum, value) => sum + value, 0) / values.length) : 0;
+    }
+    const stopped = Boolean(this._mesh?.stopped);
+    const label = `${hosts.names[host]}: ${present(counts).map(([how, count]) => `${count} ${how}`).join(", ")}`;
+    return { state: stopped ? "stopped" : state, fill, parts: stopped ? undefined : parts, text: "", label };
+  }
+
+  private _openHosts(hosts: Hosts, chosen: readonly number[]): void {
+    this._opened = chosen.length === 1 ? (chosen[0] as number) : -1;
+    this._inner = null;
+    this._field.querySelector(".mnb-inner")?.remove();
+    if (this._opened >= 0) {
+      const indices = hosts.on(this._opened);
+      const index = (at: number): number => indices[at] as number;
+      const { labels, sizes } = hosts.inner ?? { labels: ["rank"], sizes: [indices.length] };
+      this._inner = new Grid(labels, sizes, sizes.length - 1, (at) => this._look(index(at)), {
+        hover: (at, box) => this._hover(at < 0 ? -1 : index(at), box),
+        select: (places) => this._select(places.length ? places.map(index) : indices),
+      });
+      this._inner.update();
+      this._field.append(h("div", { class: "mnb-inner" }, h("div", { class: "mnb-dim", text: hosts.names[this._opened] }), this._inner.element));
+    }
+    this._select(chosen.flatMap((host) => hosts.on(host)));
+  }
+
+  // -- under the pointer, and selected -------------------------------------------------------------------------------
+
+  private _hover(index: number, box: DOMRect | null): void {
+    if (index < 0 || !box) return this._tip.hide();
+    const rank = this._rank(index);
+    const lasts = rank.since && TIMED.has(rank.state) ? ` · ${duration(this._cluster.now() - rank.since)}` : "";
+    const lines: HTMLElement[] = [
+      h("b", { text: placeOf(this._labels, pointOf(this._sizes, index)) || "one" }),
+      h("div", { text: words(this._mesh ?? {}, rank) + lasts }),
+    ];
+    const colour = this._colour;
+    const value = colour?.of(rank, this._whole(index));
+    if (colour && this._metric.startsWith(METRIC) && value !== undefined) lines.push(h("div", { text: `${colour.name} ${colour.show(value)}` }));
+    const used = usage(rank);
+    if (used) lines.push(h("div", { class: "mnb-dim", text: used }));
+    this._tip.show(lines, box);
+  }
+
+  private _hoverHost(hosts: Hosts, host: number, box: DOMRect | null): void {
+    if (host < 0 || !box) return this._tip.hide();
+    const [name, states] = this._lookOfHost(hosts, host).label.split(": ");
+    this._tip.show([h("b", { text: name }), h("div", { text: states })], box);
+  }
+
+  private _select(indices: readonly number[]): void {
+    const [first] = indices;
+    this._selected = indices.length > 0;
+    this._details?.end();
+    this._details = null;
+    this._side.hidden = !this._selected;
+    this._side.replaceChildren();
+    if (first === undefined) return;
+    const name = this._mesh?.name ?? "";
+    this._details = details(this._cluster, this._uid, indices.map((index) => this._whole(index)), {
+      title: indices.length === 1 ? placeOf(this._labels, pointOf(this._sizes, first)) || name : plural(indices.length, "rank"),
+      expression: this._labels.length ? sliceExpression(name, this._labels, this._sizes, indices) : "",
+      close: () => this._grid?.select([]),
+    });
+    this._side.append(this._details.element);
+    this._details.draw();
+  }
+
+  // -- drawing -------------------------------------------------------------------------------------------------------
+
+  private _drawAll(): void {
+    this._all = true;
+    this._frames.soon();
+  }
+
+  private _draw(): void {
+    const before = this._mesh;
+    const mesh = this._cluster.state.meshes[this._uid] ?? (before && { ...before, stopped: before.stopped ?? "it is gone" });
+    this._mesh = mesh;
+    this._tools.hidden = !mesh;
+    if (!mesh) return say(this._facts, this._cluster.live ? "this mesh is gone" : "not connected to the kernel");
+    const grid = this._grid;
+    if (!grid) return this._begin(mesh);
+    this._drawHead(mesh);
+    this._measure();
+    const hosts = this._byHosts ? this._hosts : null;
+    if (this._all) {
+      grid.update();
+      this._inner?.update();
+    } else if (hosts) {
+      grid.update(new Set([...this._dirty].map((index) => hosts.of(index))));
+      if (this._opened >= 0) this._inner?.update(hosts.on(this._opened).flatMap((index, at) => (this._dirty.has(index) ? [at] : [])));
+    } else grid.update(this._dirty);
+    this._all = false;
+    this._dirty.clear();
+    this._drawLegend(mesh, grid);
+    this._details?.draw();
+  }
+
+  /** Works out the range of the metric that is shown; all cells are drawn anew where it has changed. */
+  private _measure(): void {
+    const colour = this._colour;
+    if (!colour) return;
+    const before = this._range;
+    this._range = rangeOf(colour, Array.from({ length: this._count }, (_, index) => colour.of(this._rank(index), this._whole(index))));
+    if (String(before) !== String(this._range)) this._all = true;
+  }
+
+  private _drawHead(mesh: Mesh): void {
+    const hosts = procsOf(this._cluster.state, mesh)?.hosts ?? [];
+    const parts = [
+      plural(this._count, mesh.kind === "procs" ? "proc" : (mesh.class ?? "actor")),
+      this._labels.length ? shapeOf({ labels: this._labels, sizes: this._sizes }) : "",
+      hosts.length > 1 ? plural(hosts.length, "host") : "",
+      mesh.stopped ? `stopped: ${mesh.stopped}` : "",
+    ];
+    say(this._title, mesh.name);
+    say(this._facts, `· ${parts.filter(Boolean).join(" · ")}`);
+    say(this._status, this._cluster.live ? "" : `as it was at ${clock(this._cluster.now())}`);
+    this._colours = coloursOf(this._cluster.state.ranks[this._uid] ?? {}, this._metrics);
+    if (!this._colours[this._metric]) this._metric = "state";
+    const offered = ["state", ...Object.keys(this._colours)].join();
+    if (this._pick.dataset.offered !== offered) {
+      this._pick.dataset.offered = offered;
+      const options = Object.entries(this._colours).map(([key, colour]) => h("option", { value: key, text: colour.name }));
+      this._pick.replaceChildren(h("option", { value: "state", text: "state" }), ...options);
+      this._pick.value = this._metric;
+    }
+    this._pick.hidden = Boolean(mesh.stopped) || !this._cluster.live;
+  }
+
+  private _drawLegend(mesh: Mesh, grid: Grid): void {
+    const { ranks } = this._options;
+    const counts = ranks ? countsOf(this._cluster.state, this._uid, ranks) : (mesh.counts ?? {});
+    this._healAll.hidden = !counts.failed || Boolean(mesh.stopped) || !this._cluster.live;
+    const colour = this._colour;
+    const items: [string, string][] = colour
+      ? [["metric", `${colour.name}, ${colour.show(this._range[0])} to ${colour.show(this._range[1])}`]]
+      : present(counts).map(([state, count]) => [state, `${count} ${state}`]);
+    for (const [at, [state, text]] of items.entries()) {
+      const item = this._legend.children[at] ?? this._legend.appendChild(h("span", {}, h("i", { class: "mnb-swatch" }), h("span")));
+      const [swatch, label] = item.children as unknown as [HTMLElement, HTMLElement];
+      if (swatch.dataset.state !== state) swatch.dataset.state = state;
+      say(label, text);
+    }
+    while (this._legend.childElementCount > items.length) this._legend.lastElementChild?.remove();
+    if (grid.element.matches("canvas")) grid.element.setAttribute("aria-label", `${this._count} ranks: ${items.map(([, text]) => text).join(", ")}`);
+  }
+
+  private _changed(patch: Patch | null): void {
+    if (patch === null) return this._drawAll();
+    const ranks = patch.ranks?.[this._uid];
+    for (const key of Object.keys(ranks ?? {})) {
+      const index = this._positions ? this._positions.get(Number(key)) : Number(key);
+      if (index !== undefined) this._dirty.add(index);
+    }
+    const mesh = patch.meshes?.[this._uid];
+    if (mesh === null || mesh?.state || mesh?.stopped) this._all = true;
+    const near = this._selected && (patch.ranks || patch.meshes || patch.failures || patch.sessions);
+    if (ranks || mesh !== undefined || near || patch.hosts) this._frames.soon();
+  }
+
+  private _across: number[] = [];
+  private _all = true;
+  private _byHosts = false;
+  private _colours: Record<string, Colour> = {};
+  private _count = 0;
+  private _details: Details | null = null;
+  private _dirty = new Set<number>(); // ranks to draw anew
+  private _facts = h("span", { class: "mnb-dim" });
+  private _field = h("div", { class: "mnb-field" });
+  private _frames = eachFrame(() => this._draw());
+  private _grid: Grid | null = null;
+  private _healAll: HTMLButtonElement;
+  private _hosts: Hosts | null = null;
+  private _inner: Grid | null = null; // the ranks of the host that is opened
+  private _labels: string[] = [];
+  private _legend = h("div", { class: "mnb-legend" });
+  private _level = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Hosts", title: "sum the ranks up by host" });
+  private _mesh: Mesh | undefined;
+  private _metric = "state";
+  private _metrics: LatestMetrics;
+  private _opened = -1;
+  private _pick = h("select", { class: "mnb-pick", "aria-label": "colour by" });
+  private _positions: Map<number, number> | null;
+  private _range: [low: number, high: number] = [0, 1];
+  private _selected = false;
+  private _side = h("div", { class: "mnb-side", hidden: true });
+  private _sizes: number[] = [];
+  private _status = h("span", { class: "mnb-status mnb-dim", role: "status" });
+  private _ticking: ReturnType<typeof setInterval>;
+  private _tip: Tip;
+  private _title = h("b");
+  private _tools = h("span", { class: "mnb-tools" });
+  private _turns = h("span", { class: "mnb-turns", role: "group", "aria-label": "dimensions: across or down" });
+  private _uid: string;
+  private _unwatch: () => void;
+}

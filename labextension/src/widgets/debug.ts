@@ -1,0 +1,4 @@
+import { widget } from "./widget";
+import { debugView } from "../views/debugger";
+
+export default widget(debugView);

@@ -1,0 +1,4 @@
+import { widget } from "./widget";
+import { logView } from "../views/logs";
+
+export default widget(logView);

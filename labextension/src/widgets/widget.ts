@@ -1,0 +1,50 @@
+// One view as anywidget loads it.
+
+import { Cluster, type Saved } from "../cluster/client";
+import type { FromKernel } from "../cluster/messages";
+import { h } from "../page/dom";
+import type { View } from "../views/view";
+
+import "../views/base.css";
+
+/** What a view needs of anywidget's model. */
+interface Model {
+  get(name: "options"): object | null;
+  get(name: "saved"): Saved | null;
+  send(message: object): void;
+  on(event: "msg:custom", callback: (message: FromKernel) => void): void;
+  off(event: "msg:custom", callback: (message: FromKernel) => void): void;
+}
+
+interface Widget {
+  render(context: { model: Model; el: HTMLElement }): () => void;
+}
+
+/** The widget of a view. Its displays on one page share one connection to the kernel. */
+export function widget<Options>(view: View<Options>): Widget {
+  const clusters = new WeakMap<Model, Cluster>();
+  return {
+    render({ model, el }) {
+      const cluster = clusters.get(model) ?? connected(model);
+      clusters.set(model, cluster);
+      const root = h("div", { class: "mnb-v" });
+      el.append(root);
+      const end = view(cluster, root, (model.get("options") ?? {}) as Options);
+      return () => {
+        end();
+        root.remove();
+      };
+    },
+  };
+}
+
+function connected(model: Model): Cluster {
+  const channel = {
+    send: (message: object) => model.send(message),
+    onMessage: (callback: (message: FromKernel) => void) => {
+      model.on("msg:custom", callback);
+      return () => model.off("msg:custom", callback);
+    },
+  };
+  return new Cluster(channel, model.get("saved") ?? undefined);
+}

@@ -1,0 +1,47 @@
+import { describe, expect, it } from "vitest";
+
+import { codeFor, codeForSpawn, dimsFrom, freshName, wishOf, wrongName } from "../../src/panel/code";
+import { four } from "../made";
+
+const workers = four().meshes.w as never;
+
+describe("the code of a click", () => {
+  it("uses the notebook's own name of a mesh", () => {
+    expect(codeFor("heal", workers, "w", [2], { mine: "w", _: "w" })).toBe("%heal mine");
+    expect(codeFor("heal", workers, "w", null, { mine: "w", workers: "w" })).toBe("%heal workers");
+    expect(codeFor("interrupt", workers, "w", null, {})).toBe("%interrupt workers");
+  });
+
+  it("stops just what was stopped, or is not offered", () => {
+    expect(codeFor("stop", workers, "w", null, {})).toBe("%stop workers");
+    expect(codeFor("stop", workers, "w", [1, 2], { workers: "w" })).toBe("workers.slice(gpus=slice(1, 3)).stop().get()");
+    expect(codeFor("stop", workers, "w", [0, 1, 3], { workers: "w" })).toBe("");
+    expect(codeFor("stop", workers, "w", [0], { other: "x" })).toBe("");
+  });
+
+  it("spawns", () => {
+    expect(codeForSpawn("grid", { hosts: 2, gpus: 4 })).toBe("%mesh grid hosts=2 gpus=4");
+  });
+});
+
+describe("what is typed to spawn a mesh", () => {
+  it("is read", () => {
+    expect(dimsFrom(" hosts=2, gpus=4 ")).toEqual({ hosts: 2, gpus: 4 });
+    expect(wishOf("grid", "gpus=4")).toEqual({ name: "grid", dims: { gpus: 4 } });
+  });
+
+  it.each([
+    ["", "write at least one dimension"],
+    ["4", '"4" is not a dimension'],
+    ["gpus=0", "gpus must be at least 1"],
+    ["gpus=1 gpus=2", "gpus is given twice"],
+  ])("says what is wrong with %j", (text, told) => {
+    expect(wishOf("grid", text)).toContain(told);
+  });
+
+  it("needs the name of a variable, and proposes one", () => {
+    expect(wrongName("my mesh")).toContain("cannot be the name of a variable");
+    expect(wishOf("", "gpus=4")).toBe("Give the mesh a name.");
+    expect(freshName(["workers", "workers2"])).toBe("workers3");
+  });
+});
