@@ -31,38 +31,42 @@ from monarch_nb.shape import Extent, NDSlice, Point, Region, Shape, Slice
 from monarch_nb.wire import ActorError
 
 if TYPE_CHECKING:
-    from monarch_nb.debug.actor import DebugController
-    from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
-    from monarch_nb.mesh import (
-        Accumulator,
-        ActorMesh,
+    from monarch_nb.attach import (
         AttachError,
-        Endpoint,
-        HostMesh,
-        ProcMesh,
-        ValueMesh,
         accept_hosts,
-        as_endpoint,
         attach,
         attach_hosts,
         attach_to_workers,
         enable_transport,
-        get_active_proc_meshes,
-        get_or_spawn_controller,
-        heal_mesh,
-        local_hosts,
-        register_proc_mesh_spawn_callback,
-        reload_mesh,
-        run_on,
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
-        send,
-        shutdown_context,
         start_worker_loop_forever,
-        this_proc,
+    )
+    from monarch_nb.code import reload_mesh
+    from monarch_nb.debug.actor import DebugController
+    from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
+    from monarch_nb.lifecycle import exit_on_fault as unhandled_fault_hook
+    from monarch_nb.lifecycle import (
+        get_active_proc_meshes,
+        heal_mesh,
+        register_proc_mesh_spawn_callback,
         unregister_proc_mesh_spawn_callback,
     )
-    from monarch_nb.mesh import exit_on_fault as unhandled_fault_hook
+    from monarch_nb.mesh import (
+        Accumulator,
+        ActorMesh,
+        Endpoint,
+        HostMesh,
+        ProcMesh,
+        ValueMesh,
+        as_endpoint,
+        get_or_spawn_controller,
+        local_hosts,
+        run_on,
+        send,
+        shutdown_context,
+        this_proc,
+    )
     from monarch_nb.mesh.declare import Actor, concurrent_endpoint, endpoint
     from monarch_nb.supervision import MeshFailure, SupervisionError
     from monarch_nb.supervision import UndeliverableMessage as UndeliverableMessageEnvelope
@@ -70,27 +74,39 @@ if TYPE_CHECKING:
 else:
     from monarch_nb.runtime import Actor, concurrent_endpoint, endpoint
 
-    _MESH = "monarch_nb.mesh"
-
-    # The other public names: the module that each lives in, and its name there where it is another.
+    # The other public names: the package that each lives in. What is named nowhere is of `monarch_nb.mesh`.
     _HOMES = {
-        "BootstrapCommand": ("monarch_nb.host.command", ""),
-        "MeshFailure": ("monarch_nb.supervision", ""),
-        "SupervisionError": ("monarch_nb.supervision", ""),
-        "UndeliverableMessageEnvelope": ("monarch_nb.supervision", "UndeliverableMessage"),
-        "default_bootstrap_cmd": ("monarch_nb.host.command", ""),
-        "get_meter": ("monarch_nb.telemetry", ""),
-        "span": ("monarch_nb.telemetry", ""),
-        "traced": ("monarch_nb.telemetry", ""),
-        # Called with a MeshFailure that nobody has handled; assign another function to replace it.
-        "unhandled_fault_hook": (_MESH, "exit_on_fault"),
+        "monarch_nb.attach": (
+            "AttachError",
+            "accept_hosts",
+            "attach",
+            "attach_hosts",
+            "attach_to_workers",
+            "enable_transport",
+            "run_worker_loop_forever",
+            "run_worker_loop_until_shutdown",
+            "start_worker_loop_forever",
+        ),
+        "monarch_nb.code": ("reload_mesh",),
+        "monarch_nb.host.command": ("BootstrapCommand", "default_bootstrap_cmd"),
+        "monarch_nb.lifecycle": (
+            "get_active_proc_meshes",
+            "heal_mesh",
+            "register_proc_mesh_spawn_callback",
+            "unhandled_fault_hook",  # called with a MeshFailure that nobody has handled; assign one to replace it
+            "unregister_proc_mesh_spawn_callback",
+        ),
+        "monarch_nb.supervision": ("MeshFailure", "SupervisionError", "UndeliverableMessageEnvelope"),
+        "monarch_nb.telemetry": ("get_meter", "span", "traced"),
     }
+    _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+    _NAME_THERE = {"UndeliverableMessageEnvelope": "UndeliverableMessage", "unhandled_fault_hook": "exit_on_fault"}
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home, there = _HOMES.get(name, (_MESH, ""))
-        value = globals()[name] = getattr(importlib.import_module(home), there or name)
+        home = importlib.import_module(_HOME_OF.get(name, "monarch_nb.mesh"))
+        value = globals()[name] = getattr(home, _NAME_THERE.get(name, name))
         return value
 
     def __dir__() -> list[str]:

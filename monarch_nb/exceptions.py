@@ -1,8 +1,8 @@
 """What can go wrong, to catch by name."""
 
+from monarch_nb.attach import AttachError
 from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
 from monarch_nb.host.launch import AgentStartError
-from monarch_nb.mesh.attach import AttachError
 from monarch_nb.mesh.requests import RequestError
 from monarch_nb.routing.addresses import AddressError
 from monarch_nb.runtime import DeadlockError, WouldBlockRuntime

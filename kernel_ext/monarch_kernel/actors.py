@@ -9,9 +9,9 @@ from typing import Any, TypeGuard
 from IPython.core.error import UsageError
 from msgspec import Struct
 
-from monarch_nb.mesh import ActorMesh, ProcMesh, reload_mesh
-from monarch_nb.mesh.actor import spawn_actors
-from monarch_nb.mesh.reload import objection
+from monarch_nb.code import objection, reload_mesh
+from monarch_nb.lifecycle import spawn_actors
+from monarch_nb.mesh import ActorMesh, ProcMesh
 from monarch_nb.mesh.view import describe
 from monarch_nb.runtime import Actor
 from monarch_nb.wire import error_line, text_of

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from monarch_nb.mesh.modules import local_modules
+from monarch_nb.code import local_modules
 from monarch_nb.runtime import Actor
 
 from .actors import is_actor_class

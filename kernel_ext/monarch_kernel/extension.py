@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.logs import MeshLogs
-from monarch_nb.mesh import notebook_mode, prestart
+from monarch_nb.mesh import prestart
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import Future, Runtime, future, process, runtime, waiters
 from monarch_nb.store import store_of

@@ -10,11 +10,11 @@ from typing import Any, Literal
 from IPython.core.error import UsageError
 from msgspec import Struct
 
-from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, heal_mesh, local_hosts, this_host
+from monarch_nb.code import Report, local_modules, owned_actors, reload_code, reload_each
+from monarch_nb.lifecycle import heal_mesh
+from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, local_hosts, this_host
 from monarch_nb.mesh.interrupts import interrupted
-from monarch_nb.mesh.modules import local_modules
 from monarch_nb.mesh.view import MeshView, describe
-from monarch_nb.mesh.workspace import Report, owned_actors, reload_code, reload_each
 from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
 
 from .files import cell_name

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from monarch_nb.host.folders import base_folder
 from monarch_nb.host.linux import has_pidfd, portable
-from monarch_nb.mesh.devices import devices
+from monarch_nb.lifecycle.devices import devices
 
 _WANTED = ("monarch-nb", "pyzmq", "msgspec", "cloudpickle")
 _ALSO = ("torch", "numpy", "torchmonarch")

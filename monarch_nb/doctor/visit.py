@@ -4,10 +4,11 @@ import time
 from collections.abc import Mapping, Sequence
 from os import PathLike
 
+from monarch_nb.attach import AttachError, attach_hosts
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
 from monarch_nb.doctor.finding import Finding
 from monarch_nb.doctor.judgement import judge
-from monarch_nb.mesh import AttachError, HostMesh, attach_hosts, this_host, ways
+from monarch_nb.mesh import HostMesh, this_host, ways
 from monarch_nb.transport import TrustError, UnreachableError
 
 _SECONDS = 30.0

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.attach import attach_to_workers
 from monarch_nb.host.bootstrap import command
 from monarch_nb.host.folders import base_folder
 from monarch_nb.job.later import ProcessState
 from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import JobTrait
-from monarch_nb.mesh import HostMesh, attach_to_workers, give_up_hosts
+from monarch_nb.mesh import HostMesh, give_up
 
 _ENDING_S = 2.0  # for a worker to end all that is on it, which it does at once; then it is killed itself
 _LAST_LINES = 5
@@ -128,10 +129,7 @@ class ProcessJob(JobTrait):
     def _kill(self) -> None:
         self._adopt()
         for mesh in self._given:
-            if not mesh._ended:
-                mesh._ended[:] = ["shut down"]
-                if reached(mesh):
-                    give_up_hosts(mesh._hosts, "its job was killed")
+            give_up(mesh, "its job was killed")
         deadline = time.monotonic() + _ENDING_S
         for signum in (signal.SIGTERM, signal.SIGKILL):
             for host in self._workers:
@@ -155,11 +153,6 @@ class ProcessJob(JobTrait):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(0.01)
-
-
-def reached(mesh: HostMesh) -> bool:
-    """Whether its hosts were attached."""
-    return mesh._found.done() and mesh._found.exception(0) is None
 
 
 def born(pid: int) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from monarch_nb.mesh import run_worker_until_killed
+from monarch_nb.attach import run_worker_until_killed
 
 
 def main(argv: Sequence[str]) -> int:

@@ -3,12 +3,10 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from monarch_nb.mesh.arguments import callers_signature, hidden_from_callers
 from monarch_nb.runtime import EndpointProperty
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.endpoint import Endpoint
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,7 +18,16 @@ _GIVES = {
 }
 
 
-class Told:
+class Described(Protocol):
+    """What adverbs are of: an endpoint of a mesh."""
+
+    _title: str
+
+    def _current(self) -> EndpointProperty[..., Any]:
+        """The declaration of the endpoint in the class that the mesh has now."""
+
+
+class PerObject:
     """An attribute that is worked out for each object; the class has another one of that name, or none."""
 
     def __init__(self, work_out: Callable[[Any], Any], of_class: Any = None) -> None:
@@ -70,25 +77,13 @@ def adverb(method: F) -> F:
     return _AdverbOfEndpoint(method)  # type: ignore[return-value]  # it is called alike
 
 
-def hidden_from_callers(declared: EndpointProperty[..., Any]) -> int:
-    """How many of the method's first parameters callers do not give: the object, and the port it answers through."""
-    return 2 if declared._explicit_response_port else 1
-
-
-@functools.lru_cache(maxsize=1024)
-def callers_signature(method: Callable[..., Any], hidden: int) -> inspect.Signature:
-    """The signature of a method without its `hidden` first parameters."""
-    signature = inspect.signature(method)
-    return signature.replace(parameters=list(signature.parameters.values())[hidden:])
-
-
-def declared_signature(endpoint: "Endpoint[..., Any]") -> inspect.Signature:
+def declared_signature(endpoint: Described) -> inspect.Signature:
     """The signature of the endpoint's method as callers see it."""
     declared = endpoint._current()
     return callers_signature(declared._method, hidden_from_callers(declared))
 
 
-def declared_doc(endpoint: "Endpoint[..., Any]") -> str | None:
+def declared_doc(endpoint: Described) -> str | None:
     """The docstring of the endpoint's method."""
     return inspect.getdoc(endpoint._current()._method)
 
@@ -122,5 +117,5 @@ class _Shown:
         return self._text
 
 
-Adverb.__signature__ = Told(_signature)  # type: ignore[attr-defined]
-Adverb.__doc__ = Told(_doc, Adverb.__doc__)  # type: ignore[assignment]
+Adverb.__signature__ = PerObject(_signature)  # type: ignore[attr-defined]
+Adverb.__doc__ = PerObject(_doc, Adverb.__doc__)  # type: ignore[assignment]

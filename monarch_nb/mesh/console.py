@@ -7,39 +7,24 @@ import linecache
 import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_nb.mesh.actor import ActorMesh
-from monarch_nb.mesh.endpoint import encode_arguments
-from monarch_nb.mesh.sending import send_region
-from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.runtime import (
-    EXEC,
-    Actor,
-    ActorState,
-    Context,
-    Future,
-    PendingCall,
-    ProcState,
-    current,
-    endpoint,
-    runtime,
-)
+from monarch_nb.mesh.handle import Handle, region_of
+from monarch_nb.runtime import Actor, ActorState, ProcState, current, endpoint, runtime
 from monarch_nb.runtime.context import Instance
 from monarch_nb.runtime.display_hooks import open_figures, show_figures
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.shape import Region
 
 
-def _remember(filename: str, source: str) -> None:
+def remember_source(filename: str, source: str) -> None:
     """Tracebacks show the cell's own lines."""
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
 
 
 def run_source(source: str, filename: str, namespace: dict[str, Any]) -> Any:
     """Executes a cell; gives the value of its last expression, None if it ends otherwise. Top-level await works."""
-    _remember(filename, source)
+    remember_source(filename, source)
     tree = ast.parse(source, filename)
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     last: ast.Expression | None = None
@@ -59,7 +44,7 @@ def run_source(source: str, filename: str, namespace: dict[str, Any]) -> Any:
     return result if last is not None else None
 
 
-def _run_and_draw(source: str, filename: str, namespace: dict[str, Any]) -> Any:
+def run_and_draw(source: str, filename: str, namespace: dict[str, Any]) -> Any:
     """The same; figures that the cell leaves open are displayed at its end, as in a notebook."""
     before = open_figures()
     value = None
@@ -89,7 +74,9 @@ class Console(Actor):
         self.namespace = module.__dict__
 
     @endpoint
-    def setup(self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: "ProcMesh") -> None:
+    def setup(
+        self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: Handle[ProcState]
+    ) -> None:
         """Runs the set-up of the process, once, before any actor is constructed."""
         try:
             runtime().keeper.belongs(mesh)
@@ -113,11 +100,11 @@ class Console(Actor):
     def cell(self, source: str, filename: str, mesh: Any) -> Any:
         """Runs a cell here."""
         self._name(mesh)
-        return _run_and_draw(source, filename, self.namespace)
+        return run_and_draw(source, filename, self.namespace)
 
-    def _place(self, mesh: "ProcMesh") -> None:
+    def _place(self, mesh: Handle[ProcState]) -> None:
         """Takes the place in the mesh that this process is of."""
-        _instance().rank = mesh._region.point_of_base_rank(self.rank)
+        _instance().rank = region_of(mesh).point_of_base_rank(self.rank)
         self._name(mesh)
 
     def _name(self, mesh: Any = None) -> None:
@@ -134,67 +121,29 @@ def _instance() -> Instance:
 
 
 class ConsoleState(ActorState):
-    """The consoles of a proc mesh: their lives are those of the processes."""
+    """The consoles of a proc mesh: their incarnations are those of the processes."""
 
     def incarnation(self, rank: int) -> int:
-        """The current life of a rank."""
+        """The current incarnation of a rank."""
         return self.procs.incarnation(rank)
 
     def _healed(self) -> set[int]:
         return set(self.procs.incarnations)
 
 
-def console_of(procs: "ProcMesh") -> "ActorMesh[Console]":
-    """The consoles of the processes of a mesh (or slice)."""
-    state: ProcState = procs._state
-    console = ConsoleState(
-        uid=state.uid,
-        name=state.name,
-        region=state.region,
-        home=state.home,
-        procs=state,
+def console_state(procs: ProcState) -> ConsoleState:
+    """The record of the consoles of all processes of a mesh."""
+    return ConsoleState(
+        uid=procs.uid,
+        name=procs.name,
+        region=procs.region,
+        home=procs.home,
+        procs=procs,
         cls=Console,
         kind="sync",
     )
-    return ActorMesh(console, procs._region)
 
 
-def run_on(mesh: Any, source: str, *, filename: str = "<cell>") -> Future[ValueMesh[Any]]:
-    """Runs a cell's source on every rank: on a ProcMesh in the lasting namespace of each process, with `rank`, `point`
-    and `mesh` in it; on an ActorMesh between messages, with `self` as well. Gives the values of its last expression.
-
-    Raises SyntaxError here, before anything is sent.
-    """
-    compile(source, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    _remember(filename, source)
-    if isinstance(mesh, ActorMesh):
-        return _exec(mesh, source, filename)
-    return mesh._console.cell.call(source, filename, mesh)  # type: ignore[no-any-return]
-
-
-def _exec(mesh: ActorMesh[Any], source: str, filename: str) -> Future[ValueMesh[Any]]:
-    engine = runtime()
-    state, region = mesh._state, mesh._region
-    call = PendingCall(
-        engine,
-        f"{state.name}[cell]",
-        state.uid,
-        region.ranks,
-        len(region),
-        lambda replies: ValueMesh._of_thunks(region, replies, state.region),
-    )
-    broken = engine.supervisor.check(state, region, call)
-    if broken is not None:
-        call.fail(broken)
-        return call.hand_out()
-    frames = encode_arguments(call.title, (source, filename, mesh), {})
-    context: Context = engine.context()
-    send_region(engine, context, state, region, EXEC, frames, port=call.number, call=call.call)
-    return call.hand_out()
-
-
-def run_in_actor(obj: Any, namespace: dict[str, Any], source: str, filename: str, mesh: Any) -> Any:
-    """Runs a cell inside an actor, between its messages."""
-    point = _instance().rank
-    namespace.update(self=obj, rank=point.rank, point=point, mesh=mesh)
-    return _run_and_draw(source, filename, namespace)
+def console_of(procs: ProcState, region: Region) -> ActorMesh[Console]:
+    """The consoles of the processes of a slice."""
+    return ActorMesh(console_state(procs), region)

@@ -10,20 +10,22 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.attach.local_host import LocalHost
+from monarch_nb.attach.remote_host import connection, undelivered
 from monarch_nb.host import protocol as p
 from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with, take_ahead
 from monarch_nb.host.folders import clear_run_folder, make_run_folder, new_host_id, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, begin_agent
+from monarch_nb.lifecycle import unhandled
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.forwarding import Forwarding
-from monarch_nb.mesh import fault, ways
-from monarch_nb.mesh.console import run_in_actor
+from monarch_nb.mesh import ways
+from monarch_nb.mesh.cells import run_in_actor
 from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.keeper import Keeper
-from monarch_nb.mesh.neighbour import Neighbour
 from monarch_nb.mesh.proc import set_log_level
-from monarch_nb.mesh.remote import connection, undelivered
+from monarch_nb.mesh.process_operations import ProcessOperations
 from monarch_nb.mesh.requests import fail_requests, gather, request
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Future, ProcState, Runtime, forgotten, install, runtime, started
@@ -56,9 +58,9 @@ def become_controller() -> Runtime:
     engine.run_in_actor = run_in_actor
     logs = MeshLogs(engine, set_log_level)
     logs.present(Forwarding(logs))
-    keeper = Keeper(engine, logs, root=engine.root.stream)
+    keeper = Keeper(engine, logs, root=engine.root.stream, operations=ProcessOperations(engine))
     keeper.controllers = Controllers(engine)
-    keeper.driver.fatal = fault.unhandled
+    keeper.driver.fatal = unhandled.unhandled
     keeper.revive = lambda hosts: _revive(engine, hosts)
     node = Node(
         engine.address,
@@ -67,14 +69,14 @@ def become_controller() -> Runtime:
         handler=engine.handle,
         on_link_failed=lambda header, parcel, reason: undelivered(engine, header, reason),
         on_connection=connection,
-        config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its Remote
+        config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
     )
     engine.start(node)
     install_breakpoints()  # for actors of this process
     main = sys.modules.get("__mp_main__")
     if main is not None:  # that is what the script is called in a child of multiprocessing, and nowhere else
         register_pickle_by_value(main)
-    fault.prepare()
+    unhandled.prepare()
     atexit.register(_at_exit)
     return engine
 
@@ -271,7 +273,7 @@ def stop_hosts(
 
 def _at_exit() -> None:
     if started() is not None:
-        fault.end_quietly()
+        unhandled.end_quietly()
         shutdown()
 
 
@@ -284,7 +286,7 @@ def give_up_hosts(hosts: Sequence[str], reason: str) -> None:
     stop_hosts(hosts, reason)
     for host in hosts:
         known = ways.remotes.pop(host, None)
-        if isinstance(known, Neighbour):
+        if isinstance(known, LocalHost):
             known.about_to_be_killed()
         elif known is not None:
             known.end()
@@ -314,11 +316,11 @@ def shutdown(patience: float | None = None) -> None:
         _leave(engine, handles, remotes, _exit_patience() if patience is None else patience)
     finally:
         forgotten.leaving = kept
-    fault.exit_if_fatal()
+    unhandled.exit_if_fatal()
 
 
 def _exit_patience() -> float:
-    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt and not fault.in_notebook()
+    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt and not unhandled.in_notebook()
     return INTERRUPTED_SECONDS if interrupted else EXIT_SECONDS
 
 

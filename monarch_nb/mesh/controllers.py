@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
+from monarch_nb.code.reload import reload_mesh
 from monarch_nb.host import protocol as p
-from monarch_nb.mesh.actor import ActorMesh, check_class
-from monarch_nb.mesh.reload import reload_mesh
+from monarch_nb.lifecycle.actor_spawn import check_class
+from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Actor, Future, Runtime, concurrent_endpoint, current, runtime
 from monarch_nb.settings import settings

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch_nb.code.modules import Newest
 from monarch_nb.host import protocol as p
-from monarch_nb.mesh.modules import Newest
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.runtime import ActorState, Future
 from monarch_nb.runtime.endpoint import Kind

@@ -1,23 +1,17 @@
 """What an endpoint is on a mesh: the adverbs with which its members are called."""
 
-import functools
-import inspect
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, cast
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, cast
 
-from monarch_nb.mesh.adverb import (
-    Told,
-    adverb,
-    callers_signature,
-    declared_doc,
-    declared_signature,
-    hidden_from_callers,
-)
+from monarch_nb.mesh.adverb import PerObject, adverb, declared_doc, declared_signature
+from monarch_nb.mesh.arguments import check_arguments, encode_arguments, hidden_from_callers
+from monarch_nb.mesh.handle import Handle
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import (
+    ActorState,
     EndpointProperty,
     Future,
     PendingCall,
@@ -28,64 +22,15 @@ from monarch_nb.runtime import (
     runtime,
 )
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.wire import encode, pickle_failure, text_of
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.actor import ActorMesh
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@functools.lru_cache(maxsize=1024)
-def _arity(method: Callable[..., Any], hidden: int) -> tuple[inspect.Signature, int, int]:
-    """The signature without its `hidden` first parameters; how few and how many positional arguments surely fit."""
-    signature = callers_signature(method, hidden)
-    parameters = signature.parameters.values()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if any(p.kind == p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
-        return signature, 1, 0  # never surely
-    return signature, sum(p.default is p.empty for p in positional), len(positional)
-
-
-def check_arguments(
-    method: Callable[..., Any], hidden: int, title: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Raises TypeError here, at the caller, for arguments that do not fit."""
-    signature, least, most = _arity(method, hidden)
-    if not kwargs and least <= len(args) <= most:
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{title}{signature}: {text_of(error)}") from None
-
-
-def encode_arguments(
-    title: str, args: tuple[Any, ...], kwargs: dict[str, Any], method: Callable[..., Any] | None = None, hidden: int = 0
-) -> list[Any]:
-    """The body of a call. Raises TypeError that names the argument which cannot be sent, and the way to the culprit."""
-    try:
-        return encode((args, kwargs), runtime())
-    except Exception as error:
-        names: dict[str, Any] = {}
-        if method is not None:
-            try:
-                names = dict(_arity(method, hidden)[0].bind(*args, **kwargs).arguments)
-            except TypeError:
-                names = {}
-        for name, value in names.items():
-            try:
-                encode(value, runtime())
-            except Exception:
-                raise pickle_failure(error, value, f"argument `{name}` of {title}") from error
-        raise pickle_failure(error, (args, kwargs), f"`arguments` of {title}") from error
-
-
 class Endpoint(Generic[P, R]):
     """One endpoint of a mesh (or slice). Messages are sent when an adverb is called; futures only collect."""
 
-    def __init__(self, mesh: "ActorMesh[Any]", name: str, declared: EndpointProperty[P, R]) -> None:
+    def __init__(self, mesh: Handle[ActorState], name: str, declared: EndpointProperty[P, R]) -> None:
         self._mesh = mesh
         self._name = name
         self._declared = declared
@@ -125,8 +70,8 @@ class Endpoint(Generic[P, R]):
         engine = runtime()
         context = engine.context()
         state = self._mesh._state
-        for told in engine.keeper.on_call:
-            told(state)
+        for listener in engine.keeper.on_call:
+            listener(state)
         broken = engine.supervisor.check(state, region, call)
         if broken is not None:
             call.fail(broken)
@@ -221,9 +166,9 @@ class Endpoint(Generic[P, R]):
 
 
 # What `mesh.step?` shows.
-Endpoint.__signature__ = Told(declared_signature)  # type: ignore[attr-defined]
-Endpoint.__wrapped__ = Told(lambda endpoint: endpoint._current()._method)  # type: ignore[attr-defined]
-Endpoint.__doc__ = Told(declared_doc, Endpoint.__doc__)  # type: ignore[assignment]
+Endpoint.__signature__ = PerObject(declared_signature)  # type: ignore[attr-defined]
+Endpoint.__wrapped__ = PerObject(lambda endpoint: endpoint._current()._method)  # type: ignore[attr-defined]
+Endpoint.__doc__ = PerObject(declared_doc, Endpoint.__doc__)  # type: ignore[assignment]
 
 
 def send(
@@ -241,8 +186,8 @@ def send(
     region = mesh._region
     engine = runtime()
     context = engine.context()
-    for told in engine.keeper.on_call:
-        told(mesh._state)
+    for listener in engine.keeper.on_call:
+        listener(mesh._state)
     if selection == "choose":
         region = Region((), NDSlice(region.ndslice.get(random.randrange(len(region))), (), ()))
     broken = engine.supervisor.check(mesh._state, region, None)

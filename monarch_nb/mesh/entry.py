@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.host.protocol import ProcSpec, ProcStop, decode
+from monarch_nb.lifecycle.proc_spawn import PYTHON, python_version
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.logs.redirect import journal_of_this_process
-from monarch_nb.mesh.console import Console, run_in_actor
+from monarch_nb.mesh.cells import run_in_actor
+from monarch_nb.mesh.console import Console
 from monarch_nb.mesh.controllers import Controllers
 from monarch_nb.mesh.keeper import Keeper
 from monarch_nb.mesh.proc import set_log_level
-from monarch_nb.mesh.spawning import PYTHON, python_version
+from monarch_nb.mesh.process_operations import ProcessOperations
 from monarch_nb.runtime import ROOT, Runtime, SpawnActor, display_hooks, dumps, install, sleeping
 from monarch_nb.runtime.features import install_breakpoints
 from monarch_nb.runtime.log_prefix import levels_are_known
@@ -42,7 +44,7 @@ def run_proc(spec: ProcSpec) -> int:
     engine.run_in_actor = run_in_actor
     logs = MeshLogs(engine, set_log_level)
     logs.present(Forwarding(logs))
-    keeper = Keeper(engine, logs, root=None)
+    keeper = Keeper(engine, logs, root=None, operations=ProcessOperations(engine))
     keeper.python = spec.python
     keeper.controllers = Controllers(engine)
     engine.is_worker = True

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.host import protocol as p
+from monarch_nb.lifecycle.actor_spawn import ActorBirth, spawn_frames
+from monarch_nb.lifecycle.proc_spawn import start
 from monarch_nb.mesh import ways
-from monarch_nb.mesh.actor import Born, spawn_frames
-from monarch_nb.mesh.endpoint import encode_arguments
-from monarch_nb.mesh.remote import Remote
+from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
-from monarch_nb.mesh.spawning import start
 from monarch_nb.runtime import HOOK, SPAWN, ActorState, Future, MeshState, PendingCall, ProcState
 from monarch_nb.shape import Region, runs
 from monarch_nb.supervision import Cause, HealError, Life
@@ -111,7 +111,7 @@ class Heals:
         assert isinstance(state, ProcState)
         for host in {state.layout.host_of(rank) for rank, _ in lives}:
             remote = ways.remotes.get(host)
-            if isinstance(remote, Remote):
+            if isinstance(remote, RemoteHost):
                 remote.await_return(_RETURN_S)
         _renew(state, lives)
         ready = start(self._engine, state, lives)
@@ -124,7 +124,7 @@ class Heals:
         """Creates actors again, of the newest class, with their original arguments; blocks until they are there."""
         state = self._engine.meshes[uid]
         assert isinstance(state, ActorState)
-        born: Born = state.born
+        born: ActorBirth = state.born
         born.renew()
         if state.cls is not born.cls:
             state.cls, state.kind = born.cls, born.spec.kind

@@ -1,6 +1,7 @@
 """Host meshes: where processes can be spawned."""
 
 import asyncio
+import contextlib
 import os
 import uuid
 import warnings
@@ -9,11 +10,11 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from monarch_nb.host.command import BootstrapCommand, launches
-from monarch_nb.mesh.devices import environments
+from monarch_nb.mesh.operations import ProcsWanted, operations
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.mesh.spawning import spawn_proc_mesh
 from monarch_nb.runtime import Future, runtime
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Point, Region
+from monarch_nb.transport import UnreachableError
 
 
 class HostMesh(MeshTrait):
@@ -31,7 +32,7 @@ class HostMesh(MeshTrait):
         identity: str = "",
     ) -> None:
         self._name = name
-        self._found = hosts if isinstance(hosts, Future) else Future._resolved(tuple(hosts))
+        self._ids = hosts if isinstance(hosts, Future) else Future._resolved(tuple(hosts))
         self.__region = region
         self._python = python
         self._owned = owned
@@ -41,12 +42,17 @@ class HostMesh(MeshTrait):
     @property
     def _hosts(self) -> tuple[str, ...]:
         """Host ids by base rank. Blocks while hosts that are being attached have not told theirs."""
-        return self._found.get()
+        return self._ids.get()
+
+    def _used_hosts(self) -> tuple[str, ...]:
+        """The ids of the hosts of this slice."""
+        hosts = self._hosts
+        return tuple(hosts[rank] for rank in self._region.ranks())
 
     @classmethod
-    def of_host(cls, host: str) -> "HostMesh":
+    def of_host(cls, host: str, *, python: str | None = None) -> "HostMesh":
         """One host, without dimensions."""
-        return cls(host, (host,), Region((), NDSlice(0, (), ())))
+        return cls(host, (host,), Region((), NDSlice(0, (), ())), python=python)
 
     @property
     def _region(self) -> Region:
@@ -69,7 +75,7 @@ class HostMesh(MeshTrait):
 
     def _new_with_region(self, region: Region) -> Self:
         return type(self)(
-            self._name, self._found, region, python=self._python, ended=self._ended, identity=self._identity
+            self._name, self._ids, region, python=self._python, ended=self._ended, identity=self._identity
         )
 
     @property
@@ -77,12 +83,12 @@ class HostMesh(MeshTrait):
         """None once it was shut down: torchmonarch's programs look there."""
         return None if self._ended else self
 
-    def _usable(self) -> None:
+    def _check_usable(self) -> None:
         if self._ended:
             raise RuntimeError(f"HostMesh has already been {self._ended[0]}")
 
-    def _mine(self, what: str) -> None:
-        self._usable()
+    def _check_owned(self, what: str) -> None:
+        self._check_usable()
         if not self._owned:
             raise RuntimeError(f"only the owner of a host mesh can {what} it, not a slice or a reference")
 
@@ -106,7 +112,7 @@ class HostMesh(MeshTrait):
         place of a process, is run in place of the default command.
         Raises ValueError for dimensions that clash or sizes that are not positive.
         """
-        self._usable()
+        self._check_usable()
         dims = dict(per_host or {})
         for label, size in dims.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -121,19 +127,20 @@ class HostMesh(MeshTrait):
         per = Extent(tuple(dims), tuple(dims.values())).nelements
         if proc_bind is not None and len(proc_bind) != per:
             raise ValueError(f"proc_bind has {len(proc_bind)} entries, but there are {per} processes on a host")
-        return spawn_proc_mesh(
-            hosts=tuple(self._hosts[rank] for rank in self._region.ranks()),
-            per_host=per,
-            extent=extent,
+        wanted = ProcsWanted(
             name=name or "anon",
+            hosts=self._used_hosts(),
+            per_host=dims,
+            extent=extent,
+            env=dict(env or {}),
             bootstrap=bootstrap,
-            setup=(() if setup is None else ((setup, setup_filename),)),
+            setup=() if setup is None else ((setup, setup_filename),),
             proc_bind=tuple(proc_bind or ()),
             launch=launches(bootstrap_command, extent),
             python=self._python,
-            env=environments(dims, dict(env or {})),
             host_mesh=self._identity,
         )
+        return cast(ProcMesh, operations().spawn_procs(wanted))
 
     def with_python_executable(self, python_executable: str) -> "HostMesh":
         """The same hosts, whose processes run another interpreter."""
@@ -141,15 +148,13 @@ class HostMesh(MeshTrait):
             raise ValueError(f"{python_executable!r} is not an executable file")
         python = os.path.abspath(python_executable)
         return HostMesh(
-            self._name, self._found, self._region, python=python, owned=self._owned, ended=self._ended,
+            self._name, self._ids, self._region, python=python, owned=self._owned, ended=self._ended,
             identity=self._identity,
         )  # fmt: skip
 
     @property
     def initialized(self) -> Future[Literal[True]]:
         """Resolves when every host's agent has answered."""
-        from monarch_nb.mesh.controller import hosts_answer
-
         answered: Future[Literal[True]] = Future._make(story=lambda: f"the hosts of {self._name} have not all answered")
 
         def settle(future: "Future[Any]") -> None:
@@ -158,21 +163,19 @@ class HostMesh(MeshTrait):
 
         def ask(future: "Future[tuple[str, ...]]") -> None:
             if future.exception(0) is None:
-                hosts_answer([self._hosts[rank] for rank in self._region.ranks()])._on_done(settle)
+                operations().hosts_answer(self._used_hosts())._on_done(settle)
             else:
                 settle(future)
 
-        self._found._on_done(ask)
+        self._ids._on_done(ask)
         return answered
 
     def shutdown(self) -> Future[None]:
         """Ends the host agents of this mesh and all processes on them. Only for the whole mesh, by its owner."""
-        from monarch_nb.mesh.controller import shutdown_hosts
-
-        self._mine("shut down")
+        self._check_owned("shut down")
         hosts = self._hosts
         self._ended.append("shut down")
-        return shutdown_hosts(hosts)
+        return operations().shut_down_hosts(hosts)
 
     def stop(self) -> Future[None]:
         """Stops all processes that this process has spawned on this host mesh; the agents stay, for what comes next.
@@ -180,10 +183,8 @@ class HostMesh(MeshTrait):
         What was spawned on another host mesh of the same hosts lives on. Resolves when they are gone.
         Only for the whole mesh, by its owner.
         """
-        from monarch_nb.mesh.controller import stop_hosts
-
-        self._mine("stop")
-        return stop_hosts(self._hosts, identity=self._identity)
+        self._check_owned("stop")
+        return operations().stop_on_hosts(self._hosts, self._identity)
 
     async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> None:
         """Brings edited code to these hosts: `workspace` is a folder, several, or an object with such `dirs`.
@@ -193,9 +194,7 @@ class HostMesh(MeshTrait):
         these processes, and living actors take their new classes over between messages; where one cannot, a warning
         says so. Raises RuntimeError for a slice or a reference, SyntaxError before anything has changed.
         """
-        from monarch_nb.mesh.workspace import sync
-
-        self._usable()
+        self._check_usable()
         if conda:
             raise NotImplementedError(
                 "sync_workspace(conda=True) is not supported yet: install the environment on the hosts, and choose its "
@@ -203,17 +202,18 @@ class HostMesh(MeshTrait):
             )
         if not self._owned and not self._is_own_host():
             raise RuntimeError("sync_workspace: only for a whole host mesh, by its owner, not a slice or a reference")
-        report = await asyncio.to_thread(sync, self, workspace, auto_reload)
-        for note in report.notes:
+        notes = await asyncio.to_thread(
+            operations().sync_workspace, self._name, self._used_hosts(), self._python, workspace, auto_reload
+        )
+        for note in notes:
             warnings.warn(note, stacklevel=2)
 
     def _is_own_host(self) -> bool:
         """Whether it is this_host() of the controller."""
-        engine = runtime()
-        return engine.keeper._mesh is None and self._hosts == (engine.host,) and not self._region.labels
+        return len(self._hosts) == 1 and not self._region.labels and operations().is_own_host(self._hosts[0])
 
     async def __aenter__(self) -> Self:
-        self._usable()
+        self._check_usable()
         return self
 
     async def __aexit__(
@@ -229,9 +229,7 @@ class HostMesh(MeshTrait):
         return hash((self._hosts, self._region))
 
     def __reduce__(self) -> Any:
-        from monarch_nb.mesh.reference import reduce_host_mesh
-
-        return reduce_host_mesh(self)
+        return _rebuilt, (self._name, self._hosts, self._region, self._python, self._identity)
 
     def __repr__(self) -> str:
         dims = ", ".join(f"{label}={size}" for label, size in self.extent.items())
@@ -240,13 +238,8 @@ class HostMesh(MeshTrait):
 
 def this_host() -> HostMesh:
     """The host this process runs on, without dimensions."""
-    from monarch_nb.mesh.controller import ensure_host
-
-    engine = runtime()
-    ensure_host(engine)
-    mesh = HostMesh.of_host(engine.host)
-    mesh._python = engine.keeper.python
-    return mesh
+    host, python = operations().own_host()
+    return HostMesh.of_host(host, python=python)
 
 
 def this_proc() -> ProcMesh:
@@ -257,3 +250,22 @@ def this_proc() -> ProcMesh:
 def host_labels(hosts: Sequence[str]) -> Region:
     """The region of a one-dimensional host mesh."""
     return Region(("hosts",), NDSlice(0, (len(hosts),), (1,)))
+
+
+def _rebuilt(name: str, hosts: tuple[str, ...], region: Region, python: str | None, identity: str) -> HostMesh:
+    """What arrives of a host mesh: a reference, which cannot shut its hosts down."""
+    with contextlib.suppress(UnreachableError):  # whoever uses it is told
+        operations().reach(hosts, name)
+    return HostMesh(name, hosts, region, python=python, owned=False, identity=identity)
+
+
+def give_up(mesh: HostMesh, reason: str) -> None:
+    """The hosts of a mesh are about to be killed by who started them: what is there counts as stopped, not as failed.
+
+    Does not block. Later uses of the mesh are refused, as of one that was shut down.
+    """
+    if mesh._ended:
+        return
+    mesh._ended.append("shut down")
+    if mesh._ids.done() and mesh._ids.exception(0) is None:
+        operations().give_up_hosts(mesh._hosts, reason)

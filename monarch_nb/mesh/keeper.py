@@ -9,6 +9,7 @@ import msgspec
 from monarch_nb.mesh.editions import Editions
 from monarch_nb.mesh.healing import Heals
 from monarch_nb.mesh.news import News
+from monarch_nb.mesh.operations import Operations
 from monarch_nb.mesh.requests import route_answers
 from monarch_nb.mesh.stops import Stops
 from monarch_nb.mesh.watching import Watching
@@ -29,9 +30,18 @@ logger = logging.getLogger(__name__)
 class Keeper:
     """One per process. What it does at length is done by its parts: `watching`, `news`, `stops` and `heals`."""
 
-    def __init__(self, engine: Runtime, logs: "MeshLogs", *, root: str | None, policy: RootPolicy = "script") -> None:
+    def __init__(
+        self,
+        engine: Runtime,
+        logs: "MeshLogs",
+        *,
+        root: str | None,
+        operations: Operations,
+        policy: RootPolicy = "script",
+    ) -> None:
         self.engine = engine
         self.logs = logs
+        self.operations = operations
         self.driver = Driver(engine, self, root=root, policy=policy)
         self.agent_environment: dict[str, dict[str, str]] = {}
         self.python: str | None = None  # the interpreter this process was asked to run with; its own follow

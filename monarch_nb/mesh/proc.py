@@ -7,13 +7,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from monarch_nb._absent import sentence
-from monarch_nb.mesh.actor import spawn_actors
-from monarch_nb.runtime import Future, ProcState, runtime
-from monarch_nb.runtime.features import feature
-from monarch_nb.shape import MeshTrait, NDSlice, Region
+from monarch_nb.logs.options import set_level
+from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.console import Console, console_of
+from monarch_nb.mesh.handle import Handle
+from monarch_nb.mesh.operations import operations
+from monarch_nb.mesh.proc_table import proc_table
+from monarch_nb.mesh.reference import ProcForm, proc_form, proc_record
+from monarch_nb.runtime import Future, ProcState
+from monarch_nb.shape import NDSlice, Region
 
 if TYPE_CHECKING:
-    from monarch_nb.logs import Logs
     from monarch_nb.mesh.host import HostMesh
 
 A = TypeVar("A")
@@ -25,19 +29,8 @@ _NOT_YET = {
 }
 
 
-class ProcMesh(MeshTrait):
+class ProcMesh(Handle[ProcState]):
     """A reference to a mesh of processes, or a slice of one."""
-
-    def __init__(self, state: ProcState, region: Region) -> None:
-        self._state = state
-        self.__region = region
-
-    @property
-    def _region(self) -> Region:
-        return self.__region
-
-    def _new_with_region(self, region: Region) -> Self:
-        return type(self)(self._state, region)
 
     @property
     def name(self) -> str:
@@ -53,7 +46,7 @@ class ProcMesh(MeshTrait):
             raise RuntimeError(
                 f"`ProcMesh` has already been stopped: {self._state.name} ({self._state.stopped}); spawn a new one"
             )
-        return cast(A, spawn_actors(self, name, Class, args, kwargs))
+        return cast(A, operations().spawn_actors(self, name, Class, args, kwargs))
 
     @property
     def initialized(self) -> Future[Literal[True]]:
@@ -79,9 +72,7 @@ class ProcMesh(MeshTrait):
 
         Resolves when all are gone, and what they wrote is shown.
         """
-        keeper = runtime().keeper
-        stopped = cast("Future[None]", keeper.stop_mesh(self._state, reason, self._region))
-        return cast("Future[None]", keeper.logs.shown(stopped))
+        return operations().stop(self._state, reason, self._region)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs `function(*args, **kwargs)` on the main thread of each process; gives a ValueMesh of the results."""
@@ -100,8 +91,6 @@ class ProcMesh(MeshTrait):
         records of `logging` are written in the processes, healed ones too.
         Raises RuntimeError for a window without streaming, ValueError for a level outside of 0 to 255.
         """
-        from monarch_nb.logs.options import LogOption, set_level
-
         if aggregate_window_sec is not None and not stream_to_client:
             raise RuntimeError(
                 "logging_option: aggregate_window_sec needs stream_to_client=True, else nothing is shown"
@@ -112,33 +101,27 @@ class ProcMesh(MeshTrait):
             raise ValueError(f"logging_option: level={level!r} must be a whole number from 0 to 255")
 
         def apply() -> None:
-            runtime().keeper.logs.set_option(self._state.uid, LogOption(stream_to_client, aggregate_window_sec, level))
+            operations().show_output(self, stream_to_client, aggregate_window_sec, level)
             self.run(set_level, level).get()
 
         await asyncio.to_thread(apply)
 
     def to_table(self) -> str:
         """A table of text: for each place of the mesh the host, and which of its processes it is."""
-        from monarch_nb.mesh.proc_table import proc_table
+        return proc_table(self._state.layout, self._region)
 
-        return proc_table(self)
-
-    def logs(self, grep: str | None = None, **wishes: Any) -> "Logs":
+    def logs(self, grep: str | None = None, **selection: Any) -> Any:
         """The last lines that these processes wrote: see `monarch_nb.logs.logs_of` for `level`, `since`, `last`…"""
-        from monarch_nb.logs import logs_of
-
-        return logs_of(self, grep, **wishes)
+        return operations().logs(self)(grep, **selection)
 
     @property
     def metrics(self) -> Any:
         """What the actors on these processes have told with `monarch.telemetry.log`: steps and values by name."""
-        return feature(runtime(), "metrics").of_mesh(self)
+        return operations().metrics(self)
 
     @property
-    def _console(self) -> Any:
-        from monarch_nb.mesh.console import console_of
-
-        return console_of(self)
+    def _console(self) -> ActorMesh[Console]:
+        return console_of(self._state, self._region)
 
     async def __aenter__(self) -> Self:
         return self
@@ -159,25 +142,17 @@ class ProcMesh(MeshTrait):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise AttributeError(sentence(f"ProcMesh.{name}", part))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ProcMesh) and self._state.uid == other._state.uid and self._region == other._region
-
-    def __hash__(self) -> int:
-        return hash((self._state.uid, self._region))
-
     def __reduce__(self) -> Any:
-        from monarch_nb.mesh.reference import reduce_proc_mesh
-
-        return reduce_proc_mesh(self)
+        return _rebuilt, (proc_form(self._state), self._region)
 
     def __repr__(self) -> str:
-        dims = ", ".join(f"{label}={size}" for label, size in self.extent.items())
-        told = f", stopped: {self._state.stopped}" if self._state.stopped else ""
-        return f"<ProcMesh {self._state.name!r} {{{dims}}}{told}>"
+        return f"<ProcMesh {self._shown()}>"
+
+
+def _rebuilt(form: ProcForm, region: Region) -> ProcMesh:
+    return ProcMesh(proc_record(form), region)
 
 
 def set_log_level(state: ProcState, rank: int, level: int) -> Future[Any]:
     """From which level on one process of a mesh writes records of `logging`."""
-    from monarch_nb.logs.options import set_level
-
     return ProcMesh(state, Region((), NDSlice(rank, (), ()))).run(set_level, level)

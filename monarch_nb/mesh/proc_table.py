@@ -2,15 +2,13 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.shape import Region
+from monarch_nb.wire import Layout
 
 
-def proc_table(mesh: "ProcMesh") -> str:
+def proc_table(layout: Layout, region: Region) -> str:
     """Host and number there of each process: the last dimension goes to the right, the others down."""
-    layout, region = mesh._state.layout, mesh._region
     cells = [f"{layout.host_of(rank)}[{rank % layout.per_host}]" for rank in region.ranks()]
     if not region.labels:
         return cells[0]

@@ -2,13 +2,11 @@
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from monarch_nb.mesh.endpoint import Endpoint
-from monarch_nb.runtime import EndpointProperty, Port, undeclared_name
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.handle import Handle
+from monarch_nb.runtime import ActorState, EndpointProperty, Port, undeclared_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,7 +15,7 @@ R = TypeVar("R")
 class NotAnEndpoint:
     """A method that is not marked with `@endpoint`. Only `as_endpoint` can do anything with it."""
 
-    def __init__(self, mesh: "ActorMesh[Any]", name: str, method: Callable[..., Any]) -> None:
+    def __init__(self, mesh: Handle[ActorState], name: str, method: Callable[..., Any]) -> None:
         self._mesh = mesh
         self._name = name
         self._method = method

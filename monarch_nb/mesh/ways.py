@@ -14,11 +14,11 @@ from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import split
 
 if TYPE_CHECKING:
-    from monarch_nb.mesh.gateway import Gateway
-    from monarch_nb.mesh.neighbour import Neighbour
-    from monarch_nb.mesh.remote import Remote
+    from monarch_nb.attach.gateway import Gateway
+    from monarch_nb.attach.local_host import LocalHost
+    from monarch_nb.attach.remote_host import RemoteHost
 
-remotes: "dict[str, Remote | Neighbour]" = {}  # attached hosts, by id
+remotes: "dict[str, RemoteHost | LocalHost]" = {}  # attached hosts, by id
 local: dict[str, int] = {}  # hosts whose agents this process has started, and which lives of these
 gateway: "Gateway | None" = None  # dials in place of this process those hosts that are attached from then on
 
@@ -27,7 +27,7 @@ _settling = threading.Lock()  # else two hosts that come back at once are not to
 _PATIENCE_S = 1.0
 
 
-def tell_ways(engine: Runtime, coming: "Remote | None" = None) -> "dict[str, Future[p.Done]]":
+def tell_ways(engine: Runtime, coming: "RemoteHost | None" = None) -> "dict[str, Future[p.Done]]":
     """Tells every agent how it reaches the others: directly where it can, else by way of this process.
 
     `coming` is a host that was lost, and counts as there.
@@ -62,7 +62,7 @@ def tell_ways(engine: Runtime, coming: "Remote | None" = None) -> "dict[str, Fut
     return asked
 
 
-def is_behind(remote: "Remote | Neighbour") -> bool:
+def is_behind(remote: "RemoteHost | LocalHost") -> bool:
     """Whether a gateway leads to it."""
     return getattr(remote, "gateway", None) is not None
 
@@ -73,14 +73,14 @@ def settle(engine: Runtime, hosts: Iterable[str], timeout: float) -> None:
         _settle(engine, hosts, timeout, None)
 
 
-def rejoin(engine: Runtime, remote: "Remote", timeout: float) -> None:
+def rejoin(engine: Runtime, remote: "RemoteHost", timeout: float) -> None:
     """A host that was lost counts as there again, once all who are in touch have heard of it, and it of them."""
     with _settling:
         _settle(engine, (remote.host,), timeout, remote)
         remote.lost = ""
 
 
-def _settle(engine: Runtime, hosts: Iterable[str], timeout: float, coming: "Remote | None") -> None:
+def _settle(engine: Runtime, hosts: Iterable[str], timeout: float, coming: "RemoteHost | None") -> None:
     told = tell_ways(engine, coming)
     for host in hosts:
         if host in told:

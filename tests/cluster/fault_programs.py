@@ -23,7 +23,8 @@ import pytest
 from monarch_nb.actor import Channel, ProcMesh, SupervisionError, heal_mesh, runtime, this_host
 from monarch_nb.config import configure
 from monarch_nb.exceptions import DescriptorLimitError, HealError
-from monarch_nb.mesh import controller, notebook_mode
+from monarch_nb.lifecycle import notebook_mode
+from monarch_nb.mesh import controller
 from monarch_nb.mesh.inline import in_process_host, kill
 from monarch_nb.mesh.view import conditions
 from monarch_nb.routing.actions import LinkConfig
@@ -255,7 +256,7 @@ def cycles(times: str) -> None:
     say("done", cuts, left)
 
 
-STATEFUL = ("driver.py", "stops.py", "keeper.py", "spawning.py", "healing.py", "heal.py", "requests.py", "future.py")
+STATEFUL = ("driver.py", "stops.py", "keeper.py", "proc_spawn.py", "healing.py", "heal.py", "requests.py", "future.py")
 
 
 def steps(part: str, of: str) -> None:

@@ -16,7 +16,8 @@ import pytest
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint, this_host
 from monarch_nb.config import configured
 from monarch_nb.host import protocol as p
-from monarch_nb.mesh import controller, fault
+from monarch_nb.lifecycle import unhandled
+from monarch_nb.mesh import controller
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import runtime
 from monarch_nb.supervision import MeshFailure
@@ -95,7 +96,7 @@ def controlling() -> Iterator[Any]:
     """A controller in this process, as a notebook is one; gives its host."""
     shown: list[MeshFailure] = []
     runtime()
-    fault.notebook_mode(shown.append)
+    unhandled.notebook_mode(shown.append)
     here: Any = this_host()
     here.shown = shown
     try:

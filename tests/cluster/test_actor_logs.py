@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.actor import Actor, ProcMesh, SupervisionError, current_rank, endpoint
-from monarch_nb.mesh import Written, follow_logs, listen_to_logs, logs_of
+from monarch_nb.logs import Written, follow_logs, listen_to_logs, logs_of
 from tests.cluster.actor_tools import SECONDS, Faults, spawned
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]

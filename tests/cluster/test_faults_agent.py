@@ -8,7 +8,8 @@ import pytest
 
 from monarch_nb.actor import Channel, MeshFailure, SupervisionError, heal_mesh, this_host
 from monarch_nb.exceptions import DeviceMeshError
-from monarch_nb.mesh import controller, spawning
+from monarch_nb.lifecycle import proc_spawn
+from monarch_nb.mesh import controller
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, controlling, kill, spawned, still_works, until
 from tests.cluster.leftovers import marked
@@ -150,10 +151,10 @@ def test_while_it_stops(host: Any) -> None:
 def test_between_being_there_and_being_asked(
     host: Any, monkeypatch: pytest.MonkeyPatch, what: str, *, seen: bool
 ) -> None:
-    ask = spawning.request
+    ask = proc_spawn.request
 
     def lose(engine: Any, dst: str, verb: str, body: Any) -> Any:
-        monkeypatch.setattr(spawning, "request", ask)
+        monkeypatch.setattr(proc_spawn, "request", ask)
         gone = agent()
         lose_agent()
         if seen:
@@ -166,7 +167,7 @@ def test_between_being_there_and_being_asked(
             kill(workers.pid.call().get(SOON).values()[1])
             with pytest.raises(SupervisionError):
                 workers.pid.call().get(SOON)
-        monkeypatch.setattr(spawning, "request", lose)
+        monkeypatch.setattr(proc_spawn, "request", lose)
         begin = time.monotonic()
 
         def bring() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import ProcMesh
-from monarch_nb.mesh import actor, spawning
+from monarch_nb.lifecycle import actor_spawn, proc_spawn
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Program, Worker, still_works
 
@@ -56,8 +56,8 @@ def test_a_spawn_that_is_cut_off_leaves_no_process(host: Any, monkeypatch: pytes
             begin(*args)
         raise KeyboardInterrupt
 
-    begin = spawning.start
-    monkeypatch.setattr(spawning, place, cut)
+    begin = proc_spawn.start
+    monkeypatch.setattr(proc_spawn, place, cut)
     with pytest.raises(KeyboardInterrupt):
         host.spawn_procs(per_host={"gpus": 2}, name="cut")
     monkeypatch.undo()
@@ -69,8 +69,8 @@ def test_actors_whose_spawn_is_cut_off_are_stopped(duo: ProcMesh, monkeypatch: p
         begin(*args)
         raise KeyboardInterrupt
 
-    begin = actor.send_spawn
-    monkeypatch.setattr(actor, "send_spawn", cut)
+    begin = actor_spawn.send_spawn
+    monkeypatch.setattr(actor_spawn, "send_spawn", cut)
     with pytest.raises(KeyboardInterrupt):
         duo.spawn("cut", Worker)
     monkeypatch.undo()

@@ -24,11 +24,12 @@ from monarch_nb.actor import (
     this_host,
     this_proc,
 )
+from monarch_nb.attach import AttachError, remote_host
 from monarch_nb.compat.worker_loops import start_worker_loop_until_shutdown
 from monarch_nb.config import configured
 from monarch_nb.exceptions import TrustError
 from monarch_nb.host import folders
-from monarch_nb.mesh import AttachError, heal_mesh, remote
+from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.transport import Keys
 from tests.cluster.hosts_tools import (
     SOON,
@@ -124,7 +125,7 @@ def test_a_rank_that_dies_behind_the_gateway_is_told_and_healed(
 def test_hosts_behind_the_gateway_are_lost_one_by_one_or_all_with_it(
     mortal: list[HostProcess], key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "REFUSED_S", 0.5)
+    monkeypatch.setattr(remote_host, "REFUSED_S", 0.5)
     members = workers_of(mortal, key).spawn_procs(name="far").spawn("members", Member)
     members.where.call().get(SOON)
     waiting = members.slice(hosts=2).nap.call_one(300, 2)

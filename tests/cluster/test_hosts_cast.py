@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, MeshFailure, ProcMesh, SupervisionError, endpoint, run_on, this_host
-from monarch_nb.mesh import attach_hosts, controller, heal_mesh, local_hosts, sending
+from monarch_nb.attach import attach_hosts
+from monarch_nb.lifecycle import heal_mesh
+from monarch_nb.mesh import controller, local_hosts, sending
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys
 from monarch_nb.wire import Kind

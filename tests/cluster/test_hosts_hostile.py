@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 from monarch_nb import mesh
+from monarch_nb.attach import attach_hosts
 from monarch_nb.host.folders import run_folder_for
-from monarch_nb.mesh import attach_hosts
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys
 from tests.cluster.hosts_tools import SOON, HostProcess, Member, nothing_left, wait_until

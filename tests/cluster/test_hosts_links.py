@@ -15,9 +15,10 @@ import pytest
 import monarch_nb.actor
 from monarch_nb import config, mesh
 from monarch_nb.actor import MeshFailure, SupervisionError
+from monarch_nb.attach import attach_hosts, remote_host
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
-from monarch_nb.mesh import attach_hosts, heal_mesh, remote
+from monarch_nb.lifecycle import heal_mesh
 from tests.cluster.hosts_tools import (
     SOON,
     Caller,
@@ -128,8 +129,8 @@ def test_procs_elsewhere_learn_that_a_host_is_lost(
 def test_a_killed_agent_is_told_and_its_successor_takes_the_healed_procs(
     tmp_path: Path, key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert remote.REFUSED_S == 5.0
-    monkeypatch.setattr(remote, "REFUSED_S", 1.0)
+    assert remote_host.REFUSED_S == 5.0
+    monkeypatch.setattr(remote_host, "REFUSED_S", 1.0)
     with user_hosts(tmp_path, 2, key=key) as agents:
         hosts = attach_hosts([agent.endpoint for agent in agents], key=key)
         members = hosts.spawn_procs(name="pair").spawn("members", Member)
@@ -172,7 +173,7 @@ CONTROLLER = """
 import sys, time
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
-from monarch_nb.mesh import attach_hosts
+from monarch_nb.attach import attach_hosts
 from tests.cluster.hosts_tools import Member
 hosts = attach_hosts([sys.argv[1]], key=sys.argv[2])
 members = hosts.spawn_procs(per_host={"slots": 2}, name="left").spawn("members", Member)

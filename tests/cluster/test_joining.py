@@ -19,8 +19,9 @@ from monarch_nb.actor import (
     shutdown_context,
     this_host,
 )
+from monarch_nb.attach import AttachError
 from monarch_nb.host.bootstrap import command
-from monarch_nb.mesh import AttachError, heal_mesh
+from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.transport import Keys, TrustError
 from tests.cluster.hosts_tools import (
     SOON,

@@ -4,7 +4,7 @@ import pytest
 
 import monarch_nb.actor
 from monarch_nb.actor import Actor, SupervisionError, endpoint, this_host
-from monarch_nb.mesh import spawning
+from monarch_nb.lifecycle import proc_spawn
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -17,7 +17,7 @@ class Quiet(Actor):
 
 def test_a_process_of_another_minor_version_says_which_and_ends(monkeypatch):
     monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
-    monkeypatch.setattr(spawning, "python_version", lambda: "3.99")
+    monkeypatch.setattr(proc_spawn, "python_version", lambda: "3.99")
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="other", env={"MONARCH_NB_TEST": "1"})
     quiet = procs.spawn("quiet", Quiet)
     with pytest.raises(SupervisionError, match=r"its controller Python 3\.99"):

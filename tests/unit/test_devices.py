@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from monarch_nb.mesh import devices
+from monarch_nb.lifecycle import devices
 from monarch_nb.wire import Layout
 
 

@@ -10,14 +10,14 @@ ROOT = Path(__file__).parents[2]
 
 # From the ground up; packages and single modules of monarch_nb. A module that is not named is part of the public face.
 ROWS = (
-    ("_version", "_about", "_absent", "_private"),  # what needs nothing of ours
+    ("_version", "_about", "_absent", "_lazy", "_private"),  # what needs nothing of ours
     ("settings",),  # what every layer reads: time-outs and limits; `config` is its public face
     ("shape", "wire"),
     ("routing",),
     ("transport",),
     ("runtime",),
     ("supervision",),
-    ("mesh", "logs", "host"),
+    ("mesh", "lifecycle", "attach", "code", "logs", "host"),
     ("rdma", "debug", "telemetry", "tensor", "job", "store", "doctor", "compat"),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from monarch_nb.mesh import ActorMesh, HostMesh, Logs, ProcMesh, ValueMesh
+from monarch_nb.logs import Logs
+from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, ValueMesh
 from monarch_nb.runtime import Future
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure

@@ -1,11 +1,12 @@
-"""What views can ask for: each verb is a thin skin over a Python call."""
+"""What faces can ask for: each verb is a thin skin over a Python call."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.debug.control.stuck import look
 from monarch_nb.debug.render.groups import FileName, short
-from monarch_nb.mesh import ActorMesh, ProcMesh, heal_mesh, interrupt
+from monarch_nb.lifecycle import heal_mesh
+from monarch_nb.mesh import ActorMesh, ProcMesh, interrupt
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 from monarch_nb.debug.records import Frame
 
-_ENGINE = ("monarch_nb.runtime", "monarch_nb.mesh", "monarch_nb.supervision", "monarch_nb.debug", "monarch_nb.host")
+_ENGINE = tuple(
+    f"monarch_nb.{package}"
+    for package in ("runtime", "supervision", "mesh", "lifecycle", "attach", "logs", "code", "host", "debug", "engine")
+)
 _PLUMBING = ("asyncio", "threading", "contextlib", "concurrent", "selectors", "runpy", "weakref", "bdb", "pdb")
 AROUND = 5  # lines of source on either side
 

@@ -4,12 +4,12 @@ import threading
 import time
 from os import PathLike
 
+from monarch_nb.attach.hosts import AttachError, objection, read_key
+from monarch_nb.attach.local_host import LocalHost
+from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh import ways
-from monarch_nb.mesh.attach import AttachError, objection, read_key
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.mesh.neighbour import Neighbour
-from monarch_nb.mesh.remote import Remote
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime, runtime
 from monarch_nb.transport import Keys, Parcel
@@ -20,14 +20,14 @@ _ASK_S = 3.0
 _JOIN_S = 10.0
 
 
-class Joined(Remote):
+class JoinedHost(RemoteHost):
     """A host that has dialled; it dials again when its connection breaks."""
 
     def __init__(self, engine: Runtime, state: p.HostState, keys: Keys | None, lease: float | None) -> None:
         super().__init__(engine, "", state, keys, False, lease)
         engine.clock.every(_BEAT_S, self._beat)
 
-    def dials(self, other: "Remote | Neighbour") -> bool:
+    def dials(self, other: "RemoteHost | LocalHost") -> bool:
         """Whether this host's agent can dial that one's: perhaps, but only this process is known to be in reach."""
         return False
 
@@ -79,7 +79,7 @@ class Reception:
     def _who(self, header: Header, parcel: Parcel) -> None:
         """Somebody wants to join; reading thread."""
         state = p.decode(parcel.frames[0], p.HostState)
-        known = isinstance(ways.remotes.get(state.host), Joined)
+        known = isinstance(ways.remotes.get(state.host), JoinedHost)
         wrong = None if known else objection(f"host {state.host}", state, ())
         with self._changed:
             if wrong is None:
@@ -91,7 +91,7 @@ class Reception:
     def _joins(self, header: Header, parcel: Parcel) -> None:
         state = p.decode(parcel.frames[0], p.HostState)
         with self._changed:
-            if not isinstance(ways.remotes.get(state.host), Joined):
+            if not isinstance(ways.remotes.get(state.host), JoinedHost):
                 self._new[state.host] = state
             self._changed.notify_all()
 
@@ -145,7 +145,7 @@ def accept_hosts(
     states = found.take(count, timeout)
     joined = []
     for state in states:
-        remote = ways.remotes[state.host] = Joined(engine, state, keys, lease)
+        remote = ways.remotes[state.host] = JoinedHost(engine, state, keys, lease)
         joined.append(remote.join())
     hosts = [state.host for state in states]
     for answer in joined:

@@ -4,25 +4,25 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct, field
 
 from monarch_nb.host.protocol import Launch, SpawnProcs
 from monarch_nb.host.template import QUICK, worth_importing
-from monarch_nb.mesh.devices import warn_of_shared
-from monarch_nb.mesh.endpoint import encode_arguments
-from monarch_nb.mesh.registry import announce
+from monarch_nb.lifecycle.devices import environments, warn_of_shared
+from monarch_nb.lifecycle.spawned import announce
+from monarch_nb.lifecycle.stand_ins import with_stand_ins
+from monarch_nb.mesh.arguments import encode_arguments
+from monarch_nb.mesh.console import console_state
+from monarch_nb.mesh.operations import ProcsWanted
+from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.mesh.sending import send_each, send_region
-from monarch_nb.mesh.stand_ins import with_stand_ins
 from monarch_nb.runtime import Future, Held, Instance, PendingCall, ProcState, Runtime, runtime
 from monarch_nb.settings import TRAVELS_IN, settings
-from monarch_nb.shape import Extent, NDSlice, Region
+from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import Layout
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.proc import ProcMesh
 
 Life = tuple[int, int]
 RUNNER = "monarch_nb.mesh.entry:run_proc"
@@ -34,7 +34,7 @@ def python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-class ProcBorn(Struct, eq=False):
+class ProcBirth(Struct, eq=False):
     """How a proc mesh came to be: enough to start any of its ranks again."""
 
     instance: Instance
@@ -74,7 +74,7 @@ def _environment(engine: Runtime, host: str) -> dict[str, str | None]:
 
 def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[Any]:
     """Asks the agents for these lives and runs their set-up; resolves when it is done, fails when one is lost."""
-    born: ProcBorn = state.born
+    born: ProcBirth = state.born
     layout = state.layout
     by_host: dict[str, list[Life]] = {}
     for rank, incarnation in lives:
@@ -84,20 +84,20 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
         engine, f"{state.name}.set-up", state.uid, lambda: [rank for rank, _ in lives], len(lives), lambda replies: True
     )
     try:
-        for host, mine in by_host.items():
+        for host, there in by_host.items():
             handed_on = {PYTHON: python_version(), TRAVELS_IN: settings.to_send() or None}
             shared = {**_environment(engine, host), **handed_on}
-            wish = SpawnProcs(
+            request_body = SpawnProcs(
                 layout=layout,
-                ranks=tuple(rank for rank, _ in mine),
-                incarnations=tuple(incarnation for _, incarnation in mine),
+                ranks=tuple(rank for rank, _ in there),
+                incarnations=tuple(incarnation for _, incarnation in there),
                 env=tuple(
                     {**(shared if born.inherits(rank) else handed_on), **born.env[rank % layout.per_host]}
-                    for rank, _ in mine
+                    for rank, _ in there
                 ),
-                proc_bind=tuple(born.proc_bind[rank % layout.per_host] for rank, _ in mine) if born.proc_bind else (),
+                proc_bind=tuple(born.proc_bind[rank % layout.per_host] for rank, _ in there) if born.proc_bind else (),
                 python=born.python,
-                launch=tuple(born.launch[rank] for rank, _ in mine) if born.launch else (),
+                launch=tuple(born.launch[rank] for rank, _ in there) if born.launch else (),
                 bootstrap_env_cold=bool(born.proc_bind) or born.python is not None,
                 heavy=has_heavy_modules(),
                 cwd=os.getcwd(),
@@ -107,13 +107,10 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
                 setup=1,
                 runner=RUNNER,
             )
-            asked: Future[Any] = request(engine, f"{host}/agent", "agent.spawn", wish)
+            asked: Future[Any] = request(engine, f"{host}/agent", "agent.spawn", request_body)
             asked._on_done(_refused(call))
             engine.later(settings.get("mesh_proc_spawn_max_idle"), _silent(engine, host, asked, call))
-        from monarch_nb.mesh.console import console_of
-        from monarch_nb.mesh.proc import ProcMesh
-
-        console = console_of(ProcMesh(state, state.region))._state
+        console = console_state(state)
         context = engine.root_context if born.instance is engine.root else engine.context()
         whole = len(lives) == len(state.region)
         arguments = (*born.setup.load(engine)[0], ProcMesh(state, state.region))
@@ -149,49 +146,35 @@ def _refused(call: PendingCall) -> Callable[[Future[Any]], None]:
     return look
 
 
-def spawn_proc_mesh(
-    *,
-    hosts: tuple[str, ...],
-    per_host: int,
-    extent: Extent,
-    name: str,
-    bootstrap: Callable[[], Any] | None,
-    setup: tuple[tuple[str, str], ...],
-    proc_bind: tuple[dict[str, str], ...],
-    launch: tuple[Launch, ...],
-    python: str | None,
-    env: tuple[dict[str, str | None], ...],
-    host_mesh: str,
-) -> "ProcMesh":
-    """Spawns `per_host` processes on each host, row-major with the hosts outside. Does not block."""
-    from monarch_nb.mesh.proc import ProcMesh
-
+def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
+    """Spawns the processes of a mesh. Does not block."""
     engine = runtime()
     instance = engine.context().actor_instance
-    for source, filename in setup:
+    for source, filename in wanted.setup:
         compile(source, filename, "exec", dont_inherit=True)  # a typo is told here
-    region = Region(tuple(extent.labels), NDSlice.new_row_major(tuple(extent.sizes)))
+    region = Region(tuple(wanted.extent.labels), NDSlice.new_row_major(tuple(wanted.extent.sizes)))
     uid = engine.new_uid("p")
-    born = ProcBorn(
+    name, env = wanted.name, environments(wanted.per_host, wanted.env)
+    born = ProcBirth(
         instance,
-        Held(encode_arguments(f"{name}.set-up", (list(setup), with_stand_ins(bootstrap)), {})),
+        Held(encode_arguments(f"{name}.set-up", (list(wanted.setup), with_stand_ins(wanted.bootstrap)), {})),
         env,
-        proc_bind,
-        launch,
-        python,
-        host_mesh,
+        wanted.proc_bind,
+        wanted.launch,
+        wanted.python,
+        wanted.host_mesh,
     )
     state = ProcState(
         uid=uid,
         name=name,
         region=region,
         home=engine.address,
-        layout=Layout(uid, hosts, per_host),
+        layout=Layout(uid, wanted.hosts, len(env)),
         born=born,
     )
-    known = tuple(engine.meshes.values())
-    living = [one for one in known if isinstance(one, ProcState) and one.stopped is None]
-    warn_of_shared(name, hosts, env, [one for one in living if isinstance(one.born, ProcBorn)])
+    proc_meshes = [mesh for mesh in tuple(engine.meshes.values()) if isinstance(mesh, ProcState)]
+    living = [mesh for mesh in proc_meshes if mesh.stopped is None and isinstance(mesh.born, ProcBirth)]
+    warn_of_shared(name, wanted.hosts, env, living)
     try:
         engine.keeper.own(instance, state)
         born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from monarch_nb.attach.gateway import Gateway
+from monarch_nb.attach.hosts import AttachError, attach_hosts, objection
+from monarch_nb.attach.local_host import meet
+from monarch_nb.attach.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
 from monarch_nb.mesh import ways
-from monarch_nb.mesh.attach import AttachError, attach_hosts, objection
-from monarch_nb.mesh.gateway import Gateway
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.mesh.neighbour import meet
-from monarch_nb.mesh.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
 from monarch_nb.routing.addresses import Endpoint, parse_dialled
 from monarch_nb.runtime import Future, Runtime, runtime
 from monarch_nb.settings import settings
@@ -136,16 +136,16 @@ def _near(engine: Runtime, endpoint: Endpoint, deadline: float, given_up: Callab
     if through is not None and through.address == endpoint.url and not through.remote.lost:
         return {endpoint.url: through.remote.host}  # it is spoken to already, whatever has become of that path
     try:
-        neighbour = meet(engine, endpoint.path, deadline, given_up)
-        if ways.remotes.get(neighbour.host) is not neighbour:
-            wrong = objection(endpoint.url, neighbour.state, ())
+        local = meet(engine, endpoint.path, deadline, given_up)
+        if ways.remotes.get(local.host) is not local:
+            wrong = objection(endpoint.url, local.state, ())
             if wrong is not None:
                 raise wrong
-            ways.remotes[neighbour.host] = neighbour
-            neighbour.join().get(max(1.0, deadline - time.monotonic()))
+            ways.remotes[local.host] = local
+            local.join().get(max(1.0, deadline - time.monotonic()))
     except Exception as error:
         raise AttachError({endpoint.url: error}, 1) from error
-    return {endpoint.url: neighbour.host}
+    return {endpoint.url: local.host}
 
 
 def _far(endpoints: list[str], keys: Keys | None, deadline: float) -> dict[str, str]:

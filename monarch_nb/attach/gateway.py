@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from monarch_nb.attach.local_host import LocalHost
+from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.host import protocol as p
 from monarch_nb.host.scout import Found
 from monarch_nb.mesh import ways
-from monarch_nb.mesh.neighbour import Neighbour
-from monarch_nb.mesh.remote import Remote
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, UnreachableError
@@ -27,7 +27,7 @@ CUT = "host.cut"
 class Gateway:
     """The host whose agent leads there."""
 
-    def __init__(self, engine: Runtime, remote: "Remote | Neighbour", address: str) -> None:
+    def __init__(self, engine: Runtime, remote: "RemoteHost | LocalHost", address: str) -> None:
         self.remote = remote
         self.agent = f"{remote.host}/agent"
         self.address = address  # as it was given
@@ -61,7 +61,7 @@ class Gateway:
             return list(pool.map(ask, endpoints))
 
 
-class Behind(Remote):
+class GatewayHost(RemoteHost):
     """A host behind a gateway; `endpoint` is where the gateway dials it."""
 
     def __init__(self, engine: Runtime, endpoint: str, state: p.HostState, gateway: Gateway, lease: float | None,
@@ -74,9 +74,9 @@ class Behind(Remote):
         """Whether it is the host we know, in good order; the key is the gateway's own."""
         return super().is_still(endpoint, life, self.keys) and ways.gateway is self.gateway
 
-    def dials(self, other: "Remote | Neighbour") -> bool:
+    def dials(self, other: "RemoteHost | LocalHost") -> bool:
         """Whether this host's agent can dial that one's: perhaps those that the same gateway can."""
-        return isinstance(other, Behind) and super().dials(other)
+        return isinstance(other, GatewayHost) and super().dials(other)
 
     def join(self) -> Future[p.Done]:
         """Makes it reachable from here. Resolves when the agent has taken our lease."""
@@ -109,5 +109,5 @@ def _cut(header: Header, parcel: "Parcel") -> None:
     """The gateway has lost its connection to hosts; reading thread."""
     for host in msgspec.msgpack.decode(parcel.frames[0], type=p.Lost).hosts:
         remote = ways.remotes.get(host)
-        if isinstance(remote, Behind):
+        if isinstance(remote, GatewayHost):
             remote.cut()

@@ -51,7 +51,7 @@ def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment],
     wanted = [env["CUDA_VISIBLE_DEVICES"] for env in envs if "CUDA_VISIBLE_DEVICES" in env]
     twice = sorted({str(device) for device in wanted if wanted.count(device) > 1})
     if twice:
-        warnings.warn(f"several processes of {name} share GPU {', '.join(twice)}", stacklevel=4)
+        warnings.warn(f"several processes of {name} share GPU {', '.join(twice)}", stacklevel=5)
     for other in others:
         taken = {env.get("CUDA_VISIBLE_DEVICES") for env in other.born.env} - {None}
         shared = sorted(str(device) for device in taken & set(wanted))
@@ -59,5 +59,5 @@ def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment],
             warnings.warn(
                 f"{name} and {other.name} both use GPU {', '.join(shared)}: stop one of them, or choose devices with "
                 "CUDA_VISIBLE_DEVICES",
-                stacklevel=4,
+                stacklevel=5,
             )

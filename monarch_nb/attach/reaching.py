@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Iterable
 
+from monarch_nb.attach.local_host import meet
 from monarch_nb.host import find_run_folder
 from monarch_nb.mesh import ways
-from monarch_nb.mesh.neighbour import meet
 from monarch_nb.runtime import Runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import UnreachableError
@@ -50,7 +50,7 @@ def _meet(engine: Runtime, host: str, name: str) -> bool:
         _learned.add(host)
         return False
     limit = settings.get("message_delivery_timeout")
-    neighbour = meet(engine, str(folder / "agent"), time.monotonic() + limit, lambda: engine.closed)
-    ways.remotes[host] = neighbour
-    neighbour.join().get(limit)
+    local = meet(engine, str(folder / "agent"), time.monotonic() + limit, lambda: engine.closed)
+    ways.remotes[host] = local
+    local.join().get(limit)
     return True

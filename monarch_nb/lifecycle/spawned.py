@@ -2,16 +2,13 @@
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import ProcState, started
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.proc import ProcMesh
 
 logger = logging.getLogger(__name__)
 
-Callback = Callable[["ProcMesh"], object]
+Callback = Callable[[ProcMesh], object]
 _callbacks: list[Callback] = []
 
 
@@ -25,7 +22,7 @@ def unregister_proc_mesh_spawn_callback(callback: Callback) -> None:
     _callbacks.remove(callback)
 
 
-def announce(mesh: "ProcMesh") -> None:
+def announce(mesh: ProcMesh) -> None:
     """Calls those who want to hear of it; one that fails is logged, for the processes are there all the same."""
     for callback in tuple(_callbacks):
         try:
@@ -34,14 +31,12 @@ def announce(mesh: "ProcMesh") -> None:
             logger.exception("a spawn callback failed on %r", mesh)
 
 
-def get_active_proc_meshes() -> "list[ProcMesh]":
+def get_active_proc_meshes() -> list[ProcMesh]:
     """The proc meshes that this process has spawned and that are not stopped, whoever still refers to them."""
-    from monarch_nb.mesh.proc import ProcMesh
-
     engine = started()
-    known = tuple(engine.meshes.values()) if engine is not None else ()
+    states = tuple(engine.meshes.values()) if engine is not None else ()
     return [
         ProcMesh(state, state.region)
-        for state in known
+        for state in states
         if isinstance(state, ProcState) and state.born is not None and state.stopped is None
     ]

@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 
+from monarch_nb.attach.trust import CA, TRUST_ALL, PrivateKey, bound_end, check_trust, read_keys
 from monarch_nb.host import AgentHandle, begin_agent, new_host_id, run_folder_for
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
 from monarch_nb.host.linux import become_subreaper
 from monarch_nb.host.reaper import end_all_descendants
-from monarch_nb.mesh import fault
-from monarch_nb.mesh.trust import CA, TRUST_ALL, PrivateKey, bound_end, check_trust, read_keys
+from monarch_nb.lifecycle import unhandled
 from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_worker_address
 from monarch_nb.runtime import Future
 from monarch_nb.settings import settings
@@ -126,7 +126,7 @@ def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address
 def serve(address: WorkerAddress, keys: Keys | None, *, exits: bool) -> Future[None]:
     """Keeps a worker; the future resolves when its host is shut down, unless that `exits`: ends this process."""
     future: Future[None] = Future._make(story=lambda: f"the worker at {address} runs")
-    fault.prepare()
+    unhandled.prepare()
     try:
         worker = _Worker(address, keys)
     except (AddressError, TrustError):
@@ -141,10 +141,10 @@ def serve(address: WorkerAddress, keys: Keys | None, *, exits: bool) -> Future[N
         except BaseException as error:
             future._fail(error)
             return
-        if not exits or fault.in_notebook():
+        if not exits or unhandled.in_notebook():
             future._set(None)
-        elif not fault.end_program(0):
-            fault.leave_now(0)
+        elif not unhandled.end_program(0):
+            unhandled.leave_now(0)
 
     threading.Thread(target=wait, name="monarch-worker", daemon=True).start()
     return future
@@ -187,7 +187,7 @@ def run_worker_until_killed(address: str) -> None:
     finally:
         worker.close()
     if killed:
-        fault.leave_now(0)
+        unhandled.leave_now(0)
 
 
 def run_worker_loop_until_shutdown(*, private_key: PrivateKey = None, ca: CA, address: str) -> None:

@@ -22,7 +22,7 @@ _ANSWER_S = 3.0  # after which the path is looked at again
 _PULSE_S = 0.5  # between looks at a process, where the system does not tell of its end
 
 
-class Neighbour:
+class LocalHost:
     """One such host; what is told of it and what can be asked of it is as of a remote one."""
 
     near = True  # all processes of this machine reach its processes directly
@@ -147,7 +147,7 @@ def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Pat
     return socket.parent
 
 
-def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], bool]) -> Neighbour:
+def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], bool]) -> LocalHost:
     """The host that listens at a path; blocks until it has answered, or raises as `find_folder` does."""
     while True:
         folder = find_folder(path, deadline, given_up)
@@ -166,4 +166,4 @@ def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], boo
                 raise UnreachableError(f"the worker at ipc://{path} has not answered in time") from None
             continue
         known = ways.remotes.get(host)
-        return known if isinstance(known, Neighbour) and not known.lost else Neighbour(engine, folder, state)
+        return known if isinstance(known, LocalHost) and not known.lost else LocalHost(engine, folder, state)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from os import PathLike, fspath
 
 from monarch_nb._version import __version__
+from monarch_nb.attach.gateway import GatewayHost
+from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.host import protocol as p
 from monarch_nb.host.scout import Found, introduce
 from monarch_nb.mesh import ways
-from monarch_nb.mesh.gateway import Behind
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.mesh.remote import Remote
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, split
 
@@ -66,17 +66,17 @@ def attach_hosts(
     joined = []
     for endpoint, state in zip(endpoints, states, strict=True):
         old = ways.remotes.get(state.host)
-        if isinstance(old, Remote) and old.is_still(endpoint, state.life, keys):
+        if isinstance(old, RemoteHost) and old.is_still(endpoint, state.life, keys):
             continue
-        if isinstance(old, Remote):
+        if isinstance(old, RemoteHost):
             old.retire(state.life)
         elif old is not None:
             old.end()
         if _leads_to(endpoint):
             assert ways.gateway is not None
-            remote: Remote = Behind(engine, endpoint, state, ways.gateway, lease)
+            remote: RemoteHost = GatewayHost(engine, endpoint, state, ways.gateway, lease)
         else:
-            remote = Remote(engine, endpoint, state, keys, insecure_loopback, lease)
+            remote = RemoteHost(engine, endpoint, state, keys, insecure_loopback, lease)
         ways.remotes[state.host] = remote
         joined.append(remote.join())
     hosts = [state.host for state in states]

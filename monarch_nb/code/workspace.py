@@ -6,21 +6,20 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct, field
 
-from monarch_nb.mesh import copies, modules, ways
+from monarch_nb.code import copies, modules
+from monarch_nb.code.reload import reload_mesh
+from monarch_nb.lifecycle.spawned import get_active_proc_meshes
+from monarch_nb.mesh import ways
 from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.mesh.registry import get_active_proc_meshes
-from monarch_nb.mesh.reload import reload_mesh
 from monarch_nb.runtime import ActorState, Future, runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import text_of
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.host import HostMesh
 
 
 class Report(Struct):
@@ -150,14 +149,13 @@ def folders_of(workspace: Any) -> list[Path]:
     return found
 
 
-def sync(mesh: "HostMesh", workspace: Any, auto_reload: bool) -> Report:
+def sync(name: str, hosts: Sequence[str], python: str | None, workspace: Any, auto_reload: bool) -> Report:
     """Brings the folders of a workspace to the hosts of a mesh; see `HostMesh.sync_workspace`. Blocks."""
     engine = runtime()
     folders = folders_of(workspace)
-    hosts = tuple(mesh._hosts[rank] for rank in mesh._region.ranks())
     far = [host for host in hosts if not (host == engine.host or host in ways.local or ways.remotes[host].near)]
     names = [f"{folder.name}-{hashlib.blake2b(str(folder).encode(), digest_size=4).hexdigest()}" for folder in folders]
-    copied = _copy(mesh, far, dict(zip(names, folders, strict=True))) if far else {}
+    copied = _copy(name, python, far, dict(zip(names, folders, strict=True))) if far else {}
     by_host = {host: copied.get(host) or [str(folder) for folder in folders] for host in hosts}
     for host, found in by_host.items():
         known = engine.keeper.workspaces.setdefault(host, [])
@@ -171,12 +169,10 @@ def sync(mesh: "HostMesh", workspace: Any, auto_reload: bool) -> Report:
     return Report()
 
 
-def _copy(mesh: "HostMesh", hosts: list[str], folders: dict[str, Path]) -> dict[str, list[str]]:
+def _copy(mesh: str, python: str | None, hosts: list[str], folders: dict[str, Path]) -> dict[str, list[str]]:
     """Brings folders to hosts that do not share our files; gives where they are there. A process each does it."""
-    from monarch_nb.mesh.host import HostMesh, host_labels
-
     job = runtime().address.replace("/", "-")
-    helpers = HostMesh(mesh._name, hosts, host_labels(hosts), python=mesh._python).spawn_procs(name="sync_workspace")
+    helpers = HostMesh(mesh, hosts, host_labels(hosts), python=python).spawn_procs(name="sync_workspace")
     try:
         places: dict[str, list[str]] = {host: [] for host in hosts}
         for name, folder in folders.items():

@@ -5,10 +5,10 @@ import threading
 import time
 from collections import deque
 
+from monarch_nb.attach.local_host import LocalHost
 from monarch_nb.host import protocol as p
 from monarch_nb.host.scout import introduce
 from monarch_nb.mesh import ways
-from monarch_nb.mesh.neighbour import Neighbour
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import DescriptorLimitError, Keys, knock, lost_here
@@ -23,7 +23,7 @@ _AWAY_MAX_S = 5.0
 _HELLO_S = 3.0
 
 
-class Remote:
+class RemoteHost:
     """Watched by a thread of its own, but only while the connection is cut or the host is lost."""
 
     near = False  # reached over the network, whatever machine it is
@@ -55,9 +55,9 @@ class Remote:
         """Whether it is the host we know, in good order."""
         return not self.lost and (self.endpoint, self.life, self.keys) == (endpoint, life, keys)
 
-    def dials(self, other: "Remote | Neighbour") -> bool:
+    def dials(self, other: "RemoteHost | LocalHost") -> bool:
         """Whether this host's agent can dial that one's where we do, with its own key."""
-        if not isinstance(other, Remote) or not other.endpoint or ways.is_behind(other) > ways.is_behind(self):
+        if not isinstance(other, RemoteHost) or not other.endpoint or ways.is_behind(other) > ways.is_behind(self):
             return False
         far = ways.is_loopback(other.endpoint) and not ways.is_loopback(self.endpoint)
         return other is not self and not far and self.keys == other.keys
@@ -239,7 +239,7 @@ def undelivered(engine: Runtime, header: Header, reason: str) -> None:
     """A message of this process will not arrive; reading thread."""
     remote = ways.remotes.get(header.dst.partition("/")[0])
     mine = isinstance(lost_here(reason), DescriptorLimitError)  # whatever became of the host
-    if isinstance(remote, Remote) and not (remote.lost or engine.closed or mine):
+    if isinstance(remote, RemoteHost) and not (remote.lost or engine.closed or mine):
         remote.undelivered(header, reason)
     else:
         engine.undelivered(header, reason)
@@ -248,5 +248,5 @@ def undelivered(engine: Runtime, header: Header, reason: str) -> None:
 def connection(address: str, up: bool, word: str) -> None:
     """What the transport tells of TCP connections; reading thread."""
     remote = ways.remotes.get(address.partition("/")[0])
-    if isinstance(remote, Remote) and not up:
+    if isinstance(remote, RemoteHost) and not up:
         remote.cut()

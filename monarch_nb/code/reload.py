@@ -5,9 +5,10 @@ import types
 import warnings
 from typing import Any
 
-from monarch_nb.mesh.actor import ActorMesh, check_class
-from monarch_nb.mesh.endpoint import encode_arguments
-from monarch_nb.mesh.modules import Newest, newest
+from monarch_nb.code.modules import Newest, newest
+from monarch_nb.lifecycle.actor_spawn import check_class
+from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.requests import gather
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.runtime import RELOAD, ActorState, Future, PendingCall, kind_of, runtime

@@ -1,0 +1,46 @@
+"""How hosts come in that somebody else has started: attached over TCP or a path, behind a gateway, or dialling in."""
+
+from typing import TYPE_CHECKING
+
+from monarch_nb._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from monarch_nb.attach.hosts import AttachError, attach_hosts
+    from monarch_nb.attach.joining import accept_hosts
+    from monarch_nb.attach.transports import enable_transport
+    from monarch_nb.attach.worker_loop import (
+        run_worker_loop_forever,
+        run_worker_loop_until_shutdown,
+        run_worker_until_killed,
+        start_worker_loop_forever,
+    )
+    from monarch_nb.attach.workers import attach, attach_to_workers
+
+__all__ = [
+    "AttachError",
+    "accept_hosts",
+    "attach",
+    "attach_hosts",
+    "attach_to_workers",
+    "enable_transport",
+    "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
+    "run_worker_until_killed",
+    "start_worker_loop_forever",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "hosts": ("AttachError", "attach_hosts"),
+        "joining": ("accept_hosts",),
+        "transports": ("enable_transport",),
+        "worker_loop": (
+            "run_worker_loop_forever",
+            "run_worker_loop_until_shutdown",
+            "run_worker_until_killed",
+            "start_worker_loop_forever",
+        ),
+        "workers": ("attach", "attach_to_workers"),
+    },
+)

@@ -1,0 +1,21 @@
+"""Code to where it runs: edited modules, whole workspaces, and new classes for living actors."""
+
+from typing import TYPE_CHECKING
+
+from monarch_nb._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from monarch_nb.code.modules import local_modules
+    from monarch_nb.code.reload import objection, reload_mesh
+    from monarch_nb.code.workspace import Report, owned_actors, reload_code, reload_each
+
+__all__ = ["Report", "local_modules", "objection", "owned_actors", "reload_code", "reload_each", "reload_mesh"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "modules": ("local_modules",),
+        "reload": ("objection", "reload_mesh"),
+        "workspace": ("Report", "owned_actors", "reload_code", "reload_each"),
+    },
+)

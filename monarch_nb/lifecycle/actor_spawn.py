@@ -1,0 +1,164 @@
+"""Spawning actors: from a class and its arguments to messages for processes, at first and again at a heal."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+from monarch_nb.lifecycle.stand_ins import stand_ins
+from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.arguments import check_arguments, encode_arguments
+from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.mesh.requests import RequestError
+from monarch_nb.mesh.sending import send_region
+from monarch_nb.runtime import (
+    SPAWN,
+    Actor,
+    ActorState,
+    Future,
+    Held,
+    Instance,
+    PendingCall,
+    ProcState,
+    SpawnActor,
+    endpoints_of,
+    kind_of,
+    runtime,
+)
+from monarch_nb.settings import settings
+from monarch_nb.shape import Region
+from monarch_nb.wire import encode, pickle_failure
+
+
+class ActorBirth:
+    """How an actor mesh came to be: enough to re-create any of its ranks with its original arguments."""
+
+    def __init__(self, cls: type, arguments: Held, spec: SpawnActor, instance: Instance) -> None:
+        self.cls = cls
+        self.arguments = arguments
+        self.spec = spec
+        self.instance = instance
+        self.initialized: Future[None] = Future._resolved(None)
+
+    def let_go(self) -> None:
+        """The mesh has stopped: nothing of it is created again."""
+        self.arguments = Held(())
+        if self.initialized.done() and self.initialized.exception() is None:
+            self.initialized = Future._resolved(None)
+
+    def renew(self) -> None:
+        """Takes the newest definition of the class. Raises ValueError if that cannot be spawned."""
+        cls = self.newest()
+        if cls is not self.cls:
+            check_class(cls)
+            self.spec = msgspec.structs.replace(self.spec, kind=kind_of(cls))
+            self.cls = cls
+
+    def newest(self) -> type:
+        """The class as it is defined now: the cell or module may have been run again since."""
+        definition: Any = sys.modules.get(self.cls.__module__)
+        for part in self.cls.__qualname__.split("."):
+            definition = getattr(definition, part, None)
+        if not isinstance(definition, type) or not issubclass(definition, Actor):
+            return self.cls
+        # Another module's class of that name may have been imported over it.
+        return definition if definition.__module__ == self.cls.__module__ else self.cls
+
+
+_RESERVED = frozenset(dir(ActorMesh)) | {"_state"}
+
+
+def check_class(cls: Any) -> None:
+    """Raises ValueError for what cannot be spawned."""
+    if not isinstance(cls, type) or not issubclass(cls, Actor):
+        raise ValueError(f"{cls!r} cannot be spawned: it must be a class derived from monarch.actor.Actor")
+    for name in endpoints_of(cls):
+        if name in _RESERVED:
+            raise ValueError(
+                f"ActorMesh has an attribute that collides with an endpoint name: {cls.__name__}.{name}. "
+                "Rename the endpoint"
+            )
+
+
+def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[None]:
+    """Sends the spawn message to the ranks of `region`; the future resolves when all are constructed."""
+    engine = runtime()
+    call = PendingCall(engine, f"{state.name}.__init__", state.uid, region.ranks, len(region), lambda replies: None)
+    try:
+        send_region(
+            engine,
+            engine.context(),
+            state,
+            region,
+            SPAWN,
+            frames,
+            port=call.number,
+            call=call.call,
+            ordered=False,
+        )
+    except BaseException:
+        call.close()
+        raise
+    limit = settings.get("actor_spawn_max_idle")
+    if limit:
+        late = f"{call.title} has not ended within {limit:g} s (actor_spawn_max_idle)"
+        engine.later(limit, lambda: None if call.future.done() else call.fail(RequestError(late)))
+    return cast(Future[None], call.future)
+
+
+def spawn_frames(cls: type, arguments: Held, spec: SpawnActor) -> list[Any]:
+    """The body of a spawn message."""
+    try:
+        return [msgspec.msgpack.encode(spec), *encode((cls, arguments), runtime())]
+    except Exception as error:
+        raise pickle_failure(error, cls, f"the class `{cls.__name__}`") from error
+
+
+def spawn_actors(
+    procs: Handle[ProcState], name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ActorMesh[Any]:
+    """Spawns one actor on each proc. Does not block: `__init__` runs later, over there, before the first message."""
+    cls = stand_ins.get(cls, cls)
+    check_class(cls)
+    kind = kind_of(cls)
+    init: Callable[..., Any] = cls.__init__
+    if init is not object.__init__:
+        check_arguments(init, 1, f"{cls.__name__}", args, kwargs)
+    elif args or kwargs:
+        raise TypeError(f"{cls.__name__}() takes no arguments")
+    engine = runtime()
+    instance = engine.context().actor_instance
+    region = region_of(procs)
+    arguments = Held(encode_arguments(f"{cls.__name__}()", args, kwargs, init, 1))
+    spec = SpawnActor(
+        name=name,
+        class_name=f"{cls.__module__}.{cls.__qualname__}",
+        kind=kind,
+        labels=tuple(region.labels),
+        offset=region.ndslice.offset,
+        sizes=tuple(region.ndslice.sizes),
+        strides=tuple(region.ndslice.strides),
+        owner=instance.stream,
+        owner_process=engine.address,
+        creators=instance.lineage,
+    )
+    frames = spawn_frames(cls, arguments, spec)
+    state = ActorState(
+        uid=engine.new_uid("a"),
+        name=name,
+        region=region,
+        home=engine.address,
+        procs=state_of(procs),
+        cls=cls,
+        kind=kind,
+        born=ActorBirth(cls, arguments, spec, instance),
+    )
+    try:
+        engine.keeper.own(instance, state)
+        state.born.initialized = send_spawn(state, region, frames)
+        engine.keeper.event("spawning", state)
+    except BaseException:  # Ctrl-C too: nobody will ever hold it
+        engine.keeper.stop_mesh(state, "its spawn was interrupted")
+        raise
+    return ActorMesh(state, region)

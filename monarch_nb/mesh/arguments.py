@@ -1,0 +1,66 @@
+"""The arguments of a call: checked against the method's signature, and encoded with a word on what cannot be sent."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from monarch_nb.runtime import EndpointProperty, runtime
+from monarch_nb.wire import encode, pickle_failure, text_of
+
+
+def hidden_from_callers(declared: EndpointProperty[..., Any]) -> int:
+    """How many of the method's first parameters callers do not give: the object, and the port it answers through."""
+    return 2 if declared._explicit_response_port else 1
+
+
+@functools.lru_cache(maxsize=1024)
+def callers_signature(method: Callable[..., Any], hidden: int) -> inspect.Signature:
+    """The signature of a method without its `hidden` first parameters."""
+    signature = inspect.signature(method)
+    return signature.replace(parameters=list(signature.parameters.values())[hidden:])
+
+
+@functools.lru_cache(maxsize=1024)
+def _arity(method: Callable[..., Any], hidden: int) -> tuple[inspect.Signature, int, int]:
+    """The signature without its `hidden` first parameters; how few and how many positional arguments surely fit."""
+    signature = callers_signature(method, hidden)
+    parameters = signature.parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.kind == p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
+        return signature, 1, 0  # never surely
+    return signature, sum(p.default is p.empty for p in positional), len(positional)
+
+
+def check_arguments(
+    method: Callable[..., Any], hidden: int, title: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raises TypeError here, at the caller, for arguments that do not fit."""
+    signature, least, most = _arity(method, hidden)
+    if not kwargs and least <= len(args) <= most:
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{title}{signature}: {text_of(error)}") from None
+
+
+def encode_arguments(
+    title: str, args: tuple[Any, ...], kwargs: dict[str, Any], method: Callable[..., Any] | None = None, hidden: int = 0
+) -> list[Any]:
+    """The body of a call. Raises TypeError that names the argument which cannot be sent, and the way to the culprit."""
+    try:
+        return encode((args, kwargs), runtime())
+    except Exception as error:
+        names: dict[str, Any] = {}
+        if method is not None:
+            try:
+                names = dict(_arity(method, hidden)[0].bind(*args, **kwargs).arguments)
+            except TypeError:
+                names = {}
+        for name, value in names.items():
+            try:
+                encode(value, runtime())
+            except Exception:
+                raise pickle_failure(error, value, f"argument `{name}` of {title}") from error
+        raise pickle_failure(error, (args, kwargs), f"`arguments` of {title}") from error

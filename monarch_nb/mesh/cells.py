@@ -1,0 +1,53 @@
+"""Cells on ranks: source that is run in processes, or inside actors between their messages."""
+
+import ast
+from typing import Any
+
+from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.arguments import encode_arguments
+from monarch_nb.mesh.console import remember_source, run_and_draw
+from monarch_nb.mesh.sending import send_region
+from monarch_nb.mesh.value import ValueMesh
+from monarch_nb.runtime import EXEC, Future, PendingCall, current, runtime
+
+
+def run_on(mesh: Any, source: str, *, filename: str = "<cell>") -> Future[ValueMesh[Any]]:
+    """Runs a cell's source on every rank: on a ProcMesh in the lasting namespace of each process, with `rank`, `point`
+    and `mesh` in it; on an ActorMesh between messages, with `self` as well. Gives the values of its last expression.
+
+    Raises SyntaxError here, before anything is sent.
+    """
+    compile(source, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    remember_source(filename, source)
+    if isinstance(mesh, ActorMesh):
+        return _on_actors(mesh, source, filename)
+    return mesh._console.cell.call(source, filename, mesh)  # type: ignore[no-any-return]
+
+
+def _on_actors(mesh: ActorMesh[Any], source: str, filename: str) -> Future[ValueMesh[Any]]:
+    engine = runtime()
+    state, region = mesh._state, mesh._region
+    call = PendingCall(
+        engine,
+        f"{state.name}[cell]",
+        state.uid,
+        region.ranks,
+        len(region),
+        lambda replies: ValueMesh._of_thunks(region, replies, state.region),
+    )
+    broken = engine.supervisor.check(state, region, call)
+    if broken is not None:
+        call.fail(broken)
+        return call.hand_out()
+    frames = encode_arguments(call.title, (source, filename, mesh), {})
+    send_region(engine, engine.context(), state, region, EXEC, frames, port=call.number, call=call.call)
+    return call.hand_out()
+
+
+def run_in_actor(obj: Any, namespace: dict[str, Any], source: str, filename: str, mesh: Any) -> Any:
+    """Runs a cell inside an actor, between its messages."""
+    context = current.get()
+    assert context is not None
+    point = context.actor_instance.rank
+    namespace.update(self=obj, rank=point.rank, point=point, mesh=mesh)
+    return run_and_draw(source, filename, namespace)

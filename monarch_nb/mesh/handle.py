@@ -1,0 +1,51 @@
+"""What references to proc and actor meshes have in common: the record of a mesh, and the ranks of it that are meant."""
+
+from typing import Any, Generic, Self, TypeVar
+
+from monarch_nb.runtime import MeshState
+from monarch_nb.shape import MeshTrait, Region
+
+S = TypeVar("S", bound=MeshState)
+
+
+class Handle(MeshTrait, Generic[S]):
+    """A reference to a mesh, or to a slice of one. Cheap to copy and to send; all handles of a mesh share its record.
+
+    What engines need of it is behind `state_of` and `region_of`: the endpoints of actors are attributes of their
+    handles, so these have as few names of their own as can be.
+    """
+
+    _state: S
+
+    def __init__(self, state: S, region: Region) -> None:
+        self._state = state
+        self.__region = region
+
+    @property
+    def _region(self) -> Region:
+        return self.__region
+
+    def _new_with_region(self, region: Region) -> Self:
+        return type(self)(self._state, region)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self._state.uid == other._state.uid and self._region == other._region
+
+    def __hash__(self) -> int:
+        return hash((self._state.uid, self._region))
+
+    def _shown(self) -> str:
+        """Its name and sizes, and why it was stopped if it was."""
+        sizes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
+        stopped = f", stopped: {self._state.stopped}" if self._state.stopped else ""
+        return f"{self._state.name!r} {{{sizes}}}{stopped}"
+
+
+def state_of(mesh: Handle[S]) -> S:
+    """The record of the whole mesh that a handle, or a slice, refers to."""
+    return mesh._state
+
+
+def region_of(mesh: Handle[Any]) -> Region:
+    """The ranks that a handle means, and how they are arranged."""
+    return mesh._region

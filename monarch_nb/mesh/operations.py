@@ -1,0 +1,85 @@
+"""What handles ask of the rooms above them: how meshes begin and end, and how hosts, code and logs are reached."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from msgspec import Struct
+
+from monarch_nb.host.protocol import Launch
+from monarch_nb.mesh.handle import Handle
+from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, runtime
+from monarch_nb.shape import Extent, Region
+
+
+class ProcsWanted(Struct, frozen=True):
+    """A proc mesh that is to be spawned: `per_host` processes on each of the hosts, row-major with the hosts outside."""
+
+    name: str
+    hosts: tuple[str, ...]
+    per_host: Mapping[str, int]
+    extent: Extent  # of the hosts, then of `per_host`
+    env: Mapping[str, str | None]
+    bootstrap: Callable[[], Any] | None
+    setup: tuple[tuple[str, str], ...]  # sources of set-up cells, and what tracebacks call them
+    proc_bind: tuple[dict[str, str], ...]  # by process of a host; or empty
+    launch: tuple[Launch, ...]  # by rank, if not the default command
+    python: str | None
+    host_mesh: str  # the identity of the host mesh
+
+
+class Operations(Protocol):
+    """One per process; the composition root makes it."""
+
+    def spawn_actors(
+        self, procs: Handle[ProcState], name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Handle[ActorState]:
+        """Spawns one actor on each process. Does not block."""
+
+    def spawn_procs(self, wanted: ProcsWanted) -> Handle[ProcState]:
+        """Spawns processes. Does not block."""
+
+    def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:
+        """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
+
+    def refer(self, state: MeshState) -> None:
+        """A reference to a mesh that is owned elsewhere has come here: its failures, heals and end are followed."""
+
+    def reach(self, hosts: Iterable[str], name: str) -> None:
+        """Makes hosts of this machine known that a reference names. Raises UnreachableError for others."""
+
+    def own_host(self) -> tuple[str, str | None]:
+        """The id of this process's host, whose agent is started if need be, and the interpreter for processes there."""
+
+    def is_own_host(self, host: str) -> bool:
+        """Whether this process is the controller, and this its host."""
+
+    def hosts_answer(self, hosts: Sequence[str]) -> Future[Any]:
+        """Resolves when the agents of all these hosts have answered."""
+
+    def shut_down_hosts(self, hosts: Sequence[str]) -> Future[None]:
+        """Ends these hosts' agents and all processes there."""
+
+    def give_up_hosts(self, hosts: Sequence[str], reason: str) -> None:
+        """Hosts are about to be killed by who started them: what is there counts as stopped. Does not block."""
+
+    def stop_on_hosts(self, hosts: Sequence[str], host_mesh: str) -> Future[None]:
+        """Stops the processes that were spawned from here on a host mesh; the agents stay."""
+
+    def sync_workspace(
+        self, name: str, hosts: Sequence[str], python: str | None, workspace: Any, auto_reload: bool
+    ) -> Sequence[str]:
+        """Brings folders to hosts; gives what is to be warned of. Blocks."""
+
+    def logs(self, mesh: Handle[Any]) -> Callable[..., Any]:
+        """What gives the last lines of the processes of a mesh: `logs_of`, of that mesh."""
+
+    def show_output(self, procs: Handle[ProcState], stream: bool | None, window: float | None, level: int) -> None:
+        """Sets how what processes write is shown here."""
+
+    def metrics(self, mesh: Handle[Any]) -> Any:
+        """What actors have told with `monarch.telemetry.log`."""
+
+
+def operations() -> Operations:
+    """Those of this process; it becomes a controller if it is nothing yet."""
+    return cast(Operations, runtime().keeper.operations)

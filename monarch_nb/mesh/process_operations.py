@@ -1,0 +1,109 @@
+"""What the handles of a process ask for, done by the rooms above them; each is loaded when it is first needed."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, cast
+
+from monarch_nb.mesh.handle import Handle, state_of
+from monarch_nb.mesh.operations import ProcsWanted
+from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
+from monarch_nb.runtime.features import feature
+from monarch_nb.shape import Region
+
+
+class ProcessOperations:
+    """The operations of one process."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+
+    def spawn_actors(
+        self, procs: Handle[ProcState], name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Handle[ActorState]:
+        """Spawns one actor on each process. Does not block."""
+        from monarch_nb.lifecycle.actor_spawn import spawn_actors
+
+        return spawn_actors(procs, name, cls, args, kwargs)
+
+    def spawn_procs(self, wanted: ProcsWanted) -> Handle[ProcState]:
+        """Spawns processes. Does not block."""
+        from monarch_nb.lifecycle.proc_spawn import spawn_procs
+
+        return spawn_procs(wanted)
+
+    def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:
+        """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
+        keeper = self._engine.keeper
+        stopped = keeper.stop_mesh(state, reason, region)
+        return cast("Future[None]", keeper.logs.shown(stopped) if isinstance(state, ProcState) else stopped)
+
+    def refer(self, state: MeshState) -> None:
+        """A reference to a mesh that is owned elsewhere has come here: its failures, heals and end are followed."""
+        self._engine.keeper.subscribe(state)
+
+    def reach(self, hosts: Iterable[str], name: str) -> None:
+        """Makes hosts of this machine known that a reference names. Raises UnreachableError for others."""
+        if self._engine.is_worker:  # its agent knows how every host is reached
+            return
+        from monarch_nb.attach.reaching import reach
+
+        reach(self._engine, hosts, name)
+
+    def own_host(self) -> tuple[str, str | None]:
+        """The id of this process's host, whose agent is started if need be, and the interpreter for processes there."""
+        from monarch_nb.mesh.controller import ensure_host
+
+        ensure_host(self._engine)
+        return self._engine.host, self._engine.keeper.python
+
+    def is_own_host(self, host: str) -> bool:
+        """Whether this process is the controller, and this its host."""
+        return host == self._engine.host and not self._engine.is_worker
+
+    def hosts_answer(self, hosts: Sequence[str]) -> Future[Any]:
+        """Resolves when the agents of all these hosts have answered."""
+        from monarch_nb.mesh.controller import hosts_answer
+
+        return hosts_answer(hosts)
+
+    def shut_down_hosts(self, hosts: Sequence[str]) -> Future[None]:
+        """Ends these hosts' agents and all processes there."""
+        from monarch_nb.mesh.controller import shutdown_hosts
+
+        return shutdown_hosts(hosts)
+
+    def give_up_hosts(self, hosts: Sequence[str], reason: str) -> None:
+        """Hosts are about to be killed by who started them: what is there counts as stopped. Does not block."""
+        from monarch_nb.mesh.controller import give_up_hosts
+
+        give_up_hosts(hosts, reason)
+
+    def stop_on_hosts(self, hosts: Sequence[str], host_mesh: str) -> Future[None]:
+        """Stops the processes that were spawned from here on a host mesh; the agents stay."""
+        from monarch_nb.mesh.controller import stop_hosts
+
+        return stop_hosts(hosts, identity=host_mesh)
+
+    def sync_workspace(
+        self, name: str, hosts: Sequence[str], python: str | None, workspace: Any, auto_reload: bool
+    ) -> Sequence[str]:
+        """Brings folders to hosts; gives what is to be warned of. Blocks."""
+        from monarch_nb.code.workspace import sync
+
+        return sync(name, hosts, python, workspace, auto_reload).notes
+
+    def logs(self, mesh: Handle[Any]) -> Callable[..., Any]:
+        """What gives the last lines of the processes of a mesh: `logs_of`, of that mesh."""
+        from monarch_nb.logs import logs_of
+
+        return partial(logs_of, mesh)
+
+    def show_output(self, procs: Handle[ProcState], stream: bool | None, window: float | None, level: int) -> None:
+        """Sets how what processes write is shown here."""
+        from monarch_nb.logs.options import LogOption
+
+        self._engine.keeper.logs.set_option(state_of(procs).uid, LogOption(stream, window, level))
+
+    def metrics(self, mesh: Handle[Any]) -> Any:
+        """What actors have told with `monarch.telemetry.log`."""
+        return feature(self._engine, "metrics").of_mesh(mesh)
