@@ -1,8 +1,9 @@
 """Jobs: host meshes from whatever runs the machines, and what to do with hosts: commands, shells, forwarded ports."""
 
+from typing import TYPE_CHECKING
+
+from monarch_nb._lazy import lazy_names
 from monarch_nb.job.current import load_current_job, set_current_job
-from monarch_nb.job.execute import exec_command
-from monarch_nb.job.forwarding import PortForwarder
 from monarch_nb.job.hosts import hosts_from_config
 from monarch_nb.job.identity import (
     SERVICE_PROC_IDS_ENV,
@@ -24,9 +25,11 @@ from monarch_nb.job.local import LocalJob
 from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.record import JobFileError
-from monarch_nb.job.shell import shell
 from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, job_load, job_loads
+
+if TYPE_CHECKING:
+    from monarch_nb.job.tools import PortForwarder, exec_command, shell
 
 __all__ = [
     "DEFAULT_JOB_PATH",
@@ -58,3 +61,5 @@ __all__ = [
     "set_current_job",
     "shell",
 ]
+
+__getattr__ = lazy_names(__name__, {"tools": ("PortForwarder", "exec_command", "shell")})

@@ -6,6 +6,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+import msgspec
+
 from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import BATCH_FILE, JobTrait
 from monarch_nb.mesh import this_host
@@ -13,10 +15,18 @@ from monarch_nb.mesh import this_host
 BATCH = "MONARCH_BATCH_JOB"
 
 
+class _LocalForm(msgspec.Struct):
+    """What is saved of a local job."""
+
+    _host_names: list[str]
+    _log_dir: str | None
+
+
 class LocalJob(JobTrait):
     """Gives `this_host()` for each name; so that a program runs here as it does on a cluster."""
 
     _transient = frozenset({"_process"})
+    _form = _LocalForm
     _cacheable = False  # there is nothing to find again
 
     def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:

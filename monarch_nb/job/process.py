@@ -8,7 +8,9 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from monarch_nb.attach import attach_to_workers
 from monarch_nb.host.bootstrap import command
@@ -22,6 +24,15 @@ _ENDING_S = 2.0  # for a worker to end all that is on it, which it does at once;
 _LAST_LINES = 5
 
 
+class _ProcessForm(msgspec.Struct):
+    """What is saved of a job of processes."""
+
+    _meshes: dict[str, Annotated[int, msgspec.Meta(ge=1)]]
+    _env: dict[str, str]
+    _workers: dict[str, tuple[Annotated[int, msgspec.Meta(gt=1)], str]]  # by host: process id, when that process began
+    _folder: str
+
+
 class ProcessJob(JobTrait):
     """Each host is a process of its own, as users start workers by hand: they live on when the client ends.
 
@@ -30,6 +41,7 @@ class ProcessJob(JobTrait):
     """
 
     _transient = frozenset({"_processes", "_given", "_host_to_pid"})
+    _form = _ProcessForm
 
     def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -40,7 +52,7 @@ class ProcessJob(JobTrait):
                 raise ValueError(f"{name}={count!r}: a mesh has a whole number of hosts, at least 1")
         self._meshes = dict(meshes)
         self._env = dict(env or {})
-        self._workers: dict[str, list[Any]] = {}  # host -> process id, when that process began
+        self._workers: dict[str, tuple[int, str]] = {}
         self._folder = ""
         self._restored()
 
@@ -49,15 +61,10 @@ class ProcessJob(JobTrait):
         self._given: list[HostMesh] = []
         # As torchmonarch has it: a subclass with a `_create` of its own puts the workers there that it has started.
         self._host_to_pid: dict[str, ProcessState] = {}
-        for pid, born in self._workers.values():
-            if not isinstance(pid, int) or not isinstance(born, str) or pid <= 1:
-                raise ValueError("it names no processes")
-        if not isinstance(self._folder, str) or {type(count) for count in self._meshes.values()} - {int}:
-            raise ValueError("it names no meshes")
 
     def _adopt(self) -> None:
         for host, started in self._host_to_pid.items():
-            self._workers.setdefault(host, [started.pid, born(started.pid)])
+            self._workers.setdefault(host, (started.pid, born(started.pid)))
 
     def _address(self, host: str) -> str:
         started = self._host_to_pid.get(host)
@@ -147,8 +154,8 @@ class ProcessJob(JobTrait):
     def _await_end(self, deadline: float) -> bool:
         """Blocks until the workers and their agents are gone."""
         while True:
-            doors = (f"{self._folder}/{host}" for host in self._workers)
-            if not any(map(self._alive, self._workers)) and not any(map(os.path.exists, doors)):
+            sockets = (f"{self._folder}/{host}" for host in self._workers)
+            if not any(map(self._alive, self._workers)) and not any(map(os.path.exists, sockets)):
                 return True
             if time.monotonic() >= deadline:
                 return False

@@ -6,42 +6,52 @@ import os
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
-from monarch_nb._absent import refuse
+import msgspec
+
 from monarch_nb.job import record as files
-from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.record import JobFileError, Origin, Record
 from monarch_nb.job.state import JobState
+from monarch_nb.job.upstream import UpstreamServices
 
 logger = logging.getLogger("monarch_nb.job")
 
 DEFAULT_JOB_PATH = ".monarch/job_state.json"
 BATCH_FILE = "MONARCH_NB_BATCH_JOB"  # names the file of the job that has started this program
-_OWN = frozenset({"_apply_id", "_started", "_origin", "_cached", "_cache_path"})
+_OWN = frozenset({"_applied", "_cached"})
 
 
-class JobTrait(ABC):
+@dataclass
+class Applied:
+    """What has become of a job; empty before it is applied, and after it was ended."""
+
+    apply_id: str | None = None  # another one each time
+    started: float = 0.0  # wall clock, seconds
+    origin: Origin | None = None
+    path: str | None = None  # the file it was saved in
+
+
+class JobTrait(UpstreamServices, ABC):
     """Machines wanted for a program, and once applied, the machines there are.
 
     A subclass says how: `_create` asks for them, `_state` connects to them, `can_run` tells whether a job that runs
     already will do for another's wishes, `_kill` ends it. Its attributes are saved as JSON; those in `_transient` are
-    not, and `_restored` is called where it is read again.
+    not, and `_restored` is called where it is read again. Those that are fields of `_form` are checked against its types
+    when they are read; the others are plain data.
     """
 
     _transient: frozenset[str] = frozenset()
+    _form: ClassVar[type[msgspec.Struct] | None] = None
     _cacheable = True
 
     def __init__(self) -> None:
         self._fresh()
 
     def _fresh(self) -> None:
-        self._apply_id: str | None = None  # of what was applied
-        self._started = 0.0
-        self._origin: Origin | None = None
-        self._cached: JobTrait | None = None
-        self._cache_path: str | None = None
+        self._applied = Applied()
+        self._cached: JobTrait | None = None  # the job that is used in place of this one
 
     # -- what a subclass says
 
@@ -77,16 +87,16 @@ class JobTrait(ABC):
     def apply(self, client_script: str | None = None) -> None:
         """Brings the job into existence, if it is not there; with `client_script`, it gets that for its client."""
         if self._running is None:
-            self._apply_id, self._started, self._origin = str(uuid.uuid4()), time.time(), Origin.here()
+            self._applied = Applied(str(uuid.uuid4()), time.time(), Origin.here())
             try:
                 self._create(client_script)
             except BaseException:
-                self._apply_id = None
+                self._applied = Applied()
                 raise
 
     @property
     def _running(self) -> "JobTrait | None":
-        return self if self._apply_id is not None else self._cached
+        return self if self._applied.apply_id is not None else self._cached
 
     @property
     def active(self) -> bool:
@@ -96,7 +106,7 @@ class JobTrait(ABC):
     @property
     def apply_id(self) -> str | None:
         """Names what was applied: another one each time. None before."""
-        return None if self._running is None else self._running._apply_id
+        return None if self._running is None else self._running._applied.apply_id
 
     def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
         """The job's host meshes; applies it first if need be.
@@ -124,10 +134,10 @@ class JobTrait(ABC):
         if running is None:
             return
         running._kill()
-        path = running._cache_path
+        path = running._applied.path
         if path is not None:
             with contextlib.suppress(OSError, JobFileError):
-                if files.decode(files.read(path), path).apply_id == running._apply_id:
+                if files.decode(files.read(path), path).apply_id == running._applied.apply_id:
                     os.unlink(os.path.realpath(path))
         running._fresh()
         self._fresh()
@@ -140,16 +150,16 @@ class JobTrait(ABC):
             format=files.FORMAT,
             kind=f"{cls.__module__}:{cls.__qualname__}",
             fields=files.plain(vars(job), _OWN | cls._transient),
-            apply_id=job._apply_id,
-            started=job._started,
-            origin=job._origin,
+            apply_id=job._applied.apply_id,
+            started=job._applied.started,
+            origin=job._applied.origin,
         )
         return files.encode(found, cls.__name__)
 
     def dump(self, filename: str) -> None:
         """Saves the job in a file that only this user can read."""
         files.write(filename, self.dumps())
-        (self._running or self)._cache_path = os.path.abspath(filename)
+        (self._running or self)._applied.path = os.path.abspath(filename)
 
     def __repr__(self) -> str:
         wishes = self._wishes()
@@ -157,8 +167,8 @@ class JobTrait(ABC):
 
     def _told(self) -> str:
         """Which job this is, for people."""
-        number = (self._apply_id or "")[:8]
-        since = f"started {files.ago(self._started)} {files.origin_text(self._origin)}"
+        number = (self._applied.apply_id or "")[:8]
+        since = f"started {files.ago(self._applied.started)} {files.origin_text(self._applied.origin)}"
         return f"{type(self).__name__} {number} ({self._wishes()}), {since}"
 
     def _save(self, path: str) -> None:
@@ -172,7 +182,7 @@ class JobTrait(ABC):
             cached = job_load(path)
         except FileNotFoundError:
             return None
-        if cached._apply_id is None:
+        if cached._applied.apply_id is None:
             return None
         lost = cached._lost()
         if not lost and cached.can_run(self):
@@ -191,69 +201,6 @@ class JobTrait(ABC):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.realpath(path))
         return None
-
-    # -- what torchmonarch adds to a job
-
-    def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> Self:
-        """Accepted, and gives the job. Says once that nothing is recorded, and what there is instead.
-
-        Raises TypeError for an option that `TelemetryConfig` does not have.
-        """
-        if config is None:
-            TelemetryConfig(**kwargs)
-        _say_once(
-            "enable_telemetry: accepted; there is no telemetry server here, so telemetry_url and dashboard_url stay "
-            "None. Spans and measurements go to OpenTelemetry where the program sets that up; %meshes, %failures and "
-            "mesh.logs() tell of the meshes"
-        )
-        return self
-
-    def enable_admin(self, config: Any = None, **kwargs: Any) -> Self:
-        """Accepted, and gives the job. Says once that no server is started, and what there is instead.
-
-        Raises TypeError for an option that `MeshAdminConfig` does not have.
-        """
-        if config is None:
-            MeshAdminConfig(**kwargs)
-        _say_once(
-            "enable_admin: accepted; there is no admin server here, so admin_url stays None. In a notebook, %meshes "
-            "and the side panel show what the server would"
-        )
-        return self
-
-    def telemetry_query_client(self) -> NoReturn:
-        """Raises NotImplementedError: there is no telemetry to query."""
-        refuse("telemetry_query_client", "telemetry by SQL")
-
-    def profile(self, *, on_trace_ready: Callable[[Any], object] | None = None) -> NoReturn:
-        """Raises NotImplementedError: there is no such profiler."""
-        refuse("profile", "the profiler of distributed telemetry")
-
-    def remote_mount(
-        self,
-        source: str,
-        mntpoint: str | None = None,
-        meshes: list[str] | None = None,
-        python_exe: str | None = ".venv/bin/python",
-        **kwargs: Any,
-    ) -> NoReturn:
-        """Raises NotImplementedError."""
-        refuse("remote_mount", "mounts", "HostMesh.sync_workspace copies folders to hosts")
-
-    def gather_mount(
-        self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None
-    ) -> NoReturn:
-        """Raises NotImplementedError."""
-        refuse("gather_mount", "mounts")
-
-
-_said: set[str] = set()
-
-
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        logger.warning("%s", text)
 
 
 def _started_by() -> JobTrait | None:
@@ -276,9 +223,12 @@ def _job(data: bytes, where: str, *, load: bool) -> JobTrait:
         raise JobFileError(f"{where} names {found.kind}, which is not a job")
     job: JobTrait = cls.__new__(cls)
     job._fresh()
-    vars(job).update({name: value for name, value in found.fields.items() if name not in _OWN | cls._transient})
-    job._apply_id, job._started, job._origin = found.apply_id, found.started, found.origin
+    job._applied = Applied(found.apply_id, found.started, found.origin)
+    fields = files.plain(found.fields, _OWN | cls._transient)
     try:
+        if cls._form is not None:
+            fields.update(msgspec.structs.asdict(msgspec.convert(fields, cls._form)))
+        vars(job).update(fields)
         job._restored()
     except Exception as error:
         raise JobFileError(f"{where} holds no {cls.__name__}: {type(error).__name__}: {error}. Remove it") from None
@@ -296,5 +246,5 @@ def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
     Raises FileNotFoundError, and JobFileError for a file that others could have written or that holds no job.
     """
     job = _job(files.read(filename), filename, load=True)
-    job._cache_path = os.path.abspath(filename)
+    job._applied.path = os.path.abspath(filename)
     return job

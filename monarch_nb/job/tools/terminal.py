@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from monarch_nb.job.execute import rank_environment, usable_folder
+from monarch_nb.job.tools.commands import rank_environment, usable_folder
 from monarch_nb.mesh import HostMesh
 from monarch_nb.runtime import Actor, Channel, Port, PortReceiver, endpoint
 

@@ -1,0 +1,16 @@
+"""What can be done with the hosts of a job: commands, shells and forwarded ports. Each is loaded when it is used."""
+
+from typing import TYPE_CHECKING
+
+from monarch_nb._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from monarch_nb.job.tools.commands import exec_command
+    from monarch_nb.job.tools.forwarding import PortForwarder
+    from monarch_nb.job.tools.terminal import shell
+
+__all__ = ["PortForwarder", "exec_command", "shell"]
+
+__getattr__ = lazy_names(
+    __name__, {"commands": ("exec_command",), "forwarding": ("PortForwarder",), "terminal": ("shell",)}
+)

@@ -1,0 +1,77 @@
+"""What torchmonarch adds to a job that is not about machines: telemetry, an admin server, a profiler, mounts.
+
+Programs call these, so they are there: what does no harm is accepted and said once, the rest says that it is missing.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
+
+from monarch_nb._absent import refuse
+from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
+
+logger = logging.getLogger("monarch_nb.job")
+
+_said: set[str] = set()
+
+
+class UpstreamServices:
+    """These methods, for all jobs."""
+
+    def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> Self:
+        """Accepted, and gives the job. Says once that nothing is recorded, and what there is instead.
+
+        Raises TypeError for an option that `TelemetryConfig` does not have.
+        """
+        if config is None:
+            TelemetryConfig(**kwargs)
+        _say_once(
+            "enable_telemetry: accepted; there is no telemetry server here, so telemetry_url and dashboard_url stay "
+            "None. Spans and measurements go to OpenTelemetry where the program sets that up; %meshes, %failures and "
+            "mesh.logs() tell of the meshes"
+        )
+        return self
+
+    def enable_admin(self, config: Any = None, **kwargs: Any) -> Self:
+        """Accepted, and gives the job. Says once that no server is started, and what there is instead.
+
+        Raises TypeError for an option that `MeshAdminConfig` does not have.
+        """
+        if config is None:
+            MeshAdminConfig(**kwargs)
+        _say_once(
+            "enable_admin: accepted; there is no admin server here, so admin_url stays None. In a notebook, %meshes "
+            "and the side panel show what the server would"
+        )
+        return self
+
+    def telemetry_query_client(self) -> NoReturn:
+        """Raises NotImplementedError: there is no telemetry to query."""
+        refuse("telemetry_query_client", "telemetry by SQL")
+
+    def profile(self, *, on_trace_ready: Callable[[Any], object] | None = None) -> NoReturn:
+        """Raises NotImplementedError: there is no such profiler."""
+        refuse("profile", "the profiler of distributed telemetry")
+
+    def remote_mount(
+        self,
+        source: str,
+        mntpoint: str | None = None,
+        meshes: list[str] | None = None,
+        python_exe: str | None = ".venv/bin/python",
+        **kwargs: Any,
+    ) -> NoReturn:
+        """Raises NotImplementedError."""
+        refuse("remote_mount", "mounts", "HostMesh.sync_workspace copies folders to hosts")
+
+    def gather_mount(
+        self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None
+    ) -> NoReturn:
+        """Raises NotImplementedError."""
+        refuse("gather_mount", "mounts")
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        logger.warning("%s", text)
