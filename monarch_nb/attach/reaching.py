@@ -30,7 +30,7 @@ def reach(engine: Runtime, hosts: Iterable[str], name: str) -> None:
         unknown = [host for host in dict.fromkeys(hosts) if not _is_known(engine, host)]
         met = [host for host in unknown if _meet(engine, host, name)]
     if met:
-        ways.settle(engine, met, settings.get("message_delivery_timeout"))
+        ways.settle(engine, met, settings.message_delivery_timeout)
 
 
 def _is_known(engine: Runtime, host: str) -> bool:
@@ -49,7 +49,7 @@ def _meet(engine: Runtime, host: str, name: str) -> bool:
         engine.node.learn(host, run_folder=folder)
         _learned.add(host)
         return False
-    limit = settings.get("message_delivery_timeout")
+    limit = settings.message_delivery_timeout
     local = meet(engine, str(folder / "agent"), time.monotonic() + limit, lambda: engine.closed)
     ways.remotes[host] = local
     local.join().get(limit)

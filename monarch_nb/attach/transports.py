@@ -30,7 +30,7 @@ def enable_transport(transport: ChannelTransport | str) -> None:
     global _enabled
     wanted = named(transport)
     with _lock:
-        if wanted == (_enabled or settings.get("default_transport")):
+        if wanted == (_enabled or settings.default_transport):
             _enabled = wanted
             return
         if started() is not None:

@@ -56,11 +56,11 @@ class _Worker:
                 key = folder / "key"
                 key.touch(0o600)
                 key.write_bytes(keys.to_text())
-            lease_s = settings.get("mesh_orphan_timeout")
+            lease_s = settings.mesh_orphan_timeout
             coming = begin_agent(
                 host, folder, tcp=tcp, tcp_fd=tcp_fd, key=key, insecure_loopback=keys is None, lease_s=lease_s
             )
-            return coming.wait(settings.get("host_spawn_ready_timeout"))
+            return coming.wait(settings.host_spawn_ready_timeout)
         except BaseException:
             remove_run_folder(folder)
             raise

@@ -83,7 +83,7 @@ def _endpoint(text: str, keys: Keys | None) -> Endpoint:
 def _attach(
     engine: Runtime, wanted: "Sequence[Endpoint | Future[str]]", keys: Keys | None, given_up: Callable[[], bool]
 ) -> tuple[str, ...]:
-    deadline = time.monotonic() + settings.get("mesh_attach_config_timeout")
+    deadline = time.monotonic() + settings.mesh_attach_config_timeout
     errors: dict[str, Exception] = {}
 
     def known(place: int, each: "Endpoint | Future[str]") -> Endpoint | None:

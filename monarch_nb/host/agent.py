@@ -200,7 +200,7 @@ class Agent:
 
     def _stranger(self, address: str) -> None:
         """A process here is written to for the first time (reader thread): if it is never started, senders are told."""
-        wait = settings.get("message_delivery_timeout")
+        wait = settings.message_delivery_timeout
 
         def look() -> None:
             if is_proc(address) and self._children.find(address) is None and self._node.unheard(address):

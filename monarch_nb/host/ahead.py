@@ -38,10 +38,10 @@ def start_ahead() -> None:
 
     Does not block, and raises nothing: where it does not work, who needs an agent is told.
     """
-    if _coming or not settings.get("host_prestart"):
+    if _coming or not settings.host_prestart:
         return
     try:
-        agent = begin_agent(env=agent_environment(), lease_s=settings.get("mesh_orphan_timeout"))
+        agent = begin_agent(env=agent_environment(), lease_s=settings.mesh_orphan_timeout)
     except (AgentStartError, OSError):
         return
     _coming.append(Ahead(agent, dict(os.environ), begun_with()))

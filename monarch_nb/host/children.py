@@ -68,7 +68,7 @@ class Children:
         self.reaper = Reaper(loop, self._drain)
         self.forker = Forker(loop, folder, environment, cord, self._refused, self.reaper, self._retire_light)
         self._light = Forker(loop, folder, environment, cord, self._refused, self.reaper, again=False)
-        self._light_left = settings.get("host_light_procs")
+        self._light_left = settings.host_light_procs
         if early is not None:
             if early.light is not None:
                 self._light.adopt(early.light, early.pid)

@@ -42,7 +42,7 @@ def last_lines(base: str, count: int | None = None) -> tuple[str, ...]:
 def last_words(base: str, count: int | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The last lines a proc wrote, and apart from them where it crashed, if faulthandler could tell."""
     if count is None:
-        count = max(_FEWEST, settings.get("tail_log_lines"))
+        count = max(_FEWEST, settings.tail_log_lines)
     lines = last_lines_of(base, _MOST, _LAST_BYTES) if base else ()
     crash = next((at for at, line in enumerate(lines) if line.startswith(_CRASHED)), len(lines))
     dump = lines[crash:]

@@ -79,7 +79,7 @@ class JobTrait(UpstreamServices, ABC):
         """What is asked for, in a few words."""
         return ""
 
-    def _restored(self) -> None:  # noqa: B027 - most need nothing
+    def _restored(self) -> None:
         """Called after the saved attributes are set."""
 
     # -- what users do

@@ -100,7 +100,7 @@ def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[N
     except BaseException:
         call.close()
         raise
-    limit = settings.get("actor_spawn_max_idle")
+    limit = settings.actor_spawn_max_idle
     if limit:
         late = f"{call.title} has not ended within {limit:g} s (actor_spawn_max_idle)"
         engine.later(limit, lambda: None if call.future.done() else call.fail(RequestError(late)))

@@ -109,7 +109,7 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
             )
             asked: Future[Any] = request(engine, f"{host}/agent", "agent.spawn", request_body)
             asked._on_done(_refused(call))
-            engine.later(settings.get("mesh_proc_spawn_max_idle"), _silent(engine, host, asked, call))
+            engine.later(settings.mesh_proc_spawn_max_idle, _silent(engine, host, asked, call))
         console = console_state(state)
         context = engine.root_context if born.instance is engine.root else engine.context()
         whole = len(lives) == len(state.region)
@@ -126,7 +126,7 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
 
 
 def _silent(engine: Runtime, host: str, asked: Future[Any], call: PendingCall) -> Callable[[], None]:
-    limit = settings.get("mesh_proc_spawn_max_idle")
+    limit = settings.mesh_proc_spawn_max_idle
     answer, waiting = weakref.ref(asked), weakref.ref(call)  # neither is kept for that long
 
     def look() -> None:

@@ -17,8 +17,8 @@ class LogFile:
         self.why = ""  # it cannot be written, since the last try
         self._fd = -1
         self._size = 0
-        self._most = settings.get("log_file_size")
-        self._count = settings.get("log_file_count")
+        self._most = settings.log_file_size
+        self._count = settings.log_file_count
 
     def write(self, data: bytes) -> bool:
         """Keep some output; whether that worked. Where it did not before, the file says so."""
@@ -71,5 +71,5 @@ def path_for(spec: ProcSpec, folder: Path) -> Path:
     """Where the log of a proc goes: in `folder`, or in what the setting log_folder says."""
     name = re.sub(r"[^\w.-]", "_", spec.name)[:40]
     place = spec.address.partition("/")[2]
-    wished = settings.get("log_folder")
+    wished = settings.log_folder
     return (Path(wished).expanduser() if wished else folder) / f"{f'{name}.' if name else ''}{place}.log"

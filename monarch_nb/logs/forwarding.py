@@ -82,14 +82,14 @@ class Forwarding:
                     displays.relay(line.display, line.call, line.address)
                 elif line.display is None or line.text:
                     text += f"{self._prefix(line.address)}{line.text}\n"
-            prefixed = settings.get("prefix_with_rank")
+            prefixed = settings.prefix_with_rank
             text += "".join(merged(gathered, self._logs.sources.of, named=True, prefixed=prefixed))
             _write(text)
 
     def _prefix(self, address: str) -> str:
         option = self._logs.options.of(address)
-        streamed = settings.get("enable_log_forwarding") or (option is not None and option.stream)
-        if not streamed or not settings.get("prefix_with_rank"):
+        streamed = settings.enable_log_forwarding or (option is not None and option.stream)
+        if not streamed or not settings.prefix_with_rank:
             return ""
         return prefix([self._logs.sources.of(address)], named=True)
 

@@ -49,7 +49,7 @@ class LogOptions:
         """Whether equal lines of the mesh of a process are shown once."""
         option = self.of(address)
         wanted = option.dedup if option is not None else None
-        return bool(settings.get("log_dedup")) if wanted is None else wanted
+        return settings.log_dedup if wanted is None else wanted
 
 
 def set_level(level: int) -> None:

@@ -51,7 +51,7 @@ class LogReceiver:
     def _log(self, address: str) -> ArrivedLog:
         log = self._logs.get(address)
         if log is None:
-            log = self._logs[address] = ArrivedLog(address, settings.get("log_kept_lines"), self._claim)
+            log = self._logs[address] = ArrivedLog(address, settings.log_kept_lines, self._claim)
             place, _, incarnation = address.rpartition(".")
             if incarnation.isdigit():  # of a rank that is healed again and again the latest incarnations are kept
                 self._logs.pop(f"{place}.{int(incarnation) - INCARNATIONS}", None)

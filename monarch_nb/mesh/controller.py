@@ -133,7 +133,7 @@ def prestart(engine: Runtime) -> None:
             except Exception as error:  # who needs it tries again, and is told
                 logger.info("the host agent could not be started ahead: %s", error)
 
-    if settings.get("host_prestart"):
+    if settings.host_prestart:
         threading.Thread(target=start, name="monarch-prestart", daemon=True).start()
 
 
@@ -143,11 +143,11 @@ def _start(engine: Runtime, host: str, folder: Path) -> None:
         ahead.agent.kill()
         ahead = None
     engine.keeper.agent_environment[host] = dict(os.environ) if ahead is None else ahead.environ
-    timeout_s = settings.get("host_spawn_ready_timeout")
+    timeout_s = settings.host_spawn_ready_timeout
     if ahead is not None:
         handle = ahead.agent.wait(timeout_s)
     else:
-        lease_s = settings.get("mesh_orphan_timeout")
+        lease_s = settings.mesh_orphan_timeout
         handle = begin_agent(host, folder, env=agent_environment(), lease_s=lease_s).wait(timeout_s)
     _agents[host] = handle
     _died.discard(host)
@@ -229,7 +229,7 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
             for handle in handles:
                 ways.local.pop(handle.host, None)
                 if handle.host == engine.host:  # this process listens in its run folder, which the next agent shares
-                    stopped.exception(settings.get("mesh_terminate_timeout"))
+                    stopped.exception(settings.mesh_terminate_timeout)
                     handle.kill()
                     engine.node.forget(handle.address, "its host was shut down", handle.life)
                     clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
@@ -237,13 +237,13 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                     handle.close()
             remotes = [remote for host in hosts if (remote := ways.remotes.pop(host, None)) is not None]
             if remotes:
-                stopped.exception(settings.get("mesh_terminate_timeout"))
+                stopped.exception(settings.mesh_terminate_timeout)
             behind = [remote for remote in remotes if ways.is_behind(remote)]
             others = [remote for remote in remotes if not ways.is_behind(remote)]
             for part in (behind, others):  # those behind a gateway before it
                 asked = [remote.shutdown() for remote in part]
                 for answer in asked:
-                    answer.exception(settings.get("mesh_terminate_timeout"))
+                    answer.exception(settings.mesh_terminate_timeout)
             for remote in remotes:
                 engine.node.forget(f"{remote.host}/agent", "its host was shut down")
             done._set(None)
@@ -338,7 +338,7 @@ def _leave(engine: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[An
     engine.keeper.logs.close()
     engine.close()
     for handle in handles:
-        handle.close(settings.get("process_exit_timeout"))
+        handle.close(settings.process_exit_timeout)
     remove_run_folder(run_folder_for(engine.host))
     install(None)
 

@@ -118,7 +118,7 @@ class Controllers:
         at = self._owner
         while True:
             asked: Future[_Found] = request(self._engine, at, FIND, p.Done(), _Found)
-            found = asked.get(settings.get("message_delivery_timeout"))
+            found = asked.get(settings.message_delivery_timeout)
             if found.frames:
                 return decode([bytearray(frame) for frame in found.frames], self._engine)
             at = found.ask

@@ -96,7 +96,7 @@ class Stops:
         """Stops the meshes of an ending actor, the newest first, and blocks until they are gone; not for ever."""
         states = [self._engine.meshes[uid] for uid in reversed(uids) if uid in self._engine.meshes]
         futures = [(state, self.stop(state, f"its owner {owner} ended")) for state in states]
-        limit = max(settings.get("stop_actor_timeout"), settings.get("mesh_terminate_timeout"))
+        limit = max(settings.stop_actor_timeout, settings.mesh_terminate_timeout)
         deadline = time.monotonic() + limit + 5
         for state, future in futures:
             try:
@@ -177,7 +177,7 @@ class Stops:
     def _stop_procs(
         self, state: ProcState, ranks: Sequence[int], reason: str, seconds: float | None = None
     ) -> Future[None]:
-        limit = settings.get("mesh_terminate_timeout") if seconds is None else seconds
+        limit = settings.mesh_terminate_timeout if seconds is None else seconds
         by_host: dict[str, list[str]] = {}
         for rank in ranks:
             by_host.setdefault(state.layout.host_of(rank), []).append(state.address(rank))

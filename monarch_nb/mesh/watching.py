@@ -47,7 +47,7 @@ class Watching:
                 self.watch(address)
 
         if address.partition("/")[2].startswith("p"):
-            self._engine.later(settings.get("message_delivery_timeout"), look)
+            self._engine.later(settings.message_delivery_timeout, look)
 
     def watch(self, *addresses: str) -> None:
         """Have the agents tell of the ends of these processes, at once of those that are over."""
@@ -104,7 +104,7 @@ class Watching:
         if gone.log_bytes:
             self._keeper.engine.log_positions.ended(gone.address)
         if not gone.expected:
-            lines = settings.get("tail_log_lines")
+            lines = settings.tail_log_lines
             cause = Cause(
                 kind="signal" if gone.signal else ("exit" if gone.pid else "spawn"),
                 text=gone.reason,

@@ -106,14 +106,14 @@ class LinkConfig(Struct, frozen=True):
     """Limits of a link: bytes and seconds."""
 
     # Bytes sent and not yet consumed by the peer's application.
-    window: int = field(default_factory=lambda: int(settings.get("link_credit_window")))
+    window: int = field(default_factory=lambda: settings.link_credit_window)
     ack_frames: int = 64
     ack_bytes: int = 1 << 20
     tick: float = 0.02  # how often the transport calls `tick` while the link is not idle
     probe_after: float = 1.0  # unacknowledged that long: ask
     probe_max: float = 10.0  # the longest pause between two unanswered questions
     # Frames the peer says it lacks, resent in vain that long, fail.
-    gap_timeout: float = field(default_factory=lambda: float(settings.get("message_delivery_timeout")))
+    gap_timeout: float = field(default_factory=lambda: settings.message_delivery_timeout)
     # Without connection that long, everything kept fails; None: never.
-    down_timeout: float | None = field(default_factory=lambda: float(settings.get("link_down_timeout")))
+    down_timeout: float | None = field(default_factory=lambda: settings.link_down_timeout)
     buffered: int = 65536  # frames kept behind a gap

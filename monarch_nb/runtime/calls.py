@@ -188,7 +188,7 @@ class PendingCall:
             else:
                 call._end()
 
-        self.runtime.later(settings.get("call_error_window"), end)
+        self.runtime.later(settings.call_error_window, end)
 
     # -- failures ---------------------------------------------------------------------------------------------------
 

@@ -116,7 +116,7 @@ class ActorCell(ActorLife):
     def expire_gaps(self, now: float) -> list[Any]:
         """Gaps that will not be filled any more; what came after them is run."""
         with self._arriving:
-            gaps = list(self.inbox.expired(now, settings.get("message_delivery_timeout")))
+            gaps = list(self.inbox.expired(now, settings.message_delivery_timeout))
             for gap in gaps:
                 for message in self.inbox.skip(gap.sender, now):
                     self._enqueue(*message)

@@ -167,7 +167,7 @@ class AsyncExecutor:
         for task in left:
             task.cancel()
         if left:
-            await asyncio.wait(left, timeout=settings.get("cleanup_timeout"))
+            await asyncio.wait(left, timeout=settings.cleanup_timeout)
         await self._cell.finish_async()
 
     def _controls(self) -> None:

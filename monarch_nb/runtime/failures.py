@@ -52,12 +52,12 @@ class Failures:
         """
         if not isinstance(error, Exception):
             return None
-        if settings.get("debug_freeze_on_error"):
+        if settings.debug_freeze_on_error:
             features.feature(cell.runtime, "debug").freeze(error)
         if _out_of_memory(error):
             self.release()  # what others hold is needed
             return None
-        if not settings.get("debug_keep_failures"):
+        if not settings.debug_keep_failures:
             return None
         instance, place = cell.instance, (cell.mesh, cell.rank)
         kept = Kept(error, header.call, header.method, time.time(), instance, instance.rank, header.chain)
@@ -73,7 +73,7 @@ class Failures:
         message."""
         let_go(kept.error, _PACKAGE)
         place = (kept.instance.cell.mesh, kept.instance.cell.rank)
-        count = settings.get("debug_keep_failures")
+        count = settings.debug_keep_failures
         gone = []  # out of the lock: what they hold may do anything when it ends
         with self._lock:
             mine = self._kept.get(place, ())
@@ -100,7 +100,7 @@ class Failures:
 
     def _shrink(self) -> None:
         self._measuring = False
-        limit = settings.get("debug_keep_bytes")
+        limit = settings.debug_keep_bytes
         with self._lock:
             every = sorted(
                 ((kept.at, place, kept) for place, mine in self._kept.items() for kept in mine), key=lambda one: one[0]

@@ -170,7 +170,7 @@ class ActorLife:
     @property
     def patience(self) -> float:
         """Seconds that a stop gives what the actor is doing before it is interrupted: less where it has not begun."""
-        return float(settings.get("cleanup_timeout" if self.obj is None else "stop_actor_timeout"))
+        return settings.cleanup_timeout if self.obj is None else settings.stop_actor_timeout
 
     @property
     def doing(self) -> str:
@@ -189,14 +189,14 @@ class ActorLife:
         if self.ended:
             return None
         if doing == OWNED:  # stops have bounds of their own
-            return float(settings.get("cleanup_timeout"))
+            return settings.cleanup_timeout
         if doing != self._hurried:
             had = time.monotonic() - self._cleaning_since
-            if doing == CLEANUP and had < settings.get("stop_actor_timeout"):
-                return float(settings.get("stop_actor_timeout")) - had
+            if doing == CLEANUP and had < settings.stop_actor_timeout:
+                return settings.stop_actor_timeout - had
             self._hurried = doing
             self.interrupt()
-            return float(settings.get("cleanup_timeout"))
+            return settings.cleanup_timeout
         logger.info("%s was stopped, and its %s does not end", self.instance, doing)
         self.left_in = doing
         self.runtime.cell_ended(self)
@@ -257,7 +257,7 @@ class ActorLife:
                 self._clean(CLEANUP)
                 result = hook(self.end_error)
                 if inspect.isawaitable(result):
-                    await asyncio.wait_for(result, settings.get("cleanup_timeout"))
+                    await asyncio.wait_for(result, settings.cleanup_timeout)
         except BaseException as raised:
             error = raised
         self._cleaned(error)

@@ -51,7 +51,7 @@ class Parking:
                 give_up(message)
 
         # The actor's spawn may travel another way.
-        self._later(settings.get("message_delivery_timeout"), expire)
+        self._later(settings.message_delivery_timeout, expire)
         return True
 
     def unpark(self, place: Place, arrive: Callable[[], None]) -> "list[Message]":

@@ -258,7 +258,7 @@ class Runtime:
         header, parcel = message
         self.node.consumed(parcel)
         told = (
-            f"no such actor was spawned in {self.address} within {settings.get('message_delivery_timeout'):g} s "
+            f"no such actor was spawned in {self.address} within {settings.message_delivery_timeout:g} s "
             "(message_delivery_timeout); where its spawn takes longer, wait for .initialized before the call"
         )
         self.refuse(header, self.supervisor.lost_cause(header, told))

@@ -27,7 +27,7 @@ def tracer() -> Any:
             return None
     except AttributeError:  # another thread is importing it right now
         return None
-    return provider.get_tracer("monarch_nb") if settings.get("enable_otel_tracing") else None
+    return provider.get_tracer("monarch_nb") if settings.enable_otel_tracing else None
 
 
 class Span:

@@ -1,9 +1,11 @@
 """The configuration that every layer reads; `monarch.config` is its public face."""
 
-from monarch_nb.settings.arguments import ConfigureArgs, Duration
+from monarch_nb.settings.accepted import Duration
+from monarch_nb.settings.arguments import ConfigureArgs
 from monarch_nb.settings.duration import DurationError, format_duration, parse_duration
-from monarch_nb.settings.keys import KEYS, Key
+from monarch_nb.settings.keys import KEYS
 from monarch_nb.settings.kinds import SHORT_TRANSPORTS, ChannelTransport, Encoding, transport
+from monarch_nb.settings.setting import Setting
 from monarch_nb.settings.store import TRAVELS_IN, Settings, settings
 
 __all__ = [
@@ -15,7 +17,7 @@ __all__ = [
     "Duration",
     "DurationError",
     "Encoding",
-    "Key",
+    "Setting",
     "Settings",
     "format_duration",
     "parse_duration",

@@ -10,8 +10,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from monarch_nb.settings.keys import KEYS, Key
+from monarch_nb.settings.effective import Effective
+from monarch_nb.settings.keys import KEYS
 from monarch_nb.settings.kinds import checked, from_text, shown, to_text
+from monarch_nb.settings.setting import Setting
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +21,8 @@ TRAVELS_IN = "MONARCH_NB_CONFIG"  # the environment that a controller's settings
 _PREFIXES = ("MONARCH_NB_", "HYPERACTOR_MESH_", "HYPERACTOR_", "MONARCH_HYPERACTOR_", "MONARCH_")
 
 
-class Settings:
-    """Values by key; any thread."""
+class Settings(Effective):
+    """The values in force, as attributes; any thread may read and set them."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
@@ -32,16 +34,12 @@ class Settings:
 
     # -- what the engine reads ----------------------------------------------------------------------------------------
 
-    def get(self, name: str) -> Any:
-        """The value in force; durations in seconds."""
-        value = self._value(KEYS[name])
-        return value / 1e9 if value is not None and KEYS[name].kind == "duration" else value
-
     def explicit(self, name: str) -> bool:
         """Whether anybody has set it."""
         return name in self._runtime or name in self._sent or name in self._environment()
 
-    def _value(self, key: Key) -> Any:
+    def kept(self, key: Setting[Any]) -> Any:
+        """The value of a key in force, durations in nanoseconds."""
         for layer in (self._runtime, self._sent, self._environment()):
             if key.name in layer:
                 return layer[key.name]
@@ -93,9 +91,9 @@ class Settings:
 
     def everything(self) -> dict[str, Any]:
         """All keys with the values in force, durations as text."""
-        return {key.name: shown(key, self._value(key)) for key in KEYS.values()}
+        return {key.name: shown(key, self.kept(key)) for key in KEYS.values()}
 
-    def _say(self, key: Key, value: Any) -> None:
+    def _say(self, key: Setting[Any], value: Any) -> None:
         if key.meaning or value == key.default or key.name in self._said:
             return
         self._said.add(key.name)
@@ -132,7 +130,7 @@ class Settings:
         self._env = None
 
 
-def _key(name: str) -> Key:
+def _key(name: str) -> Setting[Any]:
     key = KEYS.get(name)
     if key is None:
         import difflib

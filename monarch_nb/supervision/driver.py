@@ -357,8 +357,8 @@ class Driver(Causes):
             self._heals[number] = future
             if not await_hooks:
                 self._hasty.add(number)
-            self.machine.intensity.limit = settings.get("heal_max_restarts")
-            self.machine.intensity.window = settings.get("heal_window")
+            self.machine.intensity.limit = settings.heal_max_restarts
+            self.machine.intensity.window = settings.heal_window
         self.feed(lambda machine: machine.heal_requested(uid, time.monotonic(), number, selection))
         return future
 

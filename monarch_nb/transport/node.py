@@ -82,7 +82,7 @@ class Node:
         config = config or LinkConfig()
         self._portable = not available()
         if settings.explicit("shared_memory_threshold"):
-            shared.threshold = settings.get("shared_memory_threshold")
+            shared.threshold = settings.shared_memory_threshold
         self._reader = Reader(f"monarch-nb-{self.name}", config.tick)
         self._pool = Pool(self._reader.busy)
         self._back: deque[tuple[str, int]] = deque()

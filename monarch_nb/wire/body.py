@@ -77,7 +77,7 @@ def encode(obj: object, context: object = None) -> list[Frame]:
 def check_size(frames: Sequence[Frame]) -> None:
     """Raises MessageTooLargeError for the body of a message that is above `codec_max_frame_length`."""
     size = sum(frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames)
-    most = settings.get("codec_max_frame_length")
+    most = settings.codec_max_frame_length
     if size > most:
         raise MessageTooLargeError(
             f"a message of {size:,} bytes is larger than codec_max_frame_length ({most:,}): send it in parts, or "

@@ -21,7 +21,7 @@ def warn_of_big_captures(function: types.FunctionType, captured: Mapping[str, An
         if isinstance(value, _SMALL):
             continue
         size = _weight(value, depth=2)
-        if size > settings.get("capture_warning_size"):
+        if size > settings.capture_warning_size:
             warnings.warn(
                 f"the function `{function.__qualname__}` captures the global `{name}` ({size / 1e6:.0f} MB), which "
                 "travels with every message that the function is in: pass it as an argument, or put it on the "

@@ -92,7 +92,7 @@ def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -
         assert one.echo.call_one(np.ones(10**6)).get(SOON).sum() == 10**6
         begin = time.monotonic()
         assert one.ask.call_one(near).get(SOON) == 0
-        assert time.monotonic() - begin < settings.get("message_delivery_timeout") / 2, "no gap in these numbers either"
+        assert time.monotonic() - begin < settings.message_delivery_timeout / 2, "no gap in these numbers either"
         assert actors.rank.call().get(SOON).values() == [0, 1]
 
 

@@ -29,7 +29,7 @@ def test_what_is_configured_is_in_force_and_shown_as_text() -> None:
     config.configure(message_delivery_timeout="90m", tail_log_lines=3)
     assert config.get_runtime_config() == {"message_delivery_timeout": "1h 30m", "tail_log_lines": 3}
     assert config.get_global_config()["message_delivery_timeout"] == "1h 30m"
-    assert settings.get("message_delivery_timeout") == 5400.0
+    assert settings.message_delivery_timeout == 5400.0
     config.clear_runtime_config()
     assert config.get_runtime_config() == {}
     assert config.get_global_config()["message_delivery_timeout"] == "30s"

@@ -112,7 +112,7 @@ class Tellings:
                     self._front.display(failure_bundle(record(failure, time.time())), cell=each[0].cell)
             # A cell that began since has nothing to do with it.
             mine = any(one.running and one.cell is self._front.parent for each in due.values() for one in each)
-            if mine and self._front.running and settings.get("interrupt_on_failure"):
+            if mine and self._front.running and settings.interrupt_on_failure:
                 self._front.interrupt()
 
     def _event(self, failure: MeshFailure) -> str:

@@ -127,7 +127,7 @@ class Controller:
             self._leasing = True
 
         def wait() -> None:  # the setting may change meanwhile
-            self.engine.later(max(0.2, settings.get("debug_lease") / 4), beat)
+            self.engine.later(max(0.2, settings.debug_lease / 4), beat)
 
         def beat() -> None:
             with self._lock:
@@ -170,7 +170,7 @@ class Controller:
     ) -> list[r.Answer]:  # fmt: skip
         """Sends a command to each and gives their answers in that order; blocks, for a bounded time."""
         asked = self.send(sessions, kind, text, frame=frame, force=force)
-        limit = settings.get("debug_command_timeout") + ANSWER_S
+        limit = settings.debug_command_timeout + ANSWER_S
         answers = [_answer(one, asked[one.session], limit) for one in sessions]
         for one, answer in zip(sessions, answers, strict=True):
             if answer.resumed:  # its own word of that may still be on its way
@@ -311,7 +311,7 @@ def _answer(one: r.Stopped, future: "Future[r.Answer]", limit: float) -> r.Answe
 def told_of(future: "Future[r.Told]") -> r.Told:
     """What was answered, or why nothing was."""
     try:
-        return asking.answer(future, settings.get("debug_command_timeout"))
+        return asking.answer(future, settings.debug_command_timeout)
     except Exception as error:
         return r.Told(error=text_of(error))
 

@@ -124,7 +124,7 @@ class Waiting:
             call = self.controller.engine.calls.get(future.wait_id)
             held = {one.rank for one in related if call is not None and one.mesh == call.mesh}
             covered = call is None or set(call.missing_ranks()) <= held
-            if covered or time.monotonic() - self.controller.book.changed_at >= settings.get("debug_patience"):
+            if covered or time.monotonic() - self.controller.book.changed_at >= settings.debug_patience:
                 raise self.error(future, related)
         fresh = [one for one in records if one not in related and (one.session, one.number) not in self._shown]
         if fresh:

@@ -223,7 +223,7 @@ class Debugger(Breaks):
 
     def _guarded(self, command: Command) -> Answer:
         """Carries a command out; one that does not end is broken off after a while."""
-        limit = settings.get("debug_command_timeout")
+        limit = settings.debug_command_timeout
         done = threading.Event()
         thread = threading.get_ident()
         lock = threading.Lock()

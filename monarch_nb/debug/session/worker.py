@@ -166,9 +166,9 @@ class Worker:
 
     def verdict(self, debugger: Debugger) -> str:
         """What is to become of a stopped thread when nothing is heard of its controller: "", "resume" or "end"."""
-        if time.monotonic() - self.heard < settings.get("debug_lease"):
+        if time.monotonic() - self.heard < settings.debug_lease:
             return ""
-        return "end" if settings.get("debug_orphan") == "end" else "resume"
+        return "end" if settings.debug_orphan == "end" else "resume"
 
     def arm(self, debugger: Debugger) -> None:
         """There are breakpoints: the actor's endpoints are run under the debugger's eyes."""

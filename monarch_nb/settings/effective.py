@@ -1,0 +1,66 @@
+"""What the engine reads of the configuration: an attribute for each key that does something here."""
+
+from monarch_nb.settings.kinds import ChannelTransport
+from monarch_nb.settings.setting import count, flag, seconds, text, transport
+
+_MIB = 1 << 20
+
+
+class Effective:
+    """Durations are in seconds, sizes in bytes."""
+
+    # Messages
+    message_delivery_timeout = seconds(30, "how long a message may take before it counts as lost")
+    codec_max_frame_length = count(10 << 30, "the largest message to another process, in bytes", least=1)
+    default_transport = transport(ChannelTransport.Unix, "how hosts are reached; see enable_transport")
+    link_credit_window = count(256 * _MIB, "how many bytes may be under way to one process", least=1024)
+    link_down_timeout = seconds(60, "how long a connection may be down before what waits for it is lost")
+    shared_memory_threshold = count(
+        256 * 1024, "the size, in bytes, from which a buffer travels as shared memory", least=4096
+    )
+    call_error_window = seconds(3, "how long a call waits for other ranks once one has raised")
+    capture_warning_size = count(10_000_000, "the size, in bytes, from which a captured global is warned of by name")
+    enable_otel_tracing = flag(True, "whether endpoints run in spans, where OpenTelemetry records any")
+
+    # Starting
+    host_spawn_ready_timeout = seconds(30, "how long a host agent may take to start")
+    host_prestart = flag(True, "whether %load_ext starts the host agent in the background")
+    host_light_procs = count(2, "how many processes a host starts before its template has imported torch")
+    mesh_proc_spawn_max_idle = seconds(30, "how long a host agent may take to answer a spawn")
+    actor_spawn_max_idle = seconds(0, "how long __init__ of an actor may take; 0s: any time", optional=True)
+    mesh_attach_config_timeout = seconds(60, "how long hosts may take to answer when they are attached")
+
+    # Ending
+    stop_actor_timeout = seconds(
+        10, "how long a stopped actor's endpoint or __cleanup__ may run before it is interrupted"
+    )
+    cleanup_timeout = seconds(3, "how long an async __cleanup__, or what a stop has interrupted, may take to end")
+    mesh_terminate_timeout = seconds(10, "how long a stopped process may take to end before it is killed")
+    process_exit_timeout = seconds(10, "how long host agents may take to end when the program does")
+    mesh_orphan_timeout = seconds(60, "how long processes live when their owner is silent")
+
+    # Failures
+    heal_max_restarts = count(3, "how often one rank may be healed within heal_window")
+    heal_window = seconds(60, "see heal_max_restarts")
+    interrupt_on_failure = flag(False, "whether a failure that no call waits for interrupts the running cell")
+
+    # Output
+    enable_log_forwarding = flag(False, "whether a script shows the rank before each line of its processes")
+    tail_log_lines = count(20, "how many last lines of a process its failure shows")
+    prefix_with_rank = flag(True, "whether forwarded lines begin with the rank they come from")
+    log_dedup = flag(True, "whether a notebook shows equal lines of several ranks once, with their ranks")
+    log_kept_lines = count(10_000, "how many last lines of each process mesh.logs() has", least=1)
+    log_file_size = count(
+        64 * _MIB, "the size, in bytes, at which a process's log file is closed and a new one begins", least=4096
+    )
+    log_file_count = count(4, "how many log files are kept for a process", least=1)
+    log_folder = text("", "the folder in which log files stay; without it they go when the host ends")
+
+    # Debugging
+    debug_freeze_on_error = flag(False, "whether an endpoint that raises stops there, as at a breakpoint")
+    debug_keep_failures = count(3, "how many failed calls of each actor keep their frames for %mpm; 0: none")
+    debug_keep_bytes = count(256 * _MIB, "how many bytes these frames may hold in each process")
+    debug_command_timeout = seconds(10, "how long a debugger command may run on a rank before it is ended")
+    debug_lease = seconds(60, "how long a stopped rank waits for a controller that is silent")
+    debug_orphan = text("resume", "what the rank does after that: resume, or end (the call fails)")
+    debug_patience = seconds(3, "how long a call without a prompt waits for ranks that do not stop as others have")

@@ -1,0 +1,80 @@
+"""One key of the configuration, which is also the attribute that the engine reads."""
+
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
+
+from monarch_nb.settings.kinds import ChannelTransport
+
+if TYPE_CHECKING:
+    from monarch_nb.settings.store import Settings
+
+T = TypeVar("T")
+Kind = Literal["duration", "flag", "count", "ratio", "text", "encoding", "transport", "range"]
+
+SECOND = 10**9
+
+
+class Setting(Generic[T]):
+    """A key: its kind, its value where nobody sets one, and what it means; "" for one that does nothing here.
+
+    Durations are kept in nanoseconds and read in seconds.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        default: Any,
+        meaning: str = "",
+        *,
+        name: str = "",
+        optional: bool = False,
+        env: tuple[str, ...] = (),
+        least: int = 0,
+    ) -> None:
+        self.kind = kind
+        self.default = default
+        self.meaning = meaning
+        self.name = name
+        self.optional = optional  # None may be given: it is the default
+        self.env = env  # names of the environment beside those that all keys have
+        self.least = least  # of a count
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: "Settings", owner: type) -> T: ...
+    def __get__(self, instance: "Settings | None", owner: type) -> Any:
+        if instance is None:
+            return self
+        value = instance.kept(self)
+        return value / SECOND if self.kind == "duration" else value
+
+    def __repr__(self) -> str:
+        return f"<setting {self.name}: {self.kind}>"
+
+
+def seconds(default: float, meaning: str, *, optional: bool = False) -> Setting[float]:
+    """A duration."""
+    return Setting("duration", round(default * SECOND), meaning, optional=optional)
+
+
+def flag(default: bool, meaning: str) -> Setting[bool]:
+    """A yes or no."""
+    return Setting("flag", default, meaning)
+
+
+def count(default: int, meaning: str, *, least: int = 0) -> Setting[int]:
+    """A whole number."""
+    return Setting("count", default, meaning, least=least)
+
+
+def text(default: str, meaning: str) -> Setting[str]:
+    """Some text."""
+    return Setting("text", default, meaning)
+
+
+def transport(default: ChannelTransport, meaning: str) -> "Setting[ChannelTransport | str]":
+    """A way to reach hosts, or an address."""
+    return Setting("transport", default, meaning)
