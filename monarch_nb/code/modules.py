@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, cast
 from monarch_nb.wire import travels_by_value
 
 _lock = threading.RLock()
-_imported = time.time_ns()
 _seen: dict[str, tuple[int, int]] = {}  # module -> time and size of its file as it was loaded here
 _OURS = ("monarch_nb", "monarch_kernel", "monarch")
 
@@ -40,8 +39,10 @@ def _born(pid: int) -> int:
         ticks = int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         return time.time_ns() - int(age * 1e9)
-    except (OSError, ValueError, AttributeError):  # not Linux: there nothing was imported before this module was
-        return _imported
+    except (OSError, ValueError, AttributeError):  # not Linux, where this is more exact than psutil
+        import psutil
+
+        return int(psutil.Process(pid).create_time() * 1e9)
 
 
 @functools.lru_cache(maxsize=1)

@@ -165,13 +165,17 @@ class ProcessJob(JobTrait):
 def born(pid: int) -> str:
     """When a process began, in a form that no other process with its id will have; empty if there is none."""
     try:
-        if os.path.exists("/proc/self/stat"):
+        if os.path.exists(
+            "/proc/self/stat"
+        ):  # clock ticks since the boot: unlike a time, they stay when clocks are set
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             return "" if fields[0] in "ZX" else fields[19]
-        found = subprocess.run(
-            ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-        )
-        state, _, began = found.stdout.strip().partition(" ")
-        return "" if state.startswith("Z") else began.strip()
     except OSError:
+        return ""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return "" if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+    except psutil.Error:
         return ""

@@ -38,8 +38,8 @@ class JobTrait(UpstreamServices, ABC):
 
     A subclass says how: `_create` asks for them, `_state` connects to them, `can_run` tells whether a job that runs
     already will do for another's wishes, `_kill` ends it. Its attributes are saved as JSON; those in `_transient` are
-    not, and `_restored` is called where it is read again. Those that are fields of `_form` are checked against its types
-    when they are read; the others are plain data.
+    not, and `_restored` is called where it is read again. Fields of `_form` are checked against its types when they are
+    read; other attributes are plain data.
     """
 
     _transient: frozenset[str] = frozenset()

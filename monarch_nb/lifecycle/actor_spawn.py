@@ -122,7 +122,7 @@ def spawn_actors(
     cls = stand_ins.get(cls, cls)
     check_class(cls)
     kind = kind_of(cls)
-    init: Callable[..., Any] = cls.__init__
+    init: Callable[..., Any] = cls.__init__  # type: ignore[misc]
     if init is not object.__init__:
         check_arguments(init, 1, f"{cls.__name__}", args, kwargs)
     elif args or kwargs:

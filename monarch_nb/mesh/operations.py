@@ -12,7 +12,7 @@ from monarch_nb.shape import Extent, Region
 
 
 class ProcsWanted(Struct, frozen=True):
-    """A proc mesh that is to be spawned: `per_host` processes on each of the hosts, row-major with the hosts outside."""
+    """A proc mesh that is to be spawned: `per_host` processes on each host, row-major with the hosts outside."""
 
     name: str
     hosts: tuple[str, ...]

@@ -1,6 +1,6 @@
 """Meshes in messages: what travels is a reference, bound to the receiving process's own record of the mesh.
 
-A handle pickles as what `proc_form` or `actor_form` gives of its record, and its region; where it arrives, `proc_record`
+A handle pickles as its region and what `proc_form` or `actor_form` gives of its record; where it arrives, `proc_record`
 or `actor_record` gives the record there. A mesh that is new to a process is followed from then on.
 """
 

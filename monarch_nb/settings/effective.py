@@ -1,7 +1,7 @@
 """What the engine reads of the configuration: an attribute for each key that does something here."""
 
 from monarch_nb.settings.kinds import ChannelTransport
-from monarch_nb.settings.setting import count, flag, seconds, text, transport
+from monarch_nb.settings.setting import Setting, count, flag, seconds, text
 
 _MIB = 1 << 20
 
@@ -12,7 +12,9 @@ class Effective:
     # Messages
     message_delivery_timeout = seconds(30, "how long a message may take before it counts as lost")
     codec_max_frame_length = count(10 << 30, "the largest message to another process, in bytes", least=1)
-    default_transport = transport(ChannelTransport.Unix, "how hosts are reached; see enable_transport")
+    default_transport: Setting[ChannelTransport | str] = Setting(
+        "transport", ChannelTransport.Unix, "how hosts are reached; see enable_transport"
+    )
     link_credit_window = count(256 * _MIB, "how many bytes may be under way to one process", least=1024)
     link_down_timeout = seconds(60, "how long a connection may be down before what waits for it is lost")
     shared_memory_threshold = count(

@@ -3,12 +3,10 @@
 import re
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_nb.settings.duration import DurationError, format_duration, parse_duration
-
-if TYPE_CHECKING:
-    from monarch_nb.settings.setting import Setting
+from monarch_nb.settings.setting import Setting
 
 _MOST = 2**64 - 1  # of a count
 _PORTS = range(65536)
@@ -123,7 +121,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 }
 
 
-def checked(key: "Setting[Any]", value: object) -> Any:
+def checked(key: Setting[Any], value: object) -> Any:
     """What is kept of `value`. Raises TypeError for a wrong type, ValueError for a value out of range."""
     if value is None and key.optional:
         return key.default
@@ -140,7 +138,7 @@ def checked(key: "Setting[Any]", value: object) -> Any:
     return kept
 
 
-def shown(key: "Setting[Any]", kept: Any) -> Any:
+def shown(key: Setting[Any], kept: Any) -> Any:
     """What programs are given back: durations as text."""
     return format_duration(kept) if key.kind == "duration" and kept is not None else kept
 
@@ -148,7 +146,7 @@ def shown(key: "Setting[Any]", kept: Any) -> Any:
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-def from_text(key: "Setting[Any]", text: str) -> Any:
+def from_text(key: Setting[Any], text: str) -> Any:
     """The value that a word of the environment means. Raises TypeError or ValueError like `checked`."""
     text = text.strip()
     if key.optional and text.lower() in ("", "none"):
@@ -168,7 +166,7 @@ def from_text(key: "Setting[Any]", text: str) -> Any:
     return checked(key, value)
 
 
-def to_text(key: "Setting[Any]", kept: Any) -> str:
+def to_text(key: Setting[Any], kept: Any) -> str:
     """The word that `from_text` reads back."""
     if kept is None:
         return "none"

@@ -1,16 +1,18 @@
 """One key of the configuration, which is also the attribute that the engine reads."""
 
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
-
-from monarch_nb.settings.kinds import ChannelTransport
-
-if TYPE_CHECKING:
-    from monarch_nb.settings.store import Settings
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 T = TypeVar("T")
 Kind = Literal["duration", "flag", "count", "ratio", "text", "encoding", "transport", "range"]
 
 SECOND = 10**9
+
+
+class Values(Protocol):
+    """What holds the values of keys."""
+
+    def kept(self, key: "Setting[Any]", /) -> Any:
+        """The value of a key in force, durations in nanoseconds."""
 
 
 class Setting(Generic[T]):
@@ -44,8 +46,8 @@ class Setting(Generic[T]):
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: "Settings", owner: type) -> T: ...
-    def __get__(self, instance: "Settings | None", owner: type) -> Any:
+    def __get__(self, instance: Values, owner: type) -> T: ...
+    def __get__(self, instance: Values | None, owner: type) -> Any:
         if instance is None:
             return self
         value = instance.kept(self)
@@ -73,8 +75,3 @@ def count(default: int, meaning: str, *, least: int = 0) -> Setting[int]:
 def text(default: str, meaning: str) -> Setting[str]:
     """Some text."""
     return Setting("text", default, meaning)
-
-
-def transport(default: ChannelTransport, meaning: str) -> "Setting[ChannelTransport | str]":
-    """A way to reach hosts, or an address."""
-    return Setting("transport", default, meaning)

@@ -184,15 +184,15 @@ def test_the_environment_sets_keys(name: str, text: str, key: str, shown: object
 def test_the_program_goes_before_the_environment() -> None:
     mine = Settings({"HYPERACTOR_MESH_TAIL_LOG_LINES": "5"})
     mine.configure({"tail_log_lines": 6})
-    assert mine.get("tail_log_lines") == 6
+    assert mine.tail_log_lines == 6
     mine.replace({})
-    assert mine.get("tail_log_lines") == 5
+    assert mine.tail_log_lines == 5
 
 
 def test_a_wrong_word_in_the_environment_is_ignored_with_a_warning() -> None:
     mine = Settings({"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "soon"})
     with pytest.warns(UserWarning, match=r"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT is ignored: .*'soon' is not a duration"):
-        assert mine.get("message_delivery_timeout") == 30.0
+        assert mine.message_delivery_timeout == 30.0
 
 
 def test_other_names_of_the_environment_are_left_alone() -> None:
@@ -218,7 +218,7 @@ def test_what_a_controller_hands_on_arrives_whole(values: dict[str, Any]) -> Non
     controller.configure(values)
     proc.receive(controller.to_send())
     for name in values:
-        assert proc.get(name) == pytest.approx(controller.get(name))
+        assert proc.kept(KEYS[name]) == pytest.approx(controller.kept(KEYS[name]))
         assert proc.everything()[name] == controller.everything()[name]
     assert proc.to_send() == controller.to_send()
     assert proc.runtime() == {}

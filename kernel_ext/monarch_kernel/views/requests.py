@@ -1,4 +1,4 @@
-"""What faces can ask for: each verb is a thin skin over a Python call."""
+"""What views can ask for: each verb is a thin skin over a Python call."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
