@@ -15,7 +15,7 @@ from monarch_nb.wire import ActorError
 from . import display
 from .cells import Cells
 from .completion import Completion
-from .debugger import DebugMagics, Prompting, with_remote
+from .debugger import CellPrompt, DebugMagics, with_remote
 from .display.errors import Errors
 from .display.failures import raised_bar
 from .display.tellings import Tellings, Told
@@ -107,7 +107,7 @@ class Extension:
         if self._attached is not None:
             self._attached.leave()
         self._attached = _Attached(self._shell, self._front, engine, self._widgets, self._session)
-        self._debugging.waiting = self._attached.prompting.asks
+        self._debugging.waiting = self._attached.prompt.waits
 
 
 class _Attached:
@@ -124,12 +124,12 @@ class _Attached:
         self._output.start()
         self._reruns = Reruns(shell, front, session, engine)
         self._progress = Progress(front, engine, self._output, conditions)
-        self.prompting = Prompting(shell, front, engine, widgets.debugger)
+        self.prompt = CellPrompt(shell, front, engine, widgets.debugger)
         self.stopping = Stopping(front, engine, lambda file: cell_name(shell, file))
         self.forgotten = Forgotten(shell, front, self._output.flush)
         self.tellings = Tellings(front, store_of(engine), widgets, self._output.flush)
         notebook_mode(self.tellings.show)
-        self.prompting.install()
+        self.prompt.install()
         self.stopping.install()
         self.forgotten.install()
         waiters.append(self._progress)
@@ -146,7 +146,7 @@ class _Attached:
             if mine in registered:
                 registered.remove(mine)  # type: ignore[arg-type]
         self.tellings.close()
-        self.prompting.uninstall()
+        self.prompt.uninstall()
         self._reruns.close()
         self.stopping.uninstall()
         self.forgotten.uninstall()

@@ -5,7 +5,6 @@ Everything that the prompt and the magics do is here: `group().eval("loss")`, `.
 """
 
 from monarch_nb.debug.api import (
-    Answers,
     Group,
     breakpoints,
     clear_breakpoint,
@@ -27,9 +26,11 @@ from monarch_nb.debug.api import (
     wait,
     where,
 )
-from monarch_nb.debug.control.controller import Breakpoint, controller
+from monarch_nb.debug.control.breakpoints import Breakpoint
 from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
 from monarch_nb.debug.records import Frame, Stopped, Tensor, Value
+from monarch_nb.debug.render.answers import Answers
+from monarch_nb.debug.service import controller
 from monarch_nb.runtime.features import breakpoint_if
 
 __all__ = [

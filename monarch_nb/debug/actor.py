@@ -5,9 +5,9 @@ import sys
 from dataclasses import dataclass
 
 from monarch_nb.debug.api import Group
-from monarch_nb.debug.control.controller import controller
 from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.render.picks import pick
+from monarch_nb.debug.service import controller
 from monarch_nb.mesh import get_or_spawn_controller
 from monarch_nb.mesh.declare import Actor, concurrent_endpoint
 
@@ -32,16 +32,16 @@ class DebugController(Actor):
     @concurrent_endpoint
     async def list(self, print_output: bool = True) -> "list[DebugSessionInfo]":
         """All stopped ranks, by actor and rank; printed in the client's output too, unless that is not wanted."""
-        found = sorted(map(_info, controller().book.sessions()))
+        infos = sorted(map(_info, controller().stopped.records()))
         if print_output:
-            sys.stdout.write(f"{Group(controller().book.sessions)!r}\n")
-        return found
+            sys.stdout.write(f"{Group(controller().stopped.records)!r}\n")
+        return infos
 
     @concurrent_endpoint
     async def wait_pending_session(self) -> None:
         """Returns once anything is stopped."""
-        book = controller().book
-        while not await asyncio.to_thread(book.wait, _LOOK_S, lambda: book.any):
+        stopped = controller().stopped
+        while not await asyncio.to_thread(stopped.wait, _LOOK_S, lambda: stopped.any):
             pass
 
     @concurrent_endpoint
@@ -53,17 +53,17 @@ class DebugController(Actor):
         """
 
         def chosen() -> "list[Stopped]":
-            every = controller().book.sessions()
-            return every if actor_name is None else [one for one in every if one.name == actor_name]
+            every = controller().stopped.records()
+            return every if actor_name is None else [record for record in every if record.name == actor_name]
 
-        picked = {(one.mesh, one.rank, one.thread) for one in pick(chosen(), ranks)}
-        found = Group(lambda: [one for one in chosen() if (one.mesh, one.rank, one.thread) in picked])
-        return (await asyncio.to_thread(found.run, command)).text
+        picked = {(record.mesh, record.rank, record.thread) for record in pick(chosen(), ranks)}
+        group = Group(lambda: [record for record in chosen() if (record.mesh, record.rank, record.thread) in picked])
+        return (await asyncio.to_thread(group.run, command)).text
 
 
-def _info(one: Stopped) -> DebugSessionInfo:
-    coords = dict(zip(one.labels, one.point, strict=True))
-    return DebugSessionInfo(one.name, one.rank, coords, one.host, one.frame.function, one.frame.line)
+def _info(record: Stopped) -> DebugSessionInfo:
+    coords = dict(zip(record.labels, record.point, strict=True))
+    return DebugSessionInfo(record.name, record.rank, coords, record.host, record.frame.function, record.frame.line)
 
 
 def debug_controller() -> DebugController:

@@ -3,15 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch_nb.debug import messages as m
 from monarch_nb.debug.control import whereabouts
-from monarch_nb.debug.control.controller import STEP_S, Breakpoint, controller
+from monarch_nb.debug.control.breakpoints import Breakpoint
+from monarch_nb.debug.control.controller import STEP_S
 from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.prompt.commands import Desk, Result
-from monarch_nb.debug.records import Stopped, Value
+from monarch_nb.debug.prompt.prompt import DebugPrompt
+from monarch_nb.debug.records import Motion, Stopped, Value
+from monarch_nb.debug.render.answers import Answers
 from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers, plain
+from monarch_nb.debug.service import controller
 from monarch_nb.wire import ActorError
-
-Answers = Result
 
 
 class Group:
@@ -19,8 +21,7 @@ class Group:
 
     def __init__(self, choose: Callable[[], list[Stopped]]) -> None:
         self._choose = choose
-        self._desk = Desk(controller(), choose)
-        self._desk.everybody = True
+        self._prompt = DebugPrompt(controller(), choose, everybody=True)
 
     @property
     def sessions(self) -> list[Stopped]:
@@ -33,57 +34,65 @@ class Group:
         Raises DebugError if nothing is stopped.
         """
         self._all()
-        self._desk.step_s = timeout
-        return self._desk.do(command)
+        self._prompt.step_s = timeout
+        return self._prompt.do(command)
 
     def eval(self, expression: str) -> Answers:
         """An expression in the frame of each; `.values` has what came of it by rank."""
         pairs = self._ask(expression)
-        return Result(expression, merged_text(pairs), pairs)
+        return Answers(expression, merged_text(pairs), pairs)
 
     def _ask(self, expression: str) -> tuple[Pair, ...]:
-        found = self._all()
-        return tuple(zip(found, controller().ask(found, "eval", expression), strict=True))
+        records = self._all()
+        return tuple(zip(records, controller().evaluate(records, expression), strict=True))
 
     def step(self, timeout: float = STEP_S) -> Answers:
         """Runs each to its next line, into functions."""
-        return self.run("s", timeout=timeout)
+        return self._move("in", timeout)
 
     def next(self, timeout: float = STEP_S) -> Answers:
         """Runs each to its next line, over functions."""
-        return self.run("n", timeout=timeout)
+        return self._move("over", timeout)
 
     def finish(self, timeout: float = STEP_S) -> Answers:
         """Runs each to the end of its function."""
-        return self.run("r", timeout=timeout)
+        return self._move("out", timeout)
+
+    def _move(self, motion: Motion, timeout: float) -> Answers:
+        self._all()
+        self._prompt.step_s = timeout
+        return self._prompt.move(motion)
 
     def resume(self) -> None:
         """Lets them go on, up to the next breakpoint."""
-        controller().ask(self._all(), "resume")
+        controller().go(self._all())
 
     def quit(self) -> None:
         """Ends their endpoints: the calls fail with QuitDebugger."""
-        controller().ask(self._all(), "quit")
+        controller().ask(self._all(), m.Quit(session=""))
 
     def locals(self) -> dict[int, dict[str, Value]]:
         """The local variables of each, by rank."""
-        found = self._all()
-        answers = controller().ask(found, "locals")
-        return {one.rank: answer.locals for one, answer in zip(found, answers, strict=True)}
+        records = self._all()
+        answers = controller().ask(records, m.GetVariables(session=""))
+        return {
+            record.rank: {variable.name: variable.value for variable in answer.variables}
+            for record, answer in zip(records, answers, strict=True)
+        }
 
     def where(self) -> str:
         """One tree of their stacks, with counts."""
-        return self._desk.do("where").text
+        return self._prompt.do("where").text
 
     def diff(self, expression: str) -> list[tuple[Any, list[int]]]:
         """The values of an expression (a DebugError where it raised) and the ranks that have them, odd ones first."""
         pairs = self._ask(expression)
         answers = {record.session: answer for record, answer in pairs}
         found: list[tuple[Any, list[int]]] = []
-        for one, _ in outliers(pairs):
-            answer = answers[one.records[0].session]
+        for merged, _ in outliers(pairs):
+            answer = answers[merged.records[0].session]
             value = DebugError(answer.error) if answer.error else plain(answer.value)
-            found.append((value, [record.rank for record in one.records]))
+            found.append((value, [record.rank for record in merged.records]))
         return found
 
     def diff_text(self, expression: str) -> str:
@@ -93,25 +102,25 @@ class Group:
     def watch(self, expression: str) -> str:
         """A sparkline of an expression over the ranks."""
         self._all()
-        return self._desk.do(f"watch {expression}").text
+        return self._prompt.do(f"watch {expression}").text
 
     def _all(self) -> list[Stopped]:
-        found = self._choose()
-        if not found:
+        records = self._choose()
+        if not records:
             raise DebugError("none of these ranks is stopped; monarch.debug.sessions() lists the ranks that are")
-        self._desk.focus = {(one.mesh, one.rank, one.thread) for one in found}
-        return found
+        self._prompt.focus_on(records)
+        return records
 
     def __len__(self) -> int:
         return len(self._choose())
 
     def __repr__(self) -> str:
-        return Desk(controller(), self._choose).table(source=False)
+        return DebugPrompt(controller(), self._choose).table(source=False)
 
 
 def sessions() -> list[Stopped]:
     """All threads that are stopped in the debugger, by actor and rank."""
-    return controller().book.sessions()
+    return controller().stopped.records()
 
 
 def group(mesh: Any = None, **picks: int | slice | Sequence[int]) -> Group:
@@ -122,21 +131,21 @@ def group(mesh: Any = None, **picks: int | slice | Sequence[int]) -> Group:
         picks = {}
 
     def choose() -> list[Stopped]:
-        found = engine_controller.book.sessions()
+        found = engine_controller.stopped.records()
         if isinstance(mesh, str):
-            found = [one for one in found if one.name == mesh]
+            found = [record for record in found if record.name == mesh]
         elif mesh is not None:
             ranks = set(mesh._region.ranks())
-            found = [one for one in found if one.mesh == mesh._state.uid and one.rank in ranks]
+            found = [record for record in found if record.mesh == mesh._state.uid and record.rank in ranks]
         for label, pick in picks.items():
-            found = [one for one in found if label in one.labels and _picked(one, label, pick)]
+            found = [record for record in found if label in record.labels and _picked(record, label, pick)]
         return found
 
     return Group(choose)
 
 
-def _picked(one: Stopped, label: str, pick: int | slice | Sequence[int]) -> bool:
-    place = one.point[one.labels.index(label)]
+def _picked(record: Stopped, label: str, pick: int | slice | Sequence[int]) -> bool:
+    place = record.point[record.labels.index(label)]
     if isinstance(pick, slice):
         return place in range(*pick.indices(1 << 30))
     return place in pick if isinstance(pick, Sequence) else place == pick
@@ -169,25 +178,25 @@ def where(mesh: Any = None) -> str:
 
 def table() -> str:
     """What is stopped, who is not and where those are, and the source around the line."""
-    return Desk(controller(), sessions).table()
+    return DebugPrompt(controller(), sessions).table()
 
 
 def detach(mesh: Any = None) -> None:
     """Lets other controllers give commands to what is stopped."""
     found = group(mesh).sessions
-    controller().ask(found, "release")
+    controller().ask(found, m.Release(session=""))
 
 
 def take(mesh: Any = None) -> None:
     """Takes what is stopped over from another controller, which is told so when it next asks."""
-    controller().ask(group(mesh).sessions, "eval", "None", force=True)
+    controller().ask(group(mesh).sessions, m.Select(session="", force=True))
 
 
 def wait(count: int = 1, mesh: Any = None, timeout: float | None = 30.0) -> list[Stopped]:
     """Blocks until `count` ranks are stopped. Raises TimeoutError."""
     chosen = group(mesh)
     limit = 1e9 if timeout is None else timeout
-    if not controller().book.wait(limit, lambda: len(chosen.sessions) >= count):
+    if not controller().stopped.wait(limit, lambda: len(chosen.sessions) >= count):
         raise TimeoutError(f"{len(chosen.sessions)} of {count} ranks have stopped within {limit:g} s")
     return chosen.sessions
 
@@ -197,31 +206,39 @@ def on_change(listener: Callable[[str, Stopped], None]) -> Callable[[], None]:
 
     On whatever thread hears of it, so that it must not block. Gives a function that takes it away again.
     """
-    book = controller().book
-    book.listeners.append(listener)
-    return lambda: book.listeners.remove(listener)
+    return controller().stopped.listen(listener)
 
 
 # -- breakpoints from outside ------------------------------------------------------------------------------------------
 
 
-def set_breakpoint(where: str, mesh: Any, *, condition: str = "", temporary: bool = False) -> Breakpoint:
+def set_breakpoint(
+    where: str,
+    mesh: Any,
+    *,
+    condition: str = "",
+    hit_condition: str = "",
+    log: str = "",
+    temporary: bool = False,
+) -> Breakpoint:
     """A breakpoint in actors that run already: `where` is "train.py:42" or a function, "Trainer.step" or "step".
 
     It is looked at from each actor's next endpoint call on. Raises DebugError if no rank knows the place.
     """
-    return controller().set_break(mesh, where, condition, temporary=temporary)
+    return controller().breakpoints.set(
+        mesh, where, condition, hit_condition=hit_condition, log=log, temporary=temporary
+    )
 
 
 def clear_breakpoint(which: Breakpoint | int | None = None) -> None:
-    """Takes a breakpoint away, by itself or its number; all without one."""
-    for number in list(controller().breakpoints) if which is None else [which]:
-        controller().clear_break(number.number if isinstance(number, Breakpoint) else number)
+    """Takes a breakpoint away, by itself or its number; all without record."""
+    for each in breakpoints() if which is None else [which]:
+        controller().breakpoints.clear(each.number if isinstance(each, Breakpoint) else each)
 
 
 def breakpoints() -> list[Breakpoint]:
     """Those that were set from outside."""
-    return list(controller().breakpoints.values())
+    return list(controller().breakpoints)
 
 
 # -- failures and running ranks ----------------------------------------------------------------------------------------
@@ -238,7 +255,7 @@ def post_mortem(what: Any, **picks: int | slice) -> Group:
         raise DebugError("the mesh of this error has been stopped, so its frames are gone")
     address = getattr(state, "procs", state).address(rank)
     record = controller().autopsy(mesh, address, rank, call)
-    return Group(lambda: [one for one in [controller().book.get(record.session)] if one is not None])
+    return Group(lambda: [each for each in sessions() if each.session == record.session])
 
 
 def _failed(what: Any, picks: Any) -> tuple[str, int, str]:

@@ -6,7 +6,7 @@ import msgspec
 
 from monarch_nb.wire import Harmless
 
-Kind = Literal["pdb", "eval", "locals", "look", "release", "resume", "quit"]
+Motion = Literal["continue", "in", "over", "out", "until"]
 
 
 class Frame(Harmless, array_like=True, frozen=True):
@@ -97,56 +97,40 @@ class Value(Harmless, frozen=True):
     length: int | None = None
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """debug.command: something for a stopped thread to do."""
+class Variable(Harmless, frozen=True):
+    """A variable, an element or an attribute; what it holds is asked for by `reference`, while the thread stands."""
 
-    session: str
-    kind: Kind
-    text: str = ""
-    frame: int | None = None  # the frame to look at; None is the one that was
-    force: bool = False  # also when another controller holds the session
-
-
-class Answer(Harmless, frozen=True, kw_only=True):
-    """What came of a command."""
-
-    session: str
-    text: str = ""
-    value: Value | None = None
-    locals: dict[str, Value] = msgspec.field(default_factory=dict)
-    error: str = ""
-    resumed: bool = False
-    current: int = 0  # the frame it looks at now
-    frame: Frame | None = None
-    source: tuple[str, ...] = ()  # lines around, where it looks at another frame than before
-    first: int = 1
+    name: str
+    value: Value
+    reference: int = 0  # 0: it holds nothing
+    named: int = 0  # how many attributes or keys it holds
+    indexed: int = 0  # how many elements
+    expression: str = ""  # what gives it in the frame; "" where nothing does
 
 
-class Break(msgspec.Struct, frozen=True, kw_only=True):
-    """debug.break: set a breakpoint in an actor, or clear those that the controller gave this number."""
+class Scope(Harmless, frozen=True):
+    """The variables of a frame of one kind."""
 
-    mesh: str
-    rank: int
+    name: str
+    reference: int
+    named: int
+    expensive: bool = False
+
+
+class RankBreakpoint(Harmless, frozen=True, kw_only=True):
+    """A breakpoint of one thread, as it is."""
+
     number: int
-    where: str = ""  # file:line or function
+    file: str
+    line: int
+    function: str = ""
     condition: str = ""
+    hit_condition: str = ""
+    log: str = ""
     temporary: bool = False
-    clear: bool = False
-
-
-class Autopsy(msgspec.Struct, frozen=True, kw_only=True):
-    """debug.autopsy: open the frames of a failure of this actor; of the newest where no call is named."""
-
-    mesh: str
-    rank: int
-    call: str = ""
-    release: bool = False  # let go of all that are kept instead
-
-
-class Freeze(msgspec.Struct, frozen=True):
-    """debug.freeze: stop at the raise of errors from now on, or no longer."""
-
-    on: bool
+    enabled: bool = True
+    ignore: int = 0
+    hits: int = 0
 
 
 class Thread(Harmless, frozen=True):
@@ -159,21 +143,3 @@ class Thread(Harmless, frozen=True):
     rank: int = 0
     doing: str = ""  # the endpoint that runs
     seconds: float = 0.0
-
-
-class Threads(msgspec.Struct, frozen=True):
-    """Reply to debug.stacks."""
-
-    threads: tuple[Thread, ...] = ()
-
-
-class Told(Harmless, frozen=True):
-    """Reply to debug.break, debug.autopsy, debug.freeze: what has been done, or why it has not."""
-
-    text: str = ""
-    error: str = ""
-    session: str = ""
-
-
-class Lease(msgspec.Struct, frozen=True):
-    """debug.lease: the controller lives."""

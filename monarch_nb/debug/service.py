@@ -1,21 +1,18 @@
 """The debugger of this process: both its sides, attached to the runtime when they are first needed."""
 
 import types
-from typing import Any
 
 from monarch_nb.debug.control.controller import Controller
-from monarch_nb.runtime import Runtime
+from monarch_nb.debug.session.worker import Worker
+from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.runtime.features import feature
 
 
 class Service:
-    """The controller's side at once; the side of stopped threads, and pdb with it, when something stops or asks."""
+    """Hears what is stopped and gives commands; stops threads of this process, and takes commands for them."""
 
     def __init__(self, engine: Runtime) -> None:
-        self.controller = Controller(engine)
-        self._engine = engine
-        self._worker: Any = None
-        from monarch_nb.debug.session.worker import Worker
-
+        self.controller = Controller(engine, attend=_attend)
         self._worker = Worker(engine)
 
     def stop(self, frame: types.FrameType, reason: str) -> None:
@@ -26,7 +23,29 @@ class Service:
         """Stops the calling thread at an error's raise."""
         self._worker.freeze(error)
 
+    def held_at(self, mesh: str, rank: int) -> str:
+        """Where an actor is stopped that takes no messages for that; "" where it is not."""
+        record = self.controller.stopped.holding(mesh, rank)
+        return f"{record.frame.function}, line {record.frame.line}" if record is not None else ""
+
+
+def _attend(controller: Controller) -> None:
+    from monarch_nb.debug.prompt.waits import attend  # ranks need no prompt
+
+    attend(controller)
+
 
 def attach(engine: Runtime) -> Service:
     """Takes the debugger's verbs from now on."""
     return Service(engine)
+
+
+def controller_of(engine: Runtime) -> Controller:
+    """The controller's side of the debugger in a process."""
+    service: Service = feature(engine, "debug")
+    return service.controller
+
+
+def controller() -> Controller:
+    """That of this process."""
+    return controller_of(runtime())

@@ -51,7 +51,6 @@ class Keeper:
         self.on_call: list[Callable[[ActorState], None]] = []  # told of each call that begins here, on its thread
         self.revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
         self.controllers: Any = None  # the way to actors of which a program has one each
-        self.paused: dict[tuple[str, int], str] = {}  # ranks that a debugger holds: mesh, rank -> where
         self._owned: dict[str, list[str]] = {}  # stream of the owner -> uids
         self._mesh: ProcMesh | None = None
         engine.keeper = self

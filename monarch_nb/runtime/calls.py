@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime import forgotten
+from monarch_nb.runtime.features import held_at
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.raised import Raised, Ranks, actor_error
 from monarch_nb.settings import settings
@@ -182,8 +183,7 @@ class PendingCall:
             call = me()
             if call is None or not call._waits:
                 return
-            paused = call.runtime.keeper.paused if call.runtime.keeper is not None else ()
-            if any((call.mesh, rank) in paused for rank in call.missing_ranks()):
+            if any(held_at(call.runtime, call.mesh, rank) for rank in call.missing_ranks()):
                 call._watch_window()  # somebody is at them with a debugger
             else:
                 call._end()

@@ -59,6 +59,12 @@ def load_for(engine: "Runtime", header: "Header", parcel: "Parcel") -> bool:
     return True
 
 
+def held_at(engine: "Runtime", mesh: str, rank: int) -> str:
+    """Where an actor is stopped by the debugger, and takes no messages for that; "" where it is not."""
+    debugger = engine.features.get("debug")
+    return str(debugger.held_at(mesh, rank)) if debugger is not None else ""
+
+
 # -- breakpoint() and pdb.set_trace() ----------------------------------------------------------------------------------
 
 

@@ -267,7 +267,7 @@ def test_who_is_not_stopped_and_where_those_are_is_in_the_table(trainers: Any) -
     trainers.slice(gpus=slice(0, 2)).step.call(1)
     future = trainers.slice(gpus=2).wait_long.call_one()
     stopped(2)
-    assert debug.controller().book.wait(SECONDS, lambda: "runs wait_long, at debug_tools.py" in debug.table())
+    assert debug.controller().stopped.wait(SECONDS, lambda: "runs wait_long, at debug_tools.py" in debug.table())
     assert f"2 of 3  at debug_tools.py:{line('breakpoint()', 2)} in Trainer.step  trainers gpus=0-1" in debug.table()
     assert "wait_long" in debug.stacks(trainers)
     from monarch_nb.mesh import interrupt

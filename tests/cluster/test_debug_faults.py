@@ -19,7 +19,7 @@ from monarch_nb import debug
 from monarch_nb.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint
 from monarch_nb.config import configured
 from monarch_nb.debug import StoppedAtBreakpoint
-from monarch_nb.debug.records import Answer, Command
+from monarch_nb.debug.messages import Answer, Evaluate
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import runtime
 from tests.cluster.actor_tools import spawned
@@ -45,8 +45,8 @@ class Meddler(Actor):
 
     @endpoint
     def ask(self, session: str, address: str, force: bool = False) -> str:
-        command = Command(session=session, kind="eval", text="x", force=force)
-        answer = request(runtime(), address, "debug.command", command, Answer).get(SECONDS)
+        command = Evaluate(session=session, text="x", force=force)
+        answer = request(runtime(), address, "debug.evaluate", command, Answer).get(SECONDS)
         return answer.error or (answer.value.text if answer.value is not None else "")
 
 
@@ -167,10 +167,10 @@ def test_a_stopped_rank_that_is_killed_fails_its_call_and_leaves_the_list(own_pr
     records = stopped(2)
     os.kill(records[1].pid, signal.SIGKILL)
     # Not by `get`: until the death is known, it tells of two ranks that are stopped.
-    assert debug.controller().book.wait(SECONDS, future.done)
+    assert debug.controller().stopped.wait(SECONDS, future.done)
     with pytest.raises(SupervisionError, match="SIGKILL"):
         future.get()
-    assert debug.controller().book.wait(SECONDS, lambda: len(debug.sessions()) == 1)
+    assert debug.controller().stopped.wait(SECONDS, lambda: len(debug.sessions()) == 1)
     assert debug.eval("loss").values == {0: 1}
     debug.resume()
     assert trainers.slice(gpus=0).steps_done.call_one().get(SECONDS) in (0, 1)
@@ -194,7 +194,7 @@ def test_stopping_a_mesh_ends_what_is_stopped_there(own_procs: ProcMesh) -> None
     trainers.stop().get(SECONDS)
     with pytest.raises((SupervisionError, ActorError)):
         future.get(SECONDS)
-    assert debug.controller().book.wait(SECONDS, lambda: not debug.sessions())
+    assert debug.controller().stopped.wait(SECONDS, lambda: not debug.sessions())
 
 
 def test_an_interrupt_ends_a_stopped_endpoint(trainers: Any) -> None:
@@ -203,10 +203,10 @@ def test_an_interrupt_ends_a_stopped_endpoint(trainers: Any) -> None:
     future = trainers.slice(gpus=0).step.call_one(1)
     stopped(1)
     interrupt(trainers.slice(gpus=0))
-    assert debug.controller().book.wait(SECONDS, future.done)
+    assert debug.controller().stopped.wait(SECONDS, future.done)
     with pytest.raises(ActorError):
         future.get()
-    assert debug.controller().book.wait(SECONDS, lambda: not debug.sessions())
+    assert debug.controller().stopped.wait(SECONDS, lambda: not debug.sessions())
 
 
 @pytest.mark.parametrize(("orphan", "ends"), [("resume", False), ("end", True)])
@@ -221,7 +221,7 @@ def test_without_a_word_of_the_controller_a_stopped_rank_resumes_or_ends(
         monkeypatch.setattr(controller, "_lease", lambda addresses: None)
         try:
             future = trainers.step.call_one(1)
-            assert controller.book.wait(SECONDS, future.done)
+            assert controller.stopped.wait(SECONDS, future.done)
             if ends:
                 with pytest.raises(ActorError, match="the controller was silent for too long"):
                     future.get()
@@ -238,7 +238,7 @@ def test_a_rank_stays_stopped_for_as_long_as_the_controller_lives() -> None:
         trainers: Any = next(procs).spawn("trainers", Trainer)
         future = trainers.step.call_one(1)
         stopped(1)
-        assert not debug.controller().book.wait(5.0, future.done)
+        assert not debug.controller().stopped.wait(5.0, future.done)
         assert debug.eval("loss").values == {0: 1}
         debug.resume()
         assert future.get(SECONDS) == 2

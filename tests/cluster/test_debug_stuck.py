@@ -82,7 +82,7 @@ def test_a_process_without_the_handler_is_never_signalled(tmp_path: Path) -> Non
 
 
 def test_the_words_of_faulthandler_are_understood() -> None:
-    ours = Path(stuck.__file__).parents[1]
+    ours = Path(stuck.__file__).parents[2]
     text = f"""Thread 0x00007f (most recent call first):
   File "/usr/lib/python3/threading.py", line 320 in wait
 

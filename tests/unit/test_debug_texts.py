@@ -6,13 +6,14 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from monarch_nb.debug.control.stopped import Book
+from monarch_nb.debug.control import StoppedThreads
 from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.records import Answer, Frame, Stopped, Value
+from monarch_nb.debug.messages import Answer
+from monarch_nb.debug.records import Frame, Stopped, Value, Variable
 from monarch_nb.debug.render.groups import grouped, named, tree, tree_text
 from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers, sparkline, watch_text
 from monarch_nb.debug.render.picks import pick
-from monarch_nb.debug.render.picture import picture, values, variables
+from monarch_nb.debug.render.picture import picture_of, values_by_rank, variables_by_rank
 from monarch_nb.debug.render.table import Missing, table_text
 from monarch_nb.debug.session.values import shorten, value_of
 from monarch_nb.shape import Extent
@@ -104,11 +105,13 @@ def test_objects_that_differ_in_nothing_but_their_address_are_equal() -> None:
 
 def test_numbers_and_tensors_come_before_objects_and_what_differs_before_what_does_not() -> None:
     def local(rank: int, **values: object) -> Pair:
-        told = {name: value_of(value) for name, value in values.items()}
-        return stop(rank), Answer(session=f"trainers#{rank}", locals=told)
+        told = tuple(Variable(name, value_of(value)) for name, value in values.items())
+        return stop(rank), Answer(session=f"trainers#{rank}", variables=told)
 
     objects = [Quiet() for _ in range(3)]
-    rows = variables([local(rank, self=objects[rank], text="a", json=math, x=1, loss=rank / 2) for rank in range(3)])
+    rows = variables_by_rank(
+        [local(rank, self=objects[rank], text="a", json=math, x=1, loss=rank / 2) for rank in range(3)]
+    )
     assert [row["name"] for row in rows] == ["loss", "x", "text", "self", "json"]
     assert [value["where"] for value in rows[0]["values"]] == ["gpus=0", "gpus=2", "gpus=1"]
     assert [value["text"] for value in rows[3]["values"]] == ["<tests.unit.test_debug_texts.Quiet object at 0x…>"]
@@ -156,48 +159,48 @@ def test_a_pick_of_nothing_says_what_there_is(text: str) -> None:
 
 
 def test_the_book_keeps_what_is_stopped_and_forgets_what_is_lost() -> None:
-    book, told = Book(), []
-    book.listeners.append(lambda kind, record: told.append((kind, record.rank)))
-    book.stopped(stop(0))
-    book.stopped(stop(1))
-    book.resumed("trainers#0")
-    assert [one.rank for one in book.sessions()] == [1]
-    book.lost("h/p.1.0", "killed")
-    assert not book.any
+    stopped, told = StoppedThreads(), []
+    stopped.listen(lambda kind, record: told.append((kind, record.rank)))
+    stopped.add(stop(0))
+    stopped.add(stop(1))
+    stopped.resume("trainers#0")
+    assert [one.rank for one in stopped.records()] == [1]
+    stopped.lose("h/p.1.0", "killed")
+    assert not stopped.any
     assert told == [("stopped", 0), ("stopped", 1), ("resumed", 0), ("lost", 1)]
-    assert book.why_over("trainers#1") == "killed"
+    assert stopped.why_over("trainers#1") == "killed"
 
 
 def test_an_answer_about_one_stop_does_not_take_the_next_one_away() -> None:
-    book = Book()
-    book.stopped(stop(0, number=2))
-    assert not book.resumed("trainers#0", 1)
-    assert [one.number for one in book.sessions()] == [2]
-    assert book.resumed("trainers#0", 2)
-    assert not book.any
+    stopped = StoppedThreads()
+    stopped.add(stop(0, number=2))
+    assert not stopped.resume("trainers#0", 1)
+    assert [one.number for one in stopped.records()] == [2]
+    assert stopped.resume("trainers#0", 2)
+    assert not stopped.any
 
 
 def test_a_rank_is_held_up_by_what_is_stopped_in_it_but_not_by_frames_that_are_looked_at() -> None:
-    book = Book()
+    stopped = StoppedThreads()
     place = stop(0).place
-    assert book.in_the_way(place) is None
-    book.stopped(replace(stop(0), session="looked at", post_mortem=True))
-    assert book.in_the_way(place) is None
-    book.stopped(stop(0, number=2))
-    book.stopped(stop(1))
-    held = book.in_the_way(place)
+    assert stopped.holding(*place) is None
+    stopped.add(replace(stop(0), session="looked at", post_mortem=True))
+    assert stopped.holding(*place) is None
+    stopped.add(stop(0, number=2))
+    stopped.add(stop(1))
+    held = stopped.holding(*place)
     assert held is not None
     assert held.number == 2
-    book.resumed("trainers#0")
-    assert book.in_the_way(place) is None
+    stopped.resume("trainers#0")
+    assert stopped.holding(*place) is None
 
 
 def test_a_step_is_over_when_its_rank_has_stopped_anew_or_will_not_any_more() -> None:
-    book = Book()
-    book.stopped(stop(0, number=2))
-    book.over("trainers#1", "the endpoint has ended")
-    book.wait_steps([("trainers#0", 1), ("trainers#1", 4)], 0.0)
-    assert not book.wait(0.0, lambda: False)
+    stopped = StoppedThreads()
+    stopped.add(stop(0, number=2))
+    stopped.end("trainers#1", "the endpoint has ended")
+    stopped.wait_steps([("trainers#0", 1), ("trainers#1", 4)], 0.0)
+    assert not stopped.wait(0.0, lambda: False)
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -242,7 +245,7 @@ def test_arrays_are_told_by_shape_type_extremes_and_what_is_not_a_number() -> No
 def test_what_is_stopped_as_json_for_faces() -> None:
     records = [stop(0), stop(1), stop(2, TRAIN, LOSS)]
     missing = [Missing("trainers", Extent(["gpus"], [8]), {(3,): "idle", (4,): "idle"})]
-    found = json.loads(json.dumps(picture(records, sizes={"uid-trainers": 5}, missing=missing), allow_nan=False))
+    found = json.loads(json.dumps(picture_of(records, sizes={"uid-trainers": 5}, missing=missing), allow_nan=False))
     assert [(group["where"], group["line"], group["of"]) for group in found["groups"]] == [
         ("gpus=0-1", 42, 5),
         ("gpus=2", 9, 5),
@@ -254,7 +257,7 @@ def test_what_is_stopped_as_json_for_faces() -> None:
 
 def test_values_by_rank_as_json_the_odd_one_first_and_nan_as_a_word() -> None:
     pairs = answers(1.0, 1.0, math.nan, math.inf)
-    found = json.loads(json.dumps(values("loss", pairs), allow_nan=False))
+    found = json.loads(json.dumps(values_by_rank("loss", pairs), allow_nan=False))
     assert [(one["text"], one["odd"], one["number"]) for one in found["values"]] == [
         ("nan", "NaN", None),
         ("inf", "infinite", None),
@@ -262,8 +265,8 @@ def test_values_by_rank_as_json_the_odd_one_first_and_nan_as_a_word() -> None:
     ]
     assert found["spark"] == "▅▅××"
     with_locals = [
-        (one, Answer(session="s", locals={"same": Value("3", "int", 3.0), "loss": value}))
+        (one, Answer(session="s", variables=(Variable("same", Value("3", "int", 3.0)), Variable("loss", value))))
         for one, answer in pairs
         if (value := answer.value) is not None
     ]
-    assert [row["name"] for row in variables(with_locals)] == ["loss", "same"]
+    assert [row["name"] for row in variables_by_rank(with_locals)] == ["loss", "same"]

@@ -5,7 +5,7 @@ import time
 import msgspec
 import pytest
 
-from monarch_nb.debug import records
+from monarch_nb.debug import messages, records
 from monarch_nb.debug.session.values import value_of
 from monarch_nb.mesh.value_text import describe
 from monarch_nb.supervision import Cause, MeshFailure
@@ -164,7 +164,7 @@ def test_records_of_other_processes_hold_no_commands():
         MeshFailure(mesh_name=COMMAND, cause=Cause(kind="exit", last_lines=(COMMAND,)), mesh_uid="m", also=(COMMAND,)),
         records.Frame(COMMAND, 3, COMMAND, COMMAND),
         records.Value(COMMAND, COMMAND),
-        records.Told(COMMAND, COMMAND),
+        messages.Told(COMMAND, COMMAND),
     ):
         assert not {"\x1b", "\x9b", "\x07"} & set(str(made)), made
         encoded = msgspec.msgpack.encode(made, enc_hook=str)

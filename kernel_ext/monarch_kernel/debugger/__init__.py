@@ -1,6 +1,6 @@
 """The debugger in the cell: the prompt of a call that waits, and the magics."""
 
 from .magics import DebugMagics, with_remote
-from .prompting import Prompting
+from .waits import CellPrompt
 
-__all__ = ["DebugMagics", "Prompting", "with_remote"]
+__all__ = ["CellPrompt", "DebugMagics", "with_remote"]

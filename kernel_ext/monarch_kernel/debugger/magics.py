@@ -8,10 +8,9 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from monarch_nb import debug
-from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.prompt.commands import Desk
-from monarch_nb.debug.prompt.conversation import NoPrompt, Waiting, converse
-from monarch_nb.debug.render.groups import named
+from monarch_nb.debug import DebugError
+from monarch_nb.debug.prompt import DebugPrompt, NoPrompt, WaitPrompt, converse
+from monarch_nb.debug.render import named
 from monarch_nb.wire import ActorError
 
 from ..arguments import names, place
@@ -29,8 +28,8 @@ class DebugMagics(Magics):
     def __init__(self, shell: Any, session: Session) -> None:
         super().__init__(shell)
         self._session = session
-        self.waiting: Waiting | None = None  # of the engine of now
-        self._focus: dict[str, Desk] = {}
+        self.waiting: WaitPrompt | None = None  # of the engine of now
+        self._prompts: dict[str, DebugPrompt] = {}
         DebugCompletion(shell, session).install()
 
     @no_var_expand
@@ -53,13 +52,13 @@ class DebugMagics(Magics):
         if cell is None:
             if line.strip():
                 raise UsageError("%mdb takes no arguments; commands go below it: %%mdb NAME")
-            return Table(self._desk("").table())
-        desk = self._desk(line)
-        if not desk.candidates():
+            return Table(self._prompt("").table())
+        prompt = self._prompt(line)
+        if not prompt.candidates():
             every = debug.sessions()
             told = f"; stopped: {named(every)}" if every else ""
             raise UsageError(f"%%mdb {line}: none of these ranks is stopped{told}")
-        return Results([desk.do(command) for command in commands(cell)])
+        return Results([prompt.do(command) for command in commands(cell)])
 
     @no_var_expand
     @line_magic("break")  # type: ignore[arg-type]  # its decorators are typed for bare use only
@@ -121,23 +120,23 @@ class DebugMagics(Magics):
             group = self._opened(line)
         except DebugError as error:
             raise UsageError(f"%mpm: {error}") from None
-        desk = Desk(debug.controller(), lambda: group.sessions, self._name)
-        if self.waiting is None or not self.waiting.can_ask:
+        prompt = DebugPrompt(debug.controller(), lambda: group.sessions, self._name)
+        if self.waiting is None or not self.waiting.terminal.can_ask:
             record = group.sessions[0]
             how = f"%%mdb {record.name} at the top of a cell gives commands to it; `c` closes the frames"
-            return Table(f"{desk.table()}\n\n{how}")
-        self._converse(desk)
+            return Table(f"{prompt.table()}\n\n{how}")
+        self._converse(prompt)
         for one in group.sessions:
-            if desk.leave != "detach":
-                debug.controller().ask([one], "resume")
+            if prompt.leave != "detach":
+                debug.controller().go([one])
         return None
 
-    def _converse(self, desk: Desk) -> None:
+    def _converse(self, prompt: DebugPrompt) -> None:
         assert self.waiting is not None
         try:
-            converse(desk, self.waiting.terminal, ending="close")
+            converse(prompt, self.waiting.terminal, ending="close")
         except NoPrompt:
-            desk.leave = "detach"
+            prompt.leave = "detach"
 
     def _opened(self, line: str) -> debug.Group:
         if line.strip():
@@ -181,19 +180,18 @@ class DebugMagics(Magics):
 
         return cell_name(self.shell, file) or file.rpartition("/")[2]
 
-    def _desk(self, line: str) -> Desk:
-        """The desk of this line; it is kept, so that its focus and what is watched last from cell to cell."""
+    def _prompt(self, line: str) -> DebugPrompt:
+        """The prompt of this line; it is kept, so that its focus and what is watched last from cell to cell."""
         key = " ".join(line.split())
-        known = self._focus.get(key)
+        kept = self._prompts.get(key)
         controller = debug.controller()
         group = self._chosen(line)  # the name may mean another mesh by now
-        if known is not None and known.controller is controller:
-            known.leave, known.interactive, known.candidates = "", False, lambda: group.sessions
-            return known
-        desk = self._focus[key] = Desk(controller, lambda: group.sessions, self._name)
-        if key:
-            desk.everybody = True
-        return desk
+        if kept is not None and kept.controller is controller:
+            kept.leave, kept.interactive, kept.candidates = "", False, lambda: group.sessions
+            return kept
+        prompt = DebugPrompt(controller, lambda: group.sessions, self._name, everybody=bool(key))
+        self._prompts[key] = prompt
+        return prompt
 
     def _chosen(self, line: str) -> debug.Group:
         if not line.strip():

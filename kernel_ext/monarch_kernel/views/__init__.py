@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from monarch_nb.debug.render.groups import short
+from monarch_nb.debug.render import short
 from monarch_nb.runtime import Runtime
 from monarch_nb.store import store_of
 

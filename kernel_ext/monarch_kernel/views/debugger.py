@@ -6,38 +6,37 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb import debug
-from monarch_nb.debug.control import whereabouts
-from monarch_nb.debug.control.controller import Controller
-from monarch_nb.debug.prompt.commands import Desk
-from monarch_nb.debug.records import Stopped
-from monarch_nb.debug.render.groups import FileName, named
-from monarch_nb.debug.render.picture import picture, values, variables
+from monarch_nb.debug import messages as m
+from monarch_nb.debug.control import Controller, missing
+from monarch_nb.debug.prompt import DebugPrompt
+from monarch_nb.debug.records import Motion, Stopped
+from monarch_nb.debug.render import FileName, named, picture_of, values_by_rank, variables_by_rank
+from monarch_nb.debug.service import controller_of
 from monarch_nb.mesh import ActorMesh
 from monarch_nb.runtime import Runtime
-from monarch_nb.runtime.features import feature
 from monarch_nb.wire import text_of
 
 from .channel import Message
 
 TELLING_S = 0.05  # between two pictures
-_MOVES = {"step": "s", "next": "n", "return": "r", "until": "until", "up": "u", "down": "d"}
+_MOTIONS: dict[str, Motion] = {"step": "in", "next": "over", "return": "out", "until": "until"}
 
 
 def place_in_mesh(engine: Runtime) -> Callable[[Stopped], int]:
     """Gives the row-major index of a rank in its mesh, as it was spawned."""
     known: dict[str, dict[int, int]] = {}
 
-    def index(one: Stopped) -> int:
-        if one.mesh not in known:
-            state: Any = engine.meshes.get(one.mesh)
+    def index(record: Stopped) -> int:
+        if record.mesh not in known:
+            state: Any = engine.meshes.get(record.mesh)
             ranks = state.region.ranks() if state is not None else ()
-            known[one.mesh] = {base: at for at, base in enumerate(ranks)}
-        return known[one.mesh].get(one.rank, one.rank)
+            known[record.mesh] = {base: at for at, base in enumerate(ranks)}
+        return known[record.mesh].get(record.rank, record.rank)
 
     return index
 
 
-class Stops:
+class StoppedView:
     """Sends what is stopped, all of it, at once and whenever it changes. Ends with `close`."""
 
     def __init__(self, engine: Runtime, send: Callable[[Message], None], wish: Message, name: FileName) -> None:
@@ -45,19 +44,18 @@ class Stops:
         self._send = send
         self._id = wish.get("id")
         self._name = name
-        self._controller: Controller = feature(engine, "debug").controller
+        self._controller = controller_of(engine)
         self._changed = threading.Event()
         self._changed.set()
         self._closed = False
         self._last: Message = {}
-        self._controller.book.listeners.append(self._happened)
+        self._unlisten = self._controller.stopped.listen(self._happened)
         threading.Thread(target=self._run, name="monarch-stops", daemon=True).start()
 
     def close(self) -> None:
         """Sends nothing any more."""
         self._closed = True
-        if self._happened in self._controller.book.listeners:
-            self._controller.book.listeners.remove(self._happened)
+        self._unlisten()
         self._changed.set()
 
     def _happened(self, kind: str, record: Stopped) -> None:
@@ -70,32 +68,32 @@ class Stops:
             if self._closed or self._engine.closed:
                 return
             self._tell(None)
-            records = self._controller.book.sessions()
+            records = self._controller.stopped.records()
             if records:  # who is missing is asked of the processes, which takes a moment
-                self._tell(whereabouts.missing(self._controller, records, self._name))
+                self._tell(missing(self._controller, records, self._name))
             time.sleep(TELLING_S)
 
     def _tell(self, rest: Any) -> None:
-        sizes, missing = rest if rest is not None else ({}, ())
-        found = picture(
-            self._controller.book.sessions(),
+        sizes, others = rest if rest is not None else ({}, ())
+        picture = picture_of(
+            self._controller.stopped.records(),
             sizes=sizes or self._sizes(),
-            missing=missing,
+            missing=others,
             name=self._name,
             index=place_in_mesh(self._engine),
         )
         if rest is None and self._last:
-            found["missing"] = self._last["missing"] if found["groups"] else []
-        if found != self._last and not self._closed:
-            self._last = found
-            self._send({"type": "debug", "id": self._id, "now": time.time(), **found})
+            picture["missing"] = self._last["missing"] if picture["groups"] else []
+        if picture != self._last and not self._closed:
+            self._last = picture
+            self._send({"type": "debug", "id": self._id, "now": time.time(), **picture})
 
     def _sizes(self) -> dict[str, int]:
-        meshes = {one.mesh for one in self._controller.book.sessions()}
+        meshes = {record.mesh for record in self._controller.stopped.records()}
         return {uid: len(self._engine.meshes[uid].region) for uid in meshes if uid in self._engine.meshes}
 
 
-class Commands:
+class DebugRequests:
     """Answers the requests `debug` and `post_mortem`. Blocks while ranks do as they are told, for a bounded time."""
 
     def __init__(self, name: FileName) -> None:
@@ -105,17 +103,17 @@ class Commands:
         """The `result` of a request; raises what a person should read."""
         verb = str(message.get("do") or "")
         method: Callable[[Controller, Message], Message] | None = getattr(self, f"_do_{verb}", None)
-        if method is None and verb not in _MOVES:
+        if method is None and verb not in _MOTIONS:
             raise LookupError(f"this kernel's debugger knows no {verb!r}")
-        controller: Controller = feature(engine, "debug").controller
+        controller = controller_of(engine)
         if method is not None:
             return method(controller, message)
-        return self._run(controller, message, _MOVES[verb])
+        return {"text": self._prompt(controller, message).move(_MOTIONS[verb]).text}
 
     @staticmethod
     def open(engine: Runtime, state: Any, ranks: Sequence[int], call: str = "") -> Message:
         """Opens the frames of the last failure, or of that of a call, of the first of some ranks that has kept them."""
-        controller: Controller = feature(engine, "debug").controller
+        controller = controller_of(engine)
         procs = getattr(state, "procs", state)
         wrong = ""
         for rank in ranks:
@@ -130,21 +128,23 @@ class Commands:
 
     @staticmethod
     def _meant(controller: Controller, message: Message) -> list[Stopped]:
-        every = controller.book.sessions()
+        every = controller.stopped.records()
         wanted = message.get("sessions")
-        found = every if wanted is None else [one for one in every if one.session in wanted]
-        if not found:
+        records = every if wanted is None else [record for record in every if record.session in wanted]
+        if not records:
             raise debug.DebugError("the rank is not stopped any more" if wanted is not None else "nothing is stopped")
-        return found
+        return records
 
-    def _desk(self, controller: Controller, message: Message) -> Desk:
-        meant = {one.session for one in self._meant(controller, message)}
-        desk = Desk(controller, lambda: [one for one in controller.book.sessions() if one.session in meant], self._name)
-        desk.everybody = True
-        return desk
+    def _prompt(self, controller: Controller, message: Message) -> DebugPrompt:
+        sessions = {record.session for record in self._meant(controller, message)}
+
+        def meant() -> list[Stopped]:
+            return [record for record in controller.stopped.records() if record.session in sessions]
+
+        return DebugPrompt(controller, meant, self._name, everybody=True)
 
     def _run(self, controller: Controller, message: Message, command: str) -> Message:
-        return {"text": self._desk(controller, message).do(command).text}
+        return {"text": self._prompt(controller, message).do(command).text}
 
     def _do_command(self, controller: Controller, message: Message) -> Message:
         """A line, as it is typed at the prompt."""
@@ -158,47 +158,55 @@ class Commands:
 
     def _do_frame(self, controller: Controller, message: Message) -> Message:
         """Looks at one frame of the stack."""
-        found = self._meant(controller, message)
-        controller.ask(found, "look", frame=int(message.get("frame") or 0))
-        return {"text": ""}
+        return self._select(controller, message, m.Select(session="", frame=int(message.get("frame") or 0)))
+
+    def _do_up(self, controller: Controller, message: Message) -> Message:
+        return self._select(controller, message, m.Select(session="", by=-1))
+
+    def _do_down(self, controller: Controller, message: Message) -> Message:
+        return self._select(controller, message, m.Select(session="", by=1))
+
+    def _select(self, controller: Controller, message: Message, command: m.Select) -> Message:
+        answers = controller.ask(self._meant(controller, message), command)
+        return {"text": "\n".join(dict.fromkeys(f"*** {answer.error}" for answer in answers if answer.error))}
 
     def _do_locals(self, controller: Controller, message: Message) -> Message:
-        found = self._meant(controller, message)
-        answers = controller.ask(found, "locals", " ".join(message.get("names") or ()))
-        pairs = list(zip(found, answers, strict=True))
-        errors = [f"{named([one])}: {answer.error}" for one, answer in pairs if answer.error]
-        return {"locals": variables(pairs), "errors": errors}
+        records = self._meant(controller, message)
+        names = tuple(message.get("names") or ())
+        pairs = list(zip(records, controller.ask(records, m.GetVariables(session="", names=names)), strict=True))
+        errors = [f"{named([record])}: {answer.error}" for record, answer in pairs if answer.error]
+        return {"locals": variables_by_rank(pairs), "errors": errors}
 
     def _do_eval(self, controller: Controller, message: Message) -> Message:
-        found = self._meant(controller, message)
+        records = self._meant(controller, message)
         expression = str(message.get("text") or "").strip()
         if not expression:
             raise ValueError("write an expression, such as loss")
-        return values(expression, list(zip(found, controller.ask(found, "eval", expression), strict=True)))
+        return values_by_rank(expression, list(zip(records, controller.evaluate(records, expression), strict=True)))
 
     def _do_breakpoints(self, controller: Controller, message: Message) -> Message:
-        return {"breakpoints": [breakpoint_row(one) for one in list(controller.breakpoints.values())]}
+        return {"breakpoints": [breakpoint_row(each) for each in controller.breakpoints]}
 
     def _do_break(self, controller: Controller, message: Message) -> Message:
         state = controller.engine.meshes.get(str(message.get("mesh")))
         if state is None:
             raise LookupError(f"there is no mesh {message.get('mesh')!r} any more")
         mesh: Any = ActorMesh(state, state.region)
-        made = controller.set_break(mesh, str(message.get("where") or ""), str(message.get("condition") or ""))
+        made = controller.breakpoints.set(mesh, str(message.get("where") or ""), str(message.get("condition") or ""))
         return {"breakpoint": breakpoint_row(made)}
 
     def _do_clear(self, controller: Controller, message: Message) -> Message:
-        controller.clear_break(int(message.get("number") or 0))
+        controller.breakpoints.clear(int(message.get("number") or 0))
         return {"text": ""}
 
 
-def breakpoint_row(one: debug.Breakpoint) -> Message:
+def breakpoint_row(breakpoint: debug.Breakpoint) -> Message:
     """A breakpoint as JSON."""
     return {
-        "number": one.number,
-        "where": one.where,
-        "condition": one.condition,
-        "mesh": one.mesh._state.uid,
-        "name": one.mesh._state.name,
-        "text": repr(one),
+        "number": breakpoint.number,
+        "where": breakpoint.where,
+        "condition": breakpoint.condition,
+        "mesh": breakpoint.mesh._state.uid,
+        "name": breakpoint.mesh._state.name,
+        "text": repr(breakpoint),
     }

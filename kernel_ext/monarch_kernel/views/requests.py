@@ -3,21 +3,21 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch_nb.debug.control.stuck import look
-from monarch_nb.debug.render.groups import FileName, short
+from monarch_nb.debug.control import look
+from monarch_nb.debug.render import FileName, short
+from monarch_nb.debug.service import controller_of
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.mesh import ActorMesh, ProcMesh, interrupt
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
-from monarch_nb.runtime.features import feature
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.store import store_of
 from monarch_nb.wire import text_of
 
 from ..session import Session
 from .channel import Message
-from .debugger import Commands
+from .debugger import DebugRequests
 
 STACKS = 16  # of one request
 STACK_S = 1.5  # a process that has not told within that time is looked at from outside
@@ -30,7 +30,7 @@ class Requests:
     def __init__(self, session: Session, name: FileName = short) -> None:
         self._session = session
         self.name = name  # what people call a file
-        self._debugger = Commands(name)
+        self._debugger = DebugRequests(name)
 
     def answer(self, engine: Runtime, message: Message) -> Message:
         """The `result` of a request."""
@@ -121,9 +121,7 @@ class Requests:
             try:
                 stacks[str(index)] = future.get(STACK_S)
             except TimeoutError:
-                stacks[str(index)] = "\n".join(
-                    look(feature(engine, "debug").controller, procs, [base], lambda _: "", self.name)
-                )
+                stacks[str(index)] = "\n".join(look(controller_of(engine), procs, [base], lambda _: "", self.name))
             except Exception as error:
                 stacks[str(index)] = f"not available: {text_of(error)}"
         return {"stacks": stacks}

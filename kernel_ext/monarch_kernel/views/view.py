@@ -12,7 +12,7 @@ from monarch_nb.wire import text_of
 
 from .channel import Message
 from .curves import Curves
-from .debugger import Stops
+from .debugger import StoppedView
 from .lines import Lines
 from .requests import Requests
 
@@ -105,7 +105,7 @@ class View:
         elif topic == "metrics":
             self._ends[key] = Curves(engine, self._send, message).close
         elif topic == "debug":
-            self._ends[key] = Stops(engine, self._send, message, self._requests.name).close
+            self._ends[key] = StoppedView(engine, self._send, message, self._requests.name).close
 
     def _answer(self, message: Message) -> None:
         reply: Message = {"type": "reply", "id": message.get("id")}

@@ -1,1 +1,19 @@
 """The controller's side of the debugger: what is stopped, and commands to it."""
+
+from monarch_nb.debug.control.breakpoints import Breakpoint, Breakpoints
+from monarch_nb.debug.control.controller import STEP_S, Controller
+from monarch_nb.debug.control.stopped import StoppedThreads
+from monarch_nb.debug.control.stuck import look
+from monarch_nb.debug.control.whereabouts import missing, running_text, stacks_text
+
+__all__ = [
+    "STEP_S",
+    "Breakpoint",
+    "Breakpoints",
+    "Controller",
+    "StoppedThreads",
+    "look",
+    "missing",
+    "running_text",
+    "stacks_text",
+]

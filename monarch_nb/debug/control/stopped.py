@@ -1,4 +1,4 @@
-"""The controller's list of what is stopped: pure, thread-safe, fed by what ranks and supervision tell."""
+"""The controller's list of what is stopped, the only one there is: fed by what ranks and supervision tell."""
 
 import threading
 import time
@@ -11,64 +11,77 @@ from monarch_nb.debug.records import Stopped
 Listener = Callable[[str, Stopped], None]
 
 
-class Book:
-    """Sessions by id. `changed` grows with everything that happens."""
+class StoppedThreads:
+    """Records of stopped threads, by session. `changed_at` is when something happened last."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
-        self._sessions: dict[str, Stopped] = {}
+        self._records: dict[str, Stopped] = {}
         self._over: dict[str, str] = {}  # sessions that cannot stop any more by a step, and why
-        self.listeners: list[Listener] = []
-        self.changed = 0
+        self._listeners: tuple[Listener, ...] = ()
         self.changed_at = 0.0  # monotonic
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Calls `listener(kind, record)` on each "stopped", "resumed", "lost" and "looked"; on any thread, so that it
+        must not block. Gives a function that ends this.
+        """
+        with self._changed:
+            self._listeners = (*self._listeners, listener)
+
+        def end() -> None:
+            with self._changed:
+                self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+        return end
 
     # -- what is told -------------------------------------------------------------------------------------------------
 
-    def stopped(self, record: Stopped) -> None:
+    def add(self, record: Stopped) -> None:
         """A thread has stopped."""
         with self._changed:
-            self._sessions[record.session] = record
+            self._records[record.session] = record
             self._over.pop(record.session, None)
             self._touch()
         self._tell("stopped", record)
 
-    def looked(self, session: str, current: int, source: tuple[str, ...], first: int) -> None:
+    def look(self, session: str, current: int, source: tuple[str, ...], first: int) -> None:
         """Another frame of it is looked at."""
         with self._changed:
-            record = self._sessions.get(session)
+            record = self._records.get(session)
             if record is None:
                 return
             record = msgspec.structs.replace(record, current=current, source=source, first=first)
-            self._sessions[session] = record
+            self._records[session] = record
         self._tell("looked", record)
 
-    def resumed(self, session: str, number: int | None = None) -> bool:
-        """It goes on; of stop `number` only, if that is given: it may have stopped anew. Whether it was stopped."""
+    def resume(self, session: str, number: int | None = None) -> Stopped | None:
+        """It goes on; of stop `number` only, if given: it may have stopped anew. The record, if it was stopped."""
         with self._changed:
-            record = self._sessions.get(session)
+            record = self._records.get(session)
             if number is not None and (record is None or record.number != number):
-                return False
-            self._sessions.pop(session, None)
+                return None
+            self._records.pop(session, None)
             self._touch()
         if record is not None:
             self._tell("resumed", record)
-        return record is not None
+        return record
 
-    def over(self, session: str, why: str) -> None:
-        """It goes on, and what it was stepping through has ended."""
+    def end(self, session: str, why: str) -> Stopped | None:
+        """It goes on, and what it was stepping through has ended. The record, if it was stopped."""
         with self._changed:
-            record = self._sessions.pop(session, None)
+            record = self._records.pop(session, None)
             self._over[session] = why
             self._touch()
         if record is not None:
             self._tell("resumed", record)
+        return record
 
-    def lost(self, address: str, why: str) -> list[Stopped]:
+    def lose(self, address: str, why: str) -> list[Stopped]:
         """A process is gone, with all that was stopped there."""
         with self._changed:
-            gone = [record for record in self._sessions.values() if record.address == address]
+            gone = [record for record in self._records.values() if record.address == address]
             for record in gone:
-                del self._sessions[record.session]
+                del self._records[record.session]
                 self._over[record.session] = why
             if gone:
                 self._touch()
@@ -77,35 +90,36 @@ class Book:
         return gone
 
     def _touch(self) -> None:
-        self.changed += 1
         self.changed_at = time.monotonic()
         self._changed.notify_all()
 
     def _tell(self, kind: str, record: Stopped) -> None:
-        for listener in tuple(self.listeners):
+        for listener in self._listeners:
             listener(kind, record)
 
     # -- what is asked ------------------------------------------------------------------------------------------------
 
-    def sessions(self) -> list[Stopped]:
+    def records(self) -> list[Stopped]:
         """All that is stopped, by actor and rank."""
         with self._changed:
-            return sorted(self._sessions.values(), key=lambda one: (one.name, one.mesh, one.rank, one.session))
+            return sorted(self._records.values(), key=lambda each: (each.name, each.mesh, each.rank, each.session))
 
     @property
     def any(self) -> bool:
         """Whether anything is stopped; costs nothing."""
-        return bool(self._sessions)
+        return bool(self._records)
 
     def get(self, session: str) -> Stopped | None:
         """One, if it is stopped."""
         with self._changed:
-            return self._sessions.get(session)
+            return self._records.get(session)
 
-    def in_the_way(self, place: tuple[str, int]) -> Stopped | None:
-        """What keeps a rank from its messages, if anything of it is stopped so."""
+    def holding(self, mesh: str, rank: int) -> Stopped | None:
+        """What keeps an actor from its messages, if anything of it is stopped so; costs nothing where nothing is."""
+        if not self._records:
+            return None
         with self._changed:
-            found = [one for one in self._sessions.values() if one.place == place and one.in_the_way]
+            found = [each for each in self._records.values() if each.place == (mesh, rank) and each.in_the_way]
         return found[-1] if found else None
 
     def why_over(self, session: str) -> str:
@@ -141,7 +155,7 @@ class Book:
 
         def settled() -> bool:
             return all(
-                session in self._over or (session in self._sessions and self._sessions[session].number > number)
+                session in self._over or (session in self._records and self._records[session].number > number)
                 for session, number in waiting
             )
 

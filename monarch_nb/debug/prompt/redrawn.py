@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from monarch_nb.debug.control.stopped import Book
+from monarch_nb.debug.control.stopped import StoppedThreads
 from monarch_nb.debug.records import Stopped
 
 T = TypeVar("T")
@@ -14,22 +14,21 @@ QUIET_S = 0.1  # ranks that stop within that time of each other are drawn togeth
 class Redrawn(Generic[T]):
     """Draws anew when ranks stop, on a thread of its own, and shows what has changed; until `close`."""
 
-    def __init__(self, book: Book, draw: Callable[[], T], show: Callable[[T], None]) -> None:
-        self._book = book
+    def __init__(self, stopped: StoppedThreads, draw: Callable[[], T], show: Callable[[T], None]) -> None:
+        self._stopped = stopped
         self._draw = draw
         self._show = show
         self._due = threading.Event()
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        book.listeners.append(self._happened)
+        self._unlisten = stopped.listen(self._happened)
 
     def close(self) -> None:
         """Nothing is shown from now on."""
         with self._lock:
             self._closed.set()
-        if self._happened in self._book.listeners:
-            self._book.listeners.remove(self._happened)
+        self._unlisten()
         self._due.set()
 
     def _happened(self, kind: str, record: Stopped) -> None:
@@ -45,7 +44,7 @@ class Redrawn(Generic[T]):
         while not self._closed.is_set():
             self._due.wait()
             self._due.clear()
-            self._book.settle(QUIET_S)
+            self._stopped.settle(QUIET_S)
             if self._closed.is_set():
                 return
             drawn = self._draw()

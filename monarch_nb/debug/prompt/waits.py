@@ -1,30 +1,59 @@
-"""Brings the debugger into waits: those that block, and those that `await`."""
+"""Brings the debugger into waits, those that block and those that `await`: a prompt, or StoppedAtBreakpoint."""
 
 import asyncio
-import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.debug.control.controller import Controller, asking
+from monarch_nb.debug.control.asking import asking
+from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.errors import StoppedAtBreakpoint
-from monarch_nb.debug.prompt.conversation import NoPrompt, Waiting
+from monarch_nb.debug.prompt.conversation import converse
+from monarch_nb.debug.prompt.prompt import DebugPrompt
+from monarch_nb.debug.prompt.terminal import Console, NoPrompt, Terminal
+from monarch_nb.debug.records import Stopped
+from monarch_nb.debug.render.groups import FileName, named, short
 from monarch_nb.runtime import Future, current, future, waiters
 from monarch_nb.runtime.future import WAIT_TICK
+from monarch_nb.settings import settings
 
-HOW = "Look at them with monarch.debug (table, eval), continue them with debug.resume(); then .get() again"
+GATHER_S = 0.05  # ranks that stop within that time of each other are shown together
+IN_CELLS = "Debug them in the next cell: %%mdb NAME, or monarch.debug; then .get() again"
+IN_SCRIPTS = "Look at them with monarch.debug (table, eval), continue them with debug.resume(); then .get() again"
+PROMPTS = 32  # that are remembered, with their focus, for calls that are waited for again
 
 
-class Attending:
-    """A waiter: told by `Future.get` each tick, on the waiting thread; for `await` it ticks on the waiting loop."""
+class WaitPrompt:
+    """Looks, while a thread waits for a call, whether ranks that it waits for are stopped. Asks at the terminal what to
+    do, or raises StoppedAtBreakpoint where nobody can be asked.
+    """
 
-    def __init__(self, waiting: Waiting, here: Callable[[], bool]) -> None:
-        self._waiting = waiting
-        self._here = here  # whether a wait of this thread is one in which people are asked
+    def __init__(
+        self,
+        controller: Controller,
+        terminal: Terminal,
+        here: Callable[[], bool],
+        name: FileName = short,
+        *,
+        how: str = IN_CELLS,
+    ) -> None:
+        """`here()` says whether a wait of the calling thread is one in which people are asked; `how` tells how to go on
+        where nobody can be, with NAME for that of a mesh.
+        """
+        self.controller = controller
+        self.terminal = terminal
+        self._here = here
+        self._name = name
+        self._how = how
+        self._asking = threading.Lock()
+        self._shown: set[tuple[str, int]] = set()  # stops that people have been told of: session and number
+        self._left: set[tuple[str, int]] = set()  # those that are to be left alone by this wait
+        self._prompts: dict[str, DebugPrompt] = {}
 
     def install(self) -> None:
         """From now on waits show what is stopped."""
-        self._waiting.controller.attended = True
+        self.controller.mark_attended()
         waiters.append(self)
         future._wait_guards.append(self._begin)
         future.guard_awaits(self._awaited)
@@ -39,14 +68,17 @@ class Attending:
             if mine in registered:
                 registered.remove(mine)  # type: ignore[arg-type]
 
+    # -- what waits tell ----------------------------------------------------------------------------------------------
+
     def waiting(self, future: Future[Any], seconds: float) -> None:
-        """A tick of a wait. Raises StoppedAtBreakpoint."""
+        """A tick of a wait, on the waiting thread. Raises StoppedAtBreakpoint."""
         if not asking.now and self._here():
-            self._waiting.look(future)
+            self.look(future)
 
     def _begin(self, future: Future[Any], unlimited: bool) -> None:
+        """What was left stopped is asked about again, if it is what is waited for."""
         if not asking.now and self._here():
-            self._waiting.begin()
+            self._left.clear()
 
     def _awaited(self, future: Future[Any], signal: "asyncio.Future[None]") -> Callable[[], None] | None:
         if not self._here():
@@ -58,7 +90,7 @@ class Attending:
             if signal.done():
                 return
             try:
-                self._waiting.look(future)
+                self.look(future)
             except (StoppedAtBreakpoint, KeyboardInterrupt) as error:
                 if not signal.done():
                     signal.set_exception(error)
@@ -68,49 +100,103 @@ class Attending:
         handles.append(loop.call_later(WAIT_TICK, tick))
         return lambda: handles[0].cancel()
 
+    # -- what to do about it -------------------------------------------------------------------------------------------
 
-class Console:
-    """The terminal of a script."""
+    def look(self, future: Future[Any]) -> None:
+        """Asks, or raises StoppedAtBreakpoint, if there is reason to. On the waiting thread."""
+        stopped = self.controller.stopped
+        if not stopped.any or not self.relevant(future) or not self._asking.acquire(blocking=False):
+            return
+        try:
+            stopped.settle(GATHER_S)
+            records = self.relevant(future)
+            if not records:
+                return
+            try:
+                if self.terminal.can_ask:
+                    self._ask(future, records)
+                    return
+            except NoPrompt:
+                pass
+            self._tell(future, records)
+        finally:
+            self._asking.release()
 
-    @property
-    def can_ask(self) -> bool:
-        """Whether a person sits there."""
-        return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+    def relevant(self, future: Future[Any]) -> list[Stopped]:
+        """What is stopped and belongs to this wait: it is waited for, or nobody was told of it yet."""
+        records = [each for each in self.controller.stopped.records() if _stop(each) not in self._left]
+        related = self._related(future, records)
+        return [each for each in records if each in related or (each.in_the_way and _stop(each) not in self._shown)]
 
-    @property
-    def echoes(self) -> bool:
-        """What is typed stays on the screen."""
-        return True
+    def _related(self, future: Future[Any], records: list[Stopped]) -> list[Stopped]:
+        if not records:
+            return []
+        call = self.controller.engine.calls.get(future.wait_id)
+        missing = set(call.missing_ranks()) if call is not None else set()
+        return [
+            each
+            for each in records
+            if (future.wait_id and future.wait_id in each.chain)
+            or (call is not None and each.in_the_way and each.mesh == call.mesh and each.rank in missing)
+        ]
 
-    def write(self, text: str) -> None:
-        """Shows text."""
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    def _tell(self, future: Future[Any], records: list[Stopped]) -> None:
+        """Nobody can be asked: raises if that is what the call waits for, or else shows what is stopped."""
+        related = self._related(future, records)
+        if related:
+            call = self.controller.engine.calls.get(future.wait_id)
+            held = {each.rank for each in related if call is not None and each.mesh == call.mesh}
+            covered = call is None or set(call.missing_ranks()) <= held
+            since = time.monotonic() - self.controller.stopped.changed_at
+            if covered or since >= settings.debug_patience:
+                raise self.error(future, related)
+        fresh = [each for each in records if each not in related and _stop(each) not in self._shown]
+        if fresh:
+            self._shown |= set(map(_stop, fresh))
+            table = DebugPrompt(self.controller, lambda: fresh, self._name).table()
+            self.terminal.write(f"{table}\n{self._how_for(fresh).partition(';')[0]}\n")
 
-    def table(self, text: str, *, again: bool) -> bool:
-        """Shows what is stopped, once: what is on the screen stays as it is."""
-        if not again:
-            self.write(f"{text}\n")
-        return not again
+    def _how_for(self, records: list[Stopped]) -> str:
+        return self._how.replace("NAME", records[0].name)
 
-    def gone(self) -> None:
-        """Says that there is nothing to ask for."""
-        self.write("» no rank is stopped any more\n")
+    def error(self, future: Future[Any], records: list[Stopped]) -> StoppedAtBreakpoint:
+        """What a call raises where nobody can be asked."""
+        self._shown |= set(map(_stop, records))
+        table = DebugPrompt(self.controller, lambda: records, self._name).table()
+        story = future.told() or "the call waits"
+        told = f"{story}: {named(records)} stopped in the debugger, and no prompt can be shown here.\n{table}\n"
+        how = self._how_for(records)
+        return StoppedAtBreakpoint(f"{told}They stay stopped and the call stays under way. {how}", records, table)
 
-    def beside(self) -> None:
-        """Nothing else."""
+    def _prompt(self, future: Future[Any]) -> DebugPrompt:
+        key = future.wait_id or "any"
+        prompt = self._prompts.get(key)
+        if prompt is None:
+            if len(self._prompts) > PROMPTS:
+                self._prompts.clear()
+            prompt = self._prompts[key] = DebugPrompt(self.controller, lambda: self.relevant(future), self._name)
+        prompt.leave, prompt.interactive = "", False
+        return prompt
 
-    def ask(self, prompt: str, vain: Callable[[], bool] = lambda: False) -> str:
-        """One line; waits for it whatever becomes `vain`. Raises NoPrompt, EOFError, KeyboardInterrupt."""
-        if not self.can_ask:
-            raise NoPrompt
-        return input(prompt)
+    def _ask(self, future: Future[Any], records: list[Stopped]) -> None:
+        prompt = self._prompt(future)
+        self._shown |= set(map(_stop, records))
+        converse(prompt, self.terminal, over=future.done)
+        left = prompt.candidates()
+        self._shown |= set(map(_stop, left))
+        self._left |= set(map(_stop, left))
+        if prompt.leave == "detach" and not future.done():
+            how = self._how_for(records)
+            told = f"{named(left)} left stopped in the debugger; the call stays under way. {how}"
+            raise StoppedAtBreakpoint(told, left, prompt.table(source=False))
+
+
+def _stop(record: Stopped) -> tuple[str, int]:
+    return record.session, record.number
 
 
 def attend(controller: Controller) -> None:
     """Scripts: their main thread asks at the terminal; without one all their waits raise StoppedAtBreakpoint."""
-    if controller.attended:
-        return
     console = Console()
 
     def here() -> bool:
@@ -119,4 +205,4 @@ def attend(controller: Controller) -> None:
         theirs = thread is threading.main_thread() or (not console.can_ask and not thread.name.startswith("monarch"))
         return outside and theirs and not controller.engine.closed
 
-    Attending(Waiting(controller, console, how=HOW), here).install()
+    WaitPrompt(controller, console, here, how=IN_SCRIPTS).install()

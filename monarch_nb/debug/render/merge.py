@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.debug.records import Answer, Stopped, Value
+from monarch_nb.debug.messages import Answer
+from monarch_nb.debug.records import Stopped, Value
 from monarch_nb.debug.render.groups import named, ranks_of
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
@@ -21,8 +22,7 @@ def shown(answer: Answer) -> str:
     parts = [answer.text.rstrip("\n")] if answer.text.strip() else []
     if answer.value is not None:
         parts.append(answer.value.text)
-    if answer.locals:
-        parts += [f"{name} = {value.text}" for name, value in answer.locals.items()]
+    parts += [f"{variable.name} = {variable.value.text}" for variable in answer.variables]
     if answer.error:
         parts.append(f"*** {answer.error}")
     return "\n".join(parts)

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from monarch_nb.debug.records import Answer, Frame, Stopped, Value
+from monarch_nb.debug.messages import Answer
+from monarch_nb.debug.records import Frame, Stopped, Value
 from monarch_nb.debug.render.groups import FileName, Group, Node, grouped, named, ranks_of, short, tree
 from monarch_nb.debug.render.merge import Merged, Pair, folded, number_of, outliers, sparkline, who
 from monarch_nb.debug.render.table import Missing
@@ -16,7 +17,7 @@ LONGEST = 400  # characters of one value
 MOST = 100  # variables
 
 
-def picture(
+def picture_of(
     records: Sequence[Stopped],
     *,
     sizes: Mapping[str, int] | None = None,
@@ -86,7 +87,7 @@ def _node(node: Node, by_id: Mapping[str, Stopped], name: FileName) -> Picture:
 # -- values by rank ----------------------------------------------------------------------------------------------------
 
 
-def values(expression: str, pairs: Sequence[Pair]) -> Picture:
+def values_by_rank(expression: str, pairs: Sequence[Pair]) -> Picture:
     """What came of an expression by rank: the most unusual value first, and a sparkline over the ranks in order."""
     ordered = sorted(pairs, key=lambda pair: (pair[0].name, pair[0].rank))
     by_text = {one.text: answer for one, answer in folded(pairs)}
@@ -98,15 +99,16 @@ def values(expression: str, pairs: Sequence[Pair]) -> Picture:
     }
 
 
-def variables(pairs: Sequence[Pair]) -> list[Picture]:
+def variables_by_rank(pairs: Sequence[Pair]) -> list[Picture]:
     """The local variables of ranks, each with its values by rank: numbers and tensors first, objects that only say what
     they are last; of each kind, those that differ first.
     """
     found: dict[str, list[Pair]] = {}
     for record, answer in pairs:
-        for variable, value in answer.locals.items():
-            found.setdefault(variable, []).append((record, Answer(session=record.session, value=value)))
-    rows = [{"name": each, **values(each, some)} for each, some in list(found.items())[:MOST]]
+        for variable in answer.variables:
+            told = Answer(session=record.session, value=variable.value)
+            found.setdefault(variable.name, []).append((record, told))
+    rows = [{"name": each, **values_by_rank(each, some)} for each, some in list(found.items())[:MOST]]
     for row in rows:
         del row["expression"]
     return sorted(rows, key=lambda row: (_kind(found[row["name"]]), len(row["values"]) == 1))

@@ -1,104 +1,218 @@
-"""The breakpoints of one debugger, kept apart from those of other actors in the process."""
+"""The breakpoints of one thread: where they are, what must hold, how often they were passed. Pure."""
 
-import bdb
-import pdb
-import types
-from collections.abc import Callable
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
-from monarch_nb.debug.session.frames import Inquiry
 from monarch_nb.wire import error_line
 
+Evaluate = Callable[[str], object]  # an expression in the frame that is there; raises what the expression raises
 
-class Breaks(Inquiry):
-    """Knows its own breakpoints among those of the process, which bdb numbers together."""
+_CONVERSIONS: dict[str, Callable[[object], str]] = {"r": repr, "s": str, "a": ascii}
+_HIT_CONDITION = re.compile(r"(?P<sign>[<>=!]=|[<>=%])?\s*(?P<count>\d+)")
 
-    def __init__(self, armed: Callable[[], None]) -> None:
-        super().__init__()
-        self.breaks: dict[str, list[int]] = {}  # not those of other actors in this process
-        self.numbers: dict[int, list[bdb.Breakpoint]] = {}  # by the controller's numbers
-        self._mine: list[bdb.Breakpoint] = []
-        self._armed = armed  # called when one is set
-        self._reason = ""
-        self._note = ""
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line that is about to be run."""
+
+    file: str
+    line: int
+    function: str
+    first: int  # the line on which the function begins
+
+
+@dataclass(eq=False, slots=True)
+class Breakpoint:
+    """One breakpoint, at a line or at the first line of a function that is run."""
+
+    number: int
+    file: str
+    line: int
+    function: str = ""  # stops where this function begins
+    condition: str = ""
+    hit_condition: str = ""  # how often it must have been passed: "3", ">= 3", "% 10"
+    log: str = ""  # printed instead of stopping; {expressions} are filled in
+    temporary: bool = False
+    set_by: str = ""  # who may clear it, and all others of the same name, at once
+    enabled: bool = True
+    ignore: int = 0  # so many more passes do not stop
+    hits: int = 0
+    passes: int = 0  # hits at which the condition held
+    _began: tuple[int, int] | None = None  # of a function: where it begins, and its first line that was run
+
+    def is_at(self, place: Place) -> bool:
+        """Whether it is at this line."""
+        if self.file != place.file:
+            return False
+        if not self.function:
+            return self.line == place.line
+        if self.function != place.function or not place.first <= self.line:
+            return False
+        if self._began is None and self.line <= place.line:
+            self._began = (place.first, place.line)
+        return self._began == (place.first, place.line)
 
     @property
-    def newest(self) -> bdb.Breakpoint:
-        """The breakpoint that was set last."""
-        return self._mine[-1]
+    def reason(self) -> str:
+        """What is said of a stop at it."""
+        return f"breakpoint {self.number}" + (f", if {self.condition}" if self.condition else "")
 
-    def break_here(self, frame: types.FrameType) -> bool:
-        """Whether a breakpoint of this debugger, and of no other in the process, is at this line and holds."""
-        name = self.canonic(frame.f_code.co_filename)
-        if name not in self.breaks:
-            return False
-        line, first = frame.f_lineno, frame.f_code.co_firstlineno
-        here = [
-            one
-            for one in self._mine
-            if one.enabled
-            and one.file == name
-            and one.line == (first if one.funcname else line)
-            and bdb.checkfuncname(one, frame)
-        ]
-        holding = [one for one in here if self._holds(one, frame)]  # each counts its hits
-        return bool(holding)
 
-    def _holds(self, one: bdb.Breakpoint, frame: types.FrameType) -> bool:
-        one.hits += 1
-        note = ""
-        if one.cond:
-            try:
-                if not eval(one.cond, {**frame.f_globals, **frame.f_locals}):
-                    return False
-            except (Exception, SystemExit) as error:  # whoever wrote it wants to know
-                note = f"its condition `{one.cond}` raised {error_line(error)}"
-        if one.ignore > 0:
-            one.ignore -= 1
-            return False
-        self.currentbp = one.number
-        self._reason = f"breakpoint {one.number}" + (f", if {one.cond}" if one.cond else "")
-        self._note = note
-        if one.temporary:
-            self.forget_break(one)
-        return True
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What came of one line: the breakpoint that stops there, if any, and what others have to print."""
 
-    def set_break(
-        self, filename: str, lineno: int, temporary: bool = False, cond: str | None = None, funcname: str | None = None
-    ) -> str | None:
-        """As bdb's; and endpoints are traced from now on."""
-        wrong = super().set_break(filename, lineno, temporary, cond, funcname)
-        if not wrong:
-            newest = bdb.Breakpoint.bpbynumber[-1]
-            assert newest is not None
-            self._mine.append(newest)
-            self._armed()
-        return wrong
+    stop: Breakpoint | None = None
+    note: str = ""
+    logs: tuple[str, ...] = ()
 
-    def forget_break(self, one: bdb.Breakpoint) -> None:
-        """Takes a breakpoint away."""
-        if one in self._mine:
-            self._mine.remove(one)
-        lines = self.breaks.get(one.file, [])
-        if one.line in lines and not any((b.file, b.line) == (one.file, one.line) for b in self._mine):
-            lines.remove(one.line)
-            if not lines:
-                del self.breaks[one.file]
-        if bdb.Breakpoint.bpbynumber[one.number] is one:
-            one.deleteMe()
 
-    def do_clear(self, arg: str) -> None:
-        """cl(ear) [filename:lineno | bpnumber ...]
-        Clear these breakpoints, or all of this rank.
+class BreakpointTable:
+    """Those of one thread, by number. Changed by any thread, consulted by the thread that they are of."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, Breakpoint] = {}  # replaced, never changed: other threads may be reading it
+        self._files: frozenset[str] = frozenset()
+        self._last = 0
+
+    def __iter__(self) -> Iterator[Breakpoint]:
+        return iter(self._by_number.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._by_number)
+
+    @property
+    def last_number(self) -> int:
+        """The greatest number that was given so far."""
+        return self._last
+
+    @property
+    def lines(self) -> dict[str, list[int]]:
+        """The lines that have any, by file."""
+        found: dict[str, list[int]] = {}
+        for each in self._by_number.values():
+            lines = found.setdefault(each.file, [])
+            if each.line not in lines:
+                lines.append(each.line)
+        return found
+
+    def add(self, file: str, line: int, **options: object) -> Breakpoint:
+        """A new one; `options` are the other fields of a Breakpoint. Raises ValueError for a hit condition that is
+        none.
         """
-        if arg:
-            before = {number for number, one in enumerate(bdb.Breakpoint.bpbynumber) if one is not None}
-            super().do_clear(arg)
-            left = {number for number, one in enumerate(bdb.Breakpoint.bpbynumber) if one is not None}
-            self._mine = [one for one in self._mine if one.number not in before - left]
-            return
-        for one in tuple(self._mine):
-            self.message(f"Deleted {one}")
-            self.forget_break(one)
+        passed_often_enough(str(options.get("hit_condition") or ""), 0)
+        self._last += 1
+        added = Breakpoint(self._last, file, line, **options)  # type: ignore[arg-type]
+        self._replace({**self._by_number, added.number: added})
+        return added
 
-    do_cl = do_clear
-    do_cond = pdb.Pdb.do_condition
+    def get(self, number: int) -> Breakpoint | None:
+        """One by its number, if it is there still."""
+        return self._by_number.get(number)
+
+    def of(self, set_by: str) -> list[Breakpoint]:
+        """Those that somebody has set."""
+        return [each for each in self._by_number.values() if each.set_by == set_by]
+
+    def remove(self, breakpoints: Iterable[Breakpoint]) -> None:
+        """Takes some away."""
+        gone = {each.number for each in breakpoints}
+        self._replace({number: each for number, each in self._by_number.items() if number not in gone})
+
+    def _replace(self, by_number: dict[int, Breakpoint]) -> None:
+        self._by_number = by_number
+        self._files = frozenset(each.file for each in by_number.values())
+
+    def has_file(self, file: str) -> bool:
+        """Whether any is in this file; costs nothing."""
+        return file in self._files
+
+    def hit(self, place: Place, evaluate: Evaluate) -> Hit:
+        """What happens at a line: each breakpoint there counts its hit; the first that holds stops."""
+        if place.file not in self._files:
+            return Hit()
+        stop: Breakpoint | None = None
+        note = ""
+        logs: list[str] = []
+        for each in tuple(self._by_number.values()):
+            if not each.enabled or not each.is_at(place):
+                continue
+            holds, why = _holds(each, evaluate)
+            if not holds:
+                continue
+            if each.temporary:
+                self.remove([each])
+            if each.log and not why:
+                logs.append(filled_in(each.log, evaluate))
+            elif stop is None:
+                stop, note = each, why
+        return Hit(stop, note, tuple(logs))
+
+
+def _holds(breakpoint: Breakpoint, evaluate: Evaluate) -> tuple[bool, str]:
+    breakpoint.hits += 1
+    note = ""
+    if breakpoint.condition:
+        try:
+            if not evaluate(breakpoint.condition):
+                return False, ""
+        except (Exception, SystemExit) as error:  # whoever wrote it wants to know
+            note = f"its condition `{breakpoint.condition}` raised {error_line(error)}"
+    breakpoint.passes += 1
+    if not passed_often_enough(breakpoint.hit_condition, breakpoint.passes):
+        return False, ""
+    if breakpoint.ignore > 0:
+        breakpoint.ignore -= 1
+        return False, ""
+    return True, note
+
+
+def passed_often_enough(condition: str, passes: int) -> bool:
+    """Whether a hit condition holds after so many passes: "3" and "== 3" at the third only, ">= 3" from the third on,
+    "% 3" at each third; an empty one always. Raises ValueError for anything else.
+    """
+    text = condition.strip()
+    if not text:
+        return True
+    parsed = _HIT_CONDITION.fullmatch(text)
+    if parsed is None:
+        raise ValueError(f"{condition!r} is no hit condition: write 3, >= 3, or % 10")
+    count = int(parsed["count"])
+    match parsed["sign"]:
+        case ">":
+            return passes > count
+        case ">=":
+            return passes >= count
+        case "<":
+            return passes < count
+        case "<=":
+            return passes <= count
+        case "!=":
+            return passes != count
+        case "%":
+            return count > 0 and passes % count == 0
+        case _:
+            return passes == count
+
+
+def filled_in(message: str, evaluate: Evaluate) -> str:
+    """A log message with its expressions filled in, as in an f-string: `{loss:.3f}`; what raises is told in place."""
+    parts: list[str] = []
+    try:
+        fields = list(string.Formatter().parse(message))
+    except ValueError as error:
+        return f"{message} ({error})"
+    for literal, expression, form, conversion in fields:
+        parts.append(literal)
+        if expression is None:
+            continue
+        try:
+            value: object = evaluate(expression)
+            if conversion:
+                value = _CONVERSIONS[conversion](value)
+            parts.append(format(value, form or ""))
+        except (Exception, SystemExit) as error:
+            parts.append(f"{{{expression}: {error_line(error)}}}")
+    return "".join(parts)

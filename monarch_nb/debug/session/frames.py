@@ -1,111 +1,76 @@
-"""What can be asked of a stopped frame: expressions, statements, local variables."""
+"""The frames of a thread that stands, and what can be asked of them: expressions, statements, variables."""
 
 import ctypes
-import io
-import pdb
 import sys
 import types
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
 
-from monarch_nb.debug.records import Value
+from monarch_nb.debug.session import stack as stacks
 from monarch_nb.debug.session.redirect import redirected
-from monarch_nb.debug.session.values import shorten, value_of
-from monarch_nb.wire import error_line, text_of
+
+FILE = "<mdb>"  # what code that was typed is said to come from
 
 
-class Inquiry(pdb.Pdb):
-    """A pdb that answers with values and texts instead of writing to a terminal."""
+class Frames:
+    """Outermost first. What is evaluated prints into `out`."""
 
-    def __init__(self) -> None:
-        self._out = io.StringIO()
-        super().__init__("tab", io.StringIO(), self._out, ("monarch_nb.*", "asyncio.*", "threading"), True, False)
-        self.prompt = ""
-        self._value: Value | None = None
-        self._error = ""
-        self._locals: dict[str, Value] = {}
+    def __init__(self, entries: Sequence[stacks.Entry], out: TextIO) -> None:
+        self.entries = list(entries)
+        self._out = out
+        self._locals: dict[int, Any] = {}
 
-    def _take(self) -> str:
-        text = self._out.getvalue()
-        self._out.seek(0)
-        self._out.truncate()
-        return text
+    def __len__(self) -> int:
+        return len(self.entries)
 
-    def _evaluate(self, text: str) -> None:
-        try:
-            self._value = value_of(self._get(text), much=True)
-        except (Exception, SystemExit) as error:
-            self._error = error_line(error)
+    def frame(self, index: int) -> types.FrameType:
+        """One of them."""
+        return self.entries[index][0]
 
-    def _get(self, text: str) -> Any:
-        frame = self._frame
-        code = compile(text.strip(), "<mdb>", "eval")
+    def locals(self, index: int) -> Any:
+        """Its local variables, as a mapping; one for as long as the thread stands, for changes are made in it."""
+        if index not in self._locals:
+            self._locals[index] = self.frame(index).f_locals
+        return self._locals[index]
+
+    def names(self, index: int) -> Mapping[str, Any]:
+        """All that an expression there can name, in one dictionary: what is inside of comprehensions sees it, too."""
+        return {**self.frame(index).f_globals, **self.locals(index)}
+
+    def evaluate(self, expression: str, index: int) -> Any:
+        """The value of an expression; raises what it raises."""
+        code = compile(expression.strip(), FILE, "eval")
         with redirected(self._out):
-            # One dictionary, so that what is inside of comprehensions and lambdas sees the locals.
-            return eval(code, {**frame.f_globals, **self.curframe_locals})
+            return eval(code, dict(self.names(index)))
 
-    @property
-    def _frame(self) -> types.FrameType:
-        assert self.curframe is not None  # there is one for as long as it is stopped
-        return self.curframe
-
-    def _getval(self, arg: str) -> Any:
+    def execute(self, source: str, index: int) -> None:
+        """Runs statements; what they assign is assigned in the frame. Raises what they raise."""
+        code = compile(source if source.endswith("\n") else f"{source}\n", FILE, "exec")
         try:
-            return self._get(arg)
-        except (Exception, SystemExit) as error:
-            self._error = error_line(error)
-            raise
-
-    def _all_locals(self, names: str) -> dict[str, Value]:
-        wanted = names.split()
-        return {
-            name: value_of(value)
-            for name, value in tuple(self.curframe_locals.items())
-            if (name in wanted if wanted else not name.startswith("__"))
-        }
-
-    def default(self, line: str) -> None:
-        """A statement or an expression in the frame that is looked at."""
-        text = line[1:] if line[:1] == "!" else line
-        try:
-            try:
-                code = compile(text.strip(), "<mdb>", "eval")
-            except SyntaxError:
-                code = compile(text if text.endswith("\n") else f"{text}\n", "<mdb>", "exec")
-            else:
-                value = self._get(text)
-                if value is not None:
-                    self._value = value_of(value)
-                return
             with redirected(self._out):
-                exec(code, self._frame.f_globals, self.curframe_locals)
-            _write_back(self._frame)
-        except (Exception, SystemExit) as error:
-            self._error = error_line(error)
+                exec(code, self.frame(index).f_globals, self.locals(index))
+        finally:
+            _write_back(self.frame(index))
 
-    def do_p(self, arg: str) -> None:
-        """p expression
-        Show the value of the expression.
-        """
-        self._show(arg, much=False)
+    def assign(self, name: str, value: Any, index: int) -> None:
+        """Gives a local variable another value."""
+        self.locals(index)[name] = value
+        _write_back(self.frame(index))
 
-    def do_pp(self, arg: str) -> None:
-        """pp expression
-        Show the value of the expression, more of it.
-        """
-        self._show(arg, much=True)
+    def move(self, index: int, line: int) -> None:
+        """The frame runs another line next. Raises ValueError where that cannot be."""
+        frame = self.frame(index)
+        frame.f_lineno = line  # type: ignore[misc]
+        self.entries[index] = frame, line
 
-    def _show(self, arg: str, *, much: bool) -> None:
-        try:
-            self._value = value_of(self._get(arg), much=much)
-        except (Exception, SystemExit) as error:
-            self._error = error_line(error)
 
-    def _safe_repr(self, obj: Any, expr: str) -> str:
-        return shorten(obj)
-
-    def error(self, msg: object) -> None:
-        """What went wrong with a command; pdb hands exceptions over, too."""
-        self._error = f"{self._error}; {msg}" if self._error else text_of(msg)
+def is_expression(text: str) -> bool:
+    """Whether a text is an expression, and not statements; one that is neither is taken for statements."""
+    try:
+        compile(text.strip(), FILE, "eval")
+    except SyntaxError:
+        return False
+    return True
 
 
 def _write_back(frame: types.FrameType) -> None:

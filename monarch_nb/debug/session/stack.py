@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import sysconfig
 import types
 from collections.abc import Sequence
 
@@ -25,6 +26,33 @@ def _within(frame: types.FrameType, packages: Sequence[str]) -> bool:
 def is_engine(frame: types.FrameType) -> bool:
     """Whether a frame is the engine's own."""
     return _within(frame, _ENGINE)
+
+
+_LIBRARIES = tuple(
+    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+def is_users(frame: types.FrameType) -> bool:
+    """Whether a frame is of the user's own code, and not of the engine or of a library that is installed."""
+    file = frame.f_code.co_filename
+    return not is_engine(frame) and not file.startswith(_LIBRARIES) and not file.startswith("<frozen")
+
+
+def users_part(frame: types.FrameType | None, tb: types.TracebackType | None) -> tuple[list[Entry], int]:
+    """The user's part of the stack of a frame, and of what an exception has passed below it; and which entry is to be
+    looked at: the frame itself, or the innermost of an exception's.
+    """
+    stack = walk(frame)
+    at = tb.tb_next if tb is not None and tb.tb_frame is frame else tb
+    looked = len(stack) - 1
+    while at is not None:
+        stack.append((at.tb_frame, at.tb_lineno))
+        at = at.tb_next
+    first = own_part(stack)
+    if frame is None or looked < first:
+        looked = len(stack) - 1
+    return stack[first:], max(0, looked - first)
 
 
 def own_part(stack: Sequence[Entry]) -> int:

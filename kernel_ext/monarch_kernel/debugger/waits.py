@@ -4,47 +4,46 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.debug.control.controller import Controller
-from monarch_nb.debug.prompt.conversation import Waiting
-from monarch_nb.debug.prompt.waits import Attending
-from monarch_nb.debug.render.groups import short
+from monarch_nb.debug.control import StoppedThreads
+from monarch_nb.debug.prompt import WaitPrompt
+from monarch_nb.debug.render import short
+from monarch_nb.debug.service import controller_of
 from monarch_nb.runtime import Runtime
-from monarch_nb.runtime.features import feature
 
 from ..files import cell_name
 from ..front import Bundle, Front
-from .broker import Broker
+from .terminal import CellTerminal
 
 
-class Prompting(Attending):
+class CellPrompt:
     """Asks in the cell that waits, and calls files what people call them: `Cell In[3]`."""
 
     def __init__(self, shell: Any, front: Front, engine: Runtime, live: Callable[[], Bundle]) -> None:
-        self.controller: Controller = feature(engine, "debug").controller
-        beside = Beside(front, self.controller, live)
-        self._front, self._ended = front, beside.ended
-        asks = Broker(shell, front, beside.show)
-        self.asks = Waiting(self.controller, asks, lambda file: cell_name(shell, file) or short(file))
-        super().__init__(self.asks, lambda: front.in_cell)
+        controller = controller_of(engine)
+        self._front, self._view = front, LiveView(front, controller.stopped, live)
+        terminal = CellTerminal(shell, front, self._view.show)
+        self.waits = WaitPrompt(
+            controller, terminal, lambda: front.in_cell, lambda file: cell_name(shell, file) or short(file)
+        )
 
     def install(self) -> None:
         """From now on waits show what is stopped."""
-        super().install()
-        self._front.ending.append(self._ended)
+        self.waits.install()
+        self._front.ending.append(self._view.ended)
 
     def uninstall(self) -> None:
         """Not any more."""
-        super().uninstall()
-        if self._ended in self._front.ending:
-            self._front.ending.remove(self._ended)
+        self.waits.uninstall()
+        if self._view.ended in self._front.ending:
+            self._front.ending.remove(self._view.ended)
 
 
-class Beside:
-    """The live view below the text of a cell that asks, once in each; it goes when nothing is stopped at its end."""
+class LiveView:
+    """The view below the text of a cell that asks, once in each; it goes when nothing is stopped at its end."""
 
-    def __init__(self, front: Front, controller: Controller, live: Callable[[], Bundle]) -> None:
+    def __init__(self, front: Front, stopped: StoppedThreads, live: Callable[[], Bundle]) -> None:
         self._front = front
-        self._controller = controller
+        self._stopped = stopped
         self._live = live
         self._cell: Any = None
         self._id = ""
@@ -61,6 +60,6 @@ class Beside:
 
     def ended(self) -> None:
         """The cell is at its end."""
-        if self._cell is not None and not self._controller.book.any:
+        if self._cell is not None and not self._stopped.any:
             self._front.display({"text/plain": "", "text/html": ""}, self._id, update=True)
         self._cell = None

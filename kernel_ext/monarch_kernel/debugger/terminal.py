@@ -5,16 +5,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.debug.prompt.conversation import NoPrompt, Vain
+from monarch_nb.debug.prompt import NoPrompt, NothingToAsk
 from monarch_nb.transport import throw_into
 
 from ..front import Front
 
 LOOK_S = 0.1  # between looks whether a question that waits is still of use
-VAIN = 4  # looks in a row at which it was not: a step lets ranks go for a moment
+USELESS = 4  # looks in a row at which it was not: a step lets ranks go for a moment
 
 
-class Broker:
+class CellTerminal:
     """Asks one question at a time, and only while a cell runs: an answer to another one would never come."""
 
     def __init__(self, shell: Any, front: Front, beside: Callable[[], bool] = lambda: False) -> None:
@@ -56,9 +56,9 @@ class Broker:
             return False
         return self._kernel is None or bool(getattr(self._kernel, "_allow_stdin", True))
 
-    def ask(self, prompt: str, vain: Callable[[], bool] = lambda: False) -> str:
-        """One line; blocks. Raises NoPrompt, EOFError, KeyboardInterrupt on the main thread; and Vain when `vain()` is
-        found true for a while: whoever types answers in vain. A terminal waits for its line all the same.
+    def ask(self, prompt: str, useless: Callable[[], bool] = lambda: False) -> str:
+        """One line; blocks. Raises NoPrompt, EOFError, KeyboardInterrupt on the main thread; and NothingToAsk when
+        `useless()` is found true for a while: whoever types answers nothing. A terminal waits all the same.
         """
         if not self.can_ask:
             raise NoPrompt
@@ -66,20 +66,20 @@ class Broker:
             if self._kernel is None:
                 return input(prompt)
             try:
-                return self._asked(prompt, vain)
+                return self._asked(prompt, useless)
             except NotImplementedError:  # StdinNotImplementedError
                 raise NoPrompt from None
 
-    def _asked(self, prompt: str, vain: Callable[[], bool]) -> str:
+    def _asked(self, prompt: str, useless: Callable[[], bool]) -> str:
         answered, lock, thread = threading.Event(), threading.Lock(), threading.get_ident()
 
         def look() -> None:
             times = 0
             while not answered.wait(LOOK_S):
-                times = times + 1 if vain() else 0
+                times = times + 1 if useless() else 0
                 with lock:
-                    if times >= VAIN and not answered.is_set():
-                        throw_into(thread, Vain)
+                    if times >= USELESS and not answered.is_set():
+                        throw_into(thread, NothingToAsk)
                         return
 
         threading.Thread(target=look, name="monarch-prompt", daemon=True).start()

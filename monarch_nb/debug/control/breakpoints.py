@@ -1,0 +1,122 @@
+"""Breakpoints that are set from outside, in actors that run already."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from monarch_nb.debug import messages as m
+from monarch_nb.debug.control.asking import asking, told_of
+from monarch_nb.debug.errors import DebugError
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import Future, Runtime
+from monarch_nb.settings import settings
+from monarch_nb.wire import text_of
+
+
+class Breakpoint:
+    """A breakpoint that was set from outside."""
+
+    def __init__(self, number: int, where: str, condition: str, mesh: Any, ranks: dict[int, m.Told]) -> None:
+        self.number = number
+        self.where = where
+        self.condition = condition
+        self.mesh = mesh
+        self.ranks = ranks
+
+    def __repr__(self) -> str:
+        condition = f" if {self.condition}" if self.condition else ""
+        wrong = [f"rank {rank}: {told.error}" for rank, told in self.ranks.items() if told.error]
+        told = f" (not {'; '.join(wrong)})" if wrong else ""
+        return f"breakpoint {self.number} at {self.where}{condition} on {self.mesh._state.name}{told}"
+
+
+class Breakpoints:
+    """Those of one controller, by number."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+        self._by_number: dict[int, Breakpoint] = {}
+        self._numbers = itertools.count(1)
+
+    def __iter__(self) -> Iterator[Breakpoint]:
+        return iter(tuple(self._by_number.values()))
+
+    def set(
+        self,
+        mesh: Any,
+        where: str,
+        condition: str = "",
+        *,
+        hit_condition: str = "",
+        log: str = "",
+        temporary: bool = False,
+    ) -> Breakpoint:
+        """Sets one in each actor of a mesh; it is looked at from the next endpoint call on. Blocks until they are
+        constructed, and for their answers.
+
+        Raises DebugError where no rank has taken it, SyntaxError for a condition that is none.
+        """
+        if condition:
+            compile(condition, "<condition>", "eval")
+        mesh.initialized.get()  # before, there is nothing in the ranks that it could be set in
+        number = next(self._numbers)
+        wanted = m.Break(
+            mesh=mesh._state.uid,
+            rank=0,
+            number=number,
+            where=where,
+            condition=condition,
+            hit_condition=hit_condition,
+            log=log,
+            temporary=temporary,
+        )
+        told = self._tell_each(mesh, wanted)
+        wrong = {each.error for each in told.values() if each.error}
+        if wrong and all(each.error for each in told.values()):
+            raise DebugError(f"{where}: {'; '.join(sorted(wrong))}")
+        added = self._by_number[number] = Breakpoint(number, where, condition, mesh, told)
+        return added
+
+    def clear(self, number: int) -> None:
+        """Takes one away again. Raises DebugError for a number that there is not."""
+        cleared = self._by_number.pop(number, None)
+        if cleared is None:
+            numbers = ", ".join(map(str, self._by_number)) or "none"
+            raise DebugError(f"there is no breakpoint {number}; the breakpoints are: {numbers}")
+        mesh = cleared.mesh
+        self._tell_each(mesh, m.Break(mesh=mesh._state.uid, rank=0, number=number, clear=True))
+
+    def _tell_each(self, mesh: Any, wanted: m.Break) -> dict[int, m.Told]:
+        return {rank: told_of(future) for rank, future in self._send(mesh, "debug.break", wanted, m.Told).items()}
+
+    def set_in_file(self, mesh: Any, file: str, lines: "tuple[m.BreakLine, ...]") -> dict[int, m.PlacedAll]:
+        """The breakpoints of a file on each rank of a mesh, in place of those that were set so before, as a front end
+        with a gutter has them. Blocks for the answers: by rank, what became of each.
+        """
+        wanted = m.BreakFile(mesh=mesh._state.uid, rank=0, file=file, lines=lines)
+        placed: dict[int, m.PlacedAll] = {}
+        for rank, future in self._send(mesh, "debug.break_file", wanted, m.PlacedAll).items():
+            try:
+                placed[rank] = asking.answer(future, settings.debug_command_timeout)
+            except Exception as error:
+                placed[rank] = m.PlacedAll(error=text_of(error))
+        return placed
+
+    def stop_where_raised(self, mesh: Any, *, on: bool = True) -> None:
+        """Whether exceptions stop the actors of a mesh where their code raises them, from the next endpoint call on.
+
+        Raises DebugError where no rank has taken it.
+        """
+        wanted = m.BreakRaised(mesh=mesh._state.uid, rank=0, on=on)
+        told = [told_of(each) for each in self._send(mesh, "debug.break_raised", wanted, m.Told).values()]
+        if told and all(each.error for each in told):
+            raise DebugError("; ".join(dict.fromkeys(each.error for each in told)))
+
+    def _send(self, mesh: Any, verb: str, wanted: Any, form: Any) -> "dict[int, Future[Any]]":
+        procs = mesh._state.procs
+        return {
+            rank: request(self._engine, procs.address(rank), verb, msgspec.structs.replace(wanted, rank=rank), form)
+            for rank in mesh._region.ranks()
+        }

@@ -1,0 +1,232 @@
+"""What a controller asks of stopped ranks and of their processes, and what these answer."""
+
+import msgspec
+
+from monarch_nb.debug.records import Frame, Motion, RankBreakpoint, Scope, Thread, Value, Variable
+from monarch_nb.wire import Harmless
+
+# -- commands for a stopped thread -------------------------------------------------------------------------------------
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """Something for a stopped thread to do."""
+
+    session: str
+    frame: int | None = None  # look at this frame first; None: at the one that is looked at
+    force: bool = False  # also when another controller holds the session
+
+
+class Go(Command, frozen=True, kw_only=True):
+    """debug.go: go on; a step counts from the frame that is looked at, `until` stops at `line` or the next greater."""
+
+    motion: Motion = "continue"
+    line: int | None = None
+
+
+class Jump(Command, frozen=True, kw_only=True):
+    """debug.jump: run this line next."""
+
+    line: int
+
+
+class Quit(Command, frozen=True, kw_only=True):
+    """debug.quit: end the endpoint."""
+
+
+class Release(Command, frozen=True, kw_only=True):
+    """debug.release: other controllers may give commands."""
+
+
+class Select(Command, frozen=True, kw_only=True):
+    """debug.select: look at a frame: at `frame`, or so many further in from the one that is looked at."""
+
+    by: int = 0
+
+
+class Evaluate(Command, frozen=True, kw_only=True):
+    """debug.evaluate: an expression; of a `statement`, which may be one, what it prints."""
+
+    text: str
+    statement: bool = False
+    much: bool = False  # more of a long value
+
+
+class GetVariables(Command, frozen=True, kw_only=True):
+    """debug.variables: the local variables, or those of some names; or a page of what a reference holds."""
+
+    names: tuple[str, ...] = ()
+    reference: int = 0
+    start: int = 0
+    count: int = 0  # 0: as many as a page has
+
+
+class GetScopes(Command, frozen=True, kw_only=True):
+    """debug.scopes: the scopes of a frame."""
+
+
+class Assign(Command, frozen=True, kw_only=True):
+    """debug.assign: give a local variable, or what a reference holds, the value of an expression."""
+
+    name: str
+    text: str
+    reference: int = 0
+
+
+class GetSource(Command, frozen=True, kw_only=True):
+    """debug.source: the text of a file that code of the process came from."""
+
+    file: str
+
+
+class GetBreakpoints(Command, frozen=True, kw_only=True):
+    """debug.breakpoints: those of the thread."""
+
+
+class Pdb(Command, frozen=True, kw_only=True):
+    """debug.pdb: a line in the language of pdb."""
+
+    text: str
+
+
+class Answer(Harmless, frozen=True, kw_only=True):
+    """What came of a command."""
+
+    session: str
+    text: str = ""  # what was printed
+    value: Value | None = None
+    reference: int = 0  # to ask for what the value holds
+    named: int = 0
+    indexed: int = 0
+    variables: tuple[Variable, ...] = ()
+    total: int = 0  # how many variables there are
+    error: str = ""
+    resumed: bool = False
+    current: int = 0  # the frame it looks at now
+    frame: Frame | None = None
+    source: tuple[str, ...] = ()  # lines around, where it looks at another frame than before
+    first: int = 1
+
+
+class Scopes(Answer, frozen=True, kw_only=True):
+    """Reply to debug.scopes."""
+
+    scopes: tuple[Scope, ...] = ()
+
+
+class Source(Answer, frozen=True, kw_only=True):
+    """Reply to debug.source."""
+
+    content: str = ""
+
+
+class Breakpoints(Answer, frozen=True, kw_only=True):
+    """Reply to debug.breakpoints."""
+
+    breakpoints: tuple[RankBreakpoint, ...] = ()
+
+
+# -- what goes to a process, whether or not anything is stopped there --------------------------------------------------
+
+
+class BreakLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A breakpoint that is wanted at a line."""
+
+    line: int
+    condition: str = ""
+    hit_condition: str = ""
+    log: str = ""
+
+
+class Placed(Harmless, frozen=True):
+    """What became of one: its number on the rank, or what is wrong with it."""
+
+    number: int = 0
+    error: str = ""
+
+
+class PlacedAll(msgspec.Struct, frozen=True):
+    """Reply to debug.break_file: of each line in turn."""
+
+    placed: tuple[Placed, ...] = ()
+    error: str = ""
+
+
+class Break(msgspec.Struct, frozen=True, kw_only=True):
+    """debug.break: set a breakpoint in an actor, or clear those that the controller gave this number."""
+
+    mesh: str
+    rank: int
+    number: int
+    where: str = ""  # file:line or function
+    condition: str = ""
+    hit_condition: str = ""
+    log: str = ""
+    temporary: bool = False
+    clear: bool = False
+
+
+class BreakFile(msgspec.Struct, frozen=True, kw_only=True):
+    """debug.break_file: the breakpoints that a controller has in a file of an actor, in place of those that it had."""
+
+    mesh: str
+    rank: int
+    file: str
+    lines: tuple[BreakLine, ...] = ()
+
+
+class BreakRaised(msgspec.Struct, frozen=True, kw_only=True):
+    """debug.break_raised: whether exceptions stop an actor where they are raised."""
+
+    mesh: str
+    rank: int
+    on: bool = True
+
+
+class Autopsy(msgspec.Struct, frozen=True, kw_only=True):
+    """debug.autopsy: open the frames of a failure of this actor; of the newest where no call is named."""
+
+    mesh: str
+    rank: int
+    call: str = ""
+    release: bool = False  # let go of all that are kept instead
+
+
+class Freeze(msgspec.Struct, frozen=True):
+    """debug.freeze: stop at the raise of errors from now on, or no longer."""
+
+    on: bool
+
+
+class Threads(msgspec.Struct, frozen=True):
+    """Reply to debug.stacks."""
+
+    threads: tuple[Thread, ...] = ()
+
+
+class Told(Harmless, frozen=True):
+    """Reply to debug.break, debug.autopsy, debug.freeze: what has been done, or why it has not."""
+
+    text: str = ""
+    error: str = ""
+    session: str = ""
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """debug.lease: the controller lives."""
+
+
+# The verb of each command for a stopped thread, and the form of its answer.
+COMMANDS: dict[type[Command], tuple[str, type[Answer]]] = {
+    Go: ("debug.go", Answer),
+    Jump: ("debug.jump", Answer),
+    Quit: ("debug.quit", Answer),
+    Release: ("debug.release", Answer),
+    Select: ("debug.select", Answer),
+    Evaluate: ("debug.evaluate", Answer),
+    GetVariables: ("debug.variables", Answer),
+    GetScopes: ("debug.scopes", Scopes),
+    Assign: ("debug.assign", Answer),
+    GetSource: ("debug.source", Source),
+    GetBreakpoints: ("debug.breakpoints", Breakpoints),
+    Pdb: ("debug.pdb", Answer),
+}

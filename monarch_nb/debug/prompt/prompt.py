@@ -1,0 +1,322 @@
+"""What is typed at the prompt, or written in a `%%mdb` cell: read, sent to the ranks in focus, answered in one text."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from monarch_nb.debug import messages as m
+from monarch_nb.debug.control import whereabouts
+from monarch_nb.debug.control.controller import STEP_S, Controller
+from monarch_nb.debug.errors import DebugError
+from monarch_nb.debug.records import Motion, Stopped
+from monarch_nb.debug.render.answers import Answers
+from monarch_nb.debug.render.groups import FileName, grouped, named, short, tree, tree_text
+from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, watch_text, who
+from monarch_nb.debug.render.moves import moves_text
+from monarch_nb.debug.render.picks import pick
+from monarch_nb.debug.render.table import source_lines, table_text
+
+HELP = """\
+The ranks in focus take all commands of pdb:
+  n s r c u d w l ll p pp a j b tbreak cl cond display until, !statement, and plain Python
+For many ranks at once:
+  focus 3 | gpus=0:4 | all   choose the ranks that commands go to; `@gpus=3 p x` for one command
+  ranks                      the table of stopped ranks
+  where                      one tree of all stacks, with counts
+  diff EXPR                  the value of EXPR by rank, the most unusual first
+  watch EXPR | unwatch       a small chart of EXPR over the ranks, at each stop
+  stack                      the stacks of ranks that run
+Leaving:
+  c [all]                    continue (all: also the ranks that are not in focus)
+  detach                     leave the ranks stopped and end the cell; %mdb and %%mdb work with them later
+  quit                       end the endpoints: the call fails
+  interact                   type lines of Python until `exit`"""
+
+_ENTRY = re.compile(r"^([> ] )(\S.*)\((\d+)\)([\w<>.]+)\(\)(?:->.*)?$", re.MULTILINE)  # > file(line)function()
+AGAIN_S = 0.1  # for those that go on to stop again, before it is said that they do
+_GO_ON = frozenset(("c", "cont", "continue"))
+_QUIT = frozenset(("q", "quit", "exit", "EOF"))
+_MOTIONS: dict[str, Motion] = {
+    "s": "in",
+    "step": "in",
+    "n": "over",
+    "next": "over",
+    "r": "out",
+    "return": "out",
+    "unt": "until",
+    "until": "until",
+}
+_WORDS: dict[Motion, str] = {"continue": "continue", "in": "step", "over": "next", "out": "return", "until": "until"}
+
+
+@dataclass
+class DebugPrompt:
+    """A place to debug from: who is in focus, what is watched. `candidates` are the sessions that belong here."""
+
+    controller: Controller
+    candidates: Callable[[], list[Stopped]]
+    name: FileName = short
+    focus: set[tuple[str, int, str]] | None = None  # None: the largest group
+    watches: list[str] = field(default_factory=list)
+    displays: list[str] = field(default_factory=list)
+    interactive: bool = False  # lines are Python, not commands
+    everybody: bool = False  # without a focus commands go to all, not to the largest group
+    leave: Literal["", "detach"] = ""  # why the prompt is to be left
+    step_s: float = STEP_S
+
+    # -- who ----------------------------------------------------------------------------------------------------------
+
+    def focused(self) -> list[Stopped]:
+        """The sessions that commands go to; those in focus that are stopped, or the largest group."""
+        every = self.candidates()
+        if self.focus is not None:
+            records = [record for record in every if _key(record) in self.focus]
+            if records:
+                return records
+        groups = grouped(every)
+        if self.everybody:
+            return every
+        return list(max(groups, key=lambda group: len(group.records)).records) if groups else []
+
+    def focus_on(self, records: Sequence[Stopped]) -> None:
+        """Commands go to these from now on, wherever they stop."""
+        self.focus = {_key(record) for record in records}
+
+    def fix(self) -> list[Stopped]:
+        """The sessions in focus, which stay in focus wherever they go from here."""
+        records = self.focused()
+        if self.focus is None or not any(_key(record) in self.focus for record in records):
+            self.focus_on(records)
+        return records
+
+    @property
+    def question(self) -> str:
+        """`mdb trainers[gpus=0-6]> `."""
+        records = self.focused()
+        if not records:
+            return "mdb> "
+        meshes = {record.mesh for record in records}
+        label = f"{records[0].name}[{who(records, records)}]" if len(meshes) == 1 else named(records)
+        label = label.replace("[]", "")
+        return f"mdb {label}{' >>>' if self.interactive else '>'} "
+
+    # -- doing --------------------------------------------------------------------------------------------------------
+
+    def do(self, line: str) -> Answers:
+        """Carries one command out. Never raises for what a command says or does wrong: the text tells."""
+        text = line.rstrip()
+        try:
+            if self.interactive and text.strip() in ("exit", "exit()", "quit()"):
+                self.interactive = False
+                return Answers(line, "You type commands of the debugger again.")
+            if text.lstrip().startswith("@"):
+                return self._once(text.lstrip())
+            return self._do(text)
+        except (DebugError, ValueError) as error:
+            return Answers(line, f"*** {error}")
+
+    def _once(self, text: str) -> Answers:
+        picked, _, rest = text[1:].strip().partition(" ")
+        before = self.focus
+        self.focus_on(pick(self.candidates(), picked))
+        try:
+            return self._do(rest)
+        finally:
+            self.focus = before
+
+    def _do(self, text: str) -> Answers:
+        if not text.strip():
+            return Answers(text, "")
+        word, _, rest = text.strip().partition(" ")
+        rest = rest.strip()
+        python = self.interactive or "\n" in text
+        own: Callable[[str], Answers] | None = None if python else getattr(self, f"_do_{word}", None)
+        if own is not None and not re.match(r"(=|[-+*/%&|^<>]=?|\.|\()", rest):  # `where = 3` is Python
+            return own(rest)
+        records = self.fix()
+        if not records:
+            return Answers(text, "*** nothing is stopped")
+        if word in _GO_ON and not self.interactive:
+            return self._go_on(text, records, everybody=rest == "all")
+        if word in _QUIT and not self.interactive:
+            return self._paired(text, records, self.controller.ask(records, m.Quit(session="")))
+        command = m.Evaluate(session="", text=text, statement=True) if python else _command(word, rest, text)
+        return self._sent(text, records, command)
+
+    def _sent(self, text: str, records: list[Stopped], command: m.Command) -> Answers:
+        """Sends a command; one that steps is waited for."""
+        answers = self.controller.ask(records, command)
+        self.controller.await_stops(records, answers, self.step_s)
+        result = self._paired(text, records, answers)
+        if not any(answer.resumed for answer in answers):
+            return result
+        parts = (result.text, self.after(records))
+        return Answers(text, "\n".join(part for part in parts if part), result.pairs)
+
+    def move(self, motion: Motion, line: int | None = None) -> Answers:
+        """Lets those in focus step, and says where they have come to."""
+        records = self.fix()
+        if not records:
+            return Answers(_WORDS[motion], "*** nothing is stopped")
+        return self._sent(_WORDS[motion], records, m.Go(session="", motion=motion, line=line))
+
+    def _paired(self, text: str, records: Sequence[Stopped], answers: Sequence[m.Answer]) -> Answers:
+        pairs = tuple(zip(records, answers, strict=True))
+        shown = _ENTRY.sub(self._entry, merged_text(pairs))
+        for file in {frame.file for record in records for frame in record.stack}:
+            if self.name(file) != short(file):  # a cell, whose file nobody knows by its name
+                shown = shown.replace(file, self.name(file))
+        return Answers(text, shown, pairs)
+
+    def _entry(self, match: re.Match[str]) -> str:
+        """A line of pdb's own stacks, with the name that people know the file by."""
+        return f"{match[1]}{self.name(match[2])}:{match[3]} in {match[4]}"
+
+    def _go_on(self, text: str, records: list[Stopped], *, everybody: bool) -> Answers:
+        going = self.candidates() if everybody else records
+        answers = self.controller.go(going)
+        sessions = {record.session for record in going}
+        self.controller.stopped.wait(AGAIN_S, lambda: sessions <= {record.session for record in self.candidates()})
+        again = [record for record in self.candidates() if record.session in sessions]
+        left = [record for record in self.candidates() if record.session not in sessions]
+        if everybody or not (left or again):
+            self.focus = None
+        told = f"{named(going)} {'goes' if len(going) == 1 else 'go'} on"
+        if left:
+            told += f"; still stopped: {named(left)}"
+        pairs = tuple(zip(going, answers, strict=True))
+        return Answers(text, f"{told}, and stopped again:\n{self.after(again)}" if again else told, pairs)
+
+    def after(self, before: Sequence[Stopped]) -> str:
+        """Where those are that were let go by a step, and what is watched."""
+        stopped = self.controller.stopped
+        return "\n".join([moves_text(before, stopped.records(), stopped.why_over, self.name), *self.watched()])
+
+    def watched(self) -> list[str]:
+        """What is displayed, by rank, and the sparklines of what is watched."""
+        if not self.candidates():
+            return []
+        shown = [self._display(expression).text for expression in self.displays]
+        return shown + [self._watch(expression).text for expression in self.watches]
+
+    # -- commands of the prompt's own ----------------------------------------------------------------------------------
+
+    def _do_help(self, rest: str) -> Answers:
+        if not rest:
+            return Answers("help", HELP)
+        records = self.focused()[:1]
+        text = f"help {rest}"
+        return self._paired(text, records, self.controller.ask(records, m.Pdb(session="", text=text)))
+
+    _do_h = _do_help
+
+    def _do_focus(self, rest: str) -> Answers:
+        every = self.candidates()
+        if rest:
+            self.focus_on(every if rest == "all" else pick(every, rest))
+        records = self.focused()
+        if not records:
+            return Answers("focus", "nothing is stopped")
+        first = grouped(records)[0].first
+        line = f"{named(records)}: {self.name(first.frame.file)}:{first.frame.line}"
+        return Answers("focus", "\n".join([line, *source_lines(first)]) if rest else line)
+
+    def table(self, *, source: bool = True) -> str:
+        """What is stopped, who is not and where those are."""
+        records = self.candidates()
+        sizes, missing = whereabouts.missing(self.controller, records, self.name)
+        return table_text(records, sizes=sizes, missing=missing, name=self.name, source=source)
+
+    def _do_ranks(self, rest: str) -> Answers:
+        return Answers("ranks", self.table(source=False))
+
+    def _do_where(self, rest: str) -> Answers:
+        records = self.candidates()
+        by_id = {record.session: record for record in records}
+        nodes = tree((record.session, record.stack) for record in records)
+        lines = tree_text(nodes, lambda ids: named([by_id[each] for each in ids]), self.name)
+        return Answers("where", "\n".join(lines) or "nothing is stopped")
+
+    def _do_diff(self, rest: str) -> Answers:
+        return self._over_all("diff", rest, diff_text)
+
+    def _do_watch(self, rest: str) -> Answers:
+        if not rest:
+            return Answers("watch", "\n".join(self.watched()) or "no expression is watched: type watch EXPR")
+        if rest not in self.watches:
+            self.watches.append(rest)
+        return self._watch(rest)
+
+    def _watch(self, expression: str) -> Answers:
+        return self._over_all("watch", expression, watch_text)
+
+    def _do_display(self, rest: str) -> Answers:
+        if not rest:
+            shown = [self._display(expression).text for expression in self.displays]
+            return Answers("display", "\n".join(shown) or "no expression is displayed: type display EXPR")
+        if rest not in self.displays:
+            self.displays.append(rest)
+        return self._display(rest)
+
+    def _display(self, expression: str) -> Answers:
+        records = self.focused()
+        pairs = tuple(zip(records, self.controller.evaluate(records, expression), strict=True))
+        text = merged_text(pairs)
+        between = "\n" if "\n" in text else " "
+        return Answers(f"display {expression}", f"{expression}:{between}{text}", pairs)
+
+    def _do_undisplay(self, rest: str) -> Answers:
+        self.displays = [each for each in self.displays if rest and each != rest]
+        return Answers("undisplay", f"displayed: {', '.join(self.displays) or 'nothing'}")
+
+    def _do_unwatch(self, rest: str) -> Answers:
+        self.watches = [each for each in self.watches if rest and each != rest]
+        return Answers("unwatch", f"watched: {', '.join(self.watches) or 'nothing'}")
+
+    def _over_all(self, command: str, expression: str, text: Callable[[str, Sequence[Pair]], str]) -> Answers:
+        if not expression:
+            return Answers(command, f"*** {command} needs an expression: write {command} loss")
+        records = self.candidates()
+        if not records:
+            return Answers(command, "*** nothing is stopped")
+        pairs = tuple(zip(records, self.controller.evaluate(records, expression), strict=True))
+        return Answers(f"{command} {expression}", text(expression, pairs), pairs)
+
+    def _do_locals(self, rest: str) -> Answers:
+        records = self.fix()
+        names = tuple(rest.split())
+        answers = self.controller.ask(records, m.GetVariables(session="", names=names))
+        return self._paired(f"locals {rest}".strip(), records, answers)
+
+    def _do_stack(self, rest: str) -> Answers:
+        return Answers("stack", whereabouts.running_text(self.controller, self.candidates(), self.name))
+
+    def _do_detach(self, rest: str) -> Answers:
+        self.leave = "detach"
+        records = named(self.candidates())
+        return Answers("detach", f"{records}: left stopped. %mdb lists them, and %%mdb NAME gives them commands")
+
+    def _do_interact(self, rest: str) -> Answers:
+        self.interactive = True
+        told = "You type Python for the ranks in focus now; `exit` returns to commands of the debugger."
+        return Answers("interact", told)
+
+
+def _command(word: str, rest: str, text: str) -> m.Command:
+    """A line as a command: what moves and what shows a value by its own, all else in pdb's language."""
+    if ";;" not in text:
+        motion = _MOTIONS.get(word)
+        if motion == "until" and rest.isdecimal():
+            return m.Go(session="", motion=motion, line=int(rest))
+        if motion is not None and not (motion == "until" and rest):
+            return m.Go(session="", motion=motion)
+        if word in ("p", "pp") and rest:
+            return m.Evaluate(session="", text=rest, much=word == "pp")
+        if text[:1] == "!":
+            return m.Evaluate(session="", text=text[1:], statement=True)
+    return m.Pdb(session="", text=text)
+
+
+def _key(record: Stopped) -> tuple[str, int, str]:
+    return record.mesh, record.rank, record.thread

@@ -1,0 +1,173 @@
+"""What the debugger of one thread knows and decides: whether the thread runs, stands or steps, and what a command does.
+
+Pure: it sees numbers, names and lines, never frames. What `bdb` tells comes in; what `bdb` is to do comes out.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from monarch_nb.debug.records import Motion
+from monarch_nb.debug.session.breakpoints import BreakpointTable, Evaluate, Hit, Place
+
+Event = Literal["asked", "line", "call", "return", "exception", "failure"]
+
+_NOTES = {"call": "--Call--", "return": "--Return--"}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Only breakpoints stop it, and what the code itself asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """It goes on to where a step ends."""
+
+    motion: Motion
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """It stands at a line, or the frames of a failure are open, and commands are carried out."""
+
+    number: int  # how often it has stopped
+    event: Event
+    reason: str
+    note: str
+    depth: int  # how many frames there are
+    selected: int  # the frame that is looked at, 0 is the outermost
+
+    @property
+    def traced(self) -> bool:
+        """Whether it stands at a line that is about to be run: another one can be chosen only then."""
+        return self.event == "line"
+
+
+State = Running | Stepping | Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """How the thread goes on: up to a breakpoint, or by a step that counts from a frame, and until a line."""
+
+    motion: Motion
+    frame: int
+    line: int | None = None
+
+
+class CommandError(Exception):
+    """A command cannot be carried out as things are; the text says why."""
+
+
+class Machine:
+    """The state of one thread. Its methods are events, and commands; those that cannot be raise CommandError."""
+
+    def __init__(self) -> None:
+        self.state: State = Running()
+        self.breakpoints = BreakpointTable()
+        self.raised = False  # exceptions stop it where they are raised
+        self._number = 0
+        self._reason = ""  # of the stop that is coming
+        self._note = ""
+        self._jump: int | None = None
+
+    # -- what bdb tells -----------------------------------------------------------------------------------------------
+
+    @property
+    def standing(self) -> Standing | None:
+        """Where it stands, if it does."""
+        return self.state if isinstance(self.state, Standing) else None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing can stop it but its own code: it need not be traced."""
+        return isinstance(self.state, Running) and not self.breakpoints and not self.raised
+
+    def at(self, place: Place, evaluate: Evaluate) -> Hit:
+        """A line is about to be run: whether a breakpoint stops there."""
+        if self.standing is not None:
+            return Hit()
+        hit = self.breakpoints.hit(place, evaluate)
+        if hit.stop is not None:
+            self._reason, self._note = hit.stop.reason, hit.note
+        return hit
+
+    def stops(self, event: Event, depth: int, selected: int, *, reason: str = "", note: str = "") -> Standing | None:
+        """The thread has come to where it stops, with `depth` frames, and looks at one of them; None where it stands
+        already, and something was evaluated there.
+        """
+        if self.standing is not None:
+            return None
+        self._number += 1
+        reason = reason or self._reason or "step"
+        note = "; ".join(part for part in (self._note, note or _NOTES.get(event, "")) if part)
+        self._reason = self._note = ""
+        standing = Standing(self._number, event, reason, note, depth, selected)
+        self.state = standing
+        return standing
+
+    def line_to_run(self) -> int | None:
+        """The line that was chosen to be run next, once: to be set at the next line that is traced."""
+        line, self._jump = self._jump, None
+        return line
+
+    def cannot_jump(self, why: str) -> None:
+        """The line could not be set: the stop that follows says so."""
+        self._note = f"jump failed: {why}"
+
+    def outermost_returns(self) -> bool:
+        """The thread leaves the user's code: whether a step was under way, which ends nowhere."""
+        stepping = isinstance(self.state, Stepping)
+        if self.standing is None:
+            self.state = Running()
+            self._jump = None
+        return stepping
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def _standing(self) -> Standing:
+        if not isinstance(self.state, Standing):
+            raise CommandError("the rank is not stopped any more")
+        return self.state
+
+    def select(self, frame: int) -> Standing:
+        """Looks at another frame."""
+        standing = self._standing()
+        if not 0 <= frame < standing.depth:
+            raise CommandError(f"there is no frame {frame}: the outermost is 0, the innermost {standing.depth - 1}")
+        self.state = replace(standing, selected=frame)
+        return self.state
+
+    def move(self, by: int) -> Standing:
+        """Looks so many frames further in, or out; as far as there are any."""
+        standing = self._standing()
+        frame = min(max(0, standing.selected + by), standing.depth - 1)
+        if frame == standing.selected:
+            raise CommandError("Newest frame" if by > 0 else "Oldest frame")
+        return self.select(frame)
+
+    def go(self, motion: Motion, line: int | None = None, *, frame: int | None = None) -> Resume:
+        """Lets it go on; a step counts from the frame that is looked at, or from `frame`."""
+        standing = self._standing()
+        start = standing.selected if frame is None else self.select(frame).selected
+        self.state = Running() if motion == "continue" or standing.event == "failure" else Stepping(motion)
+        return Resume(motion, start, line)
+
+    def jump(self, line: int) -> Resume | None:
+        """Chooses the line that is run next, in the innermost frame: None where that can be done at once; else the
+        thread goes on to its next line, and stands there.
+        """
+        standing = self._standing()
+        if standing.selected + 1 != standing.depth:
+            raise CommandError("You can only jump within the bottom frame")
+        if standing.event == "failure":
+            raise CommandError("these are the frames of a failure: nothing is run here any more")
+        if standing.traced:
+            return None
+        self._jump = line
+        return self.go("in")
+
+    def released(self) -> None:
+        """The thread goes on whatever was asked: it is being ended, or nobody is there any more."""
+        if self.standing is not None:
+            self.state = Running()

@@ -1,0 +1,213 @@
+"""What `bdb` sees of a thread, told to its debugger; and what the debugger decides, done by `bdb`."""
+
+import bdb
+import dis
+import inspect
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from monarch_nb.debug.session.breakpoints import Place
+from monarch_nb.debug.session.machine import Event, Resume
+from monarch_nb.debug.session.stack import is_users
+
+_SKIPPED = ("monarch_nb.*", "asyncio.*", "threading")
+
+
+class Listener(Protocol):
+    """The debugger of the thread that is traced; on that thread."""
+
+    def breaks_in(self, file: str) -> bool:
+        """Whether any breakpoint is in this file."""
+
+    def breaks_at(self, place: Place, frame: types.FrameType) -> bool:
+        """Whether one stops at this line."""
+
+    @property
+    def raised(self) -> bool:
+        """Whether exceptions stop it where they are raised."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing stops it but its own code."""
+
+    def line_to_run(self) -> int | None:
+        """The line that is to be run in place of the next one."""
+
+    def cannot_jump(self, why: str) -> None:
+        """It could not be."""
+
+    def arrived(
+        self, event: Event, frame: types.FrameType, tb: types.TracebackType | None = None, note: str = ""
+    ) -> None:
+        """The thread stops here; returns when it may go on. Raises QuitDebugger."""
+
+    def left(self) -> None:
+        """The outermost frame of the user's code has returned."""
+
+
+class Tracer(bdb.Bdb):
+    """Traces one thread for as long as something can stop it."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.botframe: types.FrameType | None = None
+        super().__init__(_SKIPPED)
+        self._set_stopinfo(None, None, -1)  # type: ignore[attr-defined]
+
+    def _load_breaks(self) -> None:
+        """Breakpoints are the machine's, and not those of other debuggers in the process."""
+
+    # -- what is to be done -------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """What runs on this thread from now on is not traced: it stops outside of tracing."""
+        sys.settrace(None)
+
+    def bottom(self, frame: types.FrameType) -> None:
+        """`frame` is the outermost of the user's code."""
+        self.botframe = frame
+
+    def follow(self, resume: Resume, frames: Iterable[types.FrameType], start: types.FrameType | None) -> None:
+        """Lets the thread go on as decided; `frames` are those of its stack, a step counts from `start`."""
+        if resume.motion == "continue" or start is None:
+            self.set_continue()
+        elif resume.motion == "in":
+            self.set_step()
+        elif resume.motion == "over":
+            self.set_next(start)
+        elif resume.motion == "out":
+            self.set_return(start)
+        else:
+            self.set_until(start, resume.line)
+        if self._listener.quiet:
+            sys.settrace(None)
+            return
+        stepping = resume.motion != "continue" or self._listener.raised
+        for frame in frames:  # also those that were not traced so far: a step may return to them
+            file = self.canonic(frame.f_code.co_filename)
+            frame.f_trace = self.trace_dispatch if stepping or self._listener.breaks_in(file) else None
+
+    def resume_tracing(self) -> None:
+        """Traces this thread, which had stopped outside of tracing."""
+        if not self._listener.quiet:
+            sys.settrace(self.trace_dispatch)
+
+    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method that is traced while it runs."""
+        if inspect.iscoroutinefunction(method):
+
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                self.start(sys._getframe())
+                return await method(*args, **kwargs)
+
+            return run_async
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.start(sys._getframe())
+            try:
+                return method(*args, **kwargs)
+            finally:
+                sys.settrace(None)
+
+        return run
+
+    def start(self, caller: types.FrameType) -> None:
+        """Traces what `caller`, a frame of the engine, calls from now on."""
+        self.reset()
+        self.botframe = caller  # what it calls may stop, it itself does not
+        self._set_stopinfo(caller, None, -1)  # type: ignore[attr-defined]
+        sys.settrace(self.trace_dispatch)
+
+    def set_continue(self) -> None:
+        """Stops at breakpoints only."""
+        self._set_stopinfo(self.botframe, None, -1)  # type: ignore[attr-defined]
+
+    # -- what bdb asks ------------------------------------------------------------------------------------------------
+
+    def break_anywhere(self, frame: types.FrameType) -> bool:
+        """Whether a frame is traced though no step goes through it."""
+        if self._listener.breaks_in(self.canonic(frame.f_code.co_filename)):
+            return True
+        return self._listener.raised and is_users(frame)
+
+    def break_here(self, frame: types.FrameType) -> bool:
+        """Whether a breakpoint stops at the line that is about to be run."""
+        code = frame.f_code
+        file = self.canonic(code.co_filename)
+        if not self._listener.breaks_in(file):
+            return False
+        place = Place(file, frame.f_lineno or 0, code.co_name, code.co_firstlineno)
+        return self._listener.breaks_at(place, frame)
+
+    # -- what bdb tells -----------------------------------------------------------------------------------------------
+
+    def trace_dispatch(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+        """As bdb's; when the outermost frame of the user's code returns, there is nothing to step in any more."""
+        result = super().trace_dispatch(frame, event, arg)
+        if event == "return" and frame is self.botframe and _is_over(frame):
+            self.set_continue()
+            self._listener.left()
+            if self._listener.quiet:
+                sys.settrace(None)
+        return result
+
+    def user_call(self, frame: types.FrameType, argument_list: None) -> None:
+        """A function is entered."""
+        if self.stop_here(frame):
+            self._listener.arrived("call", frame)
+
+    def user_line(self, frame: types.FrameType) -> None:
+        """A line is about to be run."""
+        line = self._listener.line_to_run()
+        if line is not None:
+            try:
+                frame.f_lineno = line  # type: ignore[misc]  # it can be set here, and only here
+            except ValueError as error:
+                self._listener.cannot_jump(str(error))
+        self._listener.arrived("line", frame)
+
+    def user_return(self, frame: types.FrameType, return_value: Any) -> None:
+        """A function returns."""
+        frame.f_locals["__return__"] = return_value
+        self._listener.arrived("return", frame)
+
+    def user_exception(self, frame: types.FrameType, exc_info: Any) -> None:
+        """An exception passes a frame."""
+        kind, error, tb = exc_info
+        frame.f_locals["__exception__"] = kind, error
+        inner = "Internal " if tb is None and kind is StopIteration else ""  # a generator has ended
+        note = inner + traceback.format_exception_only(kind, error)[-1].strip()
+        self._listener.arrived("exception", frame, tb, note)
+
+    def dispatch_exception(self, frame: types.FrameType, arg: Any) -> Any:
+        """As bdb's; and where exceptions stop at their raise, in the innermost frame of the user's that they pass."""
+        _, error, tb = arg
+        if self._listener.raised and not self.stop_here(frame) and _raised_here(error, tb):
+            self.user_exception(frame, arg)
+            return self.trace_dispatch
+        return super().dispatch_exception(frame, arg)
+
+
+def _is_over(frame: types.FrameType) -> bool:
+    """Whether a "return" event is one: coroutines that only wait have the same event."""
+    if not frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+        return True
+    at = next((i for i in dis.get_instructions(frame.f_code) if i.offset == frame.f_lasti), None)
+    return at is None or at.opname not in ("YIELD_VALUE", "SEND", "RESUME")
+
+
+def _raised_here(error: Any, tb: types.TracebackType | None) -> bool:
+    """Whether an exception has not passed a frame of the user's before it came to this one."""
+    if tb is None or isinstance(error, (StopIteration, StopAsyncIteration, GeneratorExit)):
+        return False
+    if not is_users(tb.tb_frame):
+        return False
+    inner = tb.tb_next
+    while inner is not None:
+        if is_users(inner.tb_frame):
+            return False
+        inner = inner.tb_next
+    return True
