@@ -173,11 +173,11 @@ describe("a connection that goes and comes", () => {
     const over = cluster.subscribe({ topic: "metrics", mesh: "w" }, () => undefined);
     over();
     sent.length = 0;
-    cluster.found();
+    cluster.reconnected();
     expect(sent.map(({ type, topic }) => [type, topic])).toEqual([["watch", "cluster"], ["watch", "logs"]]);
     end();
     sent.length = 0;
-    cluster.found();
+    cluster.reconnected();
     expect(sent.map(({ topic }) => topic)).toEqual(["logs"]);
   });
 });

@@ -72,11 +72,11 @@ describe("ranks", () => {
 
   it("can be coloured by what is known, and all of it lies within the range", () => {
     const colours = coloursOf({ 0: { cpu: 0.5 }, 1: { memory: 5 } }, { values: new Map([["loss", new Map([[0, -1], [1, 3]])]]) });
-    expect(Object.keys(colours)).toEqual(["cpu", "memory", "told:loss"]);
+    expect(Object.keys(colours)).toEqual(["cpu", "memory", "metric:loss"]);
     const range = (key: string, values: (number | undefined)[]): unknown => colours[key] && rangeOf(colours[key], values);
     expect(range("cpu", [0.5, 2])).toEqual([0, 2]);
-    expect(range("told:loss", [-1, undefined, 3, NaN])).toEqual([-1, 3]);
-    expect(range("told:loss", [])).toEqual([0, 1]);
+    expect(range("metric:loss", [-1, undefined, 3, NaN])).toEqual([-1, 3]);
+    expect(range("metric:loss", [])).toEqual([0, 1]);
   });
 });
 

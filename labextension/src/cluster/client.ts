@@ -122,7 +122,7 @@ export class Cluster {
   }
 
   /** There is a way again, perhaps to another kernel: what is watched is watched there. */
-  found(): void {
+  reconnected(): void {
     if (this._listeners.size) this._send({ type: "watch", topic: "cluster" });
     for (const { message } of this._subscriptions.values()) this._send(message);
   }

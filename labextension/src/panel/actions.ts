@@ -1,4 +1,4 @@
-// What can be done to the cluster by a click or a command: asked for where something is lost, told when it is done.
+// What can be done to the cluster by a click or a command: asks before something is lost, and says what came of it.
 
 import { Dialog, showDialog } from "@jupyterlab/apputils";
 import { ISignal, Signal } from "@lumino/signaling";
@@ -9,9 +9,10 @@ import type { Connection } from "./connection";
 import { sizeOf } from "../cluster/ranks";
 import { plural } from "../page/words";
 import { askForMesh } from "./spawn";
-import { countsMeant } from "./tree";
+import { countsAt } from "./tree";
 
-export interface Told {
+/** What came of a click; `code` is a line for the notebook that does the same. */
+export interface Outcome {
   text: string;
   wrong: boolean;
   code: string;
@@ -20,27 +21,25 @@ export interface Told {
 export type Verb = "heal" | "stop" | "interrupt";
 
 export class Actions {
-  told: Told = { text: "", wrong: false, code: "" };
+  outcome: Outcome = { text: "", wrong: false, code: "" };
 
   constructor(
     private _connection: () => Connection | null,
-    private _done: (told: Told) => void,
+    private _done: (outcome: Outcome) => void,
   ) {}
 
   /** Something was done, or was not. */
-  get changed(): ISignal<this, Told> {
+  get changed(): ISignal<this, Outcome> {
     return this._changed;
   }
 
   say(text: string, wrong = false, code = ""): void {
-    this.told = { text, wrong, code };
-    this._changed.emit(this.told);
-    if (text && !wrong) this._done(this.told);
+    this._show({ text, wrong, code });
+    if (text && !wrong) this._done(this.outcome);
   }
 
   clear(): void {
-    this.told = { text: "", wrong: false, code: "" };
-    this._changed.emit(this.told);
+    this._show({ text: "", wrong: false, code: "" });
   }
 
   /** Heals, stops or interrupts a mesh or some of its ranks. */
@@ -53,8 +52,7 @@ export class Actions {
     }
     if (!(await this._sure(connection, verb, uid, ranks))) return;
     const waiting = { heal: "healing", stop: "stopping", interrupt: "interrupting" }[verb];
-    this.told = { text: `${waiting} ${mesh.name} …`, wrong: false, code: "" };
-    this._changed.emit(this.told);
+    this._show({ text: `${waiting} ${mesh.name} …`, wrong: false, code: "" });
     try {
       const variables = await this._variables(connection);
       const result = await connection.cluster.request(verb, ranks === null ? { mesh: uid } : { mesh: uid, ranks });
@@ -77,16 +75,20 @@ export class Actions {
   async spawn(name?: string, dims?: Dims): Promise<void> {
     const connection = this._connection();
     if (!connection) return;
-    const wish = name && dims ? { name, dims } : await askForMesh(connection.cluster.state);
-    if (!wish) return;
-    this.told = { text: `spawning ${wish.name} …`, wrong: false, code: "" };
-    this._changed.emit(this.told);
+    const mesh = name && dims ? { name, dims } : await askForMesh(connection.cluster.state);
+    if (!mesh) return;
+    this._show({ text: `spawning ${mesh.name} …`, wrong: false, code: "" });
     try {
-      const result = await connection.cluster.request("spawn", wish);
-      this.say(result.text ?? "", false, codeForSpawn(wish.name, wish.dims));
+      const result = await connection.cluster.request("spawn", mesh);
+      this.say(result.text ?? "", false, codeForSpawn(mesh.name, mesh.dims));
     } catch (error) {
       this.say((error as Error).message, true);
     }
+  }
+
+  private _show(outcome: Outcome): void {
+    this.outcome = outcome;
+    this._changed.emit(outcome);
   }
 
   private async _variables(connection: Connection): Promise<Variables> {
@@ -101,7 +103,7 @@ export class Actions {
     const { state } = connection.cluster;
     const mesh = state.meshes[uid];
     if (!mesh || verb === "heal") return true;
-    const counts = countsMeant(state, uid, ranks);
+    const counts = countsAt(state, uid, ranks);
     const count = ranks?.length ?? sizeOf(mesh);
     const busy = counts.busy ?? 0;
     if (verb === "interrupt" && busy < 2) return true;
@@ -120,5 +122,5 @@ export class Actions {
     return answer.button.accept;
   }
 
-  private _changed = new Signal<this, Told>(this);
+  private _changed = new Signal<this, Outcome>(this);
 }

@@ -52,20 +52,20 @@ export function wrongName(name: string): string {
 }
 
 /** A name that no mesh has yet: workers, workers2, … */
-export function freshName(taken: Iterable<string>, wish = "workers"): string {
+export function freshName(taken: Iterable<string>, preferred = "workers"): string {
   const names = new Set(taken);
   let at = 1;
-  while (names.has(at === 1 ? wish : `${wish}${at}`)) at++;
-  return at === 1 ? wish : `${wish}${at}`;
+  while (names.has(at === 1 ? preferred : `${preferred}${at}`)) at++;
+  return at === 1 ? preferred : `${preferred}${at}`;
 }
 
-export interface Wish {
+export interface NewMesh {
   name: string;
   dims: Dims;
 }
 
 /** What a form says; a string is what is wrong with it. */
-export function wishOf(name: string, dims: string): Wish | string {
+export function newMeshFrom(name: string, dims: string): NewMesh | string {
   const wrong = wrongName(name);
   if (wrong) return wrong;
   try {

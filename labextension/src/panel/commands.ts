@@ -10,7 +10,7 @@ import type { Dims } from "./code";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { phaseOf } from "./link";
-import { Row, meantBy } from "./tree";
+import { Row, targetOf } from "./tree";
 
 export const IDS = {
   open: "monarch-nb:open",
@@ -31,7 +31,7 @@ export interface Views {
   selected(): Row | null;
 }
 
-interface Meant {
+interface Target {
   uid: string;
   ranks: number[] | null;
 }
@@ -41,22 +41,22 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
   const live = (): boolean => Boolean(front.connection && phaseOf(front.connection.facts) === "live");
 
   /** The mesh that arguments name, by uid or by name; else what is selected in the panel. */
-  function meant(args: ReadonlyPartialJSONObject): Meant | null {
-    const wish = typeof args.mesh === "string" ? args.mesh : "";
+  function targetFrom(args: ReadonlyPartialJSONObject): Target | null {
+    const mesh = typeof args.mesh === "string" ? args.mesh : "";
     const ranks = Array.isArray(args.ranks) ? (args.ranks as number[]) : null;
-    if (!wish) {
+    if (!mesh) {
       const row = views.selected();
-      return row && meantBy(row);
+      return row && targetOf(row);
     }
     const meshes = front.connection?.cluster.state.meshes ?? {};
-    if (wish in meshes) return { uid: wish, ranks };
-    const named = Object.keys(meshes).find((uid) => meshes[uid]?.name === wish && !meshes[uid]?.stopped);
-    return { uid: named ?? wish, ranks };
+    if (mesh in meshes) return { uid: mesh, ranks };
+    const named = Object.keys(meshes).find((uid) => meshes[uid]?.name === mesh && !meshes[uid]?.stopped);
+    return { uid: named ?? mesh, ranks };
   }
 
   function what(args: ReadonlyPartialJSONObject): string {
-    const found = meant(args);
-    const mesh = found && front.connection?.cluster.state.meshes[found.uid];
+    const target = targetFrom(args);
+    const mesh = target && front.connection?.cluster.state.meshes[target.uid];
     return mesh ? ` ${mesh.name}` : "";
   }
 
@@ -86,8 +86,8 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
       execute: (args) => {
         if (args.palette || args.mesh) views.open();
         if (verb === "heal" && args.all) return actions.healAll();
-        const found = meant(args);
-        return found ? actions.act(verb, found.uid, found.ranks) : undefined;
+        const target = targetFrom(args);
+        return target ? actions.act(verb, target.uid, target.ranks) : undefined;
       },
     });
   commands.addCommand(IDS.failures, {
@@ -102,14 +102,14 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     isEnabled: live,
     execute: (args) => {
       views.open();
-      const found = meant(args);
-      if (found) views.logs(found.uid, found.ranks);
+      const target = targetFrom(args);
+      if (target) views.logs(target.uid, target.ranks);
     },
   });
   commands.addCommand(IDS.insert, {
     label: "Insert the Code of the Last Click",
-    isEnabled: () => Boolean(actions.told.code),
-    execute: () => front.insert(actions.told.code),
+    isEnabled: () => Boolean(actions.outcome.code),
+    execute: () => front.insert(actions.outcome.code),
   });
   if (!palette) return;
   for (const command of [IDS.open, IDS.load, IDS.spawn, IDS.heal, IDS.interrupt, IDS.stop, IDS.failures, IDS.logs, IDS.insert])
@@ -120,7 +120,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
 /** The menu of a row of the tree. */
 export function openMenu(app: JupyterFrontEnd, row: Row, event: MouseEvent): void {
   const menu = new Menu({ commands: app.commands });
-  const { uid, ranks } = meantBy(row);
+  const { uid, ranks } = targetOf(row);
   const args = ranks === null ? { mesh: uid } : { mesh: uid, ranks };
   for (const command of [IDS.heal, IDS.interrupt, IDS.logs]) menu.addItem({ command, args });
   menu.addItem({ type: "separator" });

@@ -139,7 +139,7 @@ export class Connection implements IDisposable {
     const back = connected && !this.facts.connected && this.facts.comm === "live";
     this._set({ kernel: Boolean(kernel), status, connected });
     this._tryAgain();
-    if (back) this.cluster.found(); // what was said in between was not heard
+    if (back) this.cluster.reconnected(); // what was said in between was not heard
   }
 
   private _lost(why: string): void {
@@ -189,7 +189,7 @@ export class Connection implements IDisposable {
         if (!fresh) return;
         this._loaded = true;
         this._changed.emit();
-        this.cluster.found();
+        this.cluster.reconnected();
         resolve(true);
       };
       comm.onClose = () => {

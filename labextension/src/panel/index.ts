@@ -43,7 +43,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const front = new Front(tracker, () => settings.loadAgain);
     const actions = new Actions(
       () => front.connection,
-      (told) => settings.insertCode === "always" && told.code && front.insert(told.code),
+      ({ code }) => settings.insertCode === "always" && code && front.insert(code),
     );
     const panel = new MonarchPanel(front, actions, {
       load: () => void front.connection?.load(),
@@ -65,15 +65,15 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const status = statusBar ? new StatusItem(front, open) : null;
     if (status) statusBar?.registerStatusItem("monarch-nb:status", { item: status, align: "left", rank: 50 });
 
-    const take = (found: ISettingRegistry.ISettings): void => {
-      Object.assign(settings, found.composite);
+    const take = (changed: ISettingRegistry.ISettings): void => {
+      Object.assign(settings, changed.composite);
       if (status) status.wanted = settings.statusBar;
     };
     void registry
       ?.load(ID)
-      .then((found) => {
-        take(found);
-        found.changed.connect(take);
+      .then((loaded) => {
+        take(loaded);
+        loaded.changed.connect(take);
       })
       .catch((reason) => console.warn(`monarch-nb: the settings cannot be read: ${reason}`));
   },

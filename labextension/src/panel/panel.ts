@@ -40,7 +40,7 @@ export class MonarchPanel extends SidePanel {
     this._spawn.addEventListener("click", () => hooks.spawn());
     this._load.addEventListener("click", () => hooks.load());
     this._insertTyped.addEventListener("click", () => _front.insert(this._typed.textContent ?? ""));
-    this._insert.addEventListener("click", () => _front.insert(_actions.told.code));
+    this._insert.addEventListener("click", () => _front.insert(_actions.outcome.code));
 
     const selected = new SelectedSection(_actions, (uid, ranks) => this.showLogs(uid, ranks));
     this.meshes = new MeshSection((row) => (selected.row = row), (row, event) => hooks.menu(row, event));
@@ -52,7 +52,7 @@ export class MonarchPanel extends SidePanel {
 
     const head = new Widget({ node: h("div", { class: "mnb-v mnb-panel-head" }, h("div", { class: "mnb-top" }, this._name, this._spawn), this._summary) });
     const note = new Widget({ node: h("div", { class: "mnb-v mnb-panel-note", role: "status" }, this._noteTitle, this._noteText, this._typed, h("div", { class: "mnb-buttons" }, this._load, this._insertTyped)) });
-    const foot = new Widget({ node: h("div", { class: "mnb-v mnb-panel-foot", role: "status" }, this._told, h("div", { class: "mnb-slice" }, this._code, this._insert)) });
+    const foot = new Widget({ node: h("div", { class: "mnb-v mnb-panel-foot", role: "status" }, this._outcome, h("div", { class: "mnb-slice" }, this._code, this._insert)) });
     const layout = this.layout as PanelLayout;
     layout.insertWidget(0, head);
     layout.insertWidget(1, note);
@@ -121,10 +121,10 @@ export class MonarchPanel extends SidePanel {
   }
 
   private _said(): void {
-    const { text, wrong, code } = this._actions.told;
-    say(this._told, text);
-    this._told.title = text;
-    this._told.classList.toggle("mnb-wrong", wrong);
+    const { text, wrong, code } = this._actions.outcome;
+    say(this._outcome, text);
+    this._outcome.title = text;
+    this._outcome.classList.toggle("mnb-wrong", wrong);
     say(this._code, code);
     this._insert.style.visibility = code ? "visible" : "hidden";
   }
@@ -139,12 +139,12 @@ export class MonarchPanel extends SidePanel {
   private _note: Widget;
   private _noteText = h("div", { class: "mnb-dim" });
   private _noteTitle = h("b");
+  private _outcome = h("div", { class: "mnb-panel-outcome" });
   private _pending: number | null = null;
   private _sections: Section[];
   private _sessions: DebugSection;
   private _spawn = h("button", { class: "mnb-b", type: "button", text: "Spawn…", title: "make a mesh of processes" });
   private _summary = h("div", { class: "mnb-panel-summary", role: "status" });
-  private _told = h("div", { class: "mnb-panel-told" });
   private _typed = h("code", { class: "mnb-typed" });
   private _unwatch: (() => void) | null = null;
 }

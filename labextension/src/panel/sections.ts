@@ -12,7 +12,7 @@ import { placeOf } from "../page/words";
 import { debugView } from "../views/debugger";
 import { failureView } from "../views/failures";
 import { logView } from "../views/logs";
-import { Row, countsMeant, factsOf, lookOf, meantBy } from "./tree";
+import { Row, countsAt, factsOf, lookOf, targetOf } from "./tree";
 import { TreeView, isStructural } from "./treeview";
 
 /** A part of the panel that shows a cluster. */
@@ -131,16 +131,16 @@ export class SelectedSection extends Section {
     super("selected", "Selected");
     const button = (label: string, act: () => void): HTMLButtonElement => h("button", { class: "mnb-b", type: "button", text: label, onclick: act });
     const verb = (what: Verb) => (): void => {
-      const meant = this._row && meantBy(this._row);
-      if (meant) void this._actions.act(what, meant.uid, meant.ranks);
+      const target = this._row && targetOf(this._row);
+      if (target) void this._actions.act(what, target.uid, target.ranks);
     };
     this._heal = button("Heal", verb("heal"));
     this._interrupt = button("Interrupt", verb("interrupt"));
     this._stack = button("Stack", () => void this._showStack());
     this._stop_ = button("Stop", verb("stop"));
     const logs = button("Logs", () => {
-      const meant = this._row && meantBy(this._row);
-      if (meant) this._logs(meant.uid, meant.ranks);
+      const target = this._row && targetOf(this._row);
+      if (target) this._logs(target.uid, target.ranks);
     });
     this.body.append(h("div", { class: "mnb-buttons" }, this._heal, this._interrupt, this._stack, logs, this._stop_), this._facts, this._lines);
   }
@@ -166,13 +166,13 @@ export class SelectedSection extends Section {
   }
 
   private _follow(cluster: Cluster, row: Row): () => void {
-    const { uid, ranks } = meantBy(row);
+    const { uid, ranks } = targetOf(row);
     const mesh = cluster.state.meshes[uid];
     const kept: string[] = [];
-    const one = ranks?.length === 1;
+    const single = ranks?.length === 1;
     return cluster.subscribe({ topic: "logs", mesh: uid, ranks: ranks ?? undefined, lines: TAIL }, ({ reset, lines }) => {
       if (reset) kept.length = 0;
-      for (const [index, , , text] of lines) kept.push(one || !mesh?.labels.length ? text : `${placeOf(mesh.labels, pointOf(mesh.sizes, index))}  ${text}`);
+      for (const [index, , , text] of lines) kept.push(single || !mesh?.labels.length ? text : `${placeOf(mesh.labels, pointOf(mesh.sizes, index))}  ${text}`);
       kept.splice(0, Math.max(0, kept.length - TAIL));
       if (this._stacked) return;
       const down = this._lines.scrollTop + this._lines.clientHeight >= this._lines.scrollHeight - 4;
@@ -185,7 +185,7 @@ export class SelectedSection extends Section {
     const { cluster, _row: row } = this;
     const mesh = row && cluster?.state.meshes[row.uid];
     if (!row || !cluster || !mesh) return;
-    const { uid, ranks } = meantBy(row);
+    const { uid, ranks } = targetOf(row);
     this._stacked = true;
     say(this._lines, "asking the processes …");
     try {
@@ -203,8 +203,8 @@ export class SelectedSection extends Section {
     const row = this._row;
     if (!row) return;
     const facts = factsOf(cluster.state, row, cluster.now());
-    const { uid, ranks } = meantBy(row);
-    const counts = countsMeant(cluster.state, uid, ranks);
+    const { uid, ranks } = targetOf(row);
+    const counts = countsAt(cluster.state, uid, ranks);
     const stopped = Boolean(cluster.state.meshes[uid]?.stopped) || !cluster.live;
     const living = (counts.busy ?? 0) + (counts.idle ?? 0) + (counts.paused ?? 0) + (counts.unresponsive ?? 0);
     able(this._heal, !stopped && Boolean(counts.failed));
@@ -246,7 +246,7 @@ export class FailureSection extends Section {
 
   /** Says in the title how many are not healed; also while it is closed. */
   count(state: ClusterState): void {
-    const open = Object.values(state.failures).filter((one) => one.state === "open").length;
+    const open = Object.values(state.failures).filter((failure) => failure.state === "open").length;
     this.title.label = open ? `Failures · ${open} not healed` : "Failures";
   }
 }
@@ -271,9 +271,9 @@ export class LogSection extends Section {
     let shown = "";
     const draw = (): void => {
       const meshes = Object.entries(cluster.state.meshes).filter(([uid, mesh]) => !mesh.stopped || uid === this._uid);
-      const told = JSON.stringify(meshes.map(([uid, mesh]) => [uid, mesh.name]));
-      if (told !== this._told) {
-        this._told = told;
+      const offered = JSON.stringify(meshes.map(([uid, mesh]) => [uid, mesh.name]));
+      if (offered !== this._offered) {
+        this._offered = offered;
         this._pick.replaceChildren(...meshes.map(([uid, mesh]) => h("option", { value: uid, text: mesh.name })));
       }
       if (!meshes.some(([uid]) => uid === this._uid)) [this._uid, this._ranks] = [meshes[0]?.[0] ?? "", null];
@@ -292,9 +292,9 @@ export class LogSection extends Section {
     };
   }
 
+  private _offered = "";
   private _pick = h("select", { class: "mnb-pick", "aria-label": "mesh" });
   private _ranks: number[] | null = null;
-  private _told = "";
   private _uid = "";
 }
 

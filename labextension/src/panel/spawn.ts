@@ -3,11 +3,11 @@
 import { Dialog, showDialog } from "@jupyterlab/apputils";
 import { Widget } from "@lumino/widgets";
 
-import { Wish, codeForSpawn, freshName, wishOf } from "./code";
+import { NewMesh, codeForSpawn, freshName, newMeshFrom } from "./code";
 import type { ClusterState } from "../cluster/state";
 import { h, say } from "../page/dom";
 
-class Form extends Widget implements Dialog.IBodyWidget<Wish | string> {
+class Form extends Widget implements Dialog.IBodyWidget<NewMesh | string> {
   constructor(private _state: ClusterState, typed: [string, string] | null) {
     super();
     this.addClass("mnb-form");
@@ -22,16 +22,16 @@ class Form extends Widget implements Dialog.IBodyWidget<Wish | string> {
     return [this._name.value, this._dims.value];
   }
 
-  getValue(): Wish | string {
-    return wishOf(this._name.value.trim(), this._dims.value);
+  getValue(): NewMesh | string {
+    return newMeshFrom(this._name.value.trim(), this._dims.value);
   }
 
   private _update(): void {
-    const wish = this.getValue();
-    const wrong = typeof wish === "string";
-    say(this._code, wrong ? "" : codeForSpawn(wish.name, wish.dims));
-    const taken = !wrong && Object.values(this._state.meshes).some((mesh) => mesh.name === wish.name && !mesh.stopped);
-    say(this._note, wrong ? wish : taken ? `${wish.name} is running. The same shape keeps it; another shape replaces it, and its actors are lost.` : "");
+    const mesh = this.getValue();
+    const wrong = typeof mesh === "string";
+    say(this._code, wrong ? "" : codeForSpawn(mesh.name, mesh.dims));
+    const taken = !wrong && Object.values(this._state.meshes).some((other) => other.name === mesh.name && !other.stopped);
+    say(this._note, wrong ? mesh : taken ? `${mesh.name} is running. The same shape keeps it; another shape replaces it, and its actors are lost.` : "");
     this._note.classList.toggle("mnb-wrong", wrong || taken);
   }
 
@@ -42,7 +42,7 @@ class Form extends Widget implements Dialog.IBodyWidget<Wish | string> {
 }
 
 /** Asks until it can be done or is given up: null. */
-export async function askForMesh(state: ClusterState, typed: [string, string] | null = null): Promise<Wish | null> {
+export async function askForMesh(state: ClusterState, typed: [string, string] | null = null): Promise<NewMesh | null> {
   const body = new Form(state, typed);
   const answer = await showDialog({ title: "Spawn a mesh", body, buttons: [Dialog.cancelButton(), Dialog.okButton({ label: "Spawn" })], focusNodeSelector: "input" });
   if (!answer.button.accept) return null;

@@ -26,35 +26,35 @@ export function summaryOf(state: ClusterState): Summary {
     if (mesh.kind === "actors" && mesh.on && state.meshes[mesh.on]) continue;
     const size = sizeOf(mesh);
     ranks += size;
-    const mine = { ...mesh.counts };
+    const own = { ...mesh.counts };
     const worse = failedActorsOn(state, uid, living);
     for (const index of worse) {
       const was = state.ranks[uid]?.[index]?.state ?? mesh.state;
       if (was === "failed") continue;
-      mine[was] = (mine[was] ?? 0) - 1;
-      mine.failed = (mine.failed ?? 0) + 1;
+      own[was] = (own[was] ?? 0) - 1;
+      own.failed = (own.failed ?? 0) + 1;
     }
-    for (const [how, count] of Object.entries(mine)) counts[how] = (counts[how] ?? 0) + (count ?? 0);
+    for (const [how, count] of Object.entries(own)) counts[how] = (counts[how] ?? 0) + (count ?? 0);
   }
   const away = Object.entries(counts).reduce((sum, [how, count]) => sum + (AWAY.has(how) ? count : 0), 0);
   const well = ranks - away;
   const failed = counts.failed ?? 0;
-  const told = TROUBLE.filter((how) => counts[how]).map((how) => `${counts[how]} ${how}`);
-  const text = meshes ? [`${meshes} mesh${meshes === 1 ? "" : "es"}`, `${well}/${ranks} ranks`, ...told].join(" · ") : "no meshes";
+  const troubles = TROUBLE.filter((how) => counts[how]).map((how) => `${counts[how]} ${how}`);
+  const text = meshes ? [`${meshes} mesh${meshes === 1 ? "" : "es"}`, `${well}/${ranks} ranks`, ...troubles].join(" · ") : "no meshes";
   return { meshes, ranks, well, failed, text };
 }
 
 function failedActorsOn(state: ClusterState, uid: string, living: [string, ClusterState["meshes"][string]][]): Set<number> {
-  const found = new Set<number>();
+  const indices = new Set<number>();
   const procs = state.meshes[uid];
-  if (!procs || procs.kind !== "procs") return found;
+  if (!procs || procs.kind !== "procs") return indices;
   for (const [other, mesh] of living) {
     if (mesh.on !== uid || !mesh.counts?.failed) continue;
     for (const [index, rank] of Object.entries(state.ranks[other] ?? {})) {
       if ((rank.state ?? mesh.state) !== "failed") continue;
       const at = indexOfBase(procs, baseOf(mesh, Number(index)));
-      if (at >= 0) found.add(at);
+      if (at >= 0) indices.add(at);
     }
   }
-  return found;
+  return indices;
 }

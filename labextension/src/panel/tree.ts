@@ -87,7 +87,7 @@ export function lookOf(state: ClusterState, row: Row, now: number): Look {
   const mesh = state.meshes[row.uid];
   if (!mesh) return { name: "", note: "", state: "", counts: [], spoken: "" };
   if (row.kind === "proc" || row.kind === "actor") return rankLook(state, row, mesh, now);
-  const counts = countsMeant(state, row.uid, meantBy(row).ranks);
+  const counts = countsAt(state, row.uid, targetOf(row).ranks);
   const host = row.kind === "host" ? state.hosts[mesh.hosts?.[row.index] ?? ""] : undefined;
   const name = row.kind === "host" ? host?.name ?? mesh.hosts?.[row.index] ?? "" : mesh.name;
   const shape = mesh.labels.length ? shapeOf(mesh) : "";
@@ -123,15 +123,15 @@ export function noteOf(rank: Rank, now: number): string {
   }
 }
 
-/** What is meant when a row is acted on: the mesh, and its ranks; null for all of them. */
-export function meantBy(row: Row): { uid: string; ranks: number[] | null } {
+/** What a click on a row acts on: the mesh, and some of its ranks; null for all of them. */
+export function targetOf(row: Row): { uid: string; ranks: number[] | null } {
   if (row.kind === "proc" || row.kind === "actor") return { uid: row.uid, ranks: [row.index] };
   if (row.kind === "host") return { uid: row.uid, ranks: Array.from({ length: row.to - row.from }, (_, at) => row.from + at) };
   return { uid: row.uid, ranks: null };
 }
 
-/** How many of what is meant are in which state. */
-export function countsMeant(state: ClusterState, uid: string, ranks: readonly number[] | null): Counts {
+/** How many of some ranks are in which state; null for all ranks of the mesh. */
+export function countsAt(state: ClusterState, uid: string, ranks: readonly number[] | null): Counts {
   return ranks === null ? (state.meshes[uid]?.counts ?? {}) : countsOf(state, uid, ranks);
 }
 

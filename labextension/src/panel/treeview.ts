@@ -12,7 +12,7 @@ interface Line {
   name: HTMLElement;
   note: HTMLElement;
   marks: HTMLElement;
-  told: string;
+  shown: string; // the look that is on the page
 }
 
 export interface TreeActions {
@@ -120,7 +120,7 @@ export class TreeView {
       note,
       marks,
     );
-    const line = { element, name, note, marks, told: "" };
+    const line = { element, name, note, marks, shown: "" };
     this._lines.set(row.key, line);
     return line;
   }
@@ -133,9 +133,9 @@ export class TreeView {
     attribute(element, "aria-expanded", row.expandable ? String(row.expanded) : null);
     attribute(element, "aria-posinset", String(row.place));
     attribute(element, "aria-setsize", String(row.siblings));
-    const told = JSON.stringify(look);
-    if (told === line.told) return;
-    line.told = told;
+    const shown = JSON.stringify(look);
+    if (shown === line.shown) return;
+    line.shown = shown;
     say(line.name, look.name);
     say(line.note, look.note);
     attribute(element, "title", [look.name, look.note].filter(Boolean).join(" · "));

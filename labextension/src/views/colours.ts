@@ -31,7 +31,7 @@ const USES: Readonly<Record<string, Colour>> = {
 const LOOKED = 64; // ranks that are looked at for what there is
 
 /** The prefix of the keys of what actors tell. */
-export const METRIC = "told:";
+export const METRIC = "metric:";
 
 /** Keeps the newest value of each metric that actors tell, once somebody wants them. */
 export class LatestMetrics {
@@ -68,11 +68,11 @@ export class LatestMetrics {
 export function coloursOf(ranks: RankRecords, metrics: Pick<LatestMetrics, "values">): Record<string, Colour> {
   const looked = Object.values(ranks).slice(0, LOOKED);
   const used = Object.entries(USES).filter(([, colour]) => looked.some((rank) => colour.of(rank, -1) !== undefined));
-  const told = [...metrics.values].map(([name, values]): [string, Colour] => [
+  const measured = [...metrics.values].map(([name, values]): [string, Colour] => [
     METRIC + name,
     { name, of: (_, index) => values.get(index), show: number, ranged: true },
   ]);
-  return Object.fromEntries([...used, ...told]);
+  return Object.fromEntries([...used, ...measured]);
 }
 
 /** The lowest and highest of what is shown: all of it is coloured between these. */

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { codeFor, codeForSpawn, dimsFrom, freshName, wishOf, wrongName } from "../../src/panel/code";
+import { codeFor, codeForSpawn, dimsFrom, freshName, newMeshFrom, wrongName } from "../../src/panel/code";
 import { four } from "../made";
 
 const workers = four().meshes.w as never;
@@ -27,7 +27,7 @@ describe("the code of a click", () => {
 describe("what is typed to spawn a mesh", () => {
   it("is read", () => {
     expect(dimsFrom(" hosts=2, gpus=4 ")).toEqual({ hosts: 2, gpus: 4 });
-    expect(wishOf("grid", "gpus=4")).toEqual({ name: "grid", dims: { gpus: 4 } });
+    expect(newMeshFrom("grid", "gpus=4")).toEqual({ name: "grid", dims: { gpus: 4 } });
   });
 
   it.each([
@@ -36,12 +36,12 @@ describe("what is typed to spawn a mesh", () => {
     ["gpus=0", "gpus must be at least 1"],
     ["gpus=1 gpus=2", "gpus is given twice"],
   ])("says what is wrong with %j", (text, told) => {
-    expect(wishOf("grid", text)).toContain(told);
+    expect(newMeshFrom("grid", text)).toContain(told);
   });
 
   it("needs the name of a variable, and proposes one", () => {
     expect(wrongName("my mesh")).toContain("cannot be the name of a variable");
-    expect(wishOf("", "gpus=4")).toBe("Give the mesh a name.");
+    expect(newMeshFrom("", "gpus=4")).toBe("Give the mesh a name.");
     expect(freshName(["workers", "workers2"])).toBe("workers3");
   });
 });

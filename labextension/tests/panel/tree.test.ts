@@ -1,7 +1,7 @@
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
 
-import { Row, countsMeant, factsOf, lookOf, meantBy, rowsOf } from "../../src/panel/tree";
+import { Row, countsAt, factsOf, lookOf, targetOf, rowsOf } from "../../src/panel/tree";
 import { actors, four, many, turn } from "../made";
 
 const NOW = 1000;
@@ -62,8 +62,8 @@ describe("the rows of many hosts", () => {
     expect(rows.filter((row) => row.kind === "proc").map((row) => row.index)).toEqual([16, 17, 18, 19, 20, 21, 22, 23]);
     const host = rows.find((row) => row.key === "h:w:2") as Row;
     expect(lookOf(state, host, NOW)).toMatchObject({ name: "node2", counts: [["failed", 1], ["idle", 7]] });
-    expect(meantBy(host)).toEqual({ uid: "w", ranks: [16, 17, 18, 19, 20, 21, 22, 23] });
-    expect(countsMeant(state, "w", meantBy(host).ranks)).toEqual({ failed: 1, idle: 7 });
+    expect(targetOf(host)).toEqual({ uid: "w", ranks: [16, 17, 18, 19, 20, 21, 22, 23] });
+    expect(countsAt(state, "w", targetOf(host).ranks)).toEqual({ failed: 1, idle: 7 });
   });
 
   it("are one row for a thousand ranks until it is opened", () => {
