@@ -17,13 +17,13 @@ from monarch_nb.runtime import (
     RankedPortReceiver,
     Runtime,
     WouldBlockRuntime,
+    breakpoint_if,
     returns_future,
     runtime,
     set_factory,
     set_hook_lookup,
     started,
 )
-from monarch_nb.runtime.features import breakpoint_if
 from monarch_nb.runtime.ids import ProcId, Uid
 from monarch_nb.runtime.log_prefix import config
 from monarch_nb.settings import ChannelTransport

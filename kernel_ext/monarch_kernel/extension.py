@@ -6,7 +6,7 @@ from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh import prestart
 from monarch_nb.mesh.view import conditions
-from monarch_nb.runtime import Future, Runtime, future, process, runtime, waiters
+from monarch_nb.runtime import Future, Runtime, runtime, started, waiting
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure
@@ -100,7 +100,7 @@ class Extension:
 
     def _attach(self) -> None:
         """To the current engine: there is a new one after shutdown_context()."""
-        engine = process._runtime
+        engine = started()
         if engine is None or (self._attached is not None and self._attached.engine is engine):
             return
         self._views.attach(engine)
@@ -132,15 +132,15 @@ class _Attached:
         self.prompt.install()
         self.stopping.install()
         self.forgotten.install()
-        waiters.append(self._progress)
-        future._wait_guards.append(self._progress.guard)
+        waiting.waiters.append(self._progress)
+        waiting.guards.append(self._progress.guard)
         front.ending.append(self._output.settle)
 
     def leave(self) -> None:
         """Lets go of it."""
         for registered, mine in (
-            (waiters, self._progress),
-            (future._wait_guards, self._progress.guard),
+            (waiting.waiters, self._progress),
+            (waiting.guards, self._progress.guard),
             (self._front.ending, self._output.settle),
         ):
             if mine in registered:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.mesh.interrupts import answered, doing
-from monarch_nb.runtime import Doing, Future
-from monarch_nb.runtime.future import WAIT_TICK
+from monarch_nb.runtime import Doing, Future, waiting
 from monarch_nb.shape import places_of
 
 from .front import Front, Line
@@ -142,11 +141,11 @@ class _Ticking:
         self._tick = tick
         self._begun = time.monotonic()
         self._loop = asyncio.get_running_loop()
-        self._handle = self._loop.call_later(WAIT_TICK, self._again)
+        self._handle = self._loop.call_later(waiting.TICK, self._again)
 
     def _again(self) -> None:
         self._tick(time.monotonic() - self._begun)
-        self._handle = self._loop.call_later(WAIT_TICK, self._again)
+        self._handle = self._loop.call_later(waiting.TICK, self._again)
 
     def end(self) -> None:
         self._handle.cancel()

@@ -7,8 +7,7 @@ from types import FrameType
 from typing import Any
 
 from monarch_nb.mesh.interrupts import interrupted
-from monarch_nb.runtime import Doing, Future, MeshState, PendingCall, Runtime
-from monarch_nb.runtime import future as futures
+from monarch_nb.runtime import Doing, Future, MeshState, PendingCall, Runtime, waiting
 from monarch_nb.wire import error_line
 
 from .front import Front
@@ -31,14 +30,14 @@ class Stopping:
 
     def install(self) -> None:
         """From now on Ctrl-C has these two steps in waits of cells."""
-        futures._stop_words.append(self.stopped)
-        futures._await_guards.append(self._awaits.guard)
+        waiting.stop_words.append(self.stopped)
+        waiting.await_guards.append(self._awaits.guard)
 
     def uninstall(self) -> None:
         """Not any more."""
         for registered, mine in (
-            (futures._stop_words, self.stopped),
-            (futures._await_guards, self._awaits.guard),
+            (waiting.stop_words, self.stopped),
+            (waiting.await_guards, self._awaits.guard),
         ):
             if mine in registered:
                 registered.remove(mine)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoin
 from monarch_nb.debug.records import Frame, Stopped, Tensor, Value
 from monarch_nb.debug.render.answers import Answers
 from monarch_nb.debug.service import controller
-from monarch_nb.runtime.features import breakpoint_if
+from monarch_nb.runtime import breakpoint_if
 
 __all__ = [
     "Answers",

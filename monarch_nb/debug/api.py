@@ -13,6 +13,7 @@ from monarch_nb.debug.records import Motion, Stopped, Value
 from monarch_nb.debug.render.answers import Answers
 from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers, plain
 from monarch_nb.debug.service import controller
+from monarch_nb.runtime import ActorState, ProcState
 from monarch_nb.wire import ActorError
 
 
@@ -251,9 +252,9 @@ def post_mortem(what: Any, **picks: int | slice) -> Group:
     """
     mesh, rank, call = _failed(what, picks)
     state = controller().engine.meshes.get(mesh)
-    if state is None:
+    if not isinstance(state, ActorState | ProcState):
         raise DebugError("the mesh of this error has been stopped, so its frames are gone")
-    address = getattr(state, "procs", state).address(rank)
+    address = (state.procs if isinstance(state, ActorState) else state).address(rank)
     record = controller().autopsy(mesh, address, rank, call)
     return Group(lambda: [each for each in sessions() if each.session == record.session])
 

@@ -5,7 +5,6 @@ import types
 from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.session.worker import Worker
 from monarch_nb.runtime import Runtime, runtime
-from monarch_nb.runtime.features import feature
 
 
 class Service:
@@ -42,7 +41,7 @@ def attach(engine: Runtime) -> Service:
 
 def controller_of(engine: Runtime) -> Controller:
     """The controller's side of the debugger in a process."""
-    service: Service = feature(engine, "debug")
+    service: Service = engine.feature("debug")
     return service.controller
 
 

@@ -56,7 +56,6 @@ class Agent:
         self._cord, self._cord_end = cord
         self._keys = None if options.key is None else Keys.load_or_create(options.key)
         self._node = self._make_node()
-        self._node.on_stranger = self._stranger
         self._post = Post(self._node, self.address)
         self._leases = Leases(options.lease_s)
         self._logs = LogTailer(self._post, self._folder)
@@ -263,7 +262,7 @@ class Agent:
             self.address, run_folders={options.host: self._folder}, handler=self._handle, tcp_bind=options.tcp,
             tcp_bound=options.tcp_fd, on_link_failed=self._link_failed,
             insecure_loopback=options.insecure_loopback,
-            keys=self._keys, on_connection=self._connection,
+            keys=self._keys, on_connection=self._connection, on_stranger=self._stranger,
         )  # fmt: skip
 
 

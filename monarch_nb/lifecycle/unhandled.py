@@ -123,9 +123,8 @@ def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
 
     global _notebook
     _notebook = True
-    driver: Any = runtime().keeper.driver
-    driver.machine.root_policy = "notebook"
-    driver.show = tell
+    keeper: Any = runtime().keeper
+    keeper.driver.in_notebook(tell)
 
 
 def _run(hook: Callable[[MeshFailure], None], failure: MeshFailure) -> None:

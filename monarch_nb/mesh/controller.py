@@ -22,16 +22,28 @@ from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.cells import run_in_actor
 from monarch_nb.mesh.controllers import Controllers
+from monarch_nb.mesh.effects import MeshEffects
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.keeper import Keeper
+from monarch_nb.mesh.parts import FEATURES
 from monarch_nb.mesh.proc import set_log_level
 from monarch_nb.mesh.process_operations import ProcessOperations
 from monarch_nb.mesh.requests import fail_requests, gather, request
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.runtime import Future, ProcState, Runtime, forgotten, install, runtime, started
-from monarch_nb.runtime.features import install_breakpoints
+from monarch_nb.runtime import (
+    Future,
+    Local,
+    ProcState,
+    Runtime,
+    forgotten,
+    install,
+    install_breakpoints,
+    runtime,
+    started,
+)
 from monarch_nb.settings import settings
-from monarch_nb.transport import Node
+from monarch_nb.supervision import Driver
+from monarch_nb.transport import Node, ThreadClock
 from monarch_nb.wire import register_pickle_by_value
 
 logger = logging.getLogger(__name__)
@@ -54,24 +66,35 @@ def become_controller() -> Runtime:
         _coming[host] = ahead
     folder = run_folder_for(host)
     make_run_folder(folder)
-    engine = Runtime(f"{host}/c{secrets.token_hex(4)}.0.0", f"{host}/agent")
-    engine.run_in_actor = run_in_actor
-    logs = MeshLogs(engine, set_log_level)
-    logs.present(Forwarding(logs))
-    keeper = Keeper(engine, logs, root=engine.root.stream, operations=ProcessOperations(engine))
-    keeper.controllers = Controllers(engine)
-    keeper.driver.fatal = unhandled.unhandled
-    keeper.revive = lambda hosts: _revive(engine, hosts)
+    local, clock = Local(f"{host}/c{secrets.token_hex(4)}.0.0"), ThreadClock()
     node = Node(
-        engine.address,
+        local.address,
         run_folders={host: Path(folder)},
         agent=None,
-        handler=engine.handle,
+        handler=lambda header, parcel: engine.handle(header, parcel),
         on_link_failed=lambda header, parcel, reason: undelivered(engine, header, reason),
         on_connection=connection,
+        on_stranger=lambda address: keeper.watching.stranger(address),
         config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
     )
-    engine.start(node)
+    driver = Driver(local, clock, MeshEffects(lambda: keeper), root=local.root, fatal=unhandled.unhandled)
+    engine = Runtime(
+        local,
+        node,
+        driver,
+        clock,
+        agent=f"{host}/agent",
+        features=FEATURES,
+        this_proc=lambda: keeper.this_proc(),
+        proc_mesh=lambda: keeper.proc_mesh(),
+        run_in_actor=run_in_actor,
+    )
+    logs = MeshLogs(engine, set_log_level)
+    logs.present(Forwarding(logs))
+    keeper = Keeper(engine, driver, logs, ProcessOperations(engine))
+    keeper.controllers = Controllers(engine)
+    keeper.revive = lambda hosts: _revive(engine, hosts)
+    engine.start()
     install_breakpoints()  # for actors of this process
     main = sys.modules.get("__mp_main__")
     if main is not None:  # that is what the script is called in a child of multiprocessing, and nowhere else

@@ -15,14 +15,26 @@ from monarch_nb.logs.redirect import journal_of_this_process
 from monarch_nb.mesh.cells import run_in_actor
 from monarch_nb.mesh.console import Console
 from monarch_nb.mesh.controllers import Controllers
+from monarch_nb.mesh.effects import MeshEffects
 from monarch_nb.mesh.keeper import Keeper
+from monarch_nb.mesh.parts import FEATURES
 from monarch_nb.mesh.proc import set_log_level
 from monarch_nb.mesh.process_operations import ProcessOperations
-from monarch_nb.runtime import ROOT, Runtime, SpawnActor, display_hooks, dumps, install, sleeping
-from monarch_nb.runtime.features import install_breakpoints
+from monarch_nb.runtime import (
+    ROOT,
+    Local,
+    Runtime,
+    SpawnActor,
+    display_hooks,
+    dumps,
+    install,
+    install_breakpoints,
+    sleeping,
+)
 from monarch_nb.runtime.log_prefix import levels_are_known
 from monarch_nb.settings import TRAVELS_IN, settings
-from monarch_nb.transport import Node
+from monarch_nb.supervision import Driver
+from monarch_nb.transport import Node, ThreadClock
 from monarch_nb.wire import Header
 
 if TYPE_CHECKING:
@@ -40,14 +52,34 @@ def run_proc(spec: ProcSpec) -> int:
         return 1
     settings.receive(spec.env.get(TRAVELS_IN) or "")
     os.environ.pop(TRAVELS_IN, None)
-    engine = Runtime(spec.address, spec.agent, root_id=f"<{spec.name or 'proc'}>")
-    engine.run_in_actor = run_in_actor
+    local, clock = Local(spec.address), ThreadClock()
+    node = Node(
+        spec.address,
+        run_folders={spec.host: Path(spec.run_folder)},
+        agent=spec.agent,
+        handler=lambda header, parcel: engine.handle(header, parcel),
+        on_link_failed=lambda header, parcel, reason: engine.undelivered(header, reason),
+        on_stranger=lambda address: keeper.watching.stranger(address),
+    )
+    driver = Driver(local, clock, MeshEffects(lambda: keeper))
+    engine = Runtime(
+        local,
+        node,
+        driver,
+        clock,
+        agent=spec.agent,
+        features=FEATURES,
+        this_proc=lambda: keeper.this_proc(),
+        proc_mesh=lambda: keeper.proc_mesh(),
+        run_in_actor=run_in_actor,
+        root_id=f"<{spec.name or 'proc'}>",
+        is_worker=True,
+    )
     logs = MeshLogs(engine, set_log_level)
     logs.present(Forwarding(logs))
-    keeper = Keeper(engine, logs, root=None, operations=ProcessOperations(engine))
+    keeper = Keeper(engine, driver, logs, ProcessOperations(engine))
     keeper.python = spec.python
     keeper.controllers = Controllers(engine)
-    engine.is_worker = True
     install_breakpoints()
     dumps.register(spec.run_folder, spec.address)
     install(engine)
@@ -88,14 +120,7 @@ def run_proc(spec: ProcSpec) -> int:
         console.stop(reason)
 
     engine.controls["proc.stop"] = stop
-    node = Node(
-        spec.address,
-        run_folders={spec.host: Path(spec.run_folder)},
-        agent=spec.agent,
-        handler=engine.handle,
-        on_link_failed=lambda header, parcel, reason: engine.undelivered(header, reason),
-    )
-    engine.start(node)
+    engine.start()
     console.executor.run()  # type: ignore[union-attr]
     logs.close()
     dumps.file_of(spec.run_folder, spec.address).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.mesh.console import Console, run_source
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.runtime import ROOT, ActorCell, Runtime, SpawnActor, endpoint, runtime
+from monarch_nb.runtime import ROOT, ActorCell, ActorState, Runtime, SpawnActor, endpoint, runtime
 from monarch_nb.transport import UnreachableError, held_back
 from monarch_nb.wire import Header, Kind
 
@@ -103,13 +103,18 @@ class InlineHost:
             started.append(address)
         return started
 
+    def alive(self) -> list[str]:
+        """The addresses of the would-be processes that live."""
+        return sorted(self._alive)
+
     def _cells(self, address: str) -> list[ActorCell]:
         """The actors of a would-be process, its console last."""
         console = self._alive[address]
         mine = []
         for cell in tuple(self.engine.cells.values()):
-            procs = getattr(self.engine.meshes.get(cell.mesh), "procs", None)
-            if cell is not console and cell.rank == console.rank and procs is not None and procs.uid == console.mesh:
+            state = self.engine.meshes.get(cell.mesh)
+            on = state.procs.uid if isinstance(state, ActorState) else ""
+            if cell is not console and cell.rank == console.rank and on == console.mesh:
                 mine.append(cell)
         return [*mine, console]
 
@@ -145,11 +150,17 @@ def in_process_host() -> HostMesh:
     Messages, ordering, pickling, supervision and heal are the real ones; `os.getpid()` is the same everywhere, and one
     actor that holds the interpreter holds all.
     """
-    engine = runtime()
-    if engine.inline is None:
-        engine.inline = InlineHost(engine)
-        engine.local_hosts.add(engine.inline.host)
-    return HostMesh.of_host(engine.inline.host)
+    return HostMesh.of_host(inline_host(runtime()).host)
+
+
+def inline_host(engine: Runtime) -> InlineHost:
+    """The one of this process."""
+    inner = engine.inner_host
+    if not isinstance(inner, InlineHost):
+        inner = InlineHost(engine)
+        engine.take_in(inner)
+        engine.local_hosts.add(inner.host)
+    return inner
 
 
 def kill(procs: ProcMesh) -> None:
@@ -159,7 +170,8 @@ def kill(procs: ProcMesh) -> None:
     """
     engine = runtime()
     state = procs._state
-    if engine.inline is None or set(state.layout.hosts) != {engine.inline.host}:
+    inner = engine.inner_host
+    if not isinstance(inner, InlineHost) or set(state.layout.hosts) != {inner.host}:
         raise ValueError(f"{state.name} consists of real processes: os.kill(pid, signal.SIGKILL) ends one")
     for rank in procs._region.ranks():
-        held_back(engine.inline.kill, state.address(rank))
+        held_back(inner.kill, state.address(rank))

@@ -13,9 +13,9 @@ from monarch_nb.mesh.operations import Operations
 from monarch_nb.mesh.requests import route_answers
 from monarch_nb.mesh.stops import Stops
 from monarch_nb.mesh.watching import Watching
-from monarch_nb.runtime import ActorLife, ActorState, Future, Instance, MeshState, ProcState, Runtime, SpawnActor
+from monarch_nb.runtime import ActorState, Future, Instance, MeshState, ProcState, Runtime
 from monarch_nb.shape import NDSlice, Region, runs
-from monarch_nb.supervision import Action, Driver, Life, Machine, MeshSpec, Refusal, RootPolicy, Selection
+from monarch_nb.supervision import Action, Driver, Machine, MeshSpec, Refusal
 from monarch_nb.transport import held_back
 from monarch_nb.wire import Header, Layout
 
@@ -30,19 +30,11 @@ logger = logging.getLogger(__name__)
 class Keeper:
     """One per process. What it does at length is done by its parts: `watching`, `news`, `stops` and `heals`."""
 
-    def __init__(
-        self,
-        engine: Runtime,
-        logs: "MeshLogs",
-        *,
-        root: str | None,
-        operations: Operations,
-        policy: RootPolicy = "script",
-    ) -> None:
+    def __init__(self, engine: Runtime, driver: Driver, logs: "MeshLogs", operations: Operations) -> None:
         self.engine = engine
+        self.driver = driver
         self.logs = logs
         self.operations = operations
-        self.driver = Driver(engine, self, root=root, policy=policy)
         self.agent_environment: dict[str, dict[str, str]] = {}
         self.python: str | None = None  # the interpreter this process was asked to run with; its own follow
         self.workspaces: dict[str, list[str]] = {}  # by host: folders of code that come first on the path there
@@ -54,7 +46,6 @@ class Keeper:
         self._owned: dict[str, list[str]] = {}  # stream of the owner -> uids
         self._mesh: ProcMesh | None = None
         engine.keeper = self
-        engine.supervisor = self.driver
         route_answers(engine)
         self.watching = Watching(self)
         self.news = News(self)
@@ -145,10 +136,6 @@ class Keeper:
         procs = state if isinstance(state, ProcState) else None
         self.watching.watch(state.home, *(map(procs.address, range(procs.layout.size)) if procs is not None else ()))
 
-    def hosts(self, spec: SpawnActor) -> None:
-        """An actor lives here from now on."""
-        self.watching.hosts(spec)
-
     def belongs(self, mesh: "ProcMesh") -> None:
         """This process is one of that mesh."""
         self._mesh = mesh
@@ -166,25 +153,13 @@ class Keeper:
         if self._mesh is not None:
             return ProcMesh(self._mesh._state, region)
         state = self.engine.meshes.get(uid)
-        if state is None:
+        if not isinstance(state, ProcState):
             layout = Layout(uid, (self.engine.host,), 1)
             state = ProcState(uid, "this_proc", region, self.engine.address, layout=layout)
             self.own(self.engine.root, state)
         return ProcMesh(state, state.region)
 
-    # -- the hands of supervision -----------------------------------------------------------------------------------
-
-    def selection(self, state: Any, region: Any) -> Selection:
-        """The ranks of a slice as runs."""
-        return runs(region)
-
-    def actor_failed(self, cell: ActorLife, refusal: Refusal) -> None:
-        """Lets the process of the actor's owner know; in this process itself the event goes straight in."""
-        home = cell.spec.owner_process
-        if home == self.engine.address:
-            self.driver.refused(refusal)
-        else:
-            self.engine.control(home, "actor.failed", refusal)
+    # -- effects of supervision -----------------------------------------------------------------------------------
 
     def stop_mesh(self, what: "str | MeshState", reason: str, region: Region | None = None) -> Future[None]:
         """Stops a mesh or slice; the future resolves when it is gone."""
@@ -198,18 +173,6 @@ class Keeper:
     def heal(self, state: MeshState, region: Region, *, kill: bool = False) -> Future[None]:
         """Brings failed ranks of a slice back, or with `kill` all of them."""
         return self.heals.heal(state, region, kill=kill)
-
-    def respawn(self, uid: str, lives: Sequence[Life]) -> None:
-        """Starts processes again; blocks until they are ready."""
-        self.heals.respawn(uid, lives)
-
-    def recreate(self, uid: str, lives: Sequence[Life]) -> None:
-        """Creates actors again; blocks until they are there."""
-        self.heals.recreate(uid, lives)
-
-    def healed(self, lives: Sequence[tuple[str, Sequence[Life]]], await_hooks: bool) -> None:
-        """Tells everybody who holds a reference, then runs the hooks of survivors."""
-        self.heals.healed(lives, await_hooks)
 
     def host_lost(self, host: str, reason: str, life: int) -> None:
         """A host agent is gone, and all processes of its host with it; `life` is which one that was, if it is known."""

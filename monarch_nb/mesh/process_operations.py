@@ -7,7 +7,6 @@ from typing import Any, cast
 from monarch_nb.mesh.handle import Handle, state_of
 from monarch_nb.mesh.operations import ProcsWanted
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
-from monarch_nb.runtime.features import feature
 from monarch_nb.shape import Region
 
 
@@ -106,4 +105,4 @@ class ProcessOperations:
 
     def metrics(self, mesh: Handle[Any]) -> Any:
         """What actors have told with `monarch.telemetry.log`."""
-        return feature(self._engine, "metrics").of_mesh(mesh)
+        return self._engine.feature("metrics").of_mesh(mesh)

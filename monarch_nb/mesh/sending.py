@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_nb.routing import plan_cast
-from monarch_nb.runtime import ActorState, Context, PendingCall, Runtime
-from monarch_nb.runtime.process import FILL_AGAIN_S
+from monarch_nb.runtime import FILL_AGAIN_S, ActorState, Context, PendingCall, Runtime
 from monarch_nb.runtime.spans import traceparent
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.transport import DescriptorLimitError, uninterrupted
@@ -70,7 +69,7 @@ def _stays(runtime: Runtime, actor: ActorState, runs: Sequence[Run]) -> bool:
     layout = actor.procs.layout
     if len(runs) == 1 and runs[0].count == 1:
         return runtime.stays(layout.address(runs[0].rank, runs[0].proc_incarnation))
-    return runtime.inline is not None and all(runtime.stays(f"{host}/") for host in layout.hosts)
+    return all(runtime.stays(f"{host}/") for host in layout.hosts)
 
 
 def send_region(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct
 
 from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
-from monarch_nb.runtime.features import held_at
 from monarch_nb.shape import Region
 from monarch_nb.supervision import Cause
 from monarch_nb.supervision.report import facts
@@ -97,7 +96,7 @@ def _ranks(state: MeshState, procs: ProcState, region: Region) -> list[RankView]
             detail = _ended(known.cause)
         elif what == "alive" and procs.home == runtime().address and not pid and procs.born is not None:
             what = "starting"
-        elif what == "alive" and (held := held_at(runtime(), state.uid, rank)):
+        elif what == "alive" and (held := runtime().held_at(state.uid, rank)):
             what, detail = "paused", held
         elif what == "alive" and address in keeper.unresponsive:
             what = "unresponsive"

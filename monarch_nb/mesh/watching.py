@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.host import protocol as p
 from monarch_nb.mesh.requests import fail_requests
-from monarch_nb.runtime import ProcState, SpawnActor
+from monarch_nb.runtime import ProcState
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Cause
 from monarch_nb.wire import Header
@@ -27,7 +27,6 @@ class Watching:
         self.pids: dict[str, int] = {}
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
         self._owners: set[str] = set()  # processes elsewhere that own actors here
-        self._engine.on_stranger = self.stranger
         self._engine.controls.update(
             {
                 "proc.started": self._started,
@@ -65,11 +64,11 @@ class Watching:
         for address in [one for one in tuple(self.pids) if one.partition("/")[2].startswith(prefix)]:
             self.pids.pop(address, None)
 
-    def hosts(self, spec: SpawnActor) -> None:
+    def watch_owner(self, process: str) -> None:
         """An actor of an owner elsewhere lives here from now on: it ends when its owner's process does."""
-        if spec.owner_process != self._engine.address and spec.owner_process not in self._owners:
-            self._owners.add(spec.owner_process)
-            self.watch(spec.owner_process)
+        if process not in self._owners:
+            self._owners.add(process)
+            self.watch(process)
 
     def host_lost(self, host: str, reason: str, life: int) -> None:
         """A host agent is gone, and all processes of its host with it; `life` is which one that was, if it is known."""

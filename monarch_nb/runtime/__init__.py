@@ -1,8 +1,10 @@
 """One per process: mailboxes, ports, futures, context, and how an endpoint is executed."""
 
 from monarch_nb.runtime.actor import Actor
+from monarch_nb.runtime.arrivals import SPAWN
 from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
-from monarch_nb.runtime.calls import DeadlockError, PendingCall, StreamCall
+from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
+from monarch_nb.runtime.calls import DeadlockError, PendingCall
 from monarch_nb.runtime.cell import EXEC, HOOK, RELOAD, ActorCell
 from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import (
@@ -13,19 +15,24 @@ from monarch_nb.runtime.endpoint import (
     kind_of,
     undeclared_name,
 )
-from monarch_nb.runtime.future import Future, Waiter, waiters
+from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.held import Held
 from monarch_nb.runtime.interruptions import DOING, INTERRUPT, Doing, Interrupt
 from monarch_nb.runtime.life import ActorLife, SpawnActor
+from monarch_nb.runtime.local import Local
+from monarch_nb.runtime.losses import FILL_AGAIN_S
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
-from monarch_nb.runtime.process import SPAWN, Runtime, install, runtime, set_factory, started
+from monarch_nb.runtime.process import Runtime, install, runtime, set_factory, started
+from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.unhandled import fault_hook, set_hook_lookup
+from monarch_nb.runtime.waiting import Waiter, waiters
 
 __all__ = [
     "DOING",
     "EXEC",
+    "FILL_AGAIN_S",
     "HOOK",
     "INTERRUPT",
     "RELOAD",
@@ -46,6 +53,7 @@ __all__ = [
     "Held",
     "Instance",
     "Interrupt",
+    "Local",
     "MeshState",
     "PendingCall",
     "Port",
@@ -59,12 +67,14 @@ __all__ = [
     "Supervising",
     "Waiter",
     "WouldBlockRuntime",
+    "breakpoint_if",
     "concurrent_endpoint",
     "current",
     "endpoint",
     "endpoints_of",
     "fault_hook",
     "install",
+    "install_breakpoints",
     "kind_of",
     "number_for",
     "returns_future",

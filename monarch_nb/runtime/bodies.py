@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, ParamSpec, TypeVar
 
-from monarch_nb.runtime.future import Future, _block_checks
+from monarch_nb.runtime import waiting
+from monarch_nb.runtime.future import Future
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,7 +57,7 @@ def _check(future: Future[Any]) -> None:
         )
 
 
-_block_checks.append(_check)
+waiting.block_checks.append(_check)
 
 
 class BodyFuture(Future[R]):
@@ -231,3 +232,11 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P,
         return BodyFuture._of(functools.partial(function, *args, **kwargs), contextvars.copy_context())
 
     return call
+
+
+def _from_coro(body: Coroutine[Any, Any, R]) -> Future[R]:
+    """A future of a coroutine, which begins when somebody looks: a private way of torchmonarch's programs."""
+    return BodyFuture._of(lambda: body, contextvars.copy_context())
+
+
+setattr(Future, _from_coro.__name__, staticmethod(_from_coro))

@@ -1,35 +1,74 @@
 """Calls that wait for replies: one of them collects the answers of every actor it was sent to."""
 
-import contextlib
-import functools
-import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch_nb.runtime import forgotten
-from monarch_nb.runtime.features import held_at
+from monarch_nb.runtime.context import Context
 from monarch_nb.runtime.future import Future
+from monarch_nb.runtime.log_positions import LogPositions
+from monarch_nb.runtime.meshes import MeshState
+from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.runtime.raised import Raised, Ranks, actor_error
 from monarch_nb.settings import settings
 from monarch_nb.wire import ActorError, Header, Kind, Status, decode, unfold, unpickle_failure
 from monarch_nb.wire.header import CastPlan
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.process import Runtime
-    from monarch_nb.transport import Parcel
+    from monarch_nb.transport import Parcel, Transport
 
 Thunk = Callable[[], Any]
 
 
-def _opened() -> None:
+def answered() -> None:
     """In the place of an answer that was handed on."""
 
 
 def _nobody() -> None:
     """In the place of a future that was handed out."""
+
+
+class Caller(Protocol):
+    """What a call asks of the process that made it."""
+
+    @property
+    def node(self) -> "Transport":
+        """The process on the network."""
+
+    @property
+    def ports(self) -> PortTable:
+        """Where answers arrive."""
+
+    @property
+    def calls(self) -> "dict[str, PendingCall]":
+        """Those that wait for answers, by id."""
+
+    @property
+    def meshes(self) -> Mapping[str, MeshState]:
+        """What is known of meshes, by uid."""
+
+    @property
+    def log_positions(self) -> LogPositions:
+        """Where the output of others stood at their latest replies."""
+
+    def held_at(self, mesh: str, rank: int) -> str:
+        """Where an actor is stopped by the debugger, "" where it is not."""
+
+    def new_call(self) -> str:
+        """A process-wide unique id for one call."""
+
+    def context(self) -> Context:
+        """Who calls."""
+
+    def later(self, seconds: float, function: Callable[[], object]) -> None:
+        """Runs a short function later."""
+
+    def cancel_on_ranks(self, call: str, mesh: str, ranks: list[int]) -> None:
+        """Tells ranks that they need not answer a call any more."""
+
+    def failure(self, frames: Sequence[Any], call: "PendingCall | None" = None) -> BaseException:
+        """The error that an encoded cause of a failure stands for."""
 
 
 class DeadlockError(RuntimeError):
@@ -45,18 +84,18 @@ class PendingCall:
 
     def __init__(
         self,
-        runtime: "Runtime",
+        process: Caller,
         title: str,
         mesh: str,
         ranks: Callable[[], Sequence[int]],
         size: int,
         build: Callable[[list[Thunk]], Any],
     ) -> None:
-        self.runtime = runtime
+        self._process = process
         self.title = title  # "trainers.step"
         self.mesh = mesh
-        self.call = runtime.new_call()
-        self.caller = runtime.context()  # the message whose handling made it
+        self.call = process.new_call()
+        self.caller = process.context()  # the message whose handling made it
         self.size = size
         self._ranks = ranks
         self._build = build
@@ -65,10 +104,10 @@ class PendingCall:
         self.branches: list[CastPlan] = []  # subtrees of several hosts to which it went
         self.kind = ""  # of the actors, where that is known: "sync" or "async"
         self.missing = size
-        self.number = runtime.ports.open(self)
+        self.number = process.ports.open(self)
         self._future: Future[Any] | None = self._new_future()
         self._handed: Callable[[], Future[Any] | None] = _nobody
-        runtime.calls[self.call] = self
+        process.calls[self.call] = self
 
     def _new_future(self) -> Future[Any]:
         future: Future[Any] = Future._make(story=self.story)
@@ -98,7 +137,7 @@ class PendingCall:
         if header.kind == Kind.FOLDED:
             for one, frames in unfold(header, parcel.frames):
                 self._reply(one, frames, None)
-            self.runtime.node.consumed(parcel)
+            self._process.node.consumed(parcel)
         else:
             self._reply(header, None, parcel)
 
@@ -107,10 +146,10 @@ class PendingCall:
         if not 0 <= index < self.size or self._replies[index] is not None:
             return
         if header.log:
-            self.runtime.log_positions[header.src] = header.log
+            self._process.log_positions[header.src] = header.log
         if header.status == Status.FAILURE:
             opened = frames if parcel is None else parcel.frames
-            self.lose((index,), self.runtime.supervision_error(opened or (), self))
+            self.lose((index,), self._process.failure(opened or (), self))
             return
         if header.status == Status.VALUE:
             thunk = self._thunk(frames, parcel)
@@ -125,19 +164,19 @@ class PendingCall:
         return True
 
     def _thunk(self, frames: Sequence[Any] | None, parcel: "Parcel | None") -> Thunk:
-        runtime, title = self.runtime, self.title
+        process, title = self._process, self.title
 
         def value() -> Any:
             try:
                 body = frames if parcel is None else parcel.parts
                 assert body is not None
                 try:
-                    return decode(body, runtime)
+                    return decode(body, process)
                 except Exception as error:
                     raise unpickle_failure(error, f"result of {title}", "calling") from error
             finally:
                 if parcel is not None:
-                    runtime.node.consumed(parcel)
+                    process.node.consumed(parcel)
 
         return value
 
@@ -146,12 +185,12 @@ class PendingCall:
         self._raised[index] = raised
         if first and self.missing > 1:
             self._watch_window()
-        return _opened  # the error is made of all of them
+        return answered  # the error is made of all of them
 
     def _actor_error(self, raised: dict[int, Raised], size: int, missing: Sequence[int] = ()) -> ActorError:
         ranks = self._ranks()
-        where = Ranks(self.runtime, self.mesh, ranks)
-        error = actor_error(self.runtime, self.title, raised, size, missing, where)
+        where = Ranks(self._process.meshes.get(self.mesh), ranks)
+        error = actor_error(self._process, self.title, raised, size, missing, where)
         error.origin = (self.mesh, ranks[next(iter(raised))], self.call)
         return error
 
@@ -173,7 +212,7 @@ class PendingCall:
             raise self._actor_error(raised, self.size, missing)
         replies = [reply for reply in self._replies if reply is not None]
         value = self._build(replies)
-        self._replies = [_opened] * self.size  # they know this call: neither is to wait for a garbage collection
+        self._replies = [answered] * self.size  # they know this call: neither is to wait for a garbage collection
         return value
 
     def _watch_window(self) -> None:
@@ -183,12 +222,12 @@ class PendingCall:
             call = me()
             if call is None or not call._waits:
                 return
-            if any(held_at(call.runtime, call.mesh, rank) for rank in call.missing_ranks()):
+            if any(call._process.held_at(call.mesh, rank) for rank in call.missing_ranks()):
                 call._watch_window()  # somebody is at them with a debugger
             else:
                 call._end()
 
-        self.runtime.later(settings.call_error_window, end)
+        self._process.later(settings.call_error_window, end)
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
@@ -221,7 +260,7 @@ class PendingCall:
         """Those at `places` will not answer: that ends the call."""
         if self._raised and self._waits and not getattr(error, "__notes__", ()):  # it may well be what they died of
             raised = self._raised.copy()
-            where = Ranks(self.runtime, self.mesh, self._ranks())
+            where = Ranks(self._process.meshes.get(self.mesh), self._ranks())
             for place, one in sorted(raised.items())[:1]:
                 others = f", and {len(raised) - 1} more ranks had" if len(raised) > 1 else ""
                 error.add_note(f"Before that, {self.title} had raised on {where([place])}: {one.story.line}{others}")
@@ -244,15 +283,15 @@ class PendingCall:
             if call._raised:  # better than to say that others are late
                 missing = call.missing_ranks()
                 if call._end():
-                    call.runtime.cancels.send(call, missing)
+                    call._process.cancel_on_ranks(call.call, call.mesh, missing)
                 return
             call._abandon(TimeoutError(call._late(seconds)))
 
-        self.runtime.later(seconds, expire)
+        self._process.later(seconds, expire)
 
     @property
     def _waits(self) -> bool:
-        return self.call in self.runtime.calls
+        return self.call in self._process.calls
 
     def _late(self, seconds: float) -> str:
         missing = self.missing_ranks()
@@ -267,7 +306,7 @@ class PendingCall:
         missing = self.missing_ranks()
         ended = self.fail(error)
         if ended:
-            self.runtime.cancels.send(self, missing)
+            self._process.cancel_on_ranks(self.call, self.mesh, missing)
         return ended
 
     def _left_running(self) -> str:
@@ -275,8 +314,8 @@ class PendingCall:
 
     def close(self) -> None:
         """Later replies are dropped."""
-        self.runtime.calls.pop(self.call, None)
-        self.runtime.ports.close(self.number)
+        self._process.calls.pop(self.call, None)
+        self._process.ports.close(self.number)
 
     def story(self) -> str:
         """What is being waited for, in a few words."""
@@ -284,117 +323,3 @@ class PendingCall:
             return f"{self.title}() has not answered yet"
         failed = f", {len(self._raised)} of them with an error" if self._raised else ""
         return f"{self.size - self.missing} of {self.size} ranks have answered {self.title}(){failed}"
-
-
-class _Unclaimed:
-    """In the place of an answer that is an error: it does not hold the call, which may go, and tell of it then."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __call__(self) -> Any:
-        raise AssertionError("an error is claimed from its call")
-
-
-class StreamCall(PendingCall):
-    """Hands each reply to the next future that is looked at, in the order of arrival."""
-
-    def __init__(
-        self, runtime: "Runtime", title: str, mesh: str, ranks: Callable[[], Sequence[int]], size: int
-    ) -> None:
-        super().__init__(runtime, title, mesh, ranks, size, lambda replies: None)
-        self.future.story = None  # nobody waits for this one, and neither is to wait for a garbage collection
-        self._ready: deque[Thunk] = deque()
-        self._claims: deque[Future[Any]] = deque()
-        self._error: BaseException | None = None
-        self._looked = False  # at an error
-        forgotten.ready()
-        self._taking = threading.Lock()  # answers come on the reading thread, failures on any
-
-    @property
-    def watched(self) -> bool:
-        """Whether somebody waits for one of its futures."""
-        return any(future.watched for future in tuple(self._claims))
-
-    def _take(self, index: int, thunk: Thunk) -> bool:
-        with self._taking:
-            if self._replies[index] is not None:
-                return False
-            return super()._take(index, _opened)
-
-    def _failed(self, index: int, raised: Raised) -> Thunk:
-        self._raised[index] = raised
-        return _Unclaimed(index)
-
-    def _look(self, index: int) -> Any:
-        """Somebody looks at what one has raised, and need not be told of it, nor of others that are left."""
-        self._looked = True
-        raise self._actor_error({index: self._raised[index]}, 1)
-
-    def __del__(self) -> None:
-        if self._raised and not self._looked:
-            forgotten.forget(functools.partial(self._look, min(self._raised)))
-
-    def lose(self, places: Iterable[int], error: BaseException) -> None:
-        """One future each gets the error; the others' answers are still awaited."""
-
-        def lost() -> Any:
-            raise error
-
-        for place in places:
-            if 0 <= place < self.size and self._take(place, lost):
-                self._settle(lost)
-
-    def _settle(self, thunk: Thunk) -> None:
-        self._ready.append(thunk)
-        if self.missing == 0:
-            self.close()
-        self._match()
-
-    def _match(self) -> None:
-        while self._claims:
-            try:
-                thunk = self._ready.popleft()
-            except IndexError:
-                break
-            if isinstance(thunk, _Unclaimed):
-                thunk = functools.partial(self._look, thunk.index)
-            try:
-                self._claims.popleft()._set_lazy(thunk)
-            except IndexError:  # another thread matched the last claim
-                self._ready.appendleft(thunk)
-                continue  # a claim made meanwhile found nothing ready
-        if self._error is not None and not self._ready:
-            with contextlib.suppress(IndexError):  # another thread may fail the last
-                while True:
-                    self._claims.popleft()._fail(self._error)
-
-    def fail(self, error: BaseException) -> bool:
-        """Replies that have come stay; the futures still waiting get the error."""
-        self._error = error
-        self.close()
-        self._match()
-        return True
-
-    def cancel(self, one: Future[Any] | None = None) -> bool:
-        """The future asked ends, unless its answer is here, and what has not been answered is cancelled."""
-        if one is None:
-            return super().cancel()
-        one._observe()
-        return not one._done and super().cancel()
-
-    def futures(self) -> Iterator[Future[Any]]:
-        """Exactly as many as there are actors."""
-        for _ in range(self.size):
-            future: Future[Any] = Future._make(story=self.story)
-            future.wait_id = self.call
-            future._cancel = self.cancel
-
-            future._start = functools.partial(self._claim, weakref.ref(future))
-            yield future
-
-    def _claim(self, future: "weakref.ref[Future[Any]]") -> None:
-        found = future()
-        if found is not None:
-            self._claims.append(found)
-            self._match()

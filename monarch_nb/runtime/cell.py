@@ -8,16 +8,17 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb.routing import Inbox, InboxOverflow
-from monarch_nb.runtime.cancels import dropped
-from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
+from monarch_nb.runtime.cancelled import CancelledCalls, not_run
+from monarch_nb.runtime.context import Ancestor, Context, Home, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
-from monarch_nb.runtime.life import ActorLife, SpawnActor
+from monarch_nb.runtime.failures import Failures
+from monarch_nb.runtime.life import ActorLife, Hosting, SpawnActor
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.sleeping import wake
 from monarch_nb.runtime.spans import continued, instrumented
@@ -40,8 +41,8 @@ from monarch_nb.wire import (
 from monarch_nb.wire.header import SKIP
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.process import Runtime
-    from monarch_nb.transport import Parcel
+    from monarch_nb.runtime.own_log import OwnLog
+    from monarch_nb.transport import Clock, Parcel
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +52,48 @@ STRIKES_APART = 0.2  # seconds; an interrupt that comes sooner is the one before
 RELOAD = "__reload__"  # gives the actor a new class between messages
 
 
+class CellHost(Hosting, Home, Protocol):
+    """What an actor asks of its process."""
+
+    @property
+    def clock(self) -> "Clock":
+        """Its time."""
+
+    @property
+    def log(self) -> "OwnLog":
+        """Its output."""
+
+    @property
+    def failures(self) -> Failures:
+        """What has failed there."""
+
+    @property
+    def cancelled(self) -> CancelledCalls:
+        """Calls that are not to be run."""
+
+    @property
+    def run_in_actor(self) -> Callable[..., Any]:
+        """Runs a cell's source on an actor."""
+
+    def bound(self, dst: str, frames: Sequence[Any]) -> None:
+        """Raises MessageTooLargeError for a body that is too large to leave this process for an address."""
+
+    def await_setup(self) -> None:
+        """Blocks an actor's first breath until the set-up is done."""
+
+    def decode_spawn(self, parcel: "Parcel") -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+        """The class and the arguments a SPAWN message carries."""
+
+    def watch_gap(self, cell: "ActorCell") -> None:
+        """A message came before its predecessor."""
+
+
 class ActorCell(ActorLife):
     """Hosts one actor. `arrive` is called by the reading thread; all user code runs on the executor's thread."""
 
-    def __init__(self, runtime: "Runtime", spec: SpawnActor, header: Header, parcel: "Parcel | None") -> None:
-        super().__init__(runtime, spec)
+    def __init__(self, process: CellHost, spec: SpawnActor, header: Header, parcel: "Parcel | None") -> None:
+        super().__init__(process, spec)
+        self.process = process
         self.mesh, self.rank, self.incarnation = header.mesh, header.rank, header.incarnation
         self.inbox: Inbox[Any] = Inbox()
         self.running = None
@@ -75,7 +113,7 @@ class ActorCell(ActorLife):
         shown = f"<{spec.class_name} {spec.name}{point if spec.labels else ''}>"
         itself = Ancestor(shown, spec.name, spec.class_name, spec.labels, spec.sizes, point.rank)
         self.instance = Instance(
-            runtime,
+            process,
             stream=f"{header.mesh}.{header.rank}.{header.incarnation}",
             lineage=(*spec.creators, itself),
             rank=point,
@@ -87,7 +125,9 @@ class ActorCell(ActorLife):
         self.endpoints: dict[str, Any] = {}
         self.cell_namespace: dict[str, Any] = {"__name__": "__main__"}  # of cells run on this actor
         self.executor: SyncExecutor | AsyncExecutor = (
-            AsyncExecutor(self) if spec.kind == "async" else SyncExecutor(self, main=spec.where == 1)
+            AsyncExecutor(self, process.node.flush)
+            if spec.kind == "async"
+            else SyncExecutor(self, process.node.flush, main=spec.where == 1)
         )
 
     # -- reading thread ---------------------------------------------------------------------------------------------
@@ -102,16 +142,16 @@ class ActorCell(ActorLife):
                 self._enqueue(header, parcel)
                 return
             try:
-                ready = self.inbox.arrive(header.sender, header.seq, (header, parcel), time.monotonic())
+                ready = self.inbox.arrive(header.sender, header.seq, (header, parcel), self.process.clock.monotonic())
             except InboxOverflow as error:
-                self.runtime.node.consumed(parcel)
-                self.runtime.refuse(header, self.runtime.supervisor.lost_cause(header, str(error)))
+                self.process.node.consumed(parcel)
+                self.process.refuse(header, self.process.supervisor.lost_cause(header, str(error)))
                 return
             for message in ready:
                 self._enqueue(*message)
             waits = self.inbox.waiting
         if waits:
-            self.runtime.watch_gap(self)
+            self.process.watch_gap(self)
 
     def expire_gaps(self, now: float) -> list[Any]:
         """Gaps that will not be filled any more; what came after them is run."""
@@ -128,7 +168,7 @@ class ActorCell(ActorLife):
 
     def _enqueue(self, header: Header, parcel: "Parcel") -> None:
         if header.method == SKIP:  # only keeps the numbers whole
-            self.runtime.node.consumed(parcel)
+            self.process.node.consumed(parcel)
             return
         self.executor.put((header, parcel))
         if self.cause is not None:  # it ended in between: nobody else will look into the queue
@@ -141,11 +181,11 @@ class ActorCell(ActorLife):
         header, parcel = self._spawn
         origin = header.chain[0] if header.chain else header.call
         token = current.set(Context(self.instance, self.instance.rank, cause=origin))
-        self.runtime.log.begin(origin)
+        self.process.log.begin(origin)
         try:
-            self.runtime.await_setup()
+            self.process.await_setup()
             if self.obj is None and parcel is not None:
-                cls, args, kwargs = self.runtime.decode_spawn(parcel)
+                cls, args, kwargs = self.process.decode_spawn(parcel)
                 self.endpoints = endpoints_of(cls)
                 obj = _new(cls, args, kwargs)
                 self._exposed = True
@@ -165,10 +205,10 @@ class ActorCell(ActorLife):
                 self._refuse_current(header)
         finally:
             self._spawn = (header, None)
-            self.runtime.log.end(origin)
+            self.process.log.end(origin)
             current.reset(token)
             if parcel is not None:
-                self.runtime.node.consumed(parcel)
+                self.process.node.consumed(parcel)
 
     def is_concurrent(self, method: str) -> bool:
         """True for endpoints that do not hold up the next message."""
@@ -178,11 +218,11 @@ class ActorCell(ActorLife):
     def _open(self, header: Header, parcel: "Parcel") -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The method and arguments of a message."""
         try:
-            args, kwargs = decode(parcel.parts, self.runtime)
+            args, kwargs = decode(parcel.parts, self.process)
         finally:
-            self.runtime.node.consumed(parcel)
+            self.process.node.consumed(parcel)
         if header.method == EXEC:
-            return self.runtime.run_in_actor, (self.obj, self.cell_namespace, *args), kwargs
+            return self.process.run_in_actor, (self.obj, self.cell_namespace, *args), kwargs
         if header.method == RELOAD:
             return self._reload, args, kwargs
         if header.method == HOOK:
@@ -221,7 +261,7 @@ class ActorCell(ActorLife):
         try:
             return self._enter(header)
         except Exception as error:
-            self.runtime.node.consumed(parcel)
+            self.process.node.consumed(parcel)
             self._reply(header, Status.EXCEPTION, encode_exception(error))
             return None
 
@@ -231,12 +271,12 @@ class ActorCell(ActorLife):
         self.running = (header.call, header.method, time.monotonic())
         self.calls += 1
         chain = (*header.chain, header.call)
-        self.runtime.log.begin(chain[0])
+        self.process.log.begin(chain[0])
         return current.set(Context(self.instance, point, header.call, chain, header.trace)), self.running
 
     def run_sync(self, header: Header, parcel: "Parcel") -> None:
         """Runs one message to its end and answers it."""
-        if header.call in self.runtime.cancels:
+        if header.call in self.process.cancelled:
             self._drop(header, parcel)
             return
         entered = self._begin(header, parcel)
@@ -272,7 +312,7 @@ class ActorCell(ActorLife):
 
     async def run_async(self, header: Header, parcel: "Parcel") -> None:
         """Like `run_sync` on the actor's loop."""
-        if header.call in self.runtime.cancels:
+        if header.call in self.process.cancelled:
             self._drop(header, parcel)
             return
         entered = self._begin(header, parcel)
@@ -296,7 +336,7 @@ class ActorCell(ActorLife):
             self._leave(header, token)
 
     def _leave(self, header: Header, token: Any) -> None:
-        self.runtime.log.end(header.chain[0] if header.chain else header.call)
+        self.process.log.end(header.chain[0] if header.chain else header.call)
         current.reset(token)
 
     def _explicit(self, header: Header) -> bool:
@@ -307,8 +347,8 @@ class ActorCell(ActorLife):
         if header.port == 0 or self._explicit(header):
             return
         try:
-            frames = encode(result, self.runtime)
-            self.runtime.bound(header.src, frames)
+            frames = encode(result, self.process)
+            self.process.bound(header.src, frames)
         except Exception as error:
             told = pickle_failure(error, result, f"the `result` of {self.spec.name}.{header.method}")
             self._reply(header, Status.EXCEPTION, encode_exception(told))
@@ -322,13 +362,13 @@ class ActorCell(ActorLife):
         self.errors += 1
         kept = None
         try:
-            kept = self.runtime.failures.keep(self, header, error)
+            kept = self.process.failures.keep(self.instance, header, error)
             self._tell_raised(header, error)
         except BaseException as failure:
             self._untellable(header, error, failure)
         if kept is not None:
             try:
-                self.runtime.failures.ease(kept)
+                self.process.failures.ease(kept)
             except BaseException:  # of what the frames hold; the caller has been answered
                 logger.exception("what a failure of %s holds could not be let go", self.instance)
 
@@ -345,7 +385,7 @@ class ActorCell(ActorLife):
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         ordinary = isinstance(error, Exception) or (interrupted and not self.ending)
         given_up = isinstance(error, (asyncio.CancelledError, CancelledError))
-        cancelled = given_up and header.call in self.runtime.cancels
+        cancelled = given_up and header.call in self.process.cancelled
         if ordinary and header.port and (cancelled or not self._explicit(header)):
             self._reply(header, Status.EXCEPTION, encode_exception(error))
             return
@@ -359,8 +399,8 @@ class ActorCell(ActorLife):
             self._refuse(header)
 
     def _drop(self, header: Header, parcel: "Parcel") -> None:
-        self.runtime.node.consumed(parcel)
-        self._reply(header, Status.EXCEPTION, encode_exception(dropped()))
+        self.process.node.consumed(parcel)
+        self._reply(header, Status.EXCEPTION, encode_exception(not_run()))
 
     def cancel(self, call: str, then: Callable[[], None]) -> None:
         """Cancels an `async def` endpoint that runs for this call, and does `then` (reading thread).

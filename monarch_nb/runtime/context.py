@@ -4,15 +4,12 @@ import hashlib
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 from monarch_nb.routing import Outbox
 from monarch_nb.runtime.ids import Uid
 from monarch_nb.shape import Extent, Point
 from monarch_nb.wire import Harmless
-
-if TYPE_CHECKING:
-    from monarch_nb.runtime.process import Runtime
 
 _NOWHERE = Point(0, Extent((), ()))
 
@@ -97,6 +94,20 @@ def _creator(lineage: tuple[Ancestor, ...]) -> CreatorInstance | None:
     return CreatorInstance(last.name, last.class_name, place, _creator(lineage[:-1]), ActorId.of(lineage))
 
 
+class Home(Protocol):
+    """The process that an actor lives in."""
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+
+    def this_proc(self) -> Any:
+        """It, as a ProcMesh of one."""
+
+    def proc_mesh(self) -> Any:
+        """The ProcMesh it belongs to."""
+
+
 class StopRequested(BaseException):
     """Unwinds an endpoint whose actor asked to stop, be killed or aborted."""
 
@@ -105,7 +116,7 @@ class StopRequested(BaseException):
 class Instance:
     """One life of one actor: its names, its place, and what it can do to itself."""
 
-    runtime: "Runtime"
+    process: Home
     stream: str  # unique per life: the sender of its messages
     lineage: tuple[Ancestor, ...]  # the root first, itself last
     rank: Point = _NOWHERE
@@ -122,7 +133,7 @@ class Instance:
     def __post_init__(self) -> None:
         last = self.lineage[-1]
         self.name, self.class_name = last.name, last.class_name
-        self.actor_id = ActorId.of(self.lineage, proc_id=self.runtime.address, life=self.stream)
+        self.actor_id = ActorId.of(self.lineage, proc_id=self.process.address, life=self.stream)
 
     @property
     def creator(self) -> CreatorInstance | None:
@@ -132,17 +143,17 @@ class Instance:
     @property
     def proc_id(self) -> str:
         """The address of the process it lives in."""
-        return self.runtime.address
+        return self.process.address
 
     @property
     def proc(self) -> Any:
         """The process it lives in, as a ProcMesh of one."""
-        return self.runtime.this_proc()
+        return self.process.this_proc()
 
     @property
     def proc_mesh(self) -> Any:
         """The ProcMesh its process belongs to."""
-        return self.runtime.proc_mesh()
+        return self.process.proc_mesh()
 
     def _end(self, how: str, reason: str | None) -> None:
         if self.cell is None:

@@ -5,17 +5,48 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb.runtime import sleeping
 from monarch_nb.settings import settings
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.cell import ActorCell
     from monarch_nb.transport import Parcel
     from monarch_nb.wire import Header
 
     Message = tuple[Header, Parcel]
+
+
+class Executed(Protocol):
+    """An actor, as what runs it sees it."""
+
+    ending: bool
+    task: "asyncio.Task[Any] | None"
+
+    def construct(self) -> None:
+        """Makes the object."""
+
+    def is_concurrent(self, method: str) -> bool:
+        """True for endpoints that do not hold up the next message."""
+
+    def run_sync(self, header: "Header", parcel: "Parcel") -> None:
+        """Runs one message to its end and answers it."""
+
+    async def run_async(self, header: "Header", parcel: "Parcel") -> None:
+        """Like `run_sync` on the actor's loop."""
+
+    def cut_off(self) -> None:
+        """An interrupt broke off even the end of a message."""
+
+    def thread_lost(self, error: BaseException) -> bool:
+        """Its thread ends of `error`, though the actor was not to end. False where there is nothing left to clean."""
+
+    def finish(self) -> None:
+        """The thread's last act."""
+
+    async def finish_async(self) -> None:
+        """The same on a loop."""
+
 
 YIELD_AFTER = 64  # messages an async actor handles in a row before its other tasks get a turn
 
@@ -23,8 +54,9 @@ YIELD_AFTER = 64  # messages an async actor handles in a row before its other ta
 class SyncExecutor:
     """A thread without an event loop, on which everything of one sync actor runs; blocking there is legal."""
 
-    def __init__(self, cell: "ActorCell", *, main: bool = False) -> None:
-        self._cell = cell
+    def __init__(self, cell: Executed, flush: Callable[[], None], *, main: bool = False) -> None:
+        """`flush` sends what waits to leave with what comes after it, before the thread waits."""
+        self._cell, self._flush = cell, flush
         self._queue: SimpleQueue[bool] = SimpleQueue()
         self._items: deque[Message] = deque()  # the queue's tokens stand for these: they can be looked at
         self._control: deque[Callable[[], Any]] = deque()
@@ -87,7 +119,7 @@ class SyncExecutor:
 
     def _step(self) -> None:
         if not self._items:
-            self._cell.runtime.node.flush()
+            self._flush()
         token = self._queue.get()
         while self._control and not self._cell.ending:
             self._control.popleft()()
@@ -105,8 +137,9 @@ def _drain(items: "deque[Message]") -> "list[Message]":
 class AsyncExecutor:
     """A thread with an event loop, on which everything of one async actor runs."""
 
-    def __init__(self, cell: "ActorCell") -> None:
-        self._cell = cell
+    def __init__(self, cell: Executed, flush: Callable[[], None]) -> None:
+        """`flush` sends what waits to leave with what comes after it, before the loop waits."""
+        self._cell, self._flush = cell, flush
         self._items: deque[Message] = deque()
         self._control: deque[Callable[[], Any]] = deque()
         self._idle = False
@@ -180,7 +213,7 @@ class AsyncExecutor:
 
     async def _next(self) -> None:
         """Sleeps until there is a message, or the actor is to end."""
-        self._cell.runtime.node.flush()
+        self._flush()
         self._idle = True
         while not self._items and not self._cell.ending:
             await self._wake.wait()

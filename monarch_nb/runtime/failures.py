@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.runtime import features
 from monarch_nb.runtime.letting_go import chain, let_go
 from monarch_nb.settings import settings
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.cell import ActorCell
+    from monarch_nb.runtime.context import Instance
     from monarch_nb.wire import Header
 
 ACTORS = 64  # whose failures are kept; those of actors that failed longest ago go first
@@ -31,7 +30,7 @@ class Kept:
     call: str
     endpoint: str
     at: float  # wall clock
-    instance: Any  # of the actor
+    instance: "Instance"
     point: Any
     chain: tuple[str, ...]
 
@@ -39,13 +38,16 @@ class Kept:
 class Failures:
     """Keeps them, bounded by number and by size; never those of memory that ran out, which would stay used up."""
 
-    def __init__(self, later: Callable[[float, Callable[[], object]], None]) -> None:
+    def __init__(
+        self, later: Callable[[float, Callable[[], object]], None], freeze: Callable[[BaseException], None]
+    ) -> None:
         self._later = later
+        self._freeze = freeze
         self._lock = threading.Lock()
         self._kept: OrderedDict[Place, deque[Kept]] = OrderedDict()
         self._measuring = False
 
-    def keep(self, cell: "ActorCell", header: "Header", error: BaseException) -> Kept | None:
+    def keep(self, instance: "Instance", header: "Header", error: BaseException) -> Kept | None:
         """An endpoint has raised; on the actor's thread. Blocks while it is frozen there, if that is wished.
 
         What is kept is to be handed to `ease` once the caller has been told, who waits for this.
@@ -53,13 +55,13 @@ class Failures:
         if not isinstance(error, Exception):
             return None
         if settings.debug_freeze_on_error:
-            features.feature(cell.runtime, "debug").freeze(error)
+            self._freeze(error)
         if _out_of_memory(error):
             self.release()  # what others hold is needed
             return None
         if not settings.debug_keep_failures:
             return None
-        instance, place = cell.instance, (cell.mesh, cell.rank)
+        place = (instance.mesh, instance.base_rank)
         kept = Kept(error, header.call, header.method, time.time(), instance, instance.rank, header.chain)
         with self._lock:
             mine = self._kept.get(place)
@@ -72,7 +74,7 @@ class Failures:
         """Has kept frames forget what must end, and lets go of older ones; on the actor's thread, before its next
         message."""
         let_go(kept.error, _PACKAGE)
-        place = (kept.instance.cell.mesh, kept.instance.cell.rank)
+        place = (kept.instance.mesh, kept.instance.base_rank)
         count = settings.debug_keep_failures
         gone = []  # out of the lock: what they hold may do anything when it ends
         with self._lock:

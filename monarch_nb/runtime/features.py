@@ -1,162 +1,54 @@
-"""Parts of the layers above that a process loads when they are first needed, and not before."""
+"""Parts of the rows above that a process loads when they are first needed, and not before."""
 
-import importlib
-import importlib.util
 import logging
-import os
-import sys
 import threading
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.runtime.context import current
+from monarch_nb.wire import Header
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
-    from monarch_nb.wire import Header
 
 logger = logging.getLogger(__name__)
 
-# The first word of a CONTROL verb, and the module whose `attach(engine)` takes these verbs.
-MODULES = {
-    "debug": "monarch_nb.debug.service",
-    "activity": "monarch_nb.store.activity",
-    "metrics": "monarch_nb.telemetry.points",
-}
 
-_lock = threading.Lock()
+class Features:
+    """Those of one process, by name, which is the first word of their engine verbs."""
 
+    def __init__(self, loaders: Mapping[str, Callable[[], Any]]) -> None:
+        """A loader gives what the feature is in this process, which takes its verbs from then on."""
+        self._loaders = loaders
+        self._loaded: dict[str, Any] = {}
+        self._lock = threading.RLock()
 
-def feature(engine: "Runtime", name: str) -> Any:
-    """What a feature's module has attached to this process; it is loaded now if it has not been."""
-    found = engine.features.get(name)
-    if found is None:
-        module = importlib.import_module(MODULES[name])
-        with _lock:
-            found = engine.features.get(name)
-            if found is None:
-                found = engine.features[name] = module.attach(engine)
-    return found
+    def get(self, name: str) -> Any:
+        """A feature; it is loaded now if it has not been."""
+        found = self._loaded.get(name)
+        if found is None:
+            with self._lock:
+                found = self._loaded.get(name)
+                if found is None:
+                    found = self._loaded[name] = self._loaders[name]()
+        return found
 
+    def loaded(self, name: str) -> Any:
+        """A feature, if it has been loaded."""
+        return self._loaded.get(name)
 
-def load_for(engine: "Runtime", header: "Header", parcel: "Parcel") -> bool:
-    """A message whose verb nobody knows (reading thread): True if it is a feature's, which is loaded and gets it."""
-    name = header.method.partition(".")[0]
-    if name not in MODULES or name in engine.features:
-        return False
+    def load_for(self, header: Header, parcel: "Parcel", take: Callable[[Header, "Parcel"], None]) -> bool:
+        """A message whose verb nobody knows: True if it is a feature's, which is loaded and gets it."""
+        name = header.method.partition(".")[0]
+        if name not in self._loaders or name in self._loaded:
+            return False
 
-    def load() -> None:
-        try:
-            feature(engine, name)
-        except Exception:
-            logger.exception("%s could not be loaded", MODULES[name])
-            engine.features.setdefault(name, None)
-        engine.handle(header, parcel)
+        def load() -> None:
+            try:
+                self.get(name)
+            except Exception:
+                logger.exception("%s could not be loaded", name)
+                self._loaded.setdefault(name, None)
+            take(header, parcel)
 
-    threading.Thread(target=load, name="monarch-feature", daemon=True).start()
-    return True
-
-
-def held_at(engine: "Runtime", mesh: str, rank: int) -> str:
-    """Where an actor is stopped by the debugger, and takes no messages for that; "" where it is not."""
-    debugger = engine.features.get("debug")
-    return str(debugger.held_at(mesh, rank)) if debugger is not None else ""
-
-
-# -- breakpoint() and pdb.set_trace() ----------------------------------------------------------------------------------
-
-
-class _PdbFinder:
-    """Sees `pdb` being imported: its `set_trace` is ours then."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "pdb":
-            return None
-        sys.meta_path[:] = [each for each in sys.meta_path if each is not self]
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            _patch_pdb(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _patch_pdb(module: Any) -> None:
-    before = module.set_trace
-    if getattr(before, "_monarch", False):
-        return
-
-    def set_trace(*args: Any, **kwargs: Any) -> Any:
-        return _stop(sys._getframe(1), "pdb.set_trace()", before, args, kwargs)
-
-    set_trace._monarch = True  # type: ignore[attr-defined]
-    set_trace._before = before  # type: ignore[attr-defined]
-    module.set_trace = set_trace
-
-
-def install_breakpoints() -> None:
-    """From now on `breakpoint()` and `pdb.set_trace()` in an actor stop that actor; elsewhere they do what they did."""
-    before: Callable[..., Any] = sys.breakpointhook
-    if not getattr(before, "_monarch", False):
-
-        def breakpointhook(*args: Any, **kwargs: Any) -> Any:
-            if os.environ.get("PYTHONBREAKPOINT") == "0":  # breakpoints are switched off, as everywhere in Python
-                return None
-            return _stop(sys._getframe(1), "breakpoint()", before, args, kwargs)
-
-        breakpointhook._monarch = True  # type: ignore[attr-defined]
-        sys.breakpointhook = breakpointhook
-    if "pdb" in sys.modules:
-        _patch_pdb(sys.modules["pdb"])
-    elif not any(isinstance(each, _PdbFinder) for each in sys.meta_path):
-        sys.meta_path.insert(0, _PdbFinder())
-
-
-def _stop(frame: FrameType, reason: str, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    from monarch_nb.runtime import process
-
-    engine = process._runtime
-    if engine is None:
-        return _elsewhere(frame, before, args, kwargs)
-    context = current.get()
-    here = context is not None and context.actor_instance.cell is not None
-    if not here and not engine.is_worker:  # the notebook's own cells, or a script
-        return _elsewhere(frame, before, args, kwargs)
-    return feature(engine, "debug").stop(frame, reason)
-
-
-def _elsewhere(frame: FrameType, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """No actor's breakpoint: what would have been without us, and at the frame that asked, not at ours."""
-    if before is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
-        before = sys.modules["pdb"].set_trace if "pdb" in sys.modules else importlib.import_module("pdb").set_trace
-        before = getattr(before, "_before", before)
-    code = getattr(before, "__code__", None)
-    if code is not None and "frame" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-        return before(*args, **{"frame": frame, **kwargs})
-    if getattr(before, "__module__", "") == "pdb":
-        debugger = importlib.import_module("pdb").Pdb()
-        if kwargs.get("header") is not None:
-            debugger.message(kwargs["header"])
-        return debugger.set_trace(frame)
-    return before(*args, **kwargs)
-
-
-def stop_here(frame: FrameType, reason: str) -> None:
-    """Stops the calling thread at `frame` as `breakpoint()` would."""
-    _stop(frame, reason, lambda: sys.breakpointhook(), (), {})
-
-
-def breakpoint_if(condition: Any, reason: str = "") -> None:
-    """Stops the actor that calls it if `condition` is true; in a process without actors it is `breakpoint()`.
-
-    Costs no more than the test where it is false.
-    """
-    if condition:
-        stop_here(sys._getframe(1), reason or "breakpoint_if()")
+        threading.Thread(target=load, name="monarch-feature", daemon=True).start()
+        return True

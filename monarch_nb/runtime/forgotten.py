@@ -7,12 +7,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from monarch_nb.wire import ActorError, error_line
-
-if TYPE_CHECKING:
-    from monarch_nb.runtime.future import Future
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +82,18 @@ def of_interest(error: BaseException | None) -> TypeGuard[BaseException]:
     return not wanted and name != "KeyboardInterrupt" and not getattr(error, "told_elsewhere", False)
 
 
-def watch(future: "Future[Any]", held: Callable[[], bool]) -> None:
+class _Ending(Protocol):
+    """As much of a future as tells whether somebody has looked at its error."""
+
+    @property
+    def _unread(self) -> bool: ...
+
+    def _outcome(self) -> Any: ...
+
+    def _on_done(self, callback: Callable[[Any], None]) -> None: ...
+
+
+def watch(future: _Ending, held: Callable[[], bool]) -> None:
     """A future that is only kept as the output of a cell: if it fails unread, and is not `held` then, it is told."""
     ready()
     future._on_done(lambda ended: _queue.put(lambda: ended._outcome() if ended._unread and not held() else None))

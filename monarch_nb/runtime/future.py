@@ -1,17 +1,15 @@
 """The result of a call that is under way: block for it, await it, or look again later."""
 
 import asyncio
-import contextlib
-import contextvars
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from monarch_nb.runtime import forgotten
+from monarch_nb.runtime import forgotten, waiting
 from monarch_nb.transport import held_back
 from monarch_nb.wire import ActorError, error_line
 
@@ -20,52 +18,8 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
-class Waiter(Protocol):
-    """Told while a thread blocks in `Future.get`: progress displays, deadlock checks."""
-
-    def waiting(self, future: "Future[Any]", seconds: float) -> None:
-        """Called on the waiting thread, first after `WAIT_TICK` seconds and again each tick; may raise."""
-
-
-WAIT_TICK = 0.1
-waiters: list[Waiter] = []
-
-# Entered for the whole of a blocking wait; the runtime puts its bookkeeping of who waits for what here.
-_wait_guards: list[Callable[["Future[Any]", bool], Callable[[], None] | None]] = []
-
-
-# Entered for an `await`, with the asyncio future that it suspends on: an exception set there ends the wait.
-_await_guards: list[Callable[["Future[Any]", "asyncio.Future[None]"], Callable[[], None] | None]] = []
-
-# What is awaited now: where it suspends, what for, on which loop and in whose context.
-_awaits: dict["asyncio.Future[None]", tuple["Future[Any]", asyncio.AbstractEventLoop, contextvars.Context]] = {}
-
-# Asked when Ctrl-C ends a blocking wait: what becomes of the operation, "" to say no more than the wait itself does.
-_stop_words: list[Callable[["Future[Any]"], str]] = []
-
-# Asked before a thread blocks; may raise.
-_block_checks: list[Callable[["Future[Any]"], None]] = []
-
 # Held for a few instructions only: two threads may resolve one future, a third may add a callback.
 _transitions = threading.Lock()
-
-
-def _leave(guards: "list[Callable[[], None]]") -> None:
-    """Each is left, also where one raises: that one ends the wait."""
-    try:
-        while guards:
-            guards.pop(0)()
-    except BaseException:
-        _leave(guards)
-        raise
-
-
-def guard_awaits(guard: Callable[["Future[Any]", "asyncio.Future[None]"], Callable[[], None] | None]) -> None:
-    """From now on each `await` enters `guard`, and soon those that are under way, on their own loops."""
-    _await_guards.append(guard)
-    for signal, (future, loop, context) in tuple(_awaits.items()):
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(context.copy().run, guard, future, signal)
 
 
 def _checked(timeout: float | None) -> float | None:
@@ -271,16 +225,16 @@ class Future(Generic[R]):
         self._observe()
         if self._done:
             return True
-        for check in _block_checks:
+        for check in waiting.block_checks:
             check(self)
         lock = self._lock
-        leave = [done for guard in _wait_guards if (done := guard(self, timeout is None)) is not None]
+        entered = waiting.enter(self, timeout is None)
         self.watched += 1
         try:
             begun = time.monotonic()
             deadline = None if timeout is None else begun + timeout
             while True:
-                tick = WAIT_TICK  # also where there are no waiters: one may come
+                tick = waiting.TICK  # also where there are no waiters: one may come
                 if deadline is not None:
                     tick = min(tick, max(0.0, deadline - time.monotonic()))
                 if lock.acquire(timeout=tick):
@@ -291,10 +245,10 @@ class Future(Generic[R]):
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     return False
-                for waiter in tuple(waiters):
+                for waiter in tuple(waiting.waiters):
                     waiter.waiting(self, now - begun)
         except KeyboardInterrupt as stop:
-            for say in _stop_words:
+            for say in waiting.stop_words:
                 if told := say(self):
                     raise KeyboardInterrupt(told) from stop
             if told := self.told():
@@ -302,7 +256,7 @@ class Future(Generic[R]):
             raise
         finally:
             self.watched -= 1
-            _leave(leave)
+            waiting.leave(entered)
 
     def wait(self, timeout: float) -> bool:
         """Blocks until it is over, up to `timeout` seconds, without a word about it; whether it is over."""
@@ -353,24 +307,14 @@ class Future(Generic[R]):
 
             self._on_done(wake)
             self._observe()
-            leave = [done for guard in _wait_guards if (done := guard(self, True)) is not None]
-            leave += [done for await_guard in _await_guards if (done := await_guard(self, signal)) is not None]
+            entered = waiting.enter_await(self, signal)
             self.watched += 1
-            _awaits[signal] = (self, loop, contextvars.copy_context())
             try:
                 yield from signal.__await__()
             finally:
-                del _awaits[signal]
                 self.watched -= 1
-                _leave(leave)
+                waiting.leave_await(signal, entered)
         return self._outcome()
-
-    @staticmethod
-    def _from_coro(body: Coroutine[Any, Any, R]) -> "Future[R]":
-        """A future of a coroutine, which begins when somebody looks: a private way of torchmonarch's programs."""
-        from monarch_nb.runtime.bodies import BodyFuture
-
-        return BodyFuture._of(lambda: body, contextvars.copy_context())
 
     def as_asyncio(self) -> "asyncio.Future[R]":
         """An asyncio future of the running loop that follows this one. Raises RuntimeError off-loop."""

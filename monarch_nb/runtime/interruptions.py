@@ -4,16 +4,19 @@ import linecache
 import os
 import sys
 import time
+from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from monarch_nb.runtime.cancelled import CancelledCalls
+from monarch_nb.runtime.cell import ActorCell
+from monarch_nb.runtime.roles import Answers
+from monarch_nb.transport import Clock
 from monarch_nb.wire import Header, Status
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.cell import ActorCell
-    from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
 
 INTERRUPT, DOING = "actor.interrupt", "actor.doing"
@@ -46,20 +49,21 @@ class Doing(msgspec.Struct, array_like=True, frozen=True):
 class Interruptions:
     """Carries out interrupts that come from other processes, and says what came of them."""
 
-    def __init__(self, runtime: "Runtime") -> None:
-        self._runtime = runtime
-        runtime.controls[INTERRUPT] = self._interrupt
-        runtime.controls[DOING] = self._doing
+    def __init__(
+        self, answers: Answers, cells: Mapping[tuple[str, int], ActorCell], cancelled: CancelledCalls, clock: Clock
+    ) -> None:
+        self._answers, self._cells, self._cancelled, self._clock = answers, cells, cancelled, clock
 
-    def _interrupt(self, header: Header, parcel: "Parcel") -> None:
-        wish = msgspec.msgpack.decode(parcel.frames[0], type=Interrupt)
-        cell = self._runtime.cells.get((wish.mesh, wish.rank))
+    def interrupt(self, header: Header, parcel: "Parcel") -> None:
+        """Somebody interrupts an actor here (reading thread)."""
+        request = msgspec.msgpack.decode(parcel.frames[0], type=Interrupt)
+        cell = self._cells.get((request.mesh, request.rank))
         running = cell.running_now() if cell is not None else {}
-        for call in wish.drop:
+        for call in request.drop:
             if call not in running:
-                self._runtime.cancels.drop(call)
+                self._cancelled.add(call)
         if cell is None or not running:
-            self._runtime.answer(header, Status.VALUE, Doing())
+            self._answers.answer(header, Status.VALUE, Doing())
             return
         before = _doing(cell)
         cell.interrupt()
@@ -72,19 +76,20 @@ class Interruptions:
         def look() -> bool:
             now = cell.running_now()
             if not any(now.get(call) is mark for call, mark in running.items()):
-                self._runtime.answer(header, Status.VALUE, msgspec.structs.replace(before, ended=True))
+                self._answers.answer(header, Status.VALUE, msgspec.structs.replace(before, ended=True))
                 return False
             if time.monotonic() < until:
                 return True
-            self._runtime.answer(header, Status.VALUE, _doing(cell))
+            self._answers.answer(header, Status.VALUE, _doing(cell))
             return False
 
-        self._runtime.clock.every(LOOKS_EVERY, look)
+        self._clock.every(LOOKS_EVERY, look)
 
-    def _doing(self, header: Header, parcel: "Parcel") -> None:
+    def doing(self, header: Header, parcel: "Parcel") -> None:
+        """Somebody asks what an actor here does (reading thread)."""
         mesh, rank = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, int])
-        cell = self._runtime.cells.get((mesh, rank))
-        self._runtime.answer(header, Status.VALUE, _doing(cell) if cell is not None else Doing())
+        cell = self._cells.get((mesh, rank))
+        self._answers.answer(header, Status.VALUE, _doing(cell) if cell is not None else Doing())
 
 
 def _doing(cell: "ActorCell") -> Doing:

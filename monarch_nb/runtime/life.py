@@ -6,8 +6,8 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
 from monarch_nb.runtime.endpoint import Kind as ActorKind
@@ -16,8 +16,8 @@ from monarch_nb.settings import settings
 from monarch_nb.wire import Harmless, Header, Status, error_line, format_exception
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.process import Runtime
-    from monarch_nb.transport import Parcel
+    from monarch_nb.runtime.supervising import Supervising
+    from monarch_nb.transport import Parcel, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,27 @@ class SpawnActor(Harmless, array_like=True, frozen=True):
     where: int = 0  # executed on: 0 its own thread or loop, 1 the main thread
 
 
+class Hosting(Protocol):
+    """What an actor's end asks of its process."""
+
+    @property
+    def node(self) -> "Transport":
+        """The process on the network."""
+
+    @property
+    def supervisor(self) -> "Supervising":
+        """Who is told of it."""
+
+    def refuse(self, request: Header, cause: Any) -> None:
+        """Tells the sender of a CALL that nobody will ever run it."""
+
+    def reply(self, request: Header, status: Status, frames: Sequence[Any]) -> None:
+        """Answers a CALL, if somebody waits for the answer."""
+
+    def actor_ended(self, actor: "ActorLife") -> None:
+        """It is gone; what comes for it later is refused with its cause."""
+
+
 class ActorLife:
     """The state of one actor from its spawn to its end, and what ends it. Methods from any thread, if not said."""
 
@@ -52,8 +73,8 @@ class ActorLife:
     executor: SyncExecutor | AsyncExecutor
     running: tuple[str, str, float] | None  # (call id, endpoint, since)
 
-    def __init__(self, runtime: "Runtime", spec: SpawnActor) -> None:
-        self.runtime = runtime
+    def __init__(self, process: Hosting, spec: SpawnActor) -> None:
+        self._hosting = process
         self.spec = spec
         self.obj: Any = None
         self.state: State = "starting"
@@ -80,7 +101,7 @@ class ActorLife:
 
     def refuse(self, header: Header, parcel: "Parcel") -> None:
         """Answers a message that will never be run."""
-        self.runtime.node.consumed(parcel)
+        self._hosting.node.consumed(parcel)
         self._refuse(header)
 
     def refuse_queued(self) -> None:
@@ -90,11 +111,11 @@ class ActorLife:
 
     def _refuse(self, header: Header) -> None:
         if not self.muted:
-            self.runtime.refuse(header, self.cause)
+            self._hosting.refuse(header, self.cause)
 
     def _reply(self, header: Header, status: Status, frames: list[Any]) -> None:
         if not self.muted:
-            self.runtime.reply(header, status, frames)
+            self._hosting.reply(header, status, frames)
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
@@ -106,7 +127,7 @@ class ActorLife:
         self.refuse_queued()
 
     def _fail(self, kind: str, error: BaseException, method: str) -> None:
-        cause = self.runtime.cause_of(kind, error, "".join(format_exception(error)), self, method)
+        cause = self._hosting.supervisor.cause_of(kind, error, "".join(format_exception(error)), self, method)
         self._failed(cause, error if isinstance(error, Exception) else RuntimeError(error_line(error)))
 
     def thread_lost(self, error: BaseException) -> bool:
@@ -138,7 +159,7 @@ class ActorLife:
         self.state = "failed"
         self.cause = cause
         self.end_error = error
-        self.runtime.actor_failed(self)
+        self._hosting.supervisor.actor_failed(self)
         self._end_soon()
 
     # -- stops ------------------------------------------------------------------------------------------------------
@@ -149,20 +170,20 @@ class ActorLife:
             self.stop(reason or "it stopped itself")
             return
         told = RuntimeError(reason or "no reason provided")
-        self._failed(self.runtime.cause_of("aborted", told, str(told), self, ""), told)
+        self._failed(self._hosting.supervisor.cause_of("aborted", told, str(told), self, ""), told)
         raise StopRequested
 
     def stop(self, reason: str, *, cause: Any = None, error: Exception | None = None) -> None:
         """Ends it after the current message. `cause` is what later callers are told."""
         if self.cause is None:
             self.state = "stopped" if error is None else "failed"
-            self.cause = cause if cause is not None else self.runtime.stopped_cause(self, reason)
+            self.cause = cause if cause is not None else self._hosting.supervisor.stopped_cause(self, reason)
             self.end_error = error
         self._end_soon()
 
     def abandon(self, reason: str) -> None:
         """Its process would be dead now: it takes no message any more, answers none, and is not cleaned up."""
-        self.state, self.cause = "failed", self.runtime.stopped_cause(self, reason)
+        self.state, self.cause = "failed", self._hosting.supervisor.stopped_cause(self, reason)
         self.muted = True
         self.executor.drain()
         self._end_soon()
@@ -199,7 +220,7 @@ class ActorLife:
             return settings.cleanup_timeout
         logger.info("%s was stopped, and its %s does not end", self.instance, doing)
         self.left_in = doing
-        self.runtime.cell_ended(self)
+        self._hosting.actor_ended(self)
         self._ended()
         return None
 
@@ -235,7 +256,7 @@ class ActorLife:
         error: BaseException | None = None
         try:
             with self.acting():
-                self.runtime.stop_children(self.instance)
+                self._hosting.supervisor.stop_children(self.instance)
                 hook = self._cleanup_hook()
                 if hook is not None:
                     self._clean(CLEANUP)
@@ -251,7 +272,7 @@ class ActorLife:
         error: BaseException | None = None
         current.set(Context(self.instance, self.instance.rank))
         try:
-            await aside(self.runtime.stop_children, self.instance)
+            await aside(self._hosting.supervisor.stop_children, self.instance)
             hook = self._cleanup_hook()
             if hook is not None:
                 self._clean(CLEANUP)
@@ -272,14 +293,14 @@ class ActorLife:
     def _cleaned(self, error: BaseException | None) -> None:
         with contextlib.ExitStack() as steps:  # each is taken, whatever comes of those before it
             steps.callback(self._ended)
-            steps.callback(self.runtime.cell_ended, self)
+            steps.callback(self._hosting.actor_ended, self)
             steps.callback(self.refuse_queued)
             self.obj = None
             if error is not None and not isinstance(error, asyncio.CancelledError):
                 text = "".join(format_exception(error))
                 logger.error("%s: __cleanup__ failed:\n%s", self.instance, text)
-                self.cause = self.runtime.cause_of("cleanup", error, text, self, "__cleanup__")
-                self.runtime.actor_failed(self)  # of no interest to the owner if it is the one who stops it
+                self.cause = self._hosting.supervisor.cause_of("cleanup", error, text, self, "__cleanup__")
+                self._hosting.supervisor.actor_failed(self)  # of no interest to the owner if it is the one who stops it
 
     def _ended(self) -> None:
         with self._arriving:

@@ -21,6 +21,7 @@ class MeshState(Struct, eq=False):
     version: int = 0  # grows with each heal; what is older than it is ignored
     stopped: str | None = None  # why, once it is
     lock: threading.Lock = field(default_factory=threading.Lock)
+    born: Any = None  # how it was spawned; kept at home for heal
 
     def __post_init__(self) -> None:
         self.name = harmless(self.name)
@@ -41,7 +42,6 @@ class ProcState(MeshState, eq=False):
     """A mesh of processes."""
 
     layout: Layout = Layout("", (), 1)
-    born: Any = None  # how it was spawned; kept at home for heal
     actors: "dict[str, ActorState]" = field(default_factory=dict)  # actor meshes spawned on it from this process
 
     def address(self, rank: int) -> str:
@@ -55,7 +55,6 @@ class ActorState(MeshState, eq=False):
     procs: ProcState = None  # type: ignore[assignment]
     cls: type = object
     kind: ActorKind = "async"
-    born: Any = None  # how it was spawned; kept at home for heal
     edition: int = 0  # grows when its class is replaced
 
     def runs(self, region: Region) -> list[Run]:

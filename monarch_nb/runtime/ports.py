@@ -5,9 +5,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from monarch_nb.runtime.future import Future
+from monarch_nb.runtime.here import process
+from monarch_nb.runtime.roles import Process
 from monarch_nb.wire import (
     ActorError,
     Header,
@@ -22,57 +24,10 @@ from monarch_nb.wire import (
 from monarch_nb.wire.header import JUDGING
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
 
 T = TypeVar("T")
 UNRETURNED = 1  # Header.flags of a PORT message that nobody minds losing
-
-
-class PortHandler(Protocol):
-    """What stands behind a port number in its process."""
-
-    def arrive(self, header: Header, parcel: "Parcel") -> None:
-        """A reply or a value, on the reading thread."""
-
-
-class PortTable:
-    """The open ports of a process by number."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._next = 1
-        self._open: dict[int, PortHandler] = {}
-
-    def open(self, handler: PortHandler) -> int:
-        """Gives `handler` a number."""
-        with self._lock:
-            number = self._next
-            self._next += 1
-            self._open[number] = handler
-        return number
-
-    def close(self, number: int) -> None:
-        """Later values for it are dropped."""
-        self._open.pop(number, None)
-
-    def get(self, number: int) -> PortHandler | None:
-        """The handler behind a number."""
-        return self._open.get(number)
-
-    def all(self) -> list[PortHandler]:
-        """A snapshot of all handlers."""
-        with self._lock:
-            return list(self._open.values())
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-
-def _runtime() -> "Runtime":
-    from monarch_nb.runtime.process import runtime
-
-    return runtime()
 
 
 class Port(Generic[T]):
@@ -87,12 +42,12 @@ class Port(Generic[T]):
         self.return_undeliverable = return_undeliverable
 
     def _send(self, status: Status, frames: list[Any]) -> None:
-        runtime = _runtime()
-        context = runtime.context()
+        sender = process()
+        context = sender.context()
         header = Header(
             Kind.PORT,
             self._address,
-            runtime.address,
+            sender.address,
             port=self._number,
             index=context.message_rank.rank,
             status=status,
@@ -100,8 +55,8 @@ class Port(Generic[T]):
             call=context.call,
             flags=(0 if self.return_undeliverable else UNRETURNED) | (JUDGING if context.judging else 0),
         )
-        runtime.bound(self._address, frames)
-        runtime.send(header, runtime.node.snapshot(frames))
+        sender.bound(self._address, frames)
+        sender.send(header, sender.node.snapshot(frames))
 
     def _asks(self, answer: Header) -> Header:
         """The call that an answer which came for somebody else's port would have been for."""
@@ -109,7 +64,7 @@ class Port(Generic[T]):
 
     def send(self, obj: T) -> None:
         """Sends one value; does not wait for it to arrive."""
-        self._send(Status.VALUE, encode(obj, _runtime()))
+        self._send(Status.VALUE, encode(obj, process()))
 
     def exception(self, obj: BaseException) -> None:
         """Makes the receiver's next `recv` raise `obj`, an error."""
@@ -131,8 +86,8 @@ class ReplyPort(Port[T]):
 
     def _send(self, status: Status, frames: list[Any]) -> None:
         if self._number:
-            _runtime().bound(self._request.src, frames)
-            _runtime().reply(self._request, status, frames)
+            process().bound(self._request.src, frames)
+            process().reply(self._request, status, frames)
 
     def _asks(self, answer: Header) -> Header:
         return self._request
@@ -149,33 +104,33 @@ class _Queue:
     """What has come for one port, and who waits for it. The port is open for as long as a receiver holds this."""
 
     def __init__(self, once: bool) -> None:
-        runtime = _runtime()
+        receiver = self._process = process()
         self._lock = threading.Lock()
         self._values: deque[tuple[int, Callable[[], Any]]] = deque()  # rank of the sender, value
         # A receive that was given up does not eat a value.
         self._claims: deque[tuple[weakref.ref[Future[Any]], bool]] = deque()
         self._once = once
-        self.number = runtime.ports.open(_Door(self))
-        self._close = functools.partial(runtime.ports.close, self.number)
+        self.number = receiver.ports.open(_OpenPort(self))
+        self._close = functools.partial(receiver.ports.close, self.number)
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """A value has come, or several folded by a host agent (reading thread)."""
         if header.kind == Kind.FOLDED:
             for one, frames in unfold(header, parcel.frames):
                 self._arrive(one, frames, None)
-            _runtime().node.consumed(parcel)
+            self._process.node.consumed(parcel)
         else:
             self._arrive(header, parcel.frames, parcel)
 
     def _arrive(self, header: Header, frames: Sequence[Any], parcel: "Parcel | None") -> None:
-        runtime = _runtime()
+        receiver = self._process
 
         def value() -> Any:
             try:
-                return _open(header, frames, runtime)
+                return _open(header, frames, receiver)
             finally:
                 if parcel is not None:
-                    runtime.node.consumed(parcel)
+                    receiver.node.consumed(parcel)
 
         if self._once:
             self._close()
@@ -208,7 +163,7 @@ def _give(future: Future[Any], ranked: bool, rank: int, value: Callable[[], Any]
     return future._set_lazy((lambda: (rank, value())) if ranked else value)
 
 
-class _Door:
+class _OpenPort:
     """Keeps a port open for as long as its queue lives, and no longer."""
 
     def __init__(self, queue: _Queue) -> None:
@@ -220,13 +175,13 @@ class _Door:
             queue.arrive(header, parcel)
 
 
-def _open(header: Header, frames: Sequence[Any], runtime: "Runtime") -> Any:
+def _open(header: Header, frames: Sequence[Any], receiver: Process) -> Any:
     """What came for a port: a value, or an exception to raise."""
     if header.status == Status.VALUE:
-        return decode(frames, runtime)
+        return decode(frames, receiver)
     if header.status == Status.FAILURE:
-        raise runtime.supervisor.error(frames[0], None)
-    error = decode_exception(frames, runtime)
+        raise receiver.failure(frames)
+    error = decode_exception(frames, receiver)
     raise error if header.kind == Kind.PORT else ActorError(error)
 
 
@@ -236,25 +191,26 @@ class _Relay:
     def __init__(self, port: Port[Any], count: int) -> None:
         self._port = port
         self._left = count
-        self.number = _runtime().ports.open(self)
+        self._process = process()
+        self.number = self._process.ports.open(self)
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """An answer, or several (reading thread)."""
-        runtime = _runtime()
+        relay = self._process
         folded = header.kind == Kind.FOLDED
         for one, frames in unfold(header, parcel.frames) if folded else [(header, parcel.frames)]:
-            runtime.reply(self._port._asks(one), Status(one.status), frames)
+            relay.reply(self._port._asks(one), Status(one.status), frames)
             self._left -= 1
-        runtime.node.consumed(parcel)
+        relay.node.consumed(parcel)
         if self._left <= 0:
-            runtime.ports.close(self.number)
+            relay.ports.close(self.number)
 
 
 def number_for(port: Port[Any] | None, count: int) -> int:
     """The number in this process to which `count` answers meant for `port` are to be sent; 0 for none."""
     if port is None:
         return 0
-    if type(port) is Port and port._address == _runtime().address:
+    if type(port) is Port and port._address == process().address:
         return port._number
     return _Relay(port, count).number
 
@@ -306,10 +262,10 @@ class Channel(Generic[T]):
     def open(once: bool = False) -> "tuple[Port[T], PortReceiver[T]]":
         """A port to give away, and the receiver that stays here."""
         queue = _Queue(once)
-        return Port(_runtime().address, queue.number), PortReceiver(queue)
+        return Port(process().address, queue.number), PortReceiver(queue)
 
     @staticmethod
     def open_ranked(once: bool = False) -> "tuple[Port[T], RankedPortReceiver[T]]":
         """Like `open`, with the sender's rank beside each value."""
         queue = _Queue(once)
-        return Port(_runtime().address, queue.number), RankedPortReceiver(queue)
+        return Port(process().address, queue.number), RankedPortReceiver(queue)

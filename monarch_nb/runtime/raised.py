@@ -1,18 +1,26 @@
 """What a call has raised, on the ranks that raised it: one error that says where, and what differs."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch_nb.shape import Region, places_of, spans
+from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
+from monarch_nb.shape import places_of, spans
 from monarch_nb.wire import ActorError, Story, decode_exception, story_of
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.process import Runtime
-    from monarch_nb.transport import Parcel
+    from monarch_nb.transport import Parcel, Transport
 
 KINDS = 8  # of errors that are told one by one
 HOSTS = 3  # that are named
 WIDTH = 120  # of the text that names ranks
+
+
+class Receiver(Protocol):
+    """The process that an answer came to."""
+
+    @property
+    def node(self) -> "Transport":
+        """On the network."""
 
 
 class Raised:
@@ -32,25 +40,25 @@ class Raised:
             self._story = story_of(self._frames)
         return self._story
 
-    def exception(self, runtime: "Runtime") -> BaseException:
+    def exception(self, receiver: Receiver) -> BaseException:
         """The exception; the message it came in is done with."""
         parcel, self._parcel = self._parcel, None
         try:
-            return decode_exception(self._frames, runtime)
+            return decode_exception(self._frames, receiver)
         finally:
             if parcel is not None:
-                runtime.node.consumed(parcel)
+                receiver.node.consumed(parcel)
 
 
 class Ranks:
     """Names ranks of the mesh that a call was made on, by their places in the call."""
 
-    def __init__(self, runtime: "Runtime", mesh: str, ranks: Sequence[int]) -> None:
-        state = runtime.meshes.get(mesh)
-        self._region: Region | None = getattr(state, "region", None)
-        self._layout = getattr(getattr(state, "procs", state), "layout", None)
+    def __init__(self, state: MeshState | None, ranks: Sequence[int]) -> None:
+        self._region = state.region if state is not None else None
+        procs = state.procs if isinstance(state, ActorState) else state
+        self._layout = procs.layout if isinstance(procs, ProcState) else None
         self._ranks = ranks
-        self.of_procs = state is not None and getattr(state, "procs", None) is None
+        self.of_procs = isinstance(state, ProcState)
 
     def __call__(self, places: Iterable[int]) -> str:
         """What people call them."""
@@ -70,10 +78,10 @@ class Ranks:
 
 
 def actor_error(
-    runtime: "Runtime", title: str, raised: dict[int, Raised], size: int, missing: Sequence[int], where: Ranks
+    receiver: Receiver, title: str, raised: dict[int, Raised], size: int, missing: Sequence[int], where: Ranks
 ) -> ActorError:
     """The error of a call; `raised` by place in it, in order, `missing` the places that had not answered."""
-    failures = {place: one.exception(runtime) for place, one in raised.items()}
+    failures = {place: one.exception(receiver) for place, one in raised.items()}
     name, _, method = title.partition(".")
     named, of = f"Actor call {title} failed", ""
     if title.endswith("[cell]") or (where.of_procs and method == "cell"):

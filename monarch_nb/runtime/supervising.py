@@ -1,20 +1,67 @@
-"""What the runtime asks of supervision, the layer above it."""
+"""What the runtime asks of supervision, the row above it."""
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb.runtime.calls import PendingCall
-from monarch_nb.runtime.context import Instance
-from monarch_nb.runtime.life import ActorLife
+from monarch_nb.runtime.context import Ancestor, Instance
 from monarch_nb.wire import Header
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.meshes import MeshState
+    from monarch_nb.shape import Region
+
+
+class Spec(Protocol):
+    """How an actor was spawned."""
+
+    @property
+    def name(self) -> str:
+        """As it was spawned."""
+
+    @property
+    def owner_process(self) -> str:
+        """The process of the actor that owns it."""
+
+    @property
+    def creators(self) -> tuple[Ancestor, ...]:
+        """Who spawned whom, the owner last."""
+
+
+class Actor(Protocol):
+    """An actor of this process, as supervision sees it."""
+
+    @property
+    def instance(self) -> Instance:
+        """Its names and its place."""
+
+    @property
+    def spec(self) -> Spec:
+        """How it was spawned."""
+
+    @property
+    def mesh(self) -> str:
+        """The mesh it is in."""
+
+    @property
+    def rank(self) -> int:
+        """Its base rank there."""
+
+    @property
+    def incarnation(self) -> int:
+        """Which life of that rank it is."""
+
+    @property
+    def cause(self) -> Any:
+        """Why it has ended; None while it lives."""
 
 
 class Supervising(Protocol):
-    """What the runtime asks of the layer above: causes of failures, and telling owners."""
+    """What the runtime asks of the row above: causes of failures, and telling owners."""
 
-    def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorLife, method: str) -> Any:
+    def cause_of(self, kind: str, error: BaseException, text: str, actor: Actor, method: str) -> Any:
         """The cause of an actor's failure."""
 
-    def stopped_cause(self, cell: ActorLife, reason: str) -> Any:
+    def stopped_cause(self, actor: Actor, reason: str) -> Any:
         """What callers of a stopped actor are told."""
 
     def lost_cause(self, header: Header, reason: str) -> Any:
@@ -29,16 +76,19 @@ class Supervising(Protocol):
     def reason(self, cause: Any) -> str:
         """A cause in a few words."""
 
-    def check(self, state: Any, region: Any, call: PendingCall | None) -> BaseException | None:
+    def check(self, state: "MeshState", region: "Region", call: PendingCall | None) -> BaseException | None:
         """What a call on a slice must raise at once."""
 
     def error(self, data: Any, call: PendingCall | None) -> BaseException:
         """The error a call raises for an encoded cause."""
 
-    def actor_failed(self, cell: ActorLife) -> None:
+    def actor_spawned(self, actor: Actor) -> None:
+        """An actor lives here from now on."""
+
+    def actor_failed(self, actor: Actor) -> None:
         """An actor of this process has failed."""
 
-    def cell_ended(self, cell: ActorLife) -> None:
+    def actor_ended(self, actor: Actor) -> None:
         """An actor of this process is gone, failed or stopped."""
 
     def stop_children(self, instance: Instance) -> None:

@@ -2,21 +2,24 @@
 
 import asyncio
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_nb.runtime.calls import DeadlockError, PendingCall, StreamCall
+from monarch_nb.runtime.calls import DeadlockError
+from monarch_nb.runtime.cell import ActorCell
 from monarch_nb.runtime.context import current
 from monarch_nb.runtime.future import Future
+from monarch_nb.runtime.local import Local
+from monarch_nb.runtime.meshes import ActorState
+from monarch_nb.runtime.roles import Answers
+from monarch_nb.runtime.streams import StreamCall
+from monarch_nb.transport import Clock
 from monarch_nb.wire import Header
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.cell import ActorCell
-    from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
 
 PROBE, END = "wait.probe", "wait.end"
@@ -54,25 +57,26 @@ class Waits:
     wait of the circle, the same whoever finds it, ends with a DeadlockError. Nothing is asked of waits that are short.
     """
 
-    def __init__(self, runtime: "Runtime") -> None:
-        self._runtime = runtime
+    def __init__(self, local: Local, answers: Answers, clock: Clock, flush: Callable[[], None]) -> None:
+        """`flush` sends what waits to leave with what comes after it, before a thread waits."""
+        self._local, self._answers, self._clock, self._flush = local, answers, clock, flush
         self._lock = threading.Lock()
         self._waiting: dict[ActorCell, tuple[str, float]] = {}  # call, since when
         self._probed: dict[ActorCell, tuple[str, float, float]] = {}  # call, when next, how long after that
         self._seen: OrderedDict[tuple[str, int, str, int], None] = OrderedDict()
         self._ticking = False
         self._round = 0
-        runtime.controls[PROBE] = self._arrive
-        runtime.controls[END] = self._end
 
     def guard(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
         """A thread begins to wait; the function returned is called when it does no longer."""
-        self._runtime.node.flush()
+        self._flush()
         context = current.get()
         cell = context.actor_instance.cell if context is not None else None
-        if cell is None or not unlimited or not future.wait_id or not _holds_up(cell):
+        if not isinstance(cell, ActorCell) or not unlimited or not future.wait_id or not _holds_up(cell):
             return None
-        self._waiting[cell] = (future.wait_id, time.monotonic())
+        if self._local.cells.get((cell.mesh, cell.rank)) is not cell:
+            return None
+        self._waiting[cell] = (future.wait_id, self._clock.monotonic())
         if not self._ticking:
             self._start()
 
@@ -88,10 +92,10 @@ class Waits:
             if self._ticking:
                 return
             self._ticking = True
-        self._runtime.clock.every(TICK, self._tick)
+        self._clock.every(TICK, self._tick)
 
     def _tick(self) -> bool:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for cell, (call, since) in tuple(self._waiting.items()):
             if now - since < TICK:
                 continue
@@ -110,29 +114,29 @@ class Waits:
 
     def _follow(self, cell: "ActorCell", call_id: str, number: int, before: tuple[Hop, ...]) -> None:
         """Asks those whom `cell` waits for."""
-        call = self._runtime.calls.get(call_id)
+        call = self._local.calls.get(call_id)
         if call is None or (isinstance(call, StreamCall) and call.size > 1):
             return  # a stream goes on with any answer
-        state: Any = self._runtime.meshes.get(call.mesh)
-        procs = getattr(state, "procs", None)
-        if procs is None:
+        state = self._local.meshes.get(call.mesh)
+        if not isinstance(state, ActorState):
             return
         missing = call.missing_ranks()
         if len(missing) > WIDEST:
             return
-        hops = (*before, Hop(self._runtime.address, call_id, _doing(cell), call.title))
+        hops = (*before, Hop(self._local.address, call_id, _doing(cell), call.title))
         for rank in missing:
             probe = Probe(number, call.mesh, rank, state.incarnation(rank), hops)
             try:
-                self._runtime.control(procs.address(rank), PROBE, probe)
+                self._answers.control(state.procs.address(rank), PROBE, probe)
             except Exception:  # gone: who waits for it is told otherwise
                 continue
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
-    def _arrive(self, header: Header, parcel: "Parcel") -> None:
+    def arrive(self, header: Header, parcel: "Parcel") -> None:
+        """Somebody who waits for an actor here asks whether that one waits, too."""
         probe = msgspec.msgpack.decode(parcel.frames[0], type=Probe)
-        cell = self._runtime.cells.get((probe.mesh, probe.rank))
+        cell = self._local.cells.get((probe.mesh, probe.rank))
         if cell is None or cell.incarnation != probe.incarnation:
             return
         blocked = self._waiting.get(cell)
@@ -156,7 +160,7 @@ class Waits:
         first = hops.index(victim)
         circle = hops[first:] + hops[:first]
         story = ", ".join(f"{hop.who} waits for {hop.what}" for hop in circle)
-        self._runtime.control(
+        self._answers.control(
             victim.process,
             END,
             (
@@ -166,10 +170,11 @@ class Waits:
             ),
         )
 
-    def _end(self, header: Header, parcel: "Parcel") -> None:
+    def end(self, header: Header, parcel: "Parcel") -> None:
+        """A wait of this process is part of a deadlock, and the one that ends."""
         call_id, story = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, str])
-        call = self._runtime.calls.get(call_id)
-        if isinstance(call, PendingCall) and any(waits[0] == call_id for waits in tuple(self._waiting.values())):
+        call = self._local.calls.get(call_id)
+        if call is not None and any(waits[0] == call_id for waits in tuple(self._waiting.values())):
             call.fail(DeadlockError(story))
 
 

@@ -17,9 +17,9 @@ from .book import MeshKind, MeshSpec, RankStatus, State
 from .cause import Cause, CauseKind
 from .causes import Refusal
 from .driver import Driver
+from .effects import SupervisorEffects
 from .errors import DeviceMeshError, HealError, SupervisionError
 from .failure import MeshFailure, decode_failure
-from .hands import Hands
 from .hooks import UndeliverableMessage
 from .machine import Machine, RootPolicy
 from .name import MeshName
@@ -34,7 +34,6 @@ __all__ = [
     "Extent",
     "FailActor",
     "FailCalls",
-    "Hands",
     "HealError",
     "HealRefused",
     "Healed",
@@ -55,6 +54,7 @@ __all__ = [
     "StopMesh",
     "Supervise",
     "SupervisionError",
+    "SupervisorEffects",
     "Tell",
     "UndeliverableMessage",
     "decode_failure",

@@ -5,7 +5,8 @@ from typing import Any, cast
 
 import msgspec
 
-from monarch_nb.runtime import ActorLife, Runtime
+from monarch_nb.runtime import ActorState, Local
+from monarch_nb.runtime.supervising import Actor
 from monarch_nb.supervision.cause import Cause, CauseKind, stop_cause
 from monarch_nb.wire import Header, error_line
 
@@ -25,38 +26,40 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True):
 class Causes:
     """Words for what happens here."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
+    def __init__(self, local: Local) -> None:
+        self.local = local
 
-    def cause_of(self, kind: str, error: BaseException, text: str, cell: ActorLife, method: str) -> Cause:
+    def cause_of(self, kind: str, error: BaseException, text: str, actor: Actor, method: str) -> Cause:
         """The cause of an actor's failure."""
         if kind == "aborted":
-            return Cause(kind="aborted", text=text, actor=str(cell.instance), host=self.runtime.host, at=time.time())
+            return Cause(kind="aborted", text=text, actor=str(actor.instance), host=self.local.host, at=time.time())
         known: CauseKind = "exception" if kind == "cleanup" else cast(CauseKind, kind)
-        where = f"{cell.spec.name}.{method}: " if kind != "init" and method else ""
+        where = f"{actor.spec.name}.{method}: " if kind != "init" and method else ""
         return Cause(
             kind=known,
             text=f"{where}{error_line(error)}",
             traceback=text,
-            actor=str(cell.instance),
-            host=self.runtime.host,
+            actor=str(actor.instance),
+            host=self.local.host,
             at=time.time(),
         )
 
-    def stopped_cause(self, cell: ActorLife, reason: str) -> Cause:
+    def stopped_cause(self, actor: Actor, reason: str) -> Cause:
         """What callers of a stopped actor are told."""
-        return msgspec.structs.replace(stop_cause(reason), actor=str(cell.instance), host=self.runtime.host)
+        return msgspec.structs.replace(stop_cause(reason), actor=str(actor.instance), host=self.local.host)
 
     def lost_cause(self, header: Header, reason: str) -> Cause:
         """What a caller is told of a message that could not be delivered."""
-        procs = getattr(self.runtime.meshes.get(header.mesh), "procs", None)
+        state = self.local.meshes.get(header.mesh)
         # One that came back is addressed to us by now: where it was meant for is known by its mesh and rank.
-        host = header.dst.partition("/")[0] if procs is None else procs.layout.host_of(header.rank)
+        host = (
+            state.procs.layout.host_of(header.rank) if isinstance(state, ActorState) else header.dst.partition("/")[0]
+        )
         return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=host)
 
-    def refusal(self, cell: ActorLife) -> Refusal:
+    def refusal(self, actor: Actor) -> Refusal:
         """How the end of an actor is told."""
-        return Refusal(cell.mesh, cell.rank, cell.incarnation, cell.cause)
+        return Refusal(actor.mesh, actor.rank, actor.incarnation, actor.cause)
 
     def encode(self, cause: Any, request: Header) -> bytes:
         """The cause for which a call is refused, as bytes; it names the actor that was called."""

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_nb.runtime import ActorCell, ActorLife, Future, Instance, PendingCall, Runtime
+from monarch_nb.runtime import ActorCell, Future, Instance, Local, MeshState, PendingCall
+from monarch_nb.runtime.supervising import Actor
 from monarch_nb.settings import settings
+from monarch_nb.shape import Region, runs
 from monarch_nb.supervision.actions import (
     Action,
     FailActor,
@@ -27,13 +29,13 @@ from monarch_nb.supervision.actions import (
 )
 from monarch_nb.supervision.cause import Cause, stop_cause
 from monarch_nb.supervision.causes import FAILED, Causes, Refusal
+from monarch_nb.supervision.effects import SupervisorEffects
 from monarch_nb.supervision.errors import HealError, SupervisionError
 from monarch_nb.supervision.failure import MeshFailure, gathered
-from monarch_nb.supervision.hands import Hands
 from monarch_nb.supervision.hooks import UndeliverableMessage, run_hook
-from monarch_nb.supervision.machine import Machine, RootPolicy
+from monarch_nb.supervision.machine import Machine
 from monarch_nb.supervision.ranks import Life
-from monarch_nb.transport import held_back
+from monarch_nb.transport import Clock, held_back
 from monarch_nb.wire import Header, Kind, error_line, format_exception
 from monarch_nb.wire.header import JUDGING
 
@@ -46,12 +48,21 @@ logger = logging.getLogger(__name__)
 class Driver(Causes):
     """One per process. Events may come from any thread; user code runs on its actor's own thread only."""
 
-    def __init__(self, runtime: Runtime, hands: Hands, *, root: str | None, policy: RootPolicy = "script") -> None:
-        super().__init__(runtime)
-        self.hands = hands
-        self.machine = Machine(root=root, root_policy=policy)
-        self.fatal: Callable[[MeshFailure], None] = lambda failure: logger.error("%s", failure.report())
-        self.show: Callable[[MeshFailure], None] = self.fatal
+    def __init__(
+        self,
+        local: Local,
+        clock: Clock,
+        effects: SupervisorEffects,
+        *,
+        root: str | None = None,
+        fatal: Callable[[MeshFailure], None] | None = None,
+    ) -> None:
+        """`root` is the stream of code outside actors, where this process is the root of ownership; `fatal` ends it."""
+        super().__init__(local)
+        self._clock, self._effects = clock, effects
+        self.machine = Machine(root=root, root_policy="script")
+        self._fatal = fatal or _log
+        self._show: Callable[[MeshFailure], None] = _log
         self.listeners: list[Callable[[Action | OwnerSaid | None], None]] = []  # None: something may have changed
         self._lock = threading.RLock()
         self._actions: deque[Action] = deque()
@@ -59,6 +70,11 @@ class Driver(Causes):
         self._heals: dict[int, Future[None]] = {}
         self._heal_number = 0
         self._hasty: set[int] = set()  # heals that do not wait for the hooks of survivors
+
+    def in_notebook(self, show: Callable[[MeshFailure], None]) -> None:
+        """From now on a failure that nobody handles ends nothing: a call that waits for it raises it, else `show`."""
+        self.machine.root_policy = "notebook"
+        self._show = show
 
     # -- events in, actions out -------------------------------------------------------------------------------------
 
@@ -108,15 +124,15 @@ class Driver(Causes):
                 self._stop(uid)
             case RootFault(failure, telling):
                 if telling == "fatal":
-                    self.fatal(failure)
+                    self._fatal(failure)
                 elif telling == "show":
-                    self.show(failure)
+                    self._show(failure)
             case Tell(failure):
-                self.show(failure)
+                self._show(failure)
             case Respawn(uid, back):
-                self._in_thread(lambda: self._bring_back(uid, back, self.hands.respawn, Machine.respawned))
+                self._in_thread(lambda: self._bring_back(uid, back, self._effects.respawn, Machine.respawned))
             case Recreate(uid, back):
-                self._in_thread(lambda: self._bring_back(uid, back, self.hands.recreate, Machine.recreated))
+                self._in_thread(lambda: self._bring_back(uid, back, self._effects.recreate, Machine.recreated))
             case Healed():
                 self._in_thread(lambda: self._healed(action))
             case HealRefused(request, _, text, _):
@@ -131,7 +147,7 @@ class Driver(Causes):
     def called(self, *ranks: int) -> tuple[set[str], set[str]]:
         """Meshes with a call that one of these ranks has not answered: those it is awaited of right now, and all."""
         wanted = set(ranks)
-        calls = [call for call in tuple(self.runtime.calls.values()) if call.waits_for(wanted)]
+        calls = [call for call in tuple(self.local.calls.values()) if call.waits_for(wanted)]
         return {call.mesh for call in calls if call.watched}, {call.mesh for call in calls}
 
     def failed(self, uid: str) -> set[int]:
@@ -173,7 +189,7 @@ class Driver(Causes):
 
     def _fail_calls(self, uid: str, lives: tuple[Life, ...] | None, failure: MeshFailure) -> None:
         ranks = None if lives is None else {rank for rank, _ in lives}
-        for call in tuple(self.runtime.calls.values()):
+        for call in tuple(self.local.calls.values()):
             places = call.places_of(ranks) if call.mesh == uid and ranks is not None else []
             if call.mesh != uid or (ranks is not None and not places):
                 continue
@@ -193,7 +209,7 @@ class Driver(Causes):
     # -- owners -----------------------------------------------------------------------------------------------------
 
     def _cell(self, stream: str) -> ActorCell | None:
-        for cell in tuple(self.runtime.cells.values()):
+        for cell in tuple(self.local.cells.values()):
             if cell.instance.stream == stream:
                 return cell
         return None
@@ -224,7 +240,7 @@ class Driver(Causes):
         cell.fail_with(cause, RuntimeError(cause.text or "it did not handle the failure of a mesh it owns"))
 
     def _stop(self, uid: str) -> None:
-        future = self.hands.stop_mesh(uid, "its owner ended")
+        future = self._effects.stop_mesh(uid, "its owner ended")
         future._on_done(lambda _: self.feed(lambda machine: machine.stopped(uid)))
 
     # -- what the runtime asks (Supervising) ------------------------------------------------------------------------
@@ -268,7 +284,7 @@ class Driver(Causes):
     def _elsewhere(self, refusal: Refusal, call: PendingCall) -> MeshFailure:
         """The story of a call on a mesh that others own."""
         name, rank, region = call.title.partition(".")[0], refusal.rank, None
-        state = self.runtime.meshes.get(call.mesh)
+        state = self.local.meshes.get(call.mesh)
         if state is not None and rank in state.region.ranks():
             region = state.region
         return MeshFailure(
@@ -279,10 +295,10 @@ class Driver(Causes):
             places=(rank if region is None else region.ndslice.index(rank),),
         )
 
-    def check(self, state: Any, region: Any, call: PendingCall | None) -> SupervisionError | None:
+    def check(self, state: MeshState, region: Region, call: PendingCall | None) -> SupervisionError | None:
         """What a call on a slice must raise at once."""
         with self._lock:
-            failure = self.machine.check(state.uid, self.hands.selection(state, region))
+            failure = self.machine.check(state.uid, runs(region))
         if failure is None and state.stopped is not None:  # so long ago that nothing else is known of it
             whole = state.region
             extent = (tuple(whole.labels), tuple(whole.ndslice.sizes))
@@ -291,25 +307,33 @@ class Driver(Causes):
             )
         return None if failure is None else self._error(failure, call)
 
-    def actor_failed(self, cell: ActorLife) -> None:
-        """An actor of this process has failed: what it owns ends, its owner is told."""
-        self.feed(lambda machine: machine.owner_stopped(cell.instance.stream))
-        self.hands.actor_failed(cell, self.refusal(cell))
+    def actor_spawned(self, actor: Actor) -> None:
+        """An actor lives here from now on, for as long as the process of its owner does."""
+        if actor.spec.owner_process != self.local.address:
+            self._effects.watch_owner(actor.spec.owner_process)
 
-    def cell_ended(self, cell: ActorLife) -> None:
+    def actor_failed(self, actor: Actor) -> None:
+        """An actor of this process has failed: what it owns ends, its owner is told."""
+        self.feed(lambda machine: machine.owner_stopped(actor.instance.stream))
+        if actor.spec.owner_process == self.local.address:
+            self.refused(self.refusal(actor))
+        else:
+            self._effects.tell_owner(actor.spec.owner_process, self.refusal(actor))
+
+    def actor_ended(self, actor: Actor) -> None:
         """An actor of this process is gone."""
-        self.feed(lambda machine: machine.owner_stopped(cell.instance.stream))
+        self.feed(lambda machine: machine.owner_stopped(actor.instance.stream))
 
     def stop_children(self, instance: Instance) -> None:
         """Stops what an ending actor owns; blocks until it is gone."""
         self.feed(lambda machine: machine.owner_stopped(instance.stream))
-        self.hands.await_stops(instance)
+        self._effects.await_stops(instance)
 
     def undeliverable(self, header: Header, reason: str) -> None:
         """A message nobody waits for could not be delivered: the sender may mind."""
         cell = self._cell(header.sender)
         if cell is None or cell.obj is None:
-            if not self.runtime.closed:
+            if not self.local.closed:
                 self._undelivered(header, reason)
             return
         destination = header.src if header.kind == Kind.RETURNED else header.dst
@@ -337,7 +361,7 @@ class Driver(Causes):
         with self._lock:
             known = self.machine.check(header.mesh, {header.rank})
         if known is None and header.sender == self.machine.root and self.machine.root_policy == "notebook":
-            self.show(self._lost(header, reason, None))
+            self._show(self._lost(header, reason, None))
             return
         # What failed or was stopped has been told to its owner: here it is only of interest when looked for.
         level = logging.WARNING if known is None else logging.INFO
@@ -359,7 +383,7 @@ class Driver(Causes):
                 self._hasty.add(number)
             self.machine.intensity.limit = settings.heal_max_restarts
             self.machine.intensity.window = settings.heal_window
-        self.feed(lambda machine: machine.heal_requested(uid, time.monotonic(), number, selection))
+        self.feed(lambda machine: machine.heal_requested(uid, self._clock.monotonic(), number, selection))
         return future
 
     def _bring_back(
@@ -383,7 +407,7 @@ class Driver(Causes):
         error: BaseException | None = None
         try:
             if action.lives:
-                self.hands.healed(action.lives, not self._hasty.intersection(action.requests))
+                self._effects.healed(action.lives, not self._hasty.intersection(action.requests))
         except BaseException as raised:
             error = raised
         if action.again:
@@ -398,3 +422,7 @@ class Driver(Causes):
                 future._set(None)
             else:
                 future._fail(error)
+
+
+def _log(failure: MeshFailure) -> None:
+    logger.error("%s", failure.report())

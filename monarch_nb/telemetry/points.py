@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_nb.runtime import Runtime, current, started
-from monarch_nb.runtime.features import feature
 from monarch_nb.telemetry.metrics import Metrics
 from monarch_nb.telemetry.series import ByName, Point, Series
 from monarch_nb.transport import TransportError
@@ -38,7 +37,7 @@ def log(*, step: float | None = None, **values: Any) -> None:
     instance = context.actor_instance
     at = round(time.time(), 3)
     count = None if step is None else _number("step", step)
-    reported: Points = feature(engine, "metrics")
+    reported: Points = engine.feature("metrics")
     reported.note([Point(instance.mesh, instance.base_rank, name, count, at, value) for name, value in numbers.items()])
 
 

@@ -1,5 +1,6 @@
 """Sockets, keys, memory files and threads: carries out what `routing` decides. Nothing here unpickles."""
 
+from monarch_nb.transport.clock import ThreadClock
 from monarch_nb.transport.errors import (
     DescriptorLimitError,
     SharedMemoryError,
@@ -15,15 +16,19 @@ from monarch_nb.transport.interrupts import held_back, take_back, throw_into, un
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.node import Node
 from monarch_nb.transport.parcel import Parcel
+from monarch_nb.transport.protocols import Clock, Transport
 from monarch_nb.transport.sockets import Limits, bound_at
 
 __all__ = [
+    "Clock",
     "DescriptorLimitError",
     "Keys",
     "Limits",
     "Node",
     "Parcel",
     "SharedMemoryError",
+    "ThreadClock",
+    "Transport",
     "TransportError",
     "TrustError",
     "UnreachableError",

@@ -15,7 +15,7 @@ __all__ = ["MemoryNetwork", "MemoryNode", "NetworkFaults", "VirtualClock"]
 
 
 class VirtualClock:
-    """Time that passes only when told; calling it gives the seconds since it began."""
+    """Time that passes only when told, in seconds since it began."""
 
     __slots__ = ("_count", "_due", "now")
 
@@ -24,29 +24,48 @@ class VirtualClock:
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._count = count()
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         """The time now."""
         return self.now
 
-    def after(self, delay: float, call: Callable[[], object]) -> None:
-        """Make `call` when `delay` seconds have passed; calls of one moment keep their order."""
-        heapq.heappush(self._due, (self.now + max(0.0, delay), next(self._count), call))
+    def later(self, seconds: float, function: Callable[[], object]) -> None:
+        """Call `function` when so many seconds have passed; calls of one moment keep their order."""
+        heapq.heappush(self._due, (self.now + max(0.0, seconds), next(self._count), function))
+
+    def every(self, seconds: float, function: Callable[[], bool]) -> None:
+        """Call `function` each `seconds` for as long as it returns True."""
+
+        def again() -> None:
+            if function():
+                self.later(seconds, again)
+
+        self.later(seconds, again)
+
+    def close(self) -> None:
+        """Forget everything that is due."""
+        self._due.clear()
+
+    @property
+    def next_due(self) -> float | None:
+        """When something is due next; None when nothing is."""
+        return self._due[0][0] if self._due else None
 
     def advance(self, seconds: float) -> None:
         """Let time pass, making every call that falls due, each at its own time."""
         end = self.now + seconds
         while self._due and self._due[0][0] <= end:
-            self._step()
+            self.step()
         self.now = end
 
     def settle(self, limit: float = 3600.0) -> bool:
         """Let time pass until nothing is due any more, `limit` seconds at most; whether it came to rest."""
         end = self.now + limit
         while self._due and self._due[0][0] <= end:
-            self._step()
+            self.step()
         return not self._due
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Make the next call that is due, at its time."""
         when, _, call = heapq.heappop(self._due)
         self.now = max(self.now, when)
         call()
@@ -204,7 +223,7 @@ class MemoryNode:
         self._do(end, end.link.disconnected(self._network.clock.now))
         self._keep_ticking(end)
         if wire[0] == self.address:
-            self._network.clock.after(self._network.redial, lambda: self._redial(end))
+            self._network.clock.later(self._network.redial, lambda: self._redial(end))
 
     def _redial(self, end: _End) -> None:
         if not self.alive:
@@ -218,7 +237,7 @@ class MemoryNode:
     def _keep_ticking(self, end: _End) -> None:
         if not end.ticking and self.alive and not end.link.idle:
             end.ticking = True
-            self._network.clock.after(self._network.config.tick, lambda: self._tick(end))
+            self._network.clock.later(self._network.config.tick, lambda: self._tick(end))
 
     def _tick(self, end: _End) -> None:
         end.ticking = False
@@ -316,7 +335,7 @@ class MemoryNetwork:
                 if self._generation.get(wire, 0) == generation:
                     peer._arrived(wire, prefix, item, size)
 
-            self.clock.after(when - self.clock.now, arrive)
+            self.clock.later(when - self.clock.now, arrive)
 
     def _break(self, which: Callable[[_Wire], bool]) -> None:
         wires = {wire for node in self._nodes.values() for wire in node._ends if which(wire)}
@@ -333,4 +352,4 @@ class MemoryNetwork:
     def _mended(self, which: Callable[[frozenset[str]], bool]) -> None:
         for pair in [pair for pair in self._redials if which(pair) and pair not in self._cuts]:
             for node, end in self._redials.pop(pair):
-                self.clock.after(self.redial, lambda node=node, end=end: node._redial(end))  # type: ignore[misc]
+                self.clock.later(self.redial, lambda node=node, end=end: node._redial(end))  # type: ignore[misc]

@@ -50,7 +50,8 @@ class Node:
     `tcp_bound` instead by a socket that is bound already, given as its descriptor.
     `handler`, `on_link_failed` (a message of this process will never arrive, and why) and `on_connection` (a TCP peer's
     address, whether it is connected, a word) are called on the reader thread, the latter two also from `forget` and
-    `close`: they must be quick and run no user code. All methods may be called from any thread.
+    `close`; `on_stranger` (a process on this machine is dialled for the first time) on any: they must be quick and run
+    no user code. All methods may be called from any thread.
     """
 
     def __init__(
@@ -66,16 +67,16 @@ class Node:
         tcp_bound: int | None = None,
         insecure_loopback: bool = False,
         on_connection: Connection | None = None,
+        on_stranger: Callable[[str], None] | None = None,
         config: LinkConfig | None = None,
         limits: Limits | None = None,
     ) -> None:
         self.address = address
         self.host, self.name = address.split("/", 1)
         self.tcp_endpoint: str | None = None  # where others reach it, once started
-        self.on_stranger: Callable[[str], None] | None = None  # told of processes here when first spoken to
         self.garbage = 0  # messages dropped because they made no sense
         self._own_folder = run_folders.get(self.host)
-        self._handler, self._on_link_failed = handler, on_link_failed
+        self._handler, self._on_link_failed, self._on_stranger = handler, on_link_failed, on_stranger
         self._keys, self._insecure_loopback = keys, insecure_loopback
         self._tcp_bind, self._tcp_bound = tcp_bind, tcp_bound
         self._limits = limits or Limits()
@@ -393,8 +394,8 @@ class Node:
 
     def stranger(self, address: str) -> None:
         """A process on this machine is dialled for the first time; whether it exists is for others to find out."""
-        if self.on_stranger is not None:
-            self.on_stranger(address)
+        if self._on_stranger is not None:
+            self._on_stranger(address)
 
     def dropped(self, sender: str, why: object) -> None:
         """Count what makes no sense and say it, but ever more rarely."""

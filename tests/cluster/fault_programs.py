@@ -25,7 +25,7 @@ from monarch_nb.config import configure
 from monarch_nb.exceptions import DescriptorLimitError, HealError
 from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.mesh import controller
-from monarch_nb.mesh.inline import in_process_host, kill
+from monarch_nb.mesh.inline import in_process_host, inline_host, kill
 from monarch_nb.mesh.view import conditions
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import ProcState
@@ -301,7 +301,7 @@ def steps(part: str, of: str) -> None:
             except Exception as error:
                 say("done", cuts, f"after an interrupt at {step}, visit {visit}: {type(error).__name__}: {error}")
                 os._exit(1)
-    say("done", cuts, sorted(runtime().inline._alive))
+    say("done", cuts, inline_host(runtime()).alive())
 
 
 # -- to be starved ---------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class Sync(Actor):
 class Beside(Actor):
     @endpoint
     async def hears_of(self, call: str) -> None:
-        while call not in runtime().cancels:  # noqa: ASYNC110 - nothing tells of it
+        while call not in runtime().cancelled:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.001)
 
 

@@ -239,7 +239,7 @@ def test_cuts_and_restarts_lose_nothing_without_a_name(seed):
             case 1:
                 pair = dice.sample(traffic.names, 2)
                 network.cut(*pair)
-                network.clock.after(dice.choice([0.01, 1.0]), lambda pair=pair: network.mend(*pair))
+                network.clock.later(dice.choice([0.01, 1.0]), lambda pair=pair: network.mend(*pair))
             case 2:
                 name = dice.choice(traffic.names)
                 network.kill(name)

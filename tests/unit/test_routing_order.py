@@ -217,14 +217,14 @@ def test_direct_sends_and_casts_along_the_tree_arrive_in_the_order_sent(seed):
 
     def later(slowness, *message):
         for _ in range(1 + (dice.random() < 0.1)):
-            clock.after(dice.random() * slowness, lambda: arrive(*message))
+            clock.later(dice.random() * slowness, lambda: arrive(*message))
 
     def travel(branches, item):
         for _, plan in branches:
             deliveries, children = expand(plan, layout.hosts[plan.hosts[0]])
             for to in deliveries:
                 later(0.5, to.rank, to.incarnation, to.seq, item)
-            clock.after(dice.random(), lambda children=children: travel(children, item))
+            clock.later(dice.random(), lambda children=children: travel(children, item))
 
     for item in range(60):
         if dice.random() < 0.1:

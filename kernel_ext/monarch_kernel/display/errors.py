@@ -13,7 +13,7 @@ import IPython
 
 import monarch_nb
 from monarch_nb.debug.errors import DebugError, StoppedAtBreakpoint
-from monarch_nb.runtime import Future, process
+from monarch_nb.runtime import Future, started
 from monarch_nb.shape import places_of
 from monarch_nb.store.failures import text
 from monarch_nb.supervision import DeviceMeshError, MeshFailure, SupervisionError
@@ -181,5 +181,6 @@ def _actor_error(error: ActorError, shell: Any) -> str:
 
 def _first_rank(error: ActorError) -> str:
     """The rank whose exception is shown."""
-    state = process._runtime.meshes.get(error.origin[0]) if error.origin and process._runtime is not None else None
+    engine = started()
+    state = engine.meshes.get(error.origin[0]) if error.origin and engine is not None else None
     return "" if state is None or error.origin is None else places_of(state.region, [error.origin[1]])

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.runtime import ProcState, Runtime
-from monarch_nb.runtime.features import feature
 from monarch_nb.telemetry.points import Points
 from monarch_nb.telemetry.series import Point
 
@@ -30,7 +29,7 @@ class Curves:
         self._waiting: Rows = {}
         self._lock = threading.Lock()
         self._planned = self._closed = False
-        points: Points = feature(engine, "metrics")
+        points: Points = engine.feature("metrics")
         self._stop = points.listen(self._came)
         send({"type": "metrics", "id": self._id, "reset": True, "points": rows(points, state)})
 

@@ -13,7 +13,7 @@ from monarch_nb.debug.records import Motion, Stopped
 from monarch_nb.debug.render import FileName, named, picture_of, values_by_rank, variables_by_rank
 from monarch_nb.debug.service import controller_of
 from monarch_nb.mesh import ActorMesh
-from monarch_nb.runtime import Runtime
+from monarch_nb.runtime import ActorState, Runtime
 from monarch_nb.wire import text_of
 
 from .channel import Message
@@ -189,8 +189,8 @@ class DebugRequests:
 
     def _do_break(self, controller: Controller, message: Message) -> Message:
         state = controller.engine.meshes.get(str(message.get("mesh")))
-        if state is None:
-            raise LookupError(f"there is no mesh {message.get('mesh')!r} any more")
+        if not isinstance(state, ActorState):
+            raise LookupError(f"there is no mesh {message.get('mesh')!r} of actors any more")
         mesh: Any = ActorMesh(state, state.region)
         made = controller.breakpoints.set(mesh, str(message.get("where") or ""), str(message.get("condition") or ""))
         return {"breakpoint": breakpoint_row(made)}

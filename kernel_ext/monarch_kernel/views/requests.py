@@ -46,7 +46,7 @@ class Requests:
         state = engine.meshes.get(str(message.get("mesh")))
         if state is None:
             raise LookupError(f"there is no mesh {message.get('mesh')!r} any more")
-        return state  # type: ignore[no-any-return]
+        return state
 
     def _bases(self, state: MeshState, message: Message) -> list[int]:
         """The base ranks that are meant."""

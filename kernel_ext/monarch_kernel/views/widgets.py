@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb import debug
 from monarch_nb.mesh import ActorMesh, ProcMesh
-from monarch_nb.runtime import process
-from monarch_nb.runtime.features import feature
+from monarch_nb.runtime import started
 from monarch_nb.store import store_of
 from monarch_nb.telemetry import Metrics
 from monarch_nb.wire import ActorError
@@ -124,7 +123,7 @@ class Widgets:
 
     def raised(self, error: ActorError) -> dict[str, Any]:
         """The live form of what an endpoint raised, a bar above its text; {} where there is none."""
-        engine = process._runtime
+        engine = started()
         if not self._classes or error.origin is None or engine is None or not self._seen():
             return {}
         try:
@@ -175,13 +174,13 @@ class Widgets:
         return self.show("logs", options, None)
 
     def _metrics(self, metrics: Metrics) -> Any:
-        engine, state = process._runtime, metrics.mesh._state
-        points = rows(feature(engine, "metrics"), state) if engine is not None else {}
+        engine, state = started(), metrics.mesh._state
+        points = rows(engine.feature("metrics"), state) if engine is not None else {}
         return self.show("metrics", {"mesh": state.uid, "points": points}, None)
 
     def show(self, view: str, options: dict[str, Any], key: Any) -> Any:
         """The widget of a view; what is shown twice is one widget."""
-        engine = process._runtime
+        engine = started()
         document = store_of(engine).document() if engine is not None else {}
         saved = {"now": time.time(), "state": _part(document, options.get("mesh"))}
         known = self._made.get(key) if key is not None else None

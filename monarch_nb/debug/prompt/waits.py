@@ -14,8 +14,7 @@ from monarch_nb.debug.prompt.prompt import DebugPrompt
 from monarch_nb.debug.prompt.terminal import Console, NoPrompt, Terminal
 from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.render.groups import FileName, named, short
-from monarch_nb.runtime import Future, current, future, waiters
-from monarch_nb.runtime.future import WAIT_TICK
+from monarch_nb.runtime import Future, current, waiting
 from monarch_nb.settings import settings
 
 GATHER_S = 0.05  # ranks that stop within that time of each other are shown together
@@ -54,16 +53,16 @@ class WaitPrompt:
     def install(self) -> None:
         """From now on waits show what is stopped."""
         self.controller.mark_attended()
-        waiters.append(self)
-        future._wait_guards.append(self._begin)
-        future.guard_awaits(self._awaited)
+        waiting.waiters.append(self)
+        waiting.guards.append(self._begin)
+        waiting.guard_awaits(self._awaited)
 
     def uninstall(self) -> None:
         """Not any more."""
         for registered, mine in (
-            (waiters, self),
-            (future._wait_guards, self._begin),
-            (future._await_guards, self._awaited),
+            (waiting.waiters, self),
+            (waiting.guards, self._begin),
+            (waiting.await_guards, self._awaited),
         ):
             if mine in registered:
                 registered.remove(mine)  # type: ignore[arg-type]
@@ -95,9 +94,9 @@ class WaitPrompt:
                 if not signal.done():
                     signal.set_exception(error)
                 return
-            handles[:] = [loop.call_later(WAIT_TICK, tick)]
+            handles[:] = [loop.call_later(waiting.TICK, tick)]
 
-        handles.append(loop.call_later(WAIT_TICK, tick))
+        handles.append(loop.call_later(waiting.TICK, tick))
         return lambda: handles[0].cancel()
 
     # -- what to do about it -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Doing something later: one sleeping thread per process, started when first needed."""
+"""The time of this machine, and what is done later: one sleeping thread per process, started when first needed."""
 
 import heapq
 import itertools
@@ -10,8 +10,8 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 
-class Clock:
-    """Runs short functions at a time; they must not block."""
+class ThreadClock:
+    """Runs short functions at a time, on a thread of its own; they must not block."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -19,6 +19,11 @@ class Clock:
         self._count = itertools.count()
         self._thread: threading.Thread | None = None
         self._closed = False
+
+    @staticmethod
+    def monotonic() -> float:
+        """Seconds since some moment; never goes back."""
+        return time.monotonic()
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
         """Runs `function` once, `seconds` from now, on the clock's thread."""

@@ -1,15 +1,15 @@
-"""What supervision asks of the layer above it."""
+"""What supervision has done for it by the rows above."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from monarch_nb.runtime import ActorLife, Future, Instance
+from monarch_nb.runtime import Future, Instance
 from monarch_nb.supervision.causes import Refusal
-from monarch_nb.supervision.ranks import Life, Selection
+from monarch_nb.supervision.ranks import Life
 
 
-class Hands(Protocol):
-    """Carries out what needs meshes and hosts: the layer above."""
+class SupervisorEffects(Protocol):
+    """Carries out what needs meshes, hosts and messages."""
 
     def stop_mesh(self, uid: str, reason: str) -> Future[None]:
         """Stops a mesh owned here."""
@@ -23,11 +23,11 @@ class Hands(Protocol):
     def healed(self, lives: Sequence[tuple[str, Sequence[Life]]], await_hooks: bool) -> None:
         """Tells everybody who holds a reference, then runs the hooks of survivors; may block."""
 
-    def selection(self, state: Any, region: Any) -> Selection:
-        """The ranks of a slice."""
+    def tell_owner(self, process: str, refusal: Refusal) -> None:
+        """Lets the process of a failed actor's owner know, which is not this one."""
 
-    def actor_failed(self, cell: ActorLife, refusal: Refusal) -> None:
-        """Lets the process of the actor's owner know."""
+    def watch_owner(self, process: str) -> None:
+        """An actor lives here whose owner is in that process: it ends when that process does."""
 
     def await_stops(self, instance: Instance) -> None:
         """Blocks until the meshes of an ending actor have stopped."""

@@ -1,0 +1,79 @@
+"""What comes to a process: each message goes to the actor, port or engine verb that it is for."""
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from monarch_nb.runtime.features import Features
+from monarch_nb.runtime.hosting import Hosting
+from monarch_nb.runtime.local import Local
+from monarch_nb.runtime.losses import Losses
+from monarch_nb.runtime.port_table import PortTable
+from monarch_nb.runtime.sender import Sender
+from monarch_nb.transport import Parcel, Transport
+from monarch_nb.wire import Header, Kind
+
+logger = logging.getLogger(__name__)
+
+SPAWN = "__spawn__"
+_PORTS = frozenset({Kind.REPLY, Kind.FOLDED, Kind.PORT})
+
+
+class Arrivals:
+    """`take` runs on the reading thread, and runs no user code."""
+
+    def __init__(
+        self,
+        local: Local,
+        node: Transport,
+        ports: PortTable,
+        controls: dict[str, Callable[[Header, Parcel], None]],
+        *,
+        features: Features,
+        hosting: Hosting,
+        losses: Losses,
+        sender: Sender,
+    ) -> None:
+        self._local, self._node, self._ports = local, node, ports
+        self._controls, self._features = controls, features
+        self._hosting, self._losses, self._sender = hosting, losses, sender
+
+    def take(self, header: Header, parcel: Parcel) -> None:
+        """Takes one message to where it belongs."""
+        kind = header.kind
+        if kind == Kind.CALL:
+            cell = self._local.cells.get((header.mesh, header.rank))
+            if cell is not None and cell.incarnation == header.incarnation:
+                cell.arrive(header, parcel)
+            elif header.method == SPAWN:
+                for message in self._hosting.spawn(header, parcel):
+                    self.take(*message)
+            else:
+                self._hosting.absent(header, parcel, self.take)
+        elif kind in _PORTS:
+            handler = self._ports.get(header.port)
+            if handler is not None:
+                handler.arrive(header, parcel)
+                return
+            if kind == Kind.PORT:
+                self._sender.send_back(header, "nothing receives from that port any more")
+            self._node.consumed(parcel)
+        elif kind == Kind.CONTROL:
+            self._serve(header, parcel)
+        elif kind == Kind.RETURNED:
+            reason = msgspec.msgpack.decode(parcel.frames[0], type=list[str])[0] if parcel.frames else "it was returned"
+            self._node.consumed(parcel)
+            self._losses.lost(header, reason)
+
+    def _serve(self, header: Header, parcel: Parcel) -> None:
+        control = self._controls.get(header.method)
+        if control is None and self._features.load_for(header, parcel, self.take):
+            return
+        if control is not None:
+            try:
+                control(header, parcel)
+            except Exception:
+                if not self._local.closed:  # else it came too late, and cannot be answered
+                    logger.exception("control message %s from %s", header.method, header.src)
+        self._node.consumed(parcel)

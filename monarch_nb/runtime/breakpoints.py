@@ -1,0 +1,102 @@
+"""`breakpoint()` and `pdb.set_trace()` in an actor stop that actor; elsewhere they do what they did."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from monarch_nb.runtime import here
+from monarch_nb.runtime.context import current
+
+
+class _PdbFinder:
+    """Sees `pdb` being imported: its `set_trace` is ours then."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "pdb":
+            return None
+        sys.meta_path[:] = [each for each in sys.meta_path if each is not self]
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            _patch_pdb(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _patch_pdb(module: Any) -> None:
+    before = module.set_trace
+    if getattr(before, "_monarch", False):
+        return
+
+    def set_trace(*args: Any, **kwargs: Any) -> Any:
+        return _stop(sys._getframe(1), "pdb.set_trace()", before, args, kwargs)
+
+    set_trace._monarch = True  # type: ignore[attr-defined]
+    set_trace._before = before  # type: ignore[attr-defined]
+    module.set_trace = set_trace
+
+
+def install_breakpoints() -> None:
+    """From now on `breakpoint()` and `pdb.set_trace()` in an actor stop that actor; elsewhere they do what they did."""
+    before: Callable[..., Any] = sys.breakpointhook
+    if not getattr(before, "_monarch", False):
+
+        def breakpointhook(*args: Any, **kwargs: Any) -> Any:
+            if os.environ.get("PYTHONBREAKPOINT") == "0":  # breakpoints are switched off, as everywhere in Python
+                return None
+            return _stop(sys._getframe(1), "breakpoint()", before, args, kwargs)
+
+        breakpointhook._monarch = True  # type: ignore[attr-defined]
+        sys.breakpointhook = breakpointhook
+    if "pdb" in sys.modules:
+        _patch_pdb(sys.modules["pdb"])
+    elif not any(isinstance(each, _PdbFinder) for each in sys.meta_path):
+        sys.meta_path.insert(0, _PdbFinder())
+
+
+def _stop(frame: FrameType, reason: str, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    process = here.started()
+    context = current.get()
+    in_actor = context is not None and context.actor_instance.cell is not None
+    if process is None or not (in_actor or process.is_worker):  # the notebook's own cells, or a script
+        return _elsewhere(frame, before, args, kwargs)
+    return process.feature("debug").stop(frame, reason)
+
+
+def _elsewhere(frame: FrameType, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """No actor's breakpoint: what would have been without us, and at the frame that asked, not at ours."""
+    if before is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
+        before = sys.modules["pdb"].set_trace if "pdb" in sys.modules else importlib.import_module("pdb").set_trace
+        before = getattr(before, "_before", before)
+    code = getattr(before, "__code__", None)
+    if code is not None and "frame" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        return before(*args, **{"frame": frame, **kwargs})
+    if getattr(before, "__module__", "") == "pdb":
+        debugger = importlib.import_module("pdb").Pdb()
+        if kwargs.get("header") is not None:
+            debugger.message(kwargs["header"])
+        return debugger.set_trace(frame)
+    return before(*args, **kwargs)
+
+
+def stop_here(frame: FrameType, reason: str) -> None:
+    """Stops the calling thread at `frame` as `breakpoint()` would."""
+    _stop(frame, reason, lambda: sys.breakpointhook(), (), {})
+
+
+def breakpoint_if(condition: Any, reason: str = "") -> None:
+    """Stops the actor that calls it if `condition` is true; in a process without actors it is `breakpoint()`.
+
+    Costs no more than the test where it is false.
+    """
+    if condition:
+        stop_here(sys._getframe(1), reason or "breakpoint_if()")

@@ -1,0 +1,56 @@
+"""Which process this is: what users' code finds when it names none, on whichever thread it runs."""
+
+import threading
+from collections.abc import Callable
+from typing import cast
+
+from monarch_nb.runtime.context import current
+from monarch_nb.runtime.roles import Process
+from monarch_nb.transport import held_back
+
+_process: Process | None = None
+_factory: Callable[[], object] | None = None
+_several = False  # several are simulated here, and an actor's context says which of them it is in
+_starting = threading.RLock()
+
+
+def process() -> Process:
+    """The process of the calling code; one that is part of nothing yet becomes a controller now."""
+    if _several:
+        return _of_context() or _process or _start()
+    return _process or _start()
+
+
+def started() -> Process | None:
+    """The process of the calling code, if it is part of anything yet."""
+    return (_of_context() if _several else None) or _process
+
+
+def install(new: Process | None, *, several: bool = False) -> None:
+    """Makes `new` the process of all code, or with `several` of the code that runs outside of actors.
+
+    None after the old one was closed.
+    """
+    global _process, _several
+    _process, _several = new, several
+
+
+def set_factory(factory: Callable[[], object]) -> None:
+    """How a process that belongs to no mesh becomes a controller, and installs itself."""
+    global _factory
+    _factory = factory
+
+
+def _of_context() -> Process | None:
+    context = current.get()
+    return None if context is None else cast(Process, context.actor_instance.process)
+
+
+def _start() -> Process:
+    with _starting:
+        if _process is None:
+            if _factory is None:
+                raise RuntimeError("import monarch.actor first")
+            held_back(_factory)
+    assert _process is not None
+    return _process

@@ -1,0 +1,116 @@
+"""The actors of one process: spawned, found no more, ended."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from monarch_nb.runtime.cell import ActorCell, CellHost
+from monarch_nb.runtime.life import ActorLife, SpawnActor
+from monarch_nb.runtime.local import Local
+from monarch_nb.runtime.parking import Parking
+from monarch_nb.settings import settings
+from monarch_nb.transport import Clock, Parcel
+from monarch_nb.wire import Header, Kind
+
+_spawn_decoder = msgspec.msgpack.Decoder(SpawnActor)
+
+
+class Hosting:
+    """Holds them. Reading thread, if not said otherwise."""
+
+    def __init__(self, local: Local, clock: Clock, process: CellHost) -> None:
+        self._local, self._clock, self._process = local, clock, process
+        self._parking = Parking(clock.later)
+        self._lock = threading.Lock()
+        self._waiting: set[ActorCell] = set()  # for a message before those that have come
+
+    def spawn(self, header: Header, parcel: Parcel) -> Iterable[tuple[Header, Parcel]]:
+        """A new actor; gives the messages that have come before it."""
+        spec = _spawn_decoder.decode(parcel.frames[0])
+        key = (header.mesh, header.rank)
+        old = self._local.cells.get(key)
+        cell = ActorCell(self._process, spec, header, parcel)
+
+        def arrive() -> None:
+            self._local.cells[key] = cell
+
+        parked = self._parking.unpark(key, arrive)
+        if old is not None and old.cause is None:
+            old.stop("replaced by a newer incarnation")
+        self._process.supervisor.actor_spawned(cell)
+        cell.executor.start()
+        return parked
+
+    def host_actor(self, spec: SpawnActor, mesh: str, rank: int, incarnation: int, obj: Any) -> ActorCell:
+        """Hosts a ready-made object of the engine itself; its thread is started by the caller. Any thread."""
+        here = self._local.address
+        header = Header(Kind.CALL, here, here, mesh=mesh, rank=rank, incarnation=incarnation)
+        cell = ActorCell(self._process, spec, header, None)
+        cell.obj = obj
+        self._local.cells[mesh, rank] = cell
+        return cell
+
+    def absent(self, header: Header, parcel: Parcel, again: Callable[[Header, Parcel], None]) -> None:
+        """A message for an actor that is not here: it waits, or is refused. `again` takes it, if the actor is here."""
+        place = (header.mesh, header.rank)
+        cause = self._parking.end_of(*place, header.incarnation)
+        now = self._local.cells.get(place)
+        if cause is None and (now is None or now.incarnation < header.incarnation):
+            here = lambda: self._local.cells.get(place) is not now  # noqa: E731
+            if not self._parking.park((header, parcel), here, self._never_came):
+                again(header, parcel)
+            return
+        self._process.node.consumed(parcel)
+        why = "the actor has been replaced by a newer one"
+        self._process.refuse(header, cause or self._process.supervisor.lost_cause(header, why))
+
+    def _never_came(self, message: tuple[Header, Parcel]) -> None:
+        header, parcel = message
+        self._process.node.consumed(parcel)
+        why = (
+            f"no such actor was spawned in {self._local.address} within {settings.message_delivery_timeout:g} s "
+            "(message_delivery_timeout); where its spawn takes longer, wait for .initialized before the call"
+        )
+        self._process.refuse(header, self._process.supervisor.lost_cause(header, why))
+
+    def watch_gap(self, cell: ActorCell) -> None:
+        """A message came before its predecessor: if that one never comes, say so instead of waiting for ever."""
+        if cell in self._waiting:
+            return
+        self._waiting.add(cell)
+        here = self._local.address
+
+        def look() -> bool:
+            for gap in cell.expire_gaps(self._clock.monotonic()):
+                self._process.supervisor.undeliverable(
+                    Header(Kind.CALL, here, here, mesh=cell.mesh, rank=cell.rank, sender=gap.sender),
+                    f"message {gap.first} from {gap.sender} to {cell.instance} is lost",
+                )
+            if cell.inbox.waiting and cell.cause is None:
+                return True
+            self._waiting.discard(cell)
+            return False
+
+        self._clock.every(1.0, look)
+
+    def ended(self, cell: ActorLife) -> None:
+        """An actor is gone; what comes for it later is refused with its cause. Any thread."""
+        self._parking.ended(cell.mesh, cell.rank, cell.incarnation, cell.cause)
+        with self._lock:
+            if self._local.cells.get((cell.mesh, cell.rank)) is cell:
+                del self._local.cells[cell.mesh, cell.rank]
+        cell.refuse_queued()
+        self._process.supervisor.actor_ended(cell)
+
+    def stop_all(self, reason: str, timeout: float) -> None:
+        """Stops all actors but that of the main thread and waits for their clean-up; not from an actor's own thread."""
+        cells = [cell for cell in tuple(self._local.cells.values()) if cell.spec.where != 1]
+        for cell in cells:
+            cell.stop(reason)
+        begun = self._clock.monotonic()
+        for cell in cells:
+            if cell.executor.thread.ident is not None:  # else it has not begun, and will not
+                patience = min(timeout, cell.patience) if cell.obj is None else timeout
+                cell.executor.thread.join(max(0.0, begun + patience - self._clock.monotonic()))

@@ -1,0 +1,18 @@
+"""What there is in one process: its actors, its calls that wait, and the meshes that it knows."""
+
+from monarch_nb.runtime.calls import PendingCall
+from monarch_nb.runtime.cell import ActorCell
+from monarch_nb.runtime.meshes import MeshState
+
+
+class Local:
+    """The tables that the parts of a runtime, supervision and meshes share."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.host = address.partition("/")[0]
+        self.root = f"{address}#"  # the stream of code outside actors
+        self.calls: dict[str, PendingCall] = {}  # that wait for answers, by id
+        self.cells: dict[tuple[str, int], ActorCell] = {}  # the actors here, by mesh and rank
+        self.meshes: dict[str, MeshState] = {}  # owned here or referred to, by uid
+        self.closed = False  # this process has left the cluster

@@ -1,0 +1,129 @@
+"""Messages of a process that will never arrive: whoever waits for their answers is told, and what follows goes on."""
+
+import contextlib
+import logging
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+from monarch_nb.routing import Branch, below, indices
+from monarch_nb.runtime.calls import PendingCall
+from monarch_nb.runtime.local import Local
+from monarch_nb.runtime.port_table import PortHandler, PortTable
+from monarch_nb.runtime.ports import UNRETURNED
+from monarch_nb.runtime.supervising import Supervising
+from monarch_nb.transport import Clock, DescriptorLimitError, Parcel, Transport, TransportError, lost_here
+from monarch_nb.wire import Header, Kind
+from monarch_nb.wire.header import SKIP, TOLD_ELSEWHERE, CastPlan
+
+logger = logging.getLogger(__name__)
+
+FILL_AGAIN_S = 0.5  # between attempts to say which messages will not come, while there is no descriptor for that
+_ANSWERS = frozenset({"reply", "proc.pong"})  # engine messages to a port of the other side
+
+
+@runtime_checkable
+class Request(PortHandler, Protocol):
+    """Waits for the answer to an engine message."""
+
+    def lost(self, reason: str) -> None:
+        """It will not be answered."""
+
+
+class Losses:
+    """Takes note of them; on any thread."""
+
+    def __init__(self, local: Local, node: Transport, clock: Clock, ports: PortTable, supervisor: Supervising) -> None:
+        self._local, self._node, self._clock = local, node, clock
+        self._ports, self._supervisor = ports, supervisor
+
+    def lost(self, header: Header, reason: str) -> None:
+        """A message of ours has come back, or its link failed: whoever waits for its answer is told."""
+        kind = header.status if header.kind == Kind.RETURNED else header.kind
+        if kind == Kind.CALL and header.seq >= 0:
+            if header.method != SKIP:
+                self._fill_gap(header)
+            elif isinstance(lost_here(reason), DescriptorLimitError):
+                self._clock.later(FILL_AGAIN_S, lambda: self._fill_gap(header))
+        if kind == Kind.CAST and header.plan is not None and header.method != SKIP:
+            self._fill_gaps(header, header.plan)
+        if kind in (Kind.REPLY, Kind.FOLDED) or header.method in _ANSWERS:
+            return  # whoever wanted it is gone; its port number is none of ours
+        handler = self._ports.get(header.port) if header.port and kind != Kind.PORT else None
+        if isinstance(handler, PendingCall):
+            self._tell_call(handler, header, reason)
+        elif kind == Kind.CONTROL:
+            logger.debug("%s to %s: %s", header.method, header.dst, reason)
+            _tell_request(handler, reason)
+        elif kind == Kind.PORT:
+            if not header.flags & UNRETURNED and not self._local.closed:
+                self._supervisor.undeliverable(header, reason)
+        elif header.port == 0 and header.method != SKIP and not self._local.closed:  # who waits has been told
+            self._supervisor.undeliverable(header, reason)
+
+    def _tell_call(self, call: PendingCall, header: Header, reason: str) -> None:
+        if header.kind == Kind.RETURNED and header.flags & TOLD_ELSEWHERE:
+            return
+        places: Iterable[int] = [header.index] if header.plan is None else indices(header.plan.runs)
+        error: BaseException = lost_here(reason)
+        answered = header.kind == Kind.RETURNED and header.src == self._local.address  # but the answer found no room
+        elsewhere = header.kind == Kind.RETURNED and not answered
+        if elsewhere or not (answered or isinstance(error, DescriptorLimitError)):
+            error = self._supervisor.lost(header, reason, call)
+        call.lose(places, error)
+
+    def host_lost(self, host: str, reason: str) -> None:
+        """Calls that went by way of a lost host to others will not be answered from there."""
+        src = self._local.address
+        for call in tuple(self._local.calls.values()):
+            for plan in call.branches:
+                if plan.layout.hosts[plan.hosts[0]] != host:
+                    continue
+                places = [place for _, part in below(plan) for place in indices(part.runs)]
+                why = f"it was sent through host {host}, which is lost: {reason}"
+                sent = Header(Kind.CAST, f"{host}/agent", src, mesh=call.mesh, call=call.call, plan=plan)
+                call.lose(places, self._supervisor.lost(sent, why, call))
+
+    def _fill_gap(self, header: Header) -> None:
+        """What comes after a lost message must not wait for it."""
+        dst = header.src if header.kind == Kind.RETURNED else header.dst
+        skip = Header(
+            Kind.CALL,
+            dst,
+            self._local.address,
+            header.mesh,
+            header.rank,
+            header.incarnation,
+            header.sender,
+            header.seq,
+            SKIP,
+        )
+        if self._local.closed:
+            return
+        try:
+            self._node.send(skip, Parcel([b""]), lane=0)
+        except DescriptorLimitError:  # whoever is to skip it lives, and waits
+            self._clock.later(FILL_AGAIN_S, lambda: self._fill_gap(header))
+        except TransportError:  # nobody is there to wait
+            return
+
+    def _fill_gaps(self, header: Header, plan: CastPlan) -> None:
+        """The same for a cast, or a part of one: also past an agent that is gone."""
+        head = Branch(f"{plan.layout.hosts[plan.hosts[0]]}/agent", plan)
+        for agent, part in (head, *below(plan)):
+            skip = Header(
+                Kind.CAST,
+                agent,
+                self._local.address,
+                header.mesh,
+                sender=header.sender,
+                method=SKIP,
+                call=header.call,
+                plan=part,
+            )
+            with contextlib.suppress(TransportError):
+                self._node.send(skip, Parcel([b""]), lane=1)
+
+
+def _tell_request(handler: PortHandler | None, reason: str) -> None:
+    if isinstance(handler, Request):
+        handler.lost(reason)

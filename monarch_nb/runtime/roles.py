@@ -1,0 +1,60 @@
+"""What the parts of a runtime ask of each other and of their process: each names here what it needs, and no more."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch_nb.runtime.context import Context, Home
+from monarch_nb.runtime.port_table import PortTable
+from monarch_nb.transport import Transport
+from monarch_nb.wire import Header, Status
+
+if TYPE_CHECKING:
+    from monarch_nb.transport import Parcel
+
+
+class Answers(Protocol):
+    """Sends engine messages, and answers those of others."""
+
+    @property
+    def address(self) -> str:
+        """Of this process."""
+
+    def control(self, dst: str, verb: str, body: Any = None, *, port: int = 0, lane: int = 1, call: str = "") -> None:
+        """Sends an engine message, urgent unless said otherwise."""
+
+    def answer(self, request: Header, status: Status, body: Any) -> None:
+        """Answers an engine message, if somebody waits for the answer."""
+
+
+class Process(Home, Protocol):
+    """What ports and breakpoints ask of the process that they are in."""
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether a host agent has started it, to hold actors."""
+
+    @property
+    def node(self) -> Transport:
+        """Its place on the network."""
+
+    @property
+    def ports(self) -> PortTable:
+        """Where values arrive."""
+
+    def context(self) -> Context:
+        """The current context; the root client's outside actors."""
+
+    def feature(self, name: str) -> Any:
+        """A feature of this process, which is loaded now if it has not been."""
+
+    def bound(self, dst: str, frames: Sequence[Any]) -> None:
+        """Raises MessageTooLargeError for a body that is too large to leave this process for an address."""
+
+    def send(self, header: Header, parcel: "Parcel", lane: int = 0) -> None:
+        """Sends from any thread; blocks, interruptibly, only while the receiver's credits are used up."""
+
+    def reply(self, request: Header, status: Status, frames: Sequence[Any]) -> None:
+        """Answers a CALL, if somebody waits for the answer."""
+
+    def failure(self, frames: Sequence[Any]) -> BaseException:
+        """The error that an encoded cause of a failure stands for."""

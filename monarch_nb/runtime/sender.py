@@ -1,0 +1,144 @@
+"""How messages leave a process: calls, answers, and what engines say to each other."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from monarch_nb.runtime.local import Local
+from monarch_nb.runtime.own_log import OwnLog
+from monarch_nb.runtime.supervising import Supervising
+from monarch_nb.transport import Parcel, Transport, TransportError, UnreachableError
+from monarch_nb.wire import Header, Kind, Status, check_size, encode_exception
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = Parcel()
+
+
+class InnerHost(Protocol):
+    """A host whose processes are simulated inside this one."""
+
+    @property
+    def host(self) -> str:
+        """Its id."""
+
+    def take(self, header: Header, parcel: Parcel) -> None:
+        """Takes a message for its agent or one of its processes. Raises UnreachableError."""
+
+
+class Sender:
+    """Sends from any thread."""
+
+    def __init__(
+        self,
+        local: Local,
+        node: Transport,
+        log: OwnLog,
+        supervisor: Supervising,
+        lost: Callable[[Header, str], None],
+        *,
+        unanswered: frozenset[str],
+    ) -> None:
+        """`lost` is told of messages for which there is nobody; those of `unanswered` methods are not sent back."""
+        self._local, self._node, self._log = local, node, log
+        self._supervisor, self._lost = supervisor, lost
+        self._unanswered = unanswered
+        self._inner: InnerHost | None = None
+
+    @property
+    def inner(self) -> InnerHost | None:
+        """The host that is simulated here, if there is one."""
+        return self._inner
+
+    def take_in(self, inner: InnerHost) -> None:
+        """From now on messages for that host stay in this process."""
+        self._inner = inner
+
+    def send(self, header: Header, parcel: Parcel, lane: int = 0) -> None:
+        """Sends from any thread; blocks, interruptibly, only while the receiver's credits are used up.
+
+        Where nobody can be reached any more, whoever waits for the answer is told, as of a death a moment later.
+        """
+        try:
+            if self._inner is not None and header.dst.startswith(self._inner.host):
+                self._inner.take(header, parcel)
+            else:
+                self._node.send(header, parcel, lane=lane)
+        except UnreachableError as error:
+            if header.kind in (Kind.CONTROL, Kind.REPLY):
+                raise
+            self._lost(header, str(error))
+
+    def bound(self, dst: str, frames: Sequence[Any]) -> None:
+        """Raises MessageTooLargeError for a body that is too large to leave this process for an address.
+
+        Only what leaves it becomes a frame: between actors of one process there is no bound.
+        """
+        if not self.stays(dst):
+            check_size(frames)
+
+    def stays(self, dst: str) -> bool:
+        """Whether a message to an address stays in this process."""
+        return dst == self._local.address or (self._inner is not None and dst.startswith(self._inner.host))
+
+    def control(self, dst: str, verb: str, body: Any = None, *, port: int = 0, lane: int = 1, call: str = "") -> None:
+        """Sends an engine message, urgent unless said otherwise."""
+        header = Header(Kind.CONTROL, dst, self._local.address, method=verb, port=port, call=call)
+        self._send_control(header, self._node.snapshot([msgspec.msgpack.encode(body)]), lane)
+
+    def answer(self, request: Header, status: Status, body: Any) -> None:
+        """Answers an engine message, if somebody waits for the answer."""
+        if request.port:
+            src = self._local.address
+            header = Header(Kind.CONTROL, request.src, src, method="reply", port=request.port, status=status)
+            self._send_control(header, self._node.snapshot([msgspec.msgpack.encode(body)]), 1)
+
+    def _send_control(self, header: Header, parcel: Parcel, lane: int) -> None:
+        try:
+            self.send(header, parcel, lane)
+        except UnreachableError:
+            raise
+        except TransportError:
+            if not self._local.closed:
+                raise
+            raise UnreachableError(f"{header.dst} cannot be reached: this process has left the cluster") from None
+
+    def reply(self, request: Header, status: Status, frames: Sequence[Any]) -> None:
+        """Answers a CALL, if somebody waits for the answer."""
+        if request.port == 0:
+            return
+        header = Header(
+            Kind.REPLY,
+            request.src,
+            self._local.address,
+            port=request.port,
+            index=request.index,
+            status=status,
+            call=request.call,
+            log=self._log.position(),
+        )
+        try:
+            self.send(header, self._node.snapshot(frames))
+        except Exception as error:
+            if self._local.closed or isinstance(error, UnreachableError):
+                return  # nobody is there to hear it
+            if not isinstance(error, TransportError):
+                logger.exception("an answer to %s could not be sent", request.src)
+            where = self._local.address
+            unsent = type(error)(f"the `result` of {request.method} could not be sent by {where}: {error}")
+            header.status = Status.EXCEPTION
+            self.send(header, self._node.snapshot(encode_exception(unsent)))
+
+    def refuse(self, request: Header, cause: Any) -> None:
+        """Tells the sender of a CALL that nobody will ever run it."""
+        if request.port:
+            self.reply(request, Status.FAILURE, [self._supervisor.encode(cause, request)])
+        elif request.method not in self._unanswered:
+            self.send_back(request, self._supervisor.reason(cause))
+
+    def send_back(self, header: Header, reason: str) -> None:
+        """Sends back a message that nobody waits for an answer to."""
+        if not self._local.closed:
+            self._node.undeliverable(header, _NOTHING, reason)

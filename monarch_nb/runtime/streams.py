@@ -1,0 +1,126 @@
+"""Calls whose answers are looked at one by one, as they come."""
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from monarch_nb.runtime import forgotten
+from monarch_nb.runtime.calls import Caller, PendingCall, Thunk, answered
+from monarch_nb.runtime.future import Future
+from monarch_nb.runtime.raised import Raised
+
+
+class _Unclaimed:
+    """In the place of an answer that is an error: it does not hold the call, which may go, and tell of it then."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __call__(self) -> Any:
+        raise AssertionError("an error is claimed from its call")
+
+
+class StreamCall(PendingCall):
+    """Hands each reply to the next future that is looked at, in the order of arrival."""
+
+    def __init__(self, process: Caller, title: str, mesh: str, ranks: Callable[[], Sequence[int]], size: int) -> None:
+        super().__init__(process, title, mesh, ranks, size, lambda replies: None)
+        self.future.story = None  # nobody waits for this one, and neither is to wait for a garbage collection
+        self._ready: deque[Thunk] = deque()
+        self._claims: deque[Future[Any]] = deque()
+        self._error: BaseException | None = None
+        self._looked = False  # at an error
+        forgotten.ready()
+        self._taking = threading.Lock()  # answers come on the reading thread, failures on any
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody waits for one of its futures."""
+        return any(future.watched for future in tuple(self._claims))
+
+    def _take(self, index: int, thunk: Thunk) -> bool:
+        with self._taking:
+            if self._replies[index] is not None:
+                return False
+            return super()._take(index, answered)
+
+    def _failed(self, index: int, raised: Raised) -> Thunk:
+        self._raised[index] = raised
+        return _Unclaimed(index)
+
+    def _look(self, index: int) -> Any:
+        """Somebody looks at what one has raised, and need not be told of it, nor of others that are left."""
+        self._looked = True
+        raise self._actor_error({index: self._raised[index]}, 1)
+
+    def __del__(self) -> None:
+        if self._raised and not self._looked:
+            forgotten.forget(functools.partial(self._look, min(self._raised)))
+
+    def lose(self, places: Iterable[int], error: BaseException) -> None:
+        """One future each gets the error; the others' answers are still awaited."""
+
+        def lost() -> Any:
+            raise error
+
+        for place in places:
+            if 0 <= place < self.size and self._take(place, lost):
+                self._settle(lost)
+
+    def _settle(self, thunk: Thunk) -> None:
+        self._ready.append(thunk)
+        if self.missing == 0:
+            self.close()
+        self._match()
+
+    def _match(self) -> None:
+        while self._claims:
+            try:
+                thunk = self._ready.popleft()
+            except IndexError:
+                break
+            if isinstance(thunk, _Unclaimed):
+                thunk = functools.partial(self._look, thunk.index)
+            try:
+                self._claims.popleft()._set_lazy(thunk)
+            except IndexError:  # another thread matched the last claim
+                self._ready.appendleft(thunk)
+                continue  # a claim made meanwhile found nothing ready
+        if self._error is not None and not self._ready:
+            with contextlib.suppress(IndexError):  # another thread may fail the last
+                while True:
+                    self._claims.popleft()._fail(self._error)
+
+    def fail(self, error: BaseException) -> bool:
+        """Replies that have come stay; the futures still waiting get the error."""
+        self._error = error
+        self.close()
+        self._match()
+        return True
+
+    def cancel(self, one: Future[Any] | None = None) -> bool:
+        """The future asked ends, unless its answer is here, and what has not been answered is cancelled."""
+        if one is None:
+            return super().cancel()
+        one._observe()
+        return not one._done and super().cancel()
+
+    def futures(self) -> Iterator[Future[Any]]:
+        """Exactly as many as there are actors."""
+        for _ in range(self.size):
+            future: Future[Any] = Future._make(story=self.story)
+            future.wait_id = self.call
+            future._cancel = self.cancel
+
+            future._start = functools.partial(self._claim, weakref.ref(future))
+            yield future
+
+    def _claim(self, future: "weakref.ref[Future[Any]]") -> None:
+        found = future()
+        if found is not None:
+            self._claims.append(found)
+            self._match()

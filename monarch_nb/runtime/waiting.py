@@ -1,0 +1,75 @@
+"""Who is told while threads and tasks wait for futures: progress displays, checks for deadlocks, debuggers."""
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.future import Future
+
+Leave = Callable[[], None]  # called when a wait is over
+
+
+class Waiter(Protocol):
+    """Told while a thread blocks in `Future.get`."""
+
+    def waiting(self, future: "Future[Any]", seconds: float) -> None:
+        """Called on the waiting thread, first after `TICK` seconds and again each tick; may raise."""
+
+
+TICK = 0.1
+waiters: list[Waiter] = []
+
+# Entered for the whole of a wait, with whether it has no limit.
+guards: list[Callable[["Future[Any]", bool], Leave | None]] = []
+
+# Entered for an `await`, with the asyncio future that it suspends on: an exception set there ends the wait.
+await_guards: list[Callable[["Future[Any]", "asyncio.Future[None]"], Leave | None]] = []
+
+# Asked when Ctrl-C ends a blocking wait: what becomes of the operation, "" to say no more than the wait itself does.
+stop_words: list[Callable[["Future[Any]"], str]] = []
+
+# Asked before a thread blocks; may raise.
+block_checks: list[Callable[["Future[Any]"], None]] = []
+
+# What is awaited now: where it suspends, what for, on which loop and in whose context.
+_awaits: dict["asyncio.Future[None]", tuple["Future[Any]", asyncio.AbstractEventLoop, contextvars.Context]] = {}
+
+
+def enter(future: "Future[Any]", unlimited: bool) -> list[Leave]:
+    """A wait begins; `leave` it with what this returns."""
+    return [leave for guard in guards if (leave := guard(future, unlimited)) is not None]
+
+
+def enter_await(future: "Future[Any]", signal: "asyncio.Future[None]") -> list[Leave]:
+    """A task of the running loop suspends on `signal`, until `leave_await`."""
+    entered = enter(future, True)
+    entered += [leave for guard in await_guards if (leave := guard(future, signal)) is not None]
+    _awaits[signal] = (future, asyncio.get_running_loop(), contextvars.copy_context())
+    return entered
+
+
+def leave_await(signal: "asyncio.Future[None]", entered: list[Leave]) -> None:
+    """It goes on."""
+    del _awaits[signal]
+    leave(entered)
+
+
+def leave(entered: list[Leave]) -> None:
+    """Each guard is left, also where one raises: that one ends the wait."""
+    try:
+        while entered:
+            entered.pop(0)()
+    except BaseException:
+        leave(entered)
+        raise
+
+
+def guard_awaits(guard: Callable[["Future[Any]", "asyncio.Future[None]"], Leave | None]) -> None:
+    """From now on each `await` enters `guard`, and soon those that are under way, on their own loops."""
+    await_guards.append(guard)
+    for signal, (future, loop, context) in tuple(_awaits.items()):
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(context.copy().run, guard, future, signal)
