@@ -2,26 +2,20 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from monarch_nb.attach.local_host import LocalHost
 from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.host.scout import Found
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, UnreachableError
-from monarch_nb.wire import Header
-
-if TYPE_CHECKING:
-    from monarch_nb.transport import Parcel
+from monarch_nb.wire import Asker, Done
 
 _MARGIN_S = 5.0  # for the gateway's own answer, beyond what it may take to find out
 _ASK_S = 0.5  # for a connection; an answer on it may take longer
-CUT = "host.cut"
 
 
 class Gateway:
@@ -32,7 +26,8 @@ class Gateway:
         self.agent = f"{remote.host}/agent"
         self.address = address  # as it was given
         self._engine = engine
-        engine.controls[CUT] = _cut
+        if verbs.HOST_CUT.name not in engine.verbs:
+            engine.verbs.handle(verbs.HOST_CUT, _cut)
 
     @property
     def up(self) -> bool:
@@ -42,9 +37,8 @@ class Gateway:
     def ask(self, endpoint: str, timeout: float) -> p.Introduced:
         """What it finds at an endpoint; from then on it leads there. Blocks."""
         wish = p.Introduce(endpoint, timeout)
-        asked: Future[p.Introduced] = request(self._engine, self.agent, "agent.introduce", wish, p.Introduced)
         try:
-            return asked.get(timeout + _MARGIN_S)
+            return request(self._engine, self.agent, verbs.INTRODUCE, wish).get(timeout + _MARGIN_S)
         except (TimeoutError, RuntimeError) as error:
             return p.Introduced(error=f"the gateway {self.address} cannot tell who is at {endpoint}: {error}")
 
@@ -78,10 +72,10 @@ class GatewayHost(RemoteHost):
         """Whether this host's agent can dial that one's: perhaps those that the same gateway can."""
         return isinstance(other, GatewayHost) and super().dials(other)
 
-    def join(self) -> Future[p.Done]:
+    def join(self) -> Future[Done]:
         """Makes it reachable from here. Resolves when the agent has taken our lease."""
         self.engine.node.learn(self.host, via=self.gateway.agent, life=self.life)
-        return request(self.engine, self._agent, "agent.lease", p.Lease(seconds=self.lease), p.Done)
+        return request(self.engine, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
 
     def _connected(self) -> bool:
         return self.gateway.up
@@ -105,9 +99,9 @@ class GatewayHost(RemoteHost):
         return f"the gateway {self.gateway.address} to it is lost" if self.gateway.remote.lost else ""
 
 
-def _cut(header: Header, parcel: "Parcel") -> None:
+def _cut(lost: p.Lost, asker: Asker[None]) -> None:
     """The gateway has lost its connection to hosts; reading thread."""
-    for host in msgspec.msgpack.decode(parcel.frames[0], type=p.Lost).hosts:
+    for host in lost.hosts:
         remote = ways.remotes.get(host)
         if isinstance(remote, GatewayHost):
             remote.cut()

@@ -8,12 +8,13 @@ from monarch_nb.attach.hosts import AttachError, objection, read_key
 from monarch_nb.attach.local_host import LocalHost
 from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime, runtime
-from monarch_nb.transport import Keys, Parcel
-from monarch_nb.wire import Header, Status
+from monarch_nb.transport import Keys
+from monarch_nb.wire import Asker, Done
 
 _BEAT_S = 1.0  # between words to a host: that its connection is gone is only seen when something is written to it
 _ASK_S = 3.0
@@ -31,16 +32,16 @@ class JoinedHost(RemoteHost):
         """Whether this host's agent can dial that one's: perhaps, but only this process is known to be in reach."""
         return False
 
-    def join(self) -> Future[p.Done]:
+    def join(self) -> Future[Done]:
         """Resolves when the agent has taken our lease."""
-        return request(self.engine, self._agent, "agent.lease", p.Lease(seconds=self.lease), p.Done)
+        return request(self.engine, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
 
     def _beat(self) -> bool:
         if self._ended.is_set() or self.engine.closed:
             return False
         if not self.lost:
             try:
-                self.engine.control(self._agent, "reply", p.Done())
+                self.engine.tell(self._agent, verbs.BEAT, Done())
             except Exception:
                 self.cut()
         return True
@@ -57,8 +58,7 @@ class JoinedHost(RemoteHost):
 
     def _ask(self) -> p.HostState | None:
         try:
-            asked: Future[p.HostState] = request(self.engine, self._agent, "agent.status", p.Done(), p.HostState)
-            return asked.get(_ASK_S)
+            return request(self.engine, self._agent, verbs.STATUS, Done()).get(_ASK_S)
         except (TimeoutError, RuntimeError):
             return None
 
@@ -73,12 +73,17 @@ class Reception:
         self._engine = engine
         self._new: dict[str, p.HostState] = {}
         self._changed = threading.Condition()
-        engine.controls.update({"controller.who": self._who, "host.joins": self._joins})
-        self.endpoint = engine.node.listen(at, keys, insecure_loopback)
+        engine.verbs.handle(verbs.WHO, self._who)
+        engine.verbs.handle(verbs.HOST_JOINS, self._joins)
+        try:
+            self.endpoint = engine.node.listen(at, keys, insecure_loopback)
+        except BaseException:
+            engine.verbs.release(verbs.WHO)
+            engine.verbs.release(verbs.HOST_JOINS)
+            raise
 
-    def _who(self, header: Header, parcel: Parcel) -> None:
+    def _who(self, state: p.HostState, asker: Asker[p.Who]) -> p.Who:
         """Somebody wants to join; reading thread."""
-        state = p.decode(parcel.frames[0], p.HostState)
         known = isinstance(ways.remotes.get(state.host), JoinedHost)
         wrong = None if known else objection(f"host {state.host}", state, ())
         with self._changed:
@@ -86,10 +91,9 @@ class Reception:
                 self.refused.pop(state.host, None)
             else:
                 self.refused[state.host] = wrong
-        self._engine.answer(header, Status.VALUE, p.Who(self._engine.address, "" if wrong is None else str(wrong)))
+        return p.Who(self._engine.address, "" if wrong is None else str(wrong))
 
-    def _joins(self, header: Header, parcel: Parcel) -> None:
-        state = p.decode(parcel.frames[0], p.HostState)
+    def _joins(self, state: p.HostState, asker: Asker[None]) -> None:
         with self._changed:
             if not isinstance(ways.remotes.get(state.host), JoinedHost):
                 self._new[state.host] = state

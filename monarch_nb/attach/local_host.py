@@ -10,12 +10,14 @@ from pathlib import Path
 
 from monarch_nb._private import is_private
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.host.folders import host_of
 from monarch_nb.host.linux import has_pidfd
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.requests import RequestError, fail_requests, request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import TrustError, UnreachableError
+from monarch_nb.wire import Done
 
 _LOOK_S = 0.02  # between looks for a socket that is not there yet
 _ANSWER_S = 3.0  # after which the path is looked at again
@@ -48,20 +50,20 @@ class LocalHost:
         """Its agent has no key for others."""
         return False
 
-    def join(self) -> Future[p.Done]:
+    def join(self) -> Future[Done]:
         """Has the agent notice this process's end, and this process the agent's. Resolves when the agent has agreed."""
         self.engine.local_hosts.add(self.host)
         threading.Thread(target=self._watch, name=f"monarch-host-{self.host}", daemon=True).start()
-        return request(self.engine, f"{self.host}/agent", "agent.lease", p.Lease(pid=os.getpid()), p.Done)
+        return request(self.engine, f"{self.host}/agent", verbs.LEASE, p.Lease(pid=os.getpid()))
 
-    def leave(self) -> Future[p.Done]:
+    def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""
-        return request(self.engine, f"{self.host}/agent", "agent.leave", p.Done(), p.Done)
+        return request(self.engine, f"{self.host}/agent", verbs.LEAVE, Done())
 
     def shutdown(self) -> Future[p.Ended]:
         """Ends the agent and all processes there."""
         self._leaving = True
-        ended: Future[p.Ended] = request(self.engine, f"{self.host}/agent", "agent.shutdown", p.Shutdown(), p.Ended)
+        ended = request(self.engine, f"{self.host}/agent", verbs.SHUTDOWN, p.Shutdown())
 
         def done(_: Future[p.Ended]) -> None:
             self.end()
@@ -157,7 +159,7 @@ def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], boo
         if host == engine.host or host in ways.local:
             raise ValueError(f"ipc://{path} is host {host}, which this process has started itself")
         engine.node.learn(host, run_folder=folder)
-        asked: Future[p.HostState] = request(engine, f"{host}/agent", "agent.status", p.Done(), p.HostState)
+        asked = request(engine, f"{host}/agent", verbs.STATUS, Done())
         left = deadline - time.monotonic()
         try:
             state = asked.get(max(0.5, min(left, _ANSWER_S)))

@@ -7,12 +7,13 @@ from collections import deque
 
 from monarch_nb.attach.local_host import LocalHost
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.host.scout import introduce
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import DescriptorLimitError, Keys, knock, lost_here
-from monarch_nb.wire import Header
+from monarch_nb.wire import Done, Header
 
 log = logging.getLogger(__name__)
 
@@ -62,22 +63,22 @@ class RemoteHost:
         far = ways.is_loopback(other.endpoint) and not ways.is_loopback(self.endpoint)
         return other is not self and not far and self.keys == other.keys
 
-    def join(self) -> Future[p.Done]:
+    def join(self) -> Future[Done]:
         """Makes it reachable from here. Resolves when the agent has taken our lease."""
         self.engine.node.learn(
             self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure, life=self.life
         )
         wish = p.Lease(seconds=self.lease)
-        return request(self.engine, f"{self.host}/agent", "agent.lease", wish, p.Done)
+        return request(self.engine, f"{self.host}/agent", verbs.LEASE, wish)
 
-    def leave(self) -> Future[p.Done]:
+    def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""
-        return request(self.engine, f"{self.host}/agent", "agent.leave", p.Done(), p.Done)
+        return request(self.engine, f"{self.host}/agent", verbs.LEAVE, Done())
 
     def shutdown(self) -> Future[p.Ended]:
         """Ends the agent and all processes there."""
         self.end()
-        ended: Future[p.Ended] = request(self.engine, self._agent, "agent.shutdown", p.Shutdown(), p.Ended)
+        ended = request(self.engine, self._agent, verbs.SHUTDOWN, p.Shutdown())
         ended._on_done(lambda _: self.engine.node.forget(self.host, "it was shut down"))
         return ended
 

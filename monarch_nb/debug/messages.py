@@ -213,20 +213,3 @@ class Told(Harmless, frozen=True):
 
 class Lease(msgspec.Struct, frozen=True):
     """debug.lease: the controller lives."""
-
-
-# The verb of each command for a stopped thread, and the form of its answer.
-COMMANDS: dict[type[Command], tuple[str, type[Answer]]] = {
-    Go: ("debug.go", Answer),
-    Jump: ("debug.jump", Answer),
-    Quit: ("debug.quit", Answer),
-    Release: ("debug.release", Answer),
-    Select: ("debug.select", Answer),
-    Evaluate: ("debug.evaluate", Answer),
-    GetVariables: ("debug.variables", Answer),
-    GetScopes: ("debug.scopes", Scopes),
-    Assign: ("debug.assign", Answer),
-    GetSource: ("debug.source", Source),
-    GetBreakpoints: ("debug.breakpoints", Breakpoints),
-    Pdb: ("debug.pdb", Answer),
-}

@@ -31,6 +31,7 @@ from monarch_nb.host.reaper import end_descendants
 from monarch_nb.host.service import Service
 from monarch_nb.host.stopping import Stopper
 from monarch_nb.host.template import Early, can_fork_early, fork_early
+from monarch_nb.host.verbs import PROC_EXITED, PROC_STARTED
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Keys, Node, Parcel, TransportError, split
@@ -127,7 +128,7 @@ class Agent:
         if self._ending and not child.stop_wanted:
             self._children.signal(child, signal.SIGKILL)
         self._pulse.start()
-        self._post.tell_all(child.watchers, "proc.started", Started(
+        self._post.tell_all(child.watchers, PROC_STARTED, Started(
             address=child.address, pid=child.pid, how=child.how, why=child.why, log=child.log_file,
             seconds=time.monotonic() - child.requested_at))  # fmt: skip
 
@@ -135,7 +136,7 @@ class Agent:
         """A process is gone, or never came to be: its watchers are told at once."""
         assert child.exit is not None
         self._caster.proc_gone(child.address, child.exit.reason)  # first: what is cast after the news is sent back
-        self._post.tell_all(child.watchers - {child.address}, "proc.exited", child.exit)
+        self._post.tell_all(child.watchers - {child.address}, PROC_EXITED, child.exit)
         self._node.forget(child.address, child.exit.reason)
         folders.remove_socket(self._folder, child.address)  # one that was killed could not
         self._logs.ended(child.address)

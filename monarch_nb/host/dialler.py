@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.host.post import Post
 from monarch_nb.host.scout import ask_controller
 from monarch_nb.transport import Keys, Node, TransportError
@@ -67,4 +68,4 @@ class Dialler:
         self._soon(lambda: self._say(address))
 
     def _say(self, address: str) -> None:
-        self._post.tell(address, "host.joins", self._state())
+        self._post.tell(address, verbs.HOST_JOINS, self._state())

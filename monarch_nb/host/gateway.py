@@ -4,10 +4,11 @@ import threading
 from collections.abc import Callable
 
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.host.post import Post
 from monarch_nb.host.scout import introduce
 from monarch_nb.transport import Keys, Node, TransportError, knock
-from monarch_nb.wire.header import Header
+from monarch_nb.wire import Asker
 
 _KNOCK_S = 1.0
 
@@ -24,12 +25,12 @@ class Gateway:
         self._soon = soon
         self._behind: dict[str, set[str]] = {}
 
-    def introduce(self, header: Header, wish: p.Introduce) -> None:
+    def introduce(self, wish: p.Introduce, asker: Asker[p.Introduced]) -> None:
         """Finds out who answers at an endpoint, on a thread of its own; who asked is answered then."""
 
         def look() -> None:
-            told = self._look(header.src, wish)
-            self._soon(lambda: self._found(header, wish.endpoint, told))
+            told = self._look(asker.src, wish)
+            self._soon(lambda: self._found(asker, wish.endpoint, told))
 
         threading.Thread(target=look, name="monarch-introduce", daemon=True).start()
 
@@ -44,19 +45,19 @@ class Gateway:
             return p.Introduced(found)
         return p.Introduced(error=str(found), nobody=knock(wish.endpoint, _KNOCK_S) is False)
 
-    def _found(self, header: Header, endpoint: str, told: p.Introduced) -> None:
+    def _found(self, asker: Asker[p.Introduced], endpoint: str, told: p.Introduced) -> None:
         if told.state is not None:
             self._node.learn(told.state.host, endpoint, life=told.state.life)
-            self._behind.setdefault(header.src, set()).add(told.state.host)
-        self._post.answer(header, told)
+            self._behind.setdefault(asker.src, set()).add(told.state.host)
+        asker.reply(told)
 
     def cut(self, host: str, word: str) -> None:
         """The connection to a host is gone: who reaches it through here may want to know."""
-        for asker, hosts in self._behind.items():
+        for controller, hosts in self._behind.items():
             if host in hosts:
-                self._post.tell(asker, "host.cut", p.Lost({host: word}))
+                self._post.tell(controller, verbs.HOST_CUT, p.Lost({host: word}))
 
-    def gone(self, asker: str, why: str) -> None:
+    def gone(self, controller: str, why: str) -> None:
         """A controller has left or is gone: to the hosts behind, this agent still is there, so they must be told."""
-        for host in self._behind.pop(asker, ()):
-            self._post.tell(f"{host}/agent", "agent.lost", p.Lost({asker.partition("/")[0]: why}))
+        for host in self._behind.pop(controller, ()):
+            self._post.tell(f"{host}/agent", verbs.LOST, p.Lost({controller.partition("/")[0]: why}))

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from monarch_nb.host.loop import READ, WRITE, Loop
-from monarch_nb.host.protocol import ProcSpec, encode
+from monarch_nb.host.protocol import ProcSpec
+from monarch_nb.wire import encode_body
 
 PING = b"?"
 
@@ -27,7 +28,7 @@ class Leash:
         self._own, self._far = socket.socketpair()
         self._own.setblocking(False)
         self._incoming = bytearray()
-        body = encode(spec)
+        body = encode_body(spec)
         self._outgoing = bytearray(len(body).to_bytes(4, "big") + body)
         self._fd = self._own.fileno()
         self._loop.register(self._fd, READ | WRITE, self._ready)

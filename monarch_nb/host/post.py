@@ -1,19 +1,17 @@
-"""How the agent speaks: CONTROL messages with msgspec bodies, on the urgent lane unless said otherwise."""
+"""How the agent speaks: engine messages and the replies to them."""
 
 import logging
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from monarch_nb.host.protocol import Refused, encode
 from monarch_nb.transport import Parcel
+from monarch_nb.wire import REPLY, Lane, Verb, encode_body
 from monarch_nb.wire.header import Header, Kind, Status
 
 log = logging.getLogger(__name__)
-
-DATA = 0
-URGENT = 1
+Q = TypeVar("Q", bound=msgspec.Struct)
 
 
 class Sender(Protocol):
@@ -30,27 +28,26 @@ class Post:
         self._node = node
         self.address = address
 
-    def tell(self, dst: str, method: str, body: msgspec.Struct, *, port: int = 0, lane: int = URGENT) -> bool:
-        """Send one message; says whether it went out. Only the data lane may block."""
-        header = Header(kind=Kind.CONTROL, dst=dst, src=self.address, method=method, port=port)
-        return self.send(header, body, lane=lane)
+    def tell(self, dst: str, verb: Verb[Q, Any], request: Q, *, port: int = 0) -> bool:
+        """Send one message; says whether it went out. Only those of the data lane may block."""
+        header = Header(kind=Kind.CONTROL, dst=dst, src=self.address, method=verb.name, port=port)
+        return self._send(header, request, verb.lane)
 
-    def tell_all(self, addresses: Iterable[str], method: str, body: msgspec.Struct) -> None:
+    def tell_all(self, addresses: Iterable[str], verb: Verb[Q, Any], request: Q) -> None:
         """Send one message to each."""
         for dst in sorted(addresses):
-            self.tell(dst, method, body)
+            self.tell(dst, verb, request)
 
-    def answer(self, request: Header, body: msgspec.Struct) -> None:
+    def answer(self, request: Header, status: Status, body: msgspec.Struct) -> None:
         """Reply to a request, if it wants one."""
         if request.port:
-            status = Status.EXCEPTION if isinstance(body, Refused) else Status.VALUE
-            self.send(Header(kind=Kind.CONTROL, dst=request.src, src=self.address, method="reply", port=request.port,
-                             index=request.index, status=status, call=request.call), body)  # fmt: skip
+            header = Header(kind=Kind.CONTROL, dst=request.src, src=self.address, method=REPLY, port=request.port,
+                            index=request.index, status=status, call=request.call)  # fmt: skip
+            self._send(header, body, Lane.URGENT)
 
-    def send(self, header: Header, body: msgspec.Struct, *, lane: int = URGENT) -> bool:
-        """Send a message under a header of one's own."""
+    def _send(self, header: Header, body: msgspec.Struct, lane: Lane) -> bool:
         try:
-            self._node.send(header, Parcel([encode(body)]), lane=lane)
+            self._node.send(header, Parcel([encode_body(body)]), lane=lane)
         except Exception as error:
             log.warning("%s to %s was not sent: %s", header.method, header.dst, error)
             return False

@@ -1,11 +1,8 @@
 """Bodies of the CONTROL messages between host agents, procs and controllers: msgspec structs, never pickles."""
 
-from typing import TypeVar
-
 import msgspec
 
 from monarch_nb.wire.header import Layout
-from monarch_nb.wire.plain import decode_plain
 from monarch_nb.wire.texts import Harmless
 
 RUNNER = "monarch_nb.runtime:run_proc"
@@ -102,7 +99,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Addresses(msgspec.Struct, frozen=True):
-    """agent.watch, agent.unwatch, agent.interrupt: which procs."""
+    """agent.watch: which procs."""
 
     addresses: tuple[str, ...]
 
@@ -222,10 +219,6 @@ class Lease(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
-class Prewarm(msgspec.Struct, frozen=True):
-    """agent.prewarm: start the template now."""
-
-
 class Pressed(msgspec.Struct, frozen=True, kw_only=True):
     """proc.unresponsive, proc.responsive: since when (wall clock) a living proc has not answered."""
 
@@ -290,16 +283,6 @@ class Introduced(msgspec.Struct, frozen=True):
     nobody: bool = False  # the machine is there, but nobody listens at the port
 
 
-class Done(msgspec.Struct, frozen=True):
-    """Reply to what has nothing else to say."""
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """Reply with status EXCEPTION: why a request was not carried out."""
-
-    error: str
-
-
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """The line an agent prints, as JSON, once it listens."""
 
@@ -311,17 +294,3 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     version: str
     life: int = 0
-
-
-S = TypeVar("S", bound=msgspec.Struct)
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(body: msgspec.Struct) -> bytes:
-    """A body as the bytes of its frame."""
-    return _encoder.encode(body)
-
-
-def decode(data: bytes | memoryview, form: type[S]) -> S:
-    """The body in a frame. Raises msgspec.DecodeError on anything else."""
-    return decode_plain(data, msgspec.msgpack.Decoder(form))

@@ -8,6 +8,8 @@ from monarch_nb.host.linux import processor_time
 from monarch_nb.host.loop import Loop, Timer
 from monarch_nb.host.post import Post
 from monarch_nb.host.protocol import Pressed
+from monarch_nb.host.verbs import PROC_RESPONSIVE, PROC_UNRESPONSIVE
+from monarch_nb.wire import Verb
 
 IDLE_S = 0.002  # of processor time: no more than that between two looks is what answering and keeping links takes
 
@@ -56,7 +58,7 @@ class Pulse:
         child.ask_by = time.monotonic() + self._rest_s
         since, child.unresponsive_since = child.unresponsive_since, None
         if since is not None:
-            self._tell(child, "proc.responsive", since)
+            self._tell(child, PROC_RESPONSIVE, since)
 
     def _tick(self) -> None:
         self._timer = None
@@ -78,10 +80,10 @@ class Pulse:
                 calm = False
                 if now - child.asked_at > self._patience_s - self._interval_s / 2:
                     child.unresponsive_since = time.time() - (now - child.asked_at)
-                    self._tell(child, "proc.unresponsive", child.unresponsive_since)
+                    self._tell(child, PROC_UNRESPONSIVE, child.unresponsive_since)
         self._pause_s = min(2 * self._pause_s, self._calm_s) if calm else self._interval_s
         if self._children.alive():
             self._timer = self._loop.call_later(self._pause_s, self._tick)
 
-    def _tell(self, child: Child, method: str, since: float) -> None:
-        self._post.tell_all(child.watchers, method, Pressed(address=child.address, pid=child.pid, since=since))
+    def _tell(self, child: Child, verb: Verb[Pressed, None], since: float) -> None:
+        self._post.tell_all(child.watchers, verb, Pressed(address=child.address, pid=child.pid, since=since))

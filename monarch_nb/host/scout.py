@@ -5,10 +5,12 @@ import secrets
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 import msgspec
 
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.transport import (
     Keys,
     Node,
@@ -20,13 +22,15 @@ from monarch_nb.transport import (
     greet,
     require_keys,
 )
-from monarch_nb.wire import Header, Kind
+from monarch_nb.wire import Done, Header, Kind, MalformedMessageError, Verb, encode_body
 
 _REFUSALS = 3  # handshakes that fail, one after the other: a listener that is busy may cut off one
 _CALMS = 3  # such moments in a row
 _PAUSE_S = 0.1
 
 Found = p.HostState | TransportError
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 def introduce(
@@ -51,8 +55,8 @@ def introduce(
         if wrong is not None:
             return wrong
         left = max(1.0, deadline - time.monotonic())
-        told = _Question(endpoint, keys, insecure_loopback, p.HostState).ask(left, "agent.status", p.Done(), ways)
-        return told if isinstance(told, p.HostState | TransportError) else UnreachableError(endpoint)
+        told = _Question(endpoint, keys, insecure_loopback, verbs.STATUS).ask(left, Done(), ways)
+        return told
 
     with ThreadPoolExecutor(min(32, len(endpoints) or 1), "monarch-scout") as pool:
         return list(pool.map(ask, endpoints))
@@ -71,10 +75,10 @@ def ask_controller(
     if wrong is not None:
         raise wrong
     left = max(1.0, deadline - time.monotonic())
-    told = _Question(endpoint, keys, insecure_loopback, p.Who).ask(left, "controller.who", me)
-    if isinstance(told, p.Who):
-        return told
-    raise told if isinstance(told, TransportError) else UnreachableError(endpoint)
+    told = _Question(endpoint, keys, insecure_loopback, verbs.WHO).ask(left, me)
+    if isinstance(told, TransportError):
+        raise told
+    return told
 
 
 def _look(endpoint: str, keys: Keys | None, deadline: float) -> TransportError | None:
@@ -100,14 +104,14 @@ def _look(endpoint: str, keys: Keys | None, deadline: float) -> TransportError |
 _HOW_TO_START = "Start a host agent there: monarch-nb agent --tcp tcp://0.0.0.0:PORT --key FILE --keep"
 
 
-class _Question:
+class _Question(Generic[Q, R]):
     """Put from an address of its own, so that it disturbs no link there is."""
 
-    def __init__(self, endpoint: str, keys: Keys | None, insecure_loopback: bool, form: type[msgspec.Struct]) -> None:
+    def __init__(self, endpoint: str, keys: Keys | None, insecure_loopback: bool, verb: Verb[Q, R]) -> None:
         self._endpoint = endpoint
-        self._form = form
+        self._verb = verb
         self._refusals = 0
-        self._found: queue.SimpleQueue[msgspec.Struct | TransportError | float] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[R | TransportError | float] = queue.SimpleQueue()
         self._node = Node(
             f"h0/q{secrets.token_hex(6)}",
             run_folders={},
@@ -118,18 +122,16 @@ class _Question:
             insecure_loopback=insecure_loopback,
         )
 
-    def ask(
-        self, timeout: float, method: str, body: msgspec.Struct, ways: p.Hosts | None = None
-    ) -> msgspec.Struct | TransportError:
+    def ask(self, timeout: float, body: Q, ways: p.Hosts | None = None) -> R | TransportError:
         """The answer, or what is wrong."""
         self._node.start()
         try:
             self._node.learn("there", self._endpoint)
             if ways is not None:
-                told = Header(Kind.CONTROL, "", self._node.address, method="agent.hosts")
-                self._node.send_to_whoever("there", told, Parcel([p.encode(ways)]))
-            header = Header(Kind.CONTROL, "", self._node.address, method=method, port=1)
-            self._node.send_to_whoever("there", header, Parcel([p.encode(body)]))
+                told = Header(Kind.CONTROL, "", self._node.address, method=verbs.HOSTS.name)
+                self._node.send_to_whoever("there", told, Parcel([encode_body(ways)]))
+            header = Header(Kind.CONTROL, "", self._node.address, method=self._verb.name, port=1)
+            self._node.send_to_whoever("there", header, Parcel([encode_body(body)]))
             deadline = time.monotonic() + timeout
             calms, calm_at = 0, 0.0
             while isinstance(found := self._found.get(timeout=max(0.0, deadline - time.monotonic())), float):
@@ -159,8 +161,8 @@ class _Question:
     def _answered(self, header: Header, parcel: Parcel) -> None:
         if header.kind == Kind.CONTROL:
             try:
-                self._found.put(p.decode(bytes(parcel.frames[0]), self._form))
-            except (msgspec.MsgspecError, IndexError) as error:
+                self._found.put(self._verb.decode_reply(bytes(parcel.frames[0])))
+            except (MalformedMessageError, IndexError) as error:
                 self._found.put(
                     UnreachableError(
                         f"{self._endpoint} speaks another version of the protocol ({error}): install the same "

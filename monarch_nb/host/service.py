@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ import msgspec
 
 from monarch_nb._version import __version__
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.host.child import Child
 from monarch_nb.host.children import Children, Start
 from monarch_nb.host.environment import HELD_BACK
@@ -21,6 +21,7 @@ from monarch_nb.host.leases import Leases, host_of, is_proc
 from monarch_nb.host.post import Post
 from monarch_nb.host.stopping import Stopper
 from monarch_nb.logs.tailer import LogTailer
+from monarch_nb.wire import REPLY, Asker, Done, Handlers
 from monarch_nb.wire.header import Header
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,7 @@ class Service:
     """Answers requests on the loop's thread.
 
     `learn(host, endpoint, via, life)`, `forget(host, reason, life)`, `follow(owner, pid)`, `later(seconds, call)` and
-    `end(reason, timeout, done)` are the agent's. Verbs return their answer, or None if it has been or will be given
-    elsewhere.
+    `end(reason, timeout, done)` are the agent's.
     """
 
     def __init__(self, *, host: str, folder: Path, children: Children, stopper: Stopper, leases: Leases,
@@ -57,45 +57,31 @@ class Service:
         self._gateway = gateway
         self._life = life
         self._end = end
-        self._verbs: dict[str, tuple[type[msgspec.Struct], Callable[[Header, Any], msgspec.Struct | None]]] = {
-            "agent.spawn": (p.SpawnProcs, self._spawn),
-            "agent.watch": (p.Addresses, self._watch),
-            "agent.unwatch": (p.Addresses, self._unwatch),
-            "agent.stop": (p.Stop, self._stop),
-            "agent.kill": (p.Kill, self._kill),
-            "agent.interrupt": (p.Addresses, self._interrupt),
-            "agent.status": (p.Done, self._status),
-            "agent.shutdown": (p.Shutdown, self._shutdown),
-            "agent.hosts": (p.Hosts, self._hosts),
-            "agent.lost": (p.Lost, self._lost),
-            "agent.leave": (p.Done, self._leave),
-            "agent.introduce": (p.Introduce, gateway.introduce),
-            "agent.tail": (p.Tail, self._tail),
-            "agent.took": (p.Took, self._took),
-            "agent.lease": (p.Lease, self._lease),
-            "agent.prewarm": (p.Prewarm, self._prewarm),
-            "proc.exited": (p.Exited, self._elsewhere_exited),
-        }
+        self._verbs = takes = Handlers("host agents", post.answer)
+        takes.handle(verbs.SPAWN, self._spawn)
+        takes.handle(verbs.WATCH, self._watch)
+        takes.handle(verbs.STOP, self._stop)
+        takes.handle(verbs.KILL, self._kill)
+        takes.handle(verbs.STATUS, self._status)
+        takes.handle(verbs.SHUTDOWN, self._shutdown)
+        takes.handle(verbs.HOSTS, self._hosts)
+        takes.handle(verbs.LOST, self._lost)
+        takes.handle(verbs.LEAVE, self._leave)
+        takes.handle(verbs.INTRODUCE, gateway.introduce)
+        takes.handle(verbs.TAIL, self._tail)
+        takes.handle(verbs.TOOK, self._took)
+        takes.handle(verbs.LEASE, self._lease)
+        takes.handle(verbs.BEAT, lambda _, asker: None)
+        takes.handle(verbs.PROC_EXITED, self._elsewhere_exited)
 
     def handle(self, header: Header, body: bytes | memoryview) -> None:
-        """Carry out one request and answer it."""
+        """Carry out one request and answer it. Whatever comes of a process is a sign of its life."""
         self._leases.renew(header.src, time.monotonic())
-        if header.method in ("reply", "proc.pong"):
-            return  # a sign of life, see above
-        form, verb = self._verbs.get(header.method, (None, None))
-        if form is None or verb is None:
-            self._post.answer(header, p.Refused(f"host agents know no {header.method!r}"))
-            return
-        try:
-            answer = verb(header, p.decode(body, form))
-        except Exception as error:  # whatever it is, who asked must hear of it
-            log.exception("%s from %s", header.method, header.src)
-            answer = p.Refused(f"{type(error).__name__}: {error}")
-        if answer is not None:
-            self._post.answer(header, answer)
+        if header.method != REPLY:
+            self._verbs.take(header, body)
 
-    def _spawn(self, header: Header, wish: p.SpawnProcs) -> None:
-        owner = wish.owner or header.src
+    def _spawn(self, wish: p.SpawnProcs, asker: Asker[p.Spawning]) -> None:
+        owner = wish.owner or asker.src
         count = len(wish.ranks)
         incarnations = _spread(wish.incarnations, count, 0, "incarnations")
         environments = _spread(wish.env, count, {}, "environments")
@@ -118,9 +104,9 @@ class Service:
             )  # fmt: skip
             starts.append(Start(spec, wish.python, bind, wish.bootstrap_env_cold, launch))
         self._see_owner(owner)
-        self._post.answer(header, p.Spawning(tuple(start.spec.address for start in starts)))
+        asker.reply(p.Spawning(tuple(start.spec.address for start in starts)))
         files = [self._logs.begin(start.spec) for start in starts]
-        self._children.start(starts, {owner, header.src}, heavy=wish.heavy)
+        self._children.start(starts, {owner, asker.src}, heavy=wish.heavy)
         for start, file in zip(starts, files, strict=True):
             child = self._children.find(start.spec.address)
             if child is not None:
@@ -140,15 +126,15 @@ class Service:
 
     def ask_after(self, owner: str) -> None:
         """Ask an owner for a sign of life, which renews its lease. A proc's own agent also tells of its end at once."""
-        self._post.tell(owner, "proc.ping", p.Done(), port=1)
+        self._post.tell(owner, verbs.PROC_PING, Done(), port=1)
         if is_proc(owner) and host_of(owner) != self._host:
-            self._post.tell(f"{host_of(owner)}/agent", "agent.watch", p.Addresses((owner,)))
+            self._post.tell(f"{host_of(owner)}/agent", verbs.WATCH, p.Addresses((owner,)))
 
     def owner_ended(self, owner: str, why: str) -> None:
         """The process of an owner on this machine has ended, which is no proc: its actors may be in anybody's procs."""
         self.owner_gone(owner, why)
         gone = p.Exited(address=owner, host=host_of(owner), at=time.time(), reason=why, expected=True)
-        self._post.tell_all((child.address for child in self._children.alive()), "proc.exited", gone)
+        self._post.tell_all((child.address for child in self._children.alive()), verbs.PROC_EXITED, gone)
 
     def owner_gone(self, owner: str, why: str) -> None:
         """Stop what a dead owner had."""
@@ -158,51 +144,40 @@ class Service:
         if mine:
             self._stopper.stop(mine, timeout_s=0, grace_s=0.5, reason=f"its owner {owner} is gone: {why}")
 
-    def _watch(self, header: Header, wish: p.Addresses) -> p.Done:
+    def _watch(self, wish: p.Addresses, asker: Asker[Done]) -> Done:
         for address in wish.addresses:
             child = self._children.find(address)
             if child is not None:
-                self._attend(child, header.src)
+                self._attend(child, asker.src)
             else:  # who spawns it may have passed it on before its wish was read here
-                self._awaited.setdefault(address, set()).add(header.src)
+                self._awaited.setdefault(address, set()).add(asker.src)
                 self._later(_PATIENCE, lambda address=address: self._wait_no_longer(address))  # type: ignore[misc]
-        return p.Done()
+        return Done()
 
     def _attend(self, child: Child, watcher: str) -> None:
         if child.exit is None:
             child.watchers.add(watcher)
         else:
-            self._post.tell(watcher, "proc.exited", child.exit)
+            self._post.tell(watcher, verbs.PROC_EXITED, child.exit)
 
     def _wait_no_longer(self, address: str) -> None:
         why = f"not known on host {self._host}: never started here, or ended long ago"
         unknown = p.Exited(address=address, host=self._host, at=time.time(), reason=why)
-        self._post.tell_all(self._awaited.pop(address, ()), "proc.exited", unknown)
+        self._post.tell_all(self._awaited.pop(address, ()), verbs.PROC_EXITED, unknown)
 
-    def _unwatch(self, header: Header, wish: p.Addresses) -> p.Done:
-        for address in wish.addresses:
-            self._awaited.get(address, set()).discard(header.src)
-            child = self._children.find(address)
-            if child is not None:
-                child.watchers.discard(header.src)
-        return p.Done()
-
-    def _stop(self, header: Header, wish: p.Stop) -> None:
+    def _stop(self, wish: p.Stop, asker: Asker[p.Ended]) -> None:
         found = [child for address in wish.addresses if (child := self._children.find(address)) is not None]
         self._stopper.stop(found, timeout_s=wish.timeout_s, grace_s=wish.grace_s, reason=wish.reason,
-                           done=lambda exits: self._post.answer(header, p.Ended(tuple(exits))))  # fmt: skip
+                           done=lambda exits: asker.reply(p.Ended(tuple(exits))))  # fmt: skip
 
-    def _kill(self, _header: Header, wish: p.Kill) -> p.Done:
+    def _kill(self, wish: p.Kill, asker: Asker[Done]) -> Done:
         for address in wish.addresses:
             child = self._children.find(address)
             if child is not None:
                 self._children.signal(child, wish.signal)
-        return p.Done()
+        return Done()
 
-    def _interrupt(self, header: Header, wish: p.Addresses) -> p.Done:
-        return self._kill(header, p.Kill(wish.addresses, signal.SIGINT))
-
-    def _status(self, _header: Header, _wish: p.Done) -> p.HostState:
+    def _status(self, _: Done, asker: Asker[p.HostState]) -> p.HostState:
         forker = self._children.forker
         return msgspec.structs.replace(
             self.introduction(), template_pid=forker.pid, template_error=forker.error, template_threads=forker.threads,
@@ -214,55 +189,51 @@ class Service:
         return p.HostState(host=self._host, pid=os.getpid(), procs=(), python=sys.version.split()[0],
                            version=__version__, life=self._life, lease_s=self._leases.seconds)  # fmt: skip
 
-    def _shutdown(self, header: Header, wish: p.Shutdown) -> None:
-        self._end(wish.reason, wish.timeout_s, lambda exits: self._post.answer(header, p.Ended(tuple(exits))))
+    def _shutdown(self, wish: p.Shutdown, asker: Asker[p.Ended]) -> None:
+        self._end(wish.reason, wish.timeout_s, lambda exits: asker.reply(p.Ended(tuple(exits))))
 
-    def _hosts(self, _header: Header, wish: p.Hosts) -> p.Done:
+    def _hosts(self, wish: p.Hosts, asker: Asker[Done]) -> Done:
         for host in {**wish.endpoints, **wish.vias}:
             if host != self._host:
                 self._learn(host, wish.endpoints.get(host, ""), wish.vias.get(host, ""), wish.lives.get(host, 0))
-        return p.Done()
+        return Done()
 
-    def _lost(self, _header: Header, wish: p.Lost) -> p.Done:
+    def _lost(self, wish: p.Lost, asker: Asker[Done]) -> Done:
         alive = self._children.alive()
-        self._post.tell_all((child.address for child in alive), "host.lost", wish)  # before what comes back of it
+        self._post.tell_all((child.address for child in alive), verbs.HOST_LOST, wish)  # before what comes back of it
         for host, reason in wish.hosts.items():
             self._forget(host, reason, wish.lives.get(host, 0))
             for owner in {child.spec.owner for child in alive if host_of(child.spec.owner) == host}:
                 self.owner_gone(owner, reason)
-        return p.Done()
+        return Done()
 
-    def _leave(self, header: Header, _wish: p.Done) -> p.Done:
-        self.owner_gone(header.src, "it has left")
-        return p.Done()
+    def _leave(self, _: Done, asker: Asker[Done]) -> Done:
+        self.owner_gone(asker.src, "it has left")
+        return Done()
 
-    def _tail(self, header: Header, wish: p.Tail) -> p.Done:
+    def _tail(self, wish: p.Tail, asker: Asker[Done]) -> Done:
         for address in wish.addresses:
             child = self._children.find(address)
             if child is None or not wish.on:
-                self._logs.leave(address, header.src)
+                self._logs.leave(address, asker.src)
                 continue
-            self._logs.follow(address, header.src, wish.offset)
-        return p.Done()
+            self._logs.follow(address, asker.src, wish.offset)
+        return Done()
 
-    def _took(self, header: Header, wish: p.Took) -> None:
+    def _took(self, wish: p.Took, asker: Asker[None]) -> None:
         for address, count in wish.bytes.items():
-            self._logs.took(address, header.src, count)
+            self._logs.took(address, asker.src, count)
 
-    def _lease(self, header: Header, wish: p.Lease) -> p.Done:
+    def _lease(self, wish: p.Lease, asker: Asker[Done]) -> Done:
         now = time.monotonic()
-        self._leases.grant(wish.owner or header.src, now, wish.seconds)
+        self._leases.grant(wish.owner or asker.src, now, wish.seconds)
         if wish.pid:
-            self._follow(wish.owner or header.src, wish.pid)
+            self._follow(wish.owner or asker.src, wish.pid)
         if wish.detach:
             self._leases.detached_until = now + wish.seconds
-        return p.Done()
+        return Done()
 
-    def _prewarm(self, _header: Header, _wish: p.Prewarm) -> p.Done:
-        self._children.forker.prewarm()
-        return p.Done()
-
-    def _elsewhere_exited(self, _header: Header, exited: p.Exited) -> None:
+    def _elsewhere_exited(self, exited: p.Exited, asker: Asker[None]) -> None:
         self.owner_gone(exited.address, exited.reason)
 
 

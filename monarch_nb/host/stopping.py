@@ -10,6 +10,7 @@ from monarch_nb.host.children import Children
 from monarch_nb.host.loop import Loop, Timer
 from monarch_nb.host.post import Post
 from monarch_nb.host.protocol import Exited, ProcStop
+from monarch_nb.host.verbs import PROC_STOP
 
 
 class _Round(Struct, eq=False):
@@ -45,7 +46,7 @@ class Stopper:
             if child.state == "running":
                 child.state = "stopping"
                 if timeout_s > 0:
-                    self._post.tell(child.address, "proc.stop", ProcStop(reason, timeout_s))
+                    self._post.tell(child.address, PROC_STOP, ProcStop(reason, timeout_s))
         self._rounds.append(round_)
         if timeout_s > 0:
             round_.timer = self._loop.call_later(timeout_s, lambda: self._terminate(round_, grace_s))

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from monarch_nb.host import verbs as host_verbs
 from monarch_nb.host.protocol import Launch, SpawnProcs
 from monarch_nb.host.template import QUICK, worth_importing
 from monarch_nb.lifecycle.devices import environments, warn_of_shared
@@ -107,7 +108,7 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
                 setup=1,
                 runner=RUNNER,
             )
-            asked: Future[Any] = request(engine, f"{host}/agent", "agent.spawn", request_body)
+            asked = request(engine, f"{host}/agent", host_verbs.SPAWN, request_body)
             asked._on_done(_refused(call))
             engine.later(settings.mesh_proc_spawn_max_idle, _silent(engine, host, asked, call))
         console = console_state(state)

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from monarch_nb.host.verbs import PROC_LOG
 from monarch_nb.logs.claims import only_call
 from monarch_nb.logs.options import LogOption, LogOptions
 from monarch_nb.logs.receiver import LogReceiver
@@ -38,8 +39,8 @@ class MeshLogs:
         self.options = LogOptions()
         self.sources = Sources(engine.meshes)
         self.positions = engine.log_positions
-        self.receiver = LogReceiver(engine.control, self._claim)
-        engine.controls["proc.log"] = self.receiver.take
+        self.receiver = LogReceiver(engine.tell, self._claim)
+        engine.verbs.handle(PROC_LOG, lambda chunk, asker: self.receiver.take(chunk, asker.src))
 
     def _claim(self, address: str) -> str:
         return only_call(address, tuple(self._engine.calls.values()), self._engine.meshes)

@@ -5,20 +5,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
-from msgspec import Struct
-
-from monarch_nb.host.protocol import LogChunk, Tail, Took, decode
+from monarch_nb.host.protocol import LogChunk, Tail, Took
+from monarch_nb.host.verbs import TAIL, TOOK
 from monarch_nb.logs.arrived import ArrivedLog
 from monarch_nb.logs.drain import Drain
 from monarch_nb.logs.sources import mesh_of
 from monarch_nb.logs.written import Listener, OpenLine, Written
 from monarch_nb.settings import settings
-from monarch_nb.wire import Header
-
-if TYPE_CHECKING:
-    from monarch_nb.transport import Parcel
+from monarch_nb.wire import Verb
 
 FORMER = 16  # stopped meshes whose lines are kept
 INCARNATIONS = 3  # of one rank, whose output is kept
@@ -29,11 +25,11 @@ logger = logging.getLogger(__name__)
 class LogReceiver:
     """Follows the output of processes. Methods from any thread; listeners must be quick.
 
-    `send` takes an agent's address, a verb and its body; `claim` gives the call of output of a process that could not
-    tell it.
+    `send` takes an agent's address, a verb and its request; `claim` gives the call of output of a process that could
+    not tell it.
     """
 
-    def __init__(self, send: Callable[[str, str, Struct], None], claim: Callable[[str], str]) -> None:
+    def __init__(self, send: Callable[[str, Verb[Any, Any], Any], None], claim: Callable[[str], str]) -> None:
         self._send = send
         self._claim = claim
         self._arrived = threading.Condition()
@@ -46,7 +42,7 @@ class LogReceiver:
         with self._arrived:
             self._log(address).file = file
         # On the urgent lane, as the request that spawned it: it comes after it.
-        self._send(f"{address.partition('/')[0]}/agent", "agent.tail", Tail((address,)))
+        self._send(f"{address.partition('/')[0]}/agent", TAIL, Tail((address,)))
 
     def _log(self, address: str) -> ArrivedLog:
         log = self._logs.get(address)
@@ -66,9 +62,8 @@ class LogReceiver:
         """While it is held nothing arrives: for whoever looks at what there is and listens from then on."""
         return self._arrived
 
-    def take(self, header: Header, parcel: "Parcel") -> None:
+    def take(self, chunk: LogChunk, agent: str) -> None:
         """A chunk from an agent (reading thread)."""
-        chunk = decode(parcel.frames[0], LogChunk)
         with self._arrived:
             log = self._log(chunk.address)
             lines = log.feed(chunk, time.monotonic())
@@ -77,7 +72,7 @@ class LogReceiver:
             self._arrived.notify_all()
             received = log.acknowledge()
         if received:
-            self._send(header.src, "agent.took", Took({chunk.address: received}))
+            self._send(agent, TOOK, Took({chunk.address: received}))
 
     def _tell(self, address: str, lines: Sequence[Written]) -> None:
         for listener in tuple(self._listeners):

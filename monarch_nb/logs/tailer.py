@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from monarch_nb.host.linux import watch_folder
-from monarch_nb.host.post import DATA, Post
+from monarch_nb.host.post import Post
 from monarch_nb.host.protocol import LogBlock, ProcSpec
+from monarch_nb.host.verbs import PROC_LOG
 from monarch_nb.logs.files import LogFile, path_for
 from monarch_nb.logs.last_lines import plain
 from monarch_nb.logs.marks import STDERR
@@ -219,7 +220,7 @@ class LogTailer(threading.Thread):
 
     def _send(self, tail: Tail, sendings: Iterable[Sending]) -> None:
         for name, chunk in sendings:
-            if not self._post.tell(name, "proc.log", chunk, lane=DATA):
+            if not self._post.tell(name, PROC_LOG, chunk):
                 tail.leave(name)
 
     def _forget_old(self, address: str) -> None:

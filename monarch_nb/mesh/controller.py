@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch_nb.attach.local_host import LocalHost
 from monarch_nb.attach.remote_host import connection, undelivered
-from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with, take_ahead
 from monarch_nb.host.folders import clear_run_folder, make_run_folder, new_host_id, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, begin_agent
@@ -44,7 +44,7 @@ from monarch_nb.runtime import (
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Driver
 from monarch_nb.transport import Node, ThreadClock
-from monarch_nb.wire import register_pickle_by_value
+from monarch_nb.wire import Done, register_pickle_by_value
 
 logger = logging.getLogger(__name__)
 
@@ -234,9 +234,7 @@ def local_hosts(count: int, name: str = "hosts") -> HostMesh:
 def hosts_answer(hosts: Sequence[str]) -> "Future[Any]":
     """Resolves to True when the agents of all hosts have answered."""
     engine = runtime()
-    asked: list[Future[Any]] = [
-        request(engine, f"{host}/agent", "agent.status", p.Done(), p.HostState) for host in hosts
-    ]
+    asked: list[Future[Any]] = [request(engine, f"{host}/agent", verbs.STATUS, Done()) for host in hosts]
     return gather(asked, lambda: f"{len(hosts)} hosts have not all answered yet", True)
 
 

@@ -5,31 +5,20 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import msgspec
-
 from monarch_nb.code.reload import reload_mesh
-from monarch_nb.host import protocol as p
 from monarch_nb.lifecycle.actor_spawn import check_class
+from monarch_nb.mesh import verbs
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Actor, Future, Runtime, concurrent_endpoint, current, runtime
 from monarch_nb.settings import settings
-from monarch_nb.wire import Header, decode, encode
+from monarch_nb.wire import Asker, Done, decode, encode
 
 if TYPE_CHECKING:
     from monarch_nb.supervision import MeshFailure
-    from monarch_nb.transport import Parcel
 
 A = TypeVar("A")
 logger = logging.getLogger(__name__)
-FIND = "controllers.find"
-
-
-class _Found(msgspec.Struct, frozen=True):
-    """Reply to controllers.find: an encoded reference to the registry, or the process to ask instead."""
-
-    frames: tuple[bytes, ...] = ()
-    ask: str = ""
 
 
 class Registry(Actor):
@@ -92,7 +81,7 @@ class Controllers:
         self._engine = engine
         self._lock = threading.Lock()
         self._known: Any = None
-        engine.controls[FIND] = self._asked
+        engine.verbs.handle(verbs.FIND_CONTROLLERS, self._asked)
 
     def registry(self) -> Any:
         """A reference to it. Blocks for an answer of the client's process when it is first needed elsewhere."""
@@ -117,22 +106,22 @@ class Controllers:
     def _find(self) -> Any:
         at = self._owner
         while True:
-            asked: Future[_Found] = request(self._engine, at, FIND, p.Done(), _Found)
+            asked = request(self._engine, at, verbs.FIND_CONTROLLERS, Done())
             found = asked.get(settings.message_delivery_timeout)
             if found.frames:
                 return decode([bytearray(frame) for frame in found.frames], self._engine)
             at = found.ask
 
-    def _asked(self, header: Header, parcel: "Parcel") -> None:
+    def _asked(self, _: Done, asker: Asker[verbs.Controllers]) -> verbs.Controllers | None:
         if self._owner:
-            self._engine.control(header.src, "reply", _Found(ask=self._owner), port=header.port)
-            return
+            return verbs.Controllers(ask=self._owner)
 
         def answer() -> None:  # spawning it is more than the reading thread should do
             frames = tuple(bytes(frame) for frame in encode(self.registry(), self._engine))
-            self._engine.control(header.src, "reply", _Found(frames), port=header.port)
+            asker.reply(verbs.Controllers(frames))
 
         threading.Thread(target=answer, name="monarch-controllers", daemon=True).start()
+        return None
 
 
 def get_or_spawn_controller(name: str, Class: type[A], *args: Any, **kwargs: Any) -> Future[A]:  # noqa: N803

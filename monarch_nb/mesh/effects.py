@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from monarch_nb.mesh.verbs import ACTOR_FAILED
 from monarch_nb.runtime import Future, Instance
 from monarch_nb.supervision import Life, Refusal
 
@@ -34,7 +35,7 @@ class MeshEffects:
 
     def tell_owner(self, process: str, refusal: Refusal) -> None:
         """Lets the process of a failed actor's owner know."""
-        self._keeper().engine.control(process, "actor.failed", refusal)
+        self._keeper().engine.tell(process, ACTOR_FAILED, refusal)
 
     def watch_owner(self, process: str) -> None:
         """An actor of an owner in that process lives here: it ends when that process does."""

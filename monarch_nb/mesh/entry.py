@@ -5,9 +5,9 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from monarch_nb.host.protocol import ProcSpec, ProcStop, decode
+from monarch_nb.host.protocol import ProcSpec, ProcStop
+from monarch_nb.host.verbs import PROC_STOP
 from monarch_nb.lifecycle.proc_spawn import PYTHON, python_version
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.forwarding import Forwarding
@@ -35,10 +35,7 @@ from monarch_nb.runtime.log_prefix import levels_are_known
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.supervision import Driver
 from monarch_nb.transport import Node, ThreadClock
-from monarch_nb.wire import Header
-
-if TYPE_CHECKING:
-    from monarch_nb.transport import Parcel
+from monarch_nb.wire import Asker
 
 
 def run_proc(spec: ProcSpec) -> int:
@@ -110,8 +107,7 @@ def run_proc(spec: ProcSpec) -> int:
         Console(spec.rank),
     )
 
-    def stop(header: Header, parcel: "Parcel") -> None:
-        wish = decode(parcel.frames[0], ProcStop)
+    def stop(wish: ProcStop, asker: Asker[None]) -> None:
         threading.Thread(target=leave, args=(wish,), name="monarch-stop", daemon=True).start()
 
     def leave(wish: ProcStop) -> None:
@@ -119,7 +115,7 @@ def run_proc(spec: ProcSpec) -> int:
         engine.stop_actors(reason, max(0.1, wish.timeout_s - 0.5))
         console.stop(reason)
 
-    engine.controls["proc.stop"] = stop
+    engine.verbs.handle(PROC_STOP, stop)
     engine.start()
     console.executor.run()  # type: ignore[union-attr]
     logs.close()

@@ -4,25 +4,24 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs as host_verbs
 from monarch_nb.lifecycle.actor_spawn import ActorBirth, spawn_frames
 from monarch_nb.lifecycle.proc_spawn import start
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
+from monarch_nb.mesh.verbs import HEAL_MESH, HealMesh
 from monarch_nb.runtime import HOOK, SPAWN, ActorState, Future, MeshState, PendingCall, ProcState
 from monarch_nb.shape import Region, runs
 from monarch_nb.supervision import Cause, HealError, Life
 from monarch_nb.transport import held_back
-from monarch_nb.wire import Header, Status, text_of
+from monarch_nb.wire import Asker, Done, text_of
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.keeper import Keeper
-    from monarch_nb.transport import Parcel
 
 _RETURN_S = 10.0  # for a host whose agent has been started anew until all know of it
 
@@ -33,7 +32,7 @@ class Heals:
     def __init__(self, keeper: "Keeper") -> None:
         self._keeper = keeper
         self._engine = keeper.engine
-        self._engine.controls["mesh.heal"] = self._asked
+        self._engine.verbs.handle(HEAL_MESH, self._asked)
 
     def heal(self, state: MeshState, region: Region, *, kill: bool = False) -> Future[None]:
         """Brings failed ranks of a slice back, wherever the mesh is owned; fails with HealError.
@@ -48,32 +47,32 @@ class Heals:
             return self._keeper.driver.heal(state.uid, runs(region))
         future: Future[None] = Future._make(story=lambda: f"{state.name} is being healed")
 
-        def done(asked: Future[None]) -> None:
+        def done(asked: Future[Done]) -> None:
             error = asked.exception(0)
             if error is None:
                 future._set(None)
             else:
                 future._fail(HealError(text_of(error)))
 
-        request(self._engine, state.home, "mesh.heal", (state.uid, region.ranks(), kill))._on_done(done)
+        wish = HealMesh(state.uid, tuple(region.ranks()), kill)
+        request(self._engine, state.home, HEAL_MESH, wish)._on_done(done)
         return future
 
-    def _asked(self, header: Header, parcel: "Parcel") -> None:
-        uid, ranks, kill = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, list[int], bool])
-        state = self._engine.meshes.get(uid)
+    def _asked(self, wish: HealMesh, asker: Asker[Done]) -> None:
+        state = self._engine.meshes.get(wish.uid)
 
         def answer(future: Future[None]) -> None:
             error = future.exception(0)
             if error is None:
-                self._engine.answer(header, Status.VALUE, p.Done())
+                asker.reply(Done())
             else:
-                self._engine.answer(header, Status.EXCEPTION, p.Refused(text_of(error)))
+                asker.refuse(text_of(error))
 
         # Who asks may be a survivor itself, busy until the heal is done: its hook runs after that.
-        if kill and state is not None:
-            self._anew(state, ranks, await_hooks=False)._on_done(answer)
+        if wish.kill and state is not None:
+            self._anew(state, wish.ranks, await_hooks=False)._on_done(answer)
             return
-        self._keeper.driver.heal(uid, frozenset(ranks), await_hooks=False)._on_done(answer)
+        self._keeper.driver.heal(wish.uid, frozenset(wish.ranks), await_hooks=False)._on_done(answer)
 
     def _anew(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
         assert isinstance(state, ProcState)
@@ -90,7 +89,7 @@ class Heals:
         asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
             wish = p.Stop(tuple(addresses), timeout_s=0.0, reason="killed so that it is started again", grace_s=0.0)
-            asked.append(request(self._engine, f"{host}/agent", "agent.stop", wish, p.Ended))
+            asked.append(request(self._engine, f"{host}/agent", host_verbs.STOP, wish))
         whole: Future[None] = Future._make(story=lambda: f"{state.name} is being healed")
 
         def over(future: Future[None]) -> None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.mesh.console import Console, run_source
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import ROOT, ActorCell, ActorState, Runtime, SpawnActor, endpoint, runtime
 from monarch_nb.transport import UnreachableError, held_back
-from monarch_nb.wire import Header, Kind
+from monarch_nb.wire import REPLY, Asker, Done, Handlers, Header, Kind, Lane, Status, encode_body
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -48,6 +49,11 @@ class InlineHost:
         self.address = f"{self.host}/agent"
         self._alive: dict[str, ActorCell] = {}  # process address -> its console
         self._reasons: dict[str, str] = {}
+        self._verbs = Handlers("hosts inside a process", self._answer)
+        self._verbs.handle(verbs.SPAWN, self._spawn)
+        self._verbs.handle(verbs.STOP, self._stop)
+        self._verbs.handle(verbs.KILL, self._kill)
+        self._verbs.handle(verbs.STATUS, lambda _, asker: p.HostState(host=self.host, pid=0, procs=()))
 
     def take(self, header: Header, parcel: "Parcel") -> None:
         """A message for this host: one for the agent is carried out, one for a process comes back to this one."""
@@ -62,33 +68,24 @@ class InlineHost:
         self.engine.node.send(header, parcel)
 
     def _serve(self, header: Header, parcel: "Parcel") -> None:
-        match header.method:
-            case "agent.spawn":
-                wish = p.decode(parcel.frames[0], p.SpawnProcs)
-                answer: msgspec.Struct = p.Spawning(tuple(self._spawn(wish)))
-            case "agent.stop":
-                stop = p.decode(parcel.frames[0], p.Stop)
-                self.engine.later(0.0, lambda: self._stop(header, stop))
-                return
-            case "agent.kill":
-                for address in p.decode(parcel.frames[0], p.Kill).addresses:
-                    self.kill(address)
-                answer = p.Done()
-            case "agent.status":
-                answer = p.HostState(host=self.host, pid=0, procs=())
-            case _:
-                answer = p.Done()
-        self._answer(header, answer)
+        if header.method in self._verbs:
+            self._verbs.take(header, parcel.frames[0])
+        else:
+            self._answer(header, Status.VALUE, Done())  # leases, logs, and what else a real agent sees to
 
-    def _answer(self, header: Header, body: msgspec.Struct) -> None:
+    def _answer(self, header: Header, status: Status, body: msgspec.Struct) -> None:
         if header.port:
-            self._tell("reply", body, header.port)
+            reply = Header(
+                Kind.CONTROL, self.engine.address, self.address, method=REPLY, port=header.port, status=status
+            )
+            self.engine.node.send(reply, self.engine.node.snapshot([encode_body(body)]), lane=Lane.URGENT)
 
-    def _tell(self, verb: str, body: msgspec.Struct, port: int = 0) -> None:
-        word = Header(Kind.CONTROL, self.engine.address, self.address, method=verb, port=port)
-        self.engine.node.send(word, self.engine.node.snapshot([p.encode(body)]), lane=1)
+    def _kill(self, wish: p.Kill, asker: Asker[Done]) -> Done:
+        for address in wish.addresses:
+            self.kill(address)
+        return Done()
 
-    def _spawn(self, wish: p.SpawnProcs) -> list[str]:
+    def _spawn(self, wish: p.SpawnProcs, asker: Asker[p.Spawning]) -> p.Spawning:
         started = []
         for place, rank in enumerate(wish.ranks):
             incarnation = wish.incarnations[place] if wish.incarnations else 0
@@ -101,7 +98,7 @@ class InlineHost:
             self._alive[address] = console
             console.executor.start()
             started.append(address)
-        return started
+        return p.Spawning(tuple(started))
 
     def alive(self) -> list[str]:
         """The addresses of the would-be processes that live."""
@@ -118,7 +115,10 @@ class InlineHost:
                 mine.append(cell)
         return [*mine, console]
 
-    def _stop(self, header: Header, wish: p.Stop) -> None:
+    def _stop(self, wish: p.Stop, asker: Asker[p.Ended]) -> None:
+        self.engine.later(0.0, lambda: asker.reply(self._stopped(wish)))
+
+    def _stopped(self, wish: p.Stop) -> p.Ended:
         exits = []
         for address in wish.addresses:
             if address in self._alive:
@@ -126,7 +126,7 @@ class InlineHost:
                     cell.stop(wish.reason)
                 self._gone(address, "it was stopped")
             exits.append(p.Exited(address=address, host=self.host, reason="it was stopped", expected=True))
-        self._answer(header, p.Ended(tuple(exits)))
+        return p.Ended(tuple(exits))
 
     def kill(self, address: str) -> None:
         """Ends a would-be process as SIGKILL would: nothing of it answers any more, no clean-up is run."""
@@ -135,8 +135,8 @@ class InlineHost:
         for cell in self._cells(address):
             cell.abandon(KILLED)
         gone = p.Exited(address=address, host=self.host, reason=KILLED, pid=-1, signal=9, at=time.time())
-        word = Header(Kind.CONTROL, self.engine.address, self.address, method="proc.exited")
-        self.engine.handle(word, self.engine.node.snapshot([p.encode(gone)]))  # told before anybody runs into it
+        word = Header(Kind.CONTROL, self.engine.address, self.address, method=verbs.PROC_EXITED.name)
+        self.engine.handle(word, self.engine.node.snapshot([encode_body(gone)]))  # told before anybody runs into it
         self._gone(address, KILLED)
 
     def _gone(self, address: str, reason: str) -> None:

@@ -1,11 +1,11 @@
 """Interrupting what runs on the ranks of a mesh, and seeing what they do."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb.mesh.requests import request, settle
-from monarch_nb.runtime import DOING, INTERRUPT, Doing, Future, Interrupt, MeshState, runtime
+from monarch_nb.runtime import DOING, INTERRUPT, Doing, Future, Interrupt, MeshState, WhatRuns, runtime
 from monarch_nb.transport import UnreachableError
 
 SILENT_AFTER = 1.0  # seconds without a word after which a rank is taken for one that does not answer
@@ -19,10 +19,10 @@ def interrupt(mesh: Any) -> None:
     """
     engine = runtime()
     state = mesh._state
-    procs = getattr(state, "procs", None) or state
+    procs = _procs(state)
     for rank in mesh._region.ranks():
         try:
-            engine.control(procs.address(rank), INTERRUPT, Interrupt(state.uid, rank))
+            engine.tell(procs.address(rank), INTERRUPT, Interrupt(state.uid, rank))
         except UnreachableError:  # it is gone: nothing runs there
             continue
 
@@ -33,7 +33,10 @@ def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()
     Those that are known to be dead are left out. What had not ended by then is found where it is. Calls of `drop` that
     have not begun are not run. Blocks up to 1 s.
     """
-    asked = ask(state, ranks, lambda rank: (INTERRUPT, Interrupt(state.uid, rank, tuple(drop))))
+    engine, procs = runtime(), _procs(state)
+    asked = {
+        rank: request(engine, procs.address(rank), INTERRUPT, Interrupt(state.uid, rank, tuple(drop))) for rank in ranks
+    }
     until = time.monotonic() + SILENT_AFTER
     settle(list(asked.values()), lambda: "").wait(until - time.monotonic())
     alive = {rank: future for rank, future in asked.items() if not (future.done() and future.exception(0) is not None)}
@@ -42,7 +45,8 @@ def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()
 
 def doing(state: MeshState, ranks: Sequence[int]) -> dict[int, Future[Doing]]:
     """Asks base ranks of a mesh what they do. Does not block."""
-    return ask(state, ranks, lambda rank: (DOING, (state.uid, rank)))
+    engine, procs = runtime(), _procs(state)
+    return {rank: request(engine, procs.address(rank), DOING, WhatRuns(state.uid, rank)) for rank in ranks}
 
 
 def answered(future: Future[Doing]) -> Doing | None:
@@ -50,8 +54,5 @@ def answered(future: Future[Doing]) -> Doing | None:
     return future.get(0) if future.done() and future.exception(0) is None else None
 
 
-def ask(state: MeshState, ranks: Sequence[int], wish: Callable[[int], tuple[str, Any]]) -> dict[int, Future[Doing]]:
-    """One request for each rank."""
-    engine = runtime()
-    procs: Any = getattr(state, "procs", None) or state
-    return {rank: request(engine, procs.address(rank), *wish(rank), Doing) for rank in ranks}
+def _procs(state: MeshState) -> Any:
+    return getattr(state, "procs", None) or state

@@ -4,25 +4,22 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from monarch_nb.mesh.editions import Editions
 from monarch_nb.mesh.healing import Heals
 from monarch_nb.mesh.news import News
 from monarch_nb.mesh.operations import Operations
-from monarch_nb.mesh.requests import route_answers
 from monarch_nb.mesh.stops import Stops
+from monarch_nb.mesh.verbs import ACTOR_FAILED
 from monarch_nb.mesh.watching import Watching
 from monarch_nb.runtime import ActorState, Future, Instance, MeshState, ProcState, Runtime
 from monarch_nb.shape import NDSlice, Region, runs
 from monarch_nb.supervision import Action, Driver, Machine, MeshSpec, Refusal
 from monarch_nb.transport import held_back
-from monarch_nb.wire import Header, Layout
+from monarch_nb.wire import Asker, Layout
 
 if TYPE_CHECKING:
     from monarch_nb.logs import MeshLogs
     from monarch_nb.mesh.proc import ProcMesh
-    from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +43,12 @@ class Keeper:
         self._owned: dict[str, list[str]] = {}  # stream of the owner -> uids
         self._mesh: ProcMesh | None = None
         engine.keeper = self
-        route_answers(engine)
         self.watching = Watching(self)
         self.news = News(self)
         self.editions = Editions(self)
         self.stops = Stops(self)
         self.heals = Heals(self)
-        engine.controls["actor.failed"] = self._actor_failed
+        engine.verbs.handle(ACTOR_FAILED, self._actor_failed)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -180,6 +176,5 @@ class Keeper:
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
-    def _actor_failed(self, header: Header, parcel: "Parcel") -> None:
-        refusal = msgspec.msgpack.decode(parcel.frames[0], type=Refusal)
+    def _actor_failed(self, refusal: Refusal, asker: Asker[None]) -> None:
         self.engine.node.settled(self.driver.refused, refusal)  # what it answered before comes before

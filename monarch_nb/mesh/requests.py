@@ -2,40 +2,42 @@
 
 import threading
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from monarch_nb.runtime import Future, Runtime
-from monarch_nb.wire import Header, Status
+from monarch_nb.wire import Header, Status, Verb, decode_refusal
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
-S = TypeVar("S")
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 class RequestError(RuntimeError):
     """A host agent, or another process, refused a request; the text says why."""
 
 
-class _Request:
+class _Request(Generic[R]):
     """One answer, on the reading thread."""
 
-    def __init__(self, engine: Runtime, dst: str, title: str, form: Any) -> None:
+    def __init__(self, engine: Runtime, dst: str, verb: Verb[Any, R]) -> None:
         self.engine = engine
         self.dst = dst
-        self.form = form
+        self.verb = verb
         self.number = engine.ports.open(self)
-        self.future: Future[Any] = Future._make(story=lambda: f"{title} has not been answered yet")
+        self.future: Future[R] = Future._make(story=lambda: f"{verb.name} of {dst} has not been answered yet")
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """The answer."""
         self.engine.ports.close(self.number)
+        body = parcel.frames[0] if parcel.frames else b""
         try:
             if header.status != Status.VALUE:
-                raise RequestError(msgspec.msgpack.decode(parcel.frames[0])["error"])
-            answer = msgspec.msgpack.decode(parcel.frames[0], type=self.form)
+                raise RequestError(decode_refusal(body))
+            answer = self.verb.decode_reply(body)
         except Exception as error:
             self.future._fail(error)
         else:
@@ -47,11 +49,11 @@ class _Request:
         self.future._fail(RequestError(reason))
 
 
-def request(engine: Runtime, dst: str, verb: str, body: Any, form: "type[S] | Any" = Any) -> "Future[S]":
+def request(engine: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]":
     """Sends a request; the future gives the answer, or fails with RequestError."""
-    asked = _Request(engine, dst, f"{verb} of {dst}", form)
+    asked = _Request(engine, dst, verb)
     try:
-        engine.control(dst, verb, body, port=asked.number)
+        engine.tell(dst, verb, body, port=asked.number)
     except Exception as error:
         asked.lost(f"{dst} cannot be reached: {error}")
     return asked.future
@@ -102,14 +104,3 @@ def _when_all_are_over(futures: "list[Future[Any]]", function: Callable[[], obje
 
     for future in futures:
         future._on_done(one)
-
-
-def route_answers(engine: Runtime) -> None:
-    """Brings CONTROL answers to those who asked."""
-
-    def answer(header: Header, parcel: "Parcel") -> None:
-        handler = engine.ports.get(header.port)
-        if handler is not None:
-            handler.arrive(header, parcel)
-
-    engine.controls["reply"] = answer

@@ -7,46 +7,22 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from monarch_nb.host import protocol as p
-from monarch_nb.mesh.requests import request, settle
+from monarch_nb.host import verbs as host_verbs
+from monarch_nb.mesh.requests import gather, request, settle
+from monarch_nb.mesh.verbs import STOP_ACTOR, STOP_MESH, ActorGone, StopActor, StopMesh
 from monarch_nb.runtime import ActorLife, ActorState, Future, Instance, MeshState, ProcState
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, places_of
 from monarch_nb.supervision.report import PROCS_STOPPED
 from monarch_nb.transport import held_back
-from monarch_nb.wire import Header, Status
+from monarch_nb.wire import Asker, Done
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.keeper import Keeper
-    from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
 KEPT = 64  # stopped meshes of this process that it can still tell of
-
-
-class _StopActor(msgspec.Struct, array_like=True, frozen=True):
-    """actor.stop: one rank of a mesh that lives in the receiving process."""
-
-    mesh: str
-    rank: int
-    incarnation: int
-    reason: str
-
-
-class _Gone(msgspec.Struct, frozen=True):
-    """Reply to actor.stop: it has ended, or was given up in the middle of something."""
-
-    left_in: str = ""
-
-
-class _StopMesh(msgspec.Struct, array_like=True, frozen=True):
-    """mesh.stop: somebody who holds a reference wants a mesh of the receiving process stopped."""
-
-    uid: str
-    ranks: tuple[int, ...] | None
-    reason: str
 
 
 class Stops:
@@ -58,7 +34,8 @@ class Stops:
         self._whole: dict[str, Future[None]] = {}
         self._former: deque[MeshState] = deque()
         self._forgetting = threading.Lock()
-        self._engine.controls.update({"actor.stop": self._stop_actor, "mesh.stop": self._asked})
+        self._engine.verbs.handle(STOP_ACTOR, self._stop_actor)
+        self._engine.verbs.handle(STOP_MESH, self._asked)
 
     def stop(self, state: MeshState, reason: str, region: Region | None = None) -> Future[None]:
         """Stops a mesh or slice; the future resolves when it is gone. A second stop gives the first one's future."""
@@ -184,7 +161,7 @@ class Stops:
         asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
             wish = p.Stop(tuple(addresses), timeout_s=limit, reason=reason)
-            asked.append(request(self._engine, f"{host}/agent", "agent.stop", wish, p.Ended))
+            asked.append(request(self._engine, f"{host}/agent", host_verbs.STOP, wish))
             asked[-1]._on_done(self._forget)
         return settle(asked, lambda: f"{state.name} has not stopped yet")
 
@@ -194,18 +171,18 @@ class Stops:
                 self._engine.node.forget(gone.address, gone.reason)
 
     def _stop_actors(self, state: ActorState, ranks: Sequence[int], reason: str) -> Future[None]:
-        asked: dict[int, Future[_Gone]] = {}
+        asked: dict[int, Future[ActorGone]] = {}
         failed = self._keeper.driver.failed(state.uid)
         for rank in ranks:
             if rank not in failed:
-                message = _StopActor(state.uid, rank, state.incarnation(rank), reason)
-                asked[rank] = request(self._engine, state.procs.address(rank), "actor.stop", message, _Gone)
+                message = StopActor(state.uid, rank, state.incarnation(rank), reason)
+                asked[rank] = request(self._engine, state.procs.address(rank), STOP_ACTOR, message)
         under_way = settle(list(asked.values()), lambda: f"{state.name} has not stopped yet")
         under_way._on_done(lambda _: self._tell_left(state, asked))
         return under_way
 
     @staticmethod
-    def _tell_left(state: ActorState, asked: "dict[int, Future[_Gone]]") -> None:
+    def _tell_left(state: ActorState, asked: "dict[int, Future[ActorGone]]") -> None:
         """Says which ranks have not ended, and what they are in; equal ones together."""
         left: dict[str, list[int]] = {}
         for rank, future in asked.items():
@@ -221,29 +198,28 @@ class Stops:
 
     def _ask(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
         self.mark(state, ranks, reason, over=False)
-        return request(self._engine, state.home, "mesh.stop", _StopMesh(state.uid, ranks, reason))
+        asked = request(self._engine, state.home, STOP_MESH, StopMesh(state.uid, ranks, reason))
+        return gather([asked], lambda: f"{state.name} has not stopped yet")
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
-    def _asked(self, header: Header, parcel: "Parcel") -> None:
-        asked = msgspec.msgpack.decode(parcel.frames[0], type=_StopMesh)
-        state = self._engine.meshes.get(asked.uid)
+    def _asked(self, wish: StopMesh, asker: Asker[Done]) -> None:
+        state = self._engine.meshes.get(wish.uid)
         if state is None:
-            self._engine.answer(header, Status.EXCEPTION, p.Refused(f"there is no mesh {asked.uid} here"))
+            asker.refuse(f"there is no mesh {wish.uid} here")
             return
         first = self._whole.get(state.uid)
-        future = first if first is not None else self._stop(state, asked.ranks, asked.reason)
-        future._on_done(lambda _: self._engine.answer(header, Status.VALUE, None))
+        future = first if first is not None else self._stop(state, wish.ranks, wish.reason)
+        future._on_done(lambda _: asker.reply(Done()))
 
-    def _stop_actor(self, header: Header, parcel: "Parcel") -> None:
-        asked = msgspec.msgpack.decode(parcel.frames[0], type=_StopActor)
-        cell = self._engine.cells.get((asked.mesh, asked.rank))
-        if cell is None or cell.incarnation != asked.incarnation:
-            self._engine.answer(header, Status.VALUE, _Gone())
-            return
-        cell.on_end(lambda: self._engine.answer(header, Status.VALUE, _Gone(cell.left_in)))
-        cell.stop(asked.reason)
+    def _stop_actor(self, wish: StopActor, asker: Asker[ActorGone]) -> ActorGone | None:
+        cell = self._engine.cells.get((wish.mesh, wish.rank))
+        if cell is None or cell.incarnation != wish.incarnation:
+            return ActorGone()
+        cell.on_end(lambda: asker.reply(ActorGone(cell.left_in)))
+        cell.stop(wish.reason)
         self._engine.later(cell.patience, lambda: self._hurry(cell))
+        return None
 
     def _hurry(self, cell: ActorLife) -> None:
         """An actor that was stopped had its time: it is interrupted, and given up if that does not help either."""

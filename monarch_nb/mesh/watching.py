@@ -5,15 +5,15 @@ import time
 from typing import TYPE_CHECKING
 
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.mesh.requests import fail_requests
 from monarch_nb.runtime import ProcState
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Cause
-from monarch_nb.wire import Header
+from monarch_nb.wire import Asker, Done
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.keeper import Keeper
-    from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +27,12 @@ class Watching:
         self.pids: dict[str, int] = {}
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
         self._owners: set[str] = set()  # processes elsewhere that own actors here
-        self._engine.controls.update(
-            {
-                "proc.started": self._started,
-                "proc.exited": self._exited,
-                "proc.unresponsive": self._unresponsive,
-                "proc.responsive": self._responsive,
-                "proc.ping": self._ping,
-                "host.lost": self._hosts_lost,
-            }
-        )
+        self._engine.verbs.handle(verbs.PROC_STARTED, self._started)
+        self._engine.verbs.handle(verbs.PROC_EXITED, self._exited)
+        self._engine.verbs.handle(verbs.PROC_UNRESPONSIVE, self._unresponsive)
+        self._engine.verbs.handle(verbs.PROC_RESPONSIVE, self._responsive)
+        self._engine.verbs.handle(verbs.PROC_PING, self._ping)
+        self._engine.verbs.handle(verbs.HOST_LOST, self._hosts_lost)
 
     def stranger(self, address: str) -> None:
         """A process here is spoken to for the first time: if it stays silent, its agent is asked about it."""
@@ -57,7 +53,7 @@ class Watching:
             if address != self._engine.address and name.startswith("p"):
                 by_host.setdefault(host, []).append(address)
         for host, mine in by_host.items():
-            self._engine.control(f"{host}/agent", "agent.watch", p.Addresses(tuple(mine)))
+            self._engine.tell(f"{host}/agent", verbs.WATCH, p.Addresses(tuple(mine)))
 
     def forget(self, prefix: str) -> None:
         """The processes whose names begin so ended long ago."""
@@ -90,15 +86,13 @@ class Watching:
             self._engine.node.forget(address, reason, life)
         self._keeper.event("host lost", host)
 
-    def _started(self, header: Header, parcel: "Parcel") -> None:
-        started = p.decode(parcel.frames[0], p.Started)
+    def _started(self, started: p.Started, asker: Asker[None]) -> None:
         self.pids[started.address] = started.pid
         if started.why:
             logger.info("%s was started cold: %s", started.address, started.why)
         self._keeper.event("started", started)
 
-    def _exited(self, header: Header, parcel: "Parcel") -> None:
-        gone = p.decode(parcel.frames[0], p.Exited)
+    def _exited(self, gone: p.Exited, asker: Asker[None]) -> None:
         self.unresponsive.pop(gone.address, None)
         if gone.log_bytes:
             self._keeper.engine.log_positions.ended(gone.address)
@@ -122,10 +116,9 @@ class Watching:
         self._engine.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
         self._keeper.event("exited", gone)
 
-    def _hosts_lost(self, header: Header, parcel: "Parcel") -> None:
-        told = p.decode(parcel.frames[0], p.Lost)
-        for host, reason in told.hosts.items():
-            self.host_lost(host, reason, told.lives.get(host, 0))
+    def _hosts_lost(self, lost: p.Lost, asker: Asker[None]) -> None:
+        for host, reason in lost.hosts.items():
+            self.host_lost(host, reason, lost.lives.get(host, 0))
 
     def _owner_gone(self, process: str, reason: str) -> None:
         self._keeper.driver.feed(lambda machine: machine.owner_gone(process, reason))
@@ -137,18 +130,16 @@ class Watching:
                 cause = Cause(kind="owner", text=f"its owner {process} is gone: {reason}", actor=str(cell.instance))
                 cell.stop("its owner is gone", cause=cause)
 
-    def _unresponsive(self, header: Header, parcel: "Parcel") -> None:
-        told = p.decode(parcel.frames[0], p.Pressed)
-        self.unresponsive[told.address] = told.since
-        self._keeper.event("unresponsive", told)
+    def _unresponsive(self, proc: p.Pressed, asker: Asker[None]) -> None:
+        self.unresponsive[proc.address] = proc.since
+        self._keeper.event("unresponsive", proc)
 
-    def _responsive(self, header: Header, parcel: "Parcel") -> None:
-        told = p.decode(parcel.frames[0], p.Pressed)
-        self.unresponsive.pop(told.address, None)
-        self._keeper.event("responsive", told)
+    def _responsive(self, proc: p.Pressed, asker: Asker[None]) -> None:
+        self.unresponsive.pop(proc.address, None)
+        self._keeper.event("responsive", proc)
 
-    def _ping(self, header: Header, parcel: "Parcel") -> None:
-        self._engine.control(header.src, "proc.pong", p.Done(), port=header.port)
+    def _ping(self, _: Done, asker: Asker[Done]) -> Done:
+        return Done()
 
 
 def _parts(address: str) -> tuple[str, int, int]:

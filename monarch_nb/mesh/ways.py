@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import split
+from monarch_nb.wire import Done
 
 if TYPE_CHECKING:
     from monarch_nb.attach.gateway import Gateway
@@ -27,7 +29,7 @@ _settling = threading.Lock()  # else two hosts that come back at once are not to
 _PATIENCE_S = 1.0
 
 
-def tell_ways(engine: Runtime, coming: "RemoteHost | None" = None) -> "dict[str, Future[p.Done]]":
+def tell_ways(engine: Runtime, coming: "RemoteHost | None" = None) -> "dict[str, Future[Done]]":
     """Tells every agent how it reaches the others: directly where it can, else by way of this process.
 
     `coming` is a host that was lost, and counts as there.
@@ -95,7 +97,7 @@ def tell_lost(engine: Runtime, host: str, reason: str, life: int) -> None:
     """Tells every other agent, and through them all processes, that a host is gone; `life` is which of its agent."""
     for other in (*local, *(remote.host for remote in remotes.values() if not remote.lost)):
         if other != host:
-            engine.control(f"{other}/agent", "agent.lost", p.Lost({host: reason}, {host: life}))
+            engine.tell(f"{other}/agent", verbs.LOST, p.Lost({host: reason}, {host: life}))
     if gateway is not None and gateway.remote.host == host:
         for remote in tuple(remotes.values()):
             if is_behind(remote):
@@ -111,5 +113,5 @@ def is_loopback(endpoint: str) -> bool:
         return name == "localhost"
 
 
-def _tell(engine: Runtime, host: str, ways: p.Hosts) -> "Future[p.Done]":
-    return request(engine, f"{host}/agent", "agent.hosts", ways, p.Done)
+def _tell(engine: Runtime, host: str, ways: p.Hosts) -> "Future[Done]":
+    return request(engine, f"{host}/agent", verbs.HOSTS, ways)

@@ -17,7 +17,6 @@ from monarch_nb.runtime.endpoint import (
 )
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.held import Held
-from monarch_nb.runtime.interruptions import DOING, INTERRUPT, Doing, Interrupt
 from monarch_nb.runtime.life import ActorLife, SpawnActor
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.losses import FILL_AGAIN_S
@@ -27,6 +26,7 @@ from monarch_nb.runtime.process import Runtime, install, runtime, set_factory, s
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.unhandled import fault_hook, set_hook_lookup
+from monarch_nb.runtime.verbs import DOING, INTERRUPT, Doing, Interrupt, WhatRuns
 from monarch_nb.runtime.waiting import Waiter, waiters
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "StreamCall",
     "Supervising",
     "Waiter",
+    "WhatRuns",
     "WouldBlockRuntime",
     "breakpoint_if",
     "concurrent_endpoint",

@@ -1,8 +1,5 @@
 """What comes to a process: each message goes to the actor, port or engine verb that it is for."""
 
-import logging
-from collections.abc import Callable
-
 import msgspec
 
 from monarch_nb.runtime.features import Features
@@ -12,9 +9,7 @@ from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.runtime.sender import Sender
 from monarch_nb.transport import Parcel, Transport
-from monarch_nb.wire import Header, Kind
-
-logger = logging.getLogger(__name__)
+from monarch_nb.wire import REPLY, Handlers, Header, Kind
 
 SPAWN = "__spawn__"
 _PORTS = frozenset({Kind.REPLY, Kind.FOLDED, Kind.PORT})
@@ -28,7 +23,7 @@ class Arrivals:
         local: Local,
         node: Transport,
         ports: PortTable,
-        controls: dict[str, Callable[[Header, Parcel], None]],
+        verbs: Handlers,
         *,
         features: Features,
         hosting: Hosting,
@@ -36,7 +31,7 @@ class Arrivals:
         sender: Sender,
     ) -> None:
         self._local, self._node, self._ports = local, node, ports
-        self._controls, self._features = controls, features
+        self._verbs, self._features = verbs, features
         self._hosting, self._losses, self._sender = hosting, losses, sender
 
     def take(self, header: Header, parcel: Parcel) -> None:
@@ -67,13 +62,12 @@ class Arrivals:
             self._losses.lost(header, reason)
 
     def _serve(self, header: Header, parcel: Parcel) -> None:
-        control = self._controls.get(header.method)
-        if control is None and self._features.load_for(header, parcel, self.take):
+        if header.method == REPLY:
+            handler = self._ports.get(header.port)
+            if handler is not None:
+                handler.arrive(header, parcel)
+        elif header.method not in self._verbs and self._features.load_for(header, parcel, self.take):
             return
-        if control is not None:
-            try:
-                control(header, parcel)
-            except Exception:
-                if not self._local.closed:  # else it came too late, and cannot be answered
-                    logger.exception("control message %s from %s", header.method, header.src)
+        else:
+            self._verbs.take(header, parcel.frames[0] if parcel.frames else b"")
         self._node.consumed(parcel)

@@ -4,28 +4,17 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from monarch_nb.runtime.cancelled import CancelledCalls
 from monarch_nb.runtime.cell import ActorCell
 from monarch_nb.runtime.meshes import ActorState, MeshState
-from monarch_nb.runtime.roles import Answers
-from monarch_nb.wire import Header
+from monarch_nb.runtime.roles import Messenger
+from monarch_nb.runtime.verbs import CANCEL, Cancel
+from monarch_nb.wire import Asker
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.calls import PendingCall
-    from monarch_nb.transport import Parcel
 
-CANCEL = "call.cancel"
 ASIDE = 256  # ranks from which on a thread of its own tells them
-
-
-class Cancel(msgspec.Struct, array_like=True, frozen=True):
-    """One rank is not to answer a call any more."""
-
-    call: str
-    mesh: str
-    rank: int
 
 
 class Cancels:
@@ -37,14 +26,14 @@ class Cancels:
 
     def __init__(
         self,
-        answers: Answers,
+        messenger: Messenger,
         cancelled: CancelledCalls,
         *,
         meshes: Mapping[str, MeshState],
         cells: Mapping[tuple[str, int], ActorCell],
         calls: "Mapping[str, PendingCall]",
     ) -> None:
-        self._answers = answers
+        self._messenger = messenger
         self._cancelled = cancelled
         self._meshes, self._cells, self._calls = meshes, cells, calls
 
@@ -58,7 +47,7 @@ class Cancels:
         def tell() -> None:
             for rank in ranks:
                 try:
-                    self._answers.control(procs.address(rank), CANCEL, Cancel(call, mesh, rank))
+                    self._messenger.tell(procs.address(rank), CANCEL, Cancel(call, mesh, rank))
                 except Exception:  # gone, or not to be reached: its supervision knows
                     continue
 
@@ -67,9 +56,8 @@ class Cancels:
         else:
             threading.Thread(target=tell, name="monarch-cancel", daemon=True).start()
 
-    def arrive(self, header: Header, parcel: "Parcel") -> None:
+    def arrive(self, cancel: Cancel, asker: Asker[None]) -> None:
         """Somebody has cancelled a call to an actor of this process (reading thread)."""
-        cancel = msgspec.msgpack.decode(parcel.frames[0], type=Cancel)
         self._cancelled.add(cancel.call)
         cell = self._cells.get((cancel.mesh, cancel.rank))
         if cell is None:

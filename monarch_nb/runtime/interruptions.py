@@ -6,90 +6,61 @@ import sys
 import time
 from collections.abc import Mapping
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from monarch_nb.runtime.cancelled import CancelledCalls
 from monarch_nb.runtime.cell import ActorCell
-from monarch_nb.runtime.roles import Answers
+from monarch_nb.runtime.verbs import Doing, Interrupt, WhatRuns
 from monarch_nb.transport import Clock
-from monarch_nb.wire import Header, Status
+from monarch_nb.wire import Asker
 
-if TYPE_CHECKING:
-    from monarch_nb.transport import Parcel
-
-INTERRUPT, DOING = "actor.interrupt", "actor.doing"
 REACTS_WITHIN = 0.7  # seconds after which who asked is told that an interrupt has not ended what runs
 LOOKS_EVERY = 0.02
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
-class Interrupt(msgspec.Struct, array_like=True, frozen=True):
-    """actor.interrupt: raises KeyboardInterrupt in what one rank runs. Calls of `drop` that have not begun never do."""
-
-    mesh: str
-    rank: int
-    drop: tuple[str, ...] = ()
-
-
-class Doing(msgspec.Struct, array_like=True, frozen=True):
-    """What one rank does: the endpoint it runs, "" for none, and the innermost line of the user's that it is in."""
-
-    call: str = ""
-    endpoint: str = ""
-    seconds: float = 0.0  # since it began
-    ended: bool = False  # an interrupt has ended it
-    file: str = ""
-    line: int = 0
-    source: str = ""
-
-
 class Interruptions:
     """Carries out interrupts that come from other processes, and says what came of them."""
 
-    def __init__(
-        self, answers: Answers, cells: Mapping[tuple[str, int], ActorCell], cancelled: CancelledCalls, clock: Clock
-    ) -> None:
-        self._answers, self._cells, self._cancelled, self._clock = answers, cells, cancelled, clock
+    def __init__(self, cells: Mapping[tuple[str, int], ActorCell], cancelled: CancelledCalls, clock: Clock) -> None:
+        self._cells, self._cancelled, self._clock = cells, cancelled, clock
 
-    def interrupt(self, header: Header, parcel: "Parcel") -> None:
+    def interrupt(self, request: Interrupt, asker: Asker[Doing]) -> Doing | None:
         """Somebody interrupts an actor here (reading thread)."""
-        request = msgspec.msgpack.decode(parcel.frames[0], type=Interrupt)
         cell = self._cells.get((request.mesh, request.rank))
         running = cell.running_now() if cell is not None else {}
         for call in request.drop:
             if call not in running:
                 self._cancelled.add(call)
         if cell is None or not running:
-            self._answers.answer(header, Status.VALUE, Doing())
-            return
+            return Doing()
         before = _doing(cell)
         cell.interrupt()
-        if header.port:
-            self._follow(header, cell, running, before)
+        if asker.waits:
+            self._follow(asker, cell, running, before)
+        return None
 
-    def _follow(self, header: Header, cell: "ActorCell", running: dict[str, object], before: Doing) -> None:
+    def _follow(self, asker: Asker[Doing], cell: ActorCell, running: dict[str, object], before: Doing) -> None:
         until = time.monotonic() + REACTS_WITHIN
 
         def look() -> bool:
             now = cell.running_now()
             if not any(now.get(call) is mark for call, mark in running.items()):
-                self._answers.answer(header, Status.VALUE, msgspec.structs.replace(before, ended=True))
+                asker.reply(msgspec.structs.replace(before, ended=True))
                 return False
             if time.monotonic() < until:
                 return True
-            self._answers.answer(header, Status.VALUE, _doing(cell))
+            asker.reply(_doing(cell))
             return False
 
         self._clock.every(LOOKS_EVERY, look)
 
-    def doing(self, header: Header, parcel: "Parcel") -> None:
+    def doing(self, which: WhatRuns, asker: Asker[Doing]) -> Doing:
         """Somebody asks what an actor here does (reading thread)."""
-        mesh, rank = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, int])
-        cell = self._cells.get((mesh, rank))
-        self._answers.answer(header, Status.VALUE, _doing(cell) if cell is not None else Doing())
+        cell = self._cells.get((which.mesh, which.rank))
+        return _doing(cell) if cell is not None else Doing()
 
 
 def _doing(cell: "ActorCell") -> Doing:

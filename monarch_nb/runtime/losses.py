@@ -12,13 +12,12 @@ from monarch_nb.runtime.port_table import PortHandler, PortTable
 from monarch_nb.runtime.ports import UNRETURNED
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.transport import Clock, DescriptorLimitError, Parcel, Transport, TransportError, lost_here
-from monarch_nb.wire import Header, Kind
+from monarch_nb.wire import REPLY, Header, Kind
 from monarch_nb.wire.header import SKIP, TOLD_ELSEWHERE, CastPlan
 
 logger = logging.getLogger(__name__)
 
 FILL_AGAIN_S = 0.5  # between attempts to say which messages will not come, while there is no descriptor for that
-_ANSWERS = frozenset({"reply", "proc.pong"})  # engine messages to a port of the other side
 
 
 @runtime_checkable
@@ -46,7 +45,7 @@ class Losses:
                 self._clock.later(FILL_AGAIN_S, lambda: self._fill_gap(header))
         if kind == Kind.CAST and header.plan is not None and header.method != SKIP:
             self._fill_gaps(header, header.plan)
-        if kind in (Kind.REPLY, Kind.FOLDED) or header.method in _ANSWERS:
+        if kind in (Kind.REPLY, Kind.FOLDED) or header.method == REPLY:
             return  # whoever wanted it is gone; its port number is none of ours
         handler = self._ports.get(header.port) if header.port and kind != Kind.PORT else None
         if isinstance(handler, PendingCall):

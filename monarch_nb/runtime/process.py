@@ -13,13 +13,13 @@ from monarch_nb.runtime import forgotten, here, log_prefix, waiting
 from monarch_nb.runtime.arrivals import SPAWN, Arrivals
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cancelled import CancelledCalls
-from monarch_nb.runtime.cancels import CANCEL, Cancels
+from monarch_nb.runtime.cancels import Cancels
 from monarch_nb.runtime.cell import HOOK
 from monarch_nb.runtime.context import ROOT, Context, Instance, current, running_actor, running_call
 from monarch_nb.runtime.failures import Failures
 from monarch_nb.runtime.features import Features
 from monarch_nb.runtime.hosting import Hosting
-from monarch_nb.runtime.interruptions import DOING, INTERRUPT, Interruptions
+from monarch_nb.runtime.interruptions import Interruptions
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.log_positions import LogPositions
 from monarch_nb.runtime.losses import Losses
@@ -27,9 +27,10 @@ from monarch_nb.runtime.own_log import OwnLog
 from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.runtime.sender import InnerHost, Sender
 from monarch_nb.runtime.supervising import Supervising
-from monarch_nb.runtime.waits import END, PROBE, Waits
+from monarch_nb.runtime.verbs import CANCEL, DOING, END, INTERRUPT, PROBE
+from monarch_nb.runtime.waits import Waits
 from monarch_nb.transport import Clock, Parcel, Transport
-from monarch_nb.wire import Header, decode
+from monarch_nb.wire import Handlers, decode
 from monarch_nb.wire.header import SKIP
 
 Loader = Callable[["Runtime"], Any]  # attaches a feature
@@ -66,7 +67,6 @@ class Runtime:
         self.run_in_actor, self.this_proc, self.proc_mesh = run_in_actor, this_proc, proc_mesh
         self.calls, self.cells, self.meshes = local.calls, local.cells, local.meshes
         self.ports = PortTable()
-        self.controls: dict[str, Callable[[Header, Parcel], None]] = {}
         self.log = OwnLog(running_call)
         self.log_positions = LogPositions()  # of other processes; taken by who has shown their output
         self.root = Instance(self, local.root, (msgspec.structs.replace(ROOT, shown=root_id),))
@@ -81,12 +81,13 @@ class Runtime:
         self.failures = Failures(clock.later, lambda error: self.feature("debug").freeze(error))
         losses = Losses(local, node, clock, self.ports, supervisor)
         sender = self._sender = Sender(local, node, self.log, supervisor, losses.lost, unanswered=_ENGINES)
+        self.verbs = Handlers("processes", sender.answer)
         hosting = Hosting(local, clock, self)
         arrivals = Arrivals(
             local,
             node,
             self.ports,
-            self.controls,
+            self.verbs,
             features=self.features,
             hosting=hosting,
             losses=losses,
@@ -94,12 +95,7 @@ class Runtime:
         )
         # The parts' own methods: a call passes through no more of this class than its look-up.
         self.send, self.reply, self.refuse, self.bound = sender.send, sender.reply, sender.refuse, sender.bound
-        self.control, self.answer, self.stays, self.take_in = (
-            sender.control,
-            sender.answer,
-            sender.stays,
-            sender.take_in,
-        )
+        self.tell, self.stays, self.take_in = sender.tell, sender.stays, sender.take_in
         self.handle, self.undelivered, self.host_lost = arrivals.take, losses.lost, losses.host_lost
         self.host_actor, self.actor_ended, self.watch_gap = hosting.host_actor, hosting.ended, hosting.watch_gap
         self.stop_actors, self.later = hosting.stop_all, clock.later
@@ -107,16 +103,12 @@ class Runtime:
         self.waits = Waits(local, self, clock, node.flush)
         cancels = Cancels(self, self.cancelled, meshes=local.meshes, cells=local.cells, calls=local.calls)
         self.cancel_on_ranks = cancels.send
-        interruptions = Interruptions(self, local.cells, self.cancelled, clock)
-        self.controls.update(
-            {
-                CANCEL: cancels.arrive,
-                PROBE: self.waits.arrive,
-                END: self.waits.end,
-                INTERRUPT: interruptions.interrupt,
-                DOING: interruptions.doing,
-            }
-        )
+        interruptions = Interruptions(local.cells, self.cancelled, clock)
+        self.verbs.handle(CANCEL, cancels.arrive)
+        self.verbs.handle(PROBE, self.waits.arrive)
+        self.verbs.handle(END, self.waits.end)
+        self.verbs.handle(INTERRUPT, interruptions.interrupt)
+        self.verbs.handle(DOING, interruptions.doing)
 
     @property
     def closed(self) -> bool:
@@ -177,7 +169,7 @@ class Runtime:
         """Leaves: nothing is sent or received any more. Calls still waiting fail."""
         if self.local.closed:
             return
-        self.local.closed = True
+        self.local.closed = self.verbs.closed = True
         before, forgotten.leaving = forgotten.leaving, True
         for call in tuple(self.calls.values()):
             call.fail(RuntimeError(f"{call.title}() was under way when this process left the cluster"))

@@ -1,29 +1,31 @@
 """What the parts of a runtime ask of each other and of their process: each names here what it needs, and no more."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
 
 from monarch_nb.runtime.context import Context, Home
 from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.transport import Transport
-from monarch_nb.wire import Header, Status
+from monarch_nb.wire import Header, Status, Verb
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
 
-class Answers(Protocol):
-    """Sends engine messages, and answers those of others."""
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+
+class Messenger(Protocol):
+    """Sends engine messages."""
 
     @property
     def address(self) -> str:
         """Of this process."""
 
-    def control(self, dst: str, verb: str, body: Any = None, *, port: int = 0, lane: int = 1, call: str = "") -> None:
-        """Sends an engine message, urgent unless said otherwise."""
-
-    def answer(self, request: Header, status: Status, body: Any) -> None:
-        """Answers an engine message, if somebody waits for the answer."""
+    def tell(self, dst: str, verb: Verb[Q, Any], request: Q, *, port: int = 0) -> None:
+        """Sends an engine message. Raises UnreachableError."""
 
 
 class Process(Home, Protocol):

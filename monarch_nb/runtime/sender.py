@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -10,10 +10,11 @@ from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.own_log import OwnLog
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.transport import Parcel, Transport, TransportError, UnreachableError
-from monarch_nb.wire import Header, Kind, Status, check_size, encode_exception
+from monarch_nb.wire import REPLY, Header, Kind, Lane, Status, Verb, check_size, encode_body, encode_exception
 
 logger = logging.getLogger(__name__)
 
+Q = TypeVar("Q", bound=msgspec.Struct)
 _NOTHING = Parcel()
 
 
@@ -83,21 +84,21 @@ class Sender:
         """Whether a message to an address stays in this process."""
         return dst == self._local.address or (self._inner is not None and dst.startswith(self._inner.host))
 
-    def control(self, dst: str, verb: str, body: Any = None, *, port: int = 0, lane: int = 1, call: str = "") -> None:
-        """Sends an engine message, urgent unless said otherwise."""
-        header = Header(Kind.CONTROL, dst, self._local.address, method=verb, port=port, call=call)
-        self._send_control(header, self._node.snapshot([msgspec.msgpack.encode(body)]), lane)
+    def tell(self, dst: str, verb: Verb[Q, Any], request: Q, *, port: int = 0) -> None:
+        """Sends an engine message, whose answer comes to `port`. Raises UnreachableError."""
+        header = Header(Kind.CONTROL, dst, self._local.address, method=verb.name, port=port)
+        self._send_control(header, request, verb.lane)
 
-    def answer(self, request: Header, status: Status, body: Any) -> None:
+    def answer(self, request: Header, status: Status, body: msgspec.Struct) -> None:
         """Answers an engine message, if somebody waits for the answer."""
         if request.port:
             src = self._local.address
-            header = Header(Kind.CONTROL, request.src, src, method="reply", port=request.port, status=status)
-            self._send_control(header, self._node.snapshot([msgspec.msgpack.encode(body)]), 1)
+            header = Header(Kind.CONTROL, request.src, src, method=REPLY, port=request.port, status=status)
+            self._send_control(header, body, Lane.URGENT)
 
-    def _send_control(self, header: Header, parcel: Parcel, lane: int) -> None:
+    def _send_control(self, header: Header, body: msgspec.Struct, lane: Lane) -> None:
         try:
-            self.send(header, parcel, lane)
+            self.send(header, self._node.snapshot([encode_body(body)]), lane)
         except UnreachableError:
             raise
         except TransportError:

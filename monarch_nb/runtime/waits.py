@@ -4,9 +4,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import Any
 
 from monarch_nb.runtime.calls import DeadlockError
 from monarch_nb.runtime.cell import ActorCell
@@ -14,38 +12,16 @@ from monarch_nb.runtime.context import current
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.meshes import ActorState
-from monarch_nb.runtime.roles import Answers
+from monarch_nb.runtime.roles import Messenger
 from monarch_nb.runtime.streams import StreamCall
+from monarch_nb.runtime.verbs import END, PROBE, Deadlock, Hop, Probe
 from monarch_nb.transport import Clock
-from monarch_nb.wire import Header
+from monarch_nb.wire import Asker
 
-if TYPE_CHECKING:
-    from monarch_nb.transport import Parcel
-
-PROBE, END = "wait.probe", "wait.end"
 TICK = 0.25  # seconds a wait lasts before anything is asked, and between looks at the waits of this process
 SLOWEST = 30.0  # seconds between two probes of a wait that goes on and on
 WIDEST = 256  # calls with more answers outstanding are not followed
 REMEMBERED = 4096
-
-
-class Hop(msgspec.Struct, array_like=True, frozen=True):
-    """One wait in a chain of them: an actor whose endpoint is blocked until `call` is answered."""
-
-    process: str
-    call: str
-    who: str  # "alice.step"
-    what: str  # "bob.mean"
-
-
-class Probe(msgspec.Struct, array_like=True, frozen=True):
-    """Asks an actor that has not answered the last call of `hops` whether it is blocked itself."""
-
-    round: int
-    mesh: str
-    rank: int
-    incarnation: int
-    hops: tuple[Hop, ...]
 
 
 class Waits:
@@ -57,9 +33,9 @@ class Waits:
     wait of the circle, the same whoever finds it, ends with a DeadlockError. Nothing is asked of waits that are short.
     """
 
-    def __init__(self, local: Local, answers: Answers, clock: Clock, flush: Callable[[], None]) -> None:
+    def __init__(self, local: Local, messenger: Messenger, clock: Clock, flush: Callable[[], None]) -> None:
         """`flush` sends what waits to leave with what comes after it, before a thread waits."""
-        self._local, self._answers, self._clock, self._flush = local, answers, clock, flush
+        self._local, self._messenger, self._clock, self._flush = local, messenger, clock, flush
         self._lock = threading.Lock()
         self._waiting: dict[ActorCell, tuple[str, float]] = {}  # call, since when
         self._probed: dict[ActorCell, tuple[str, float, float]] = {}  # call, when next, how long after that
@@ -127,15 +103,14 @@ class Waits:
         for rank in missing:
             probe = Probe(number, call.mesh, rank, state.incarnation(rank), hops)
             try:
-                self._answers.control(state.procs.address(rank), PROBE, probe)
+                self._messenger.tell(state.procs.address(rank), PROBE, probe)
             except Exception:  # gone: who waits for it is told otherwise
                 continue
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
-    def arrive(self, header: Header, parcel: "Parcel") -> None:
+    def arrive(self, probe: Probe, asker: Asker[None]) -> None:
         """Somebody who waits for an actor here asks whether that one waits, too."""
-        probe = msgspec.msgpack.decode(parcel.frames[0], type=Probe)
         cell = self._local.cells.get((probe.mesh, probe.rank))
         if cell is None or cell.incarnation != probe.incarnation:
             return
@@ -160,22 +135,17 @@ class Waits:
         first = hops.index(victim)
         circle = hops[first:] + hops[:first]
         story = ", ".join(f"{hop.who} waits for {hop.what}" for hop in circle)
-        self._answers.control(
-            victim.process,
-            END,
-            (
-                victim.call,
-                f"deadlock: {story}, which cannot run before {circle[0].who} is done. "
-                "Make one of the endpoints a @concurrent_endpoint, or do not wait for the inner call",
-            ),
+        reason = (
+            f"deadlock: {story}, which cannot run before {circle[0].who} is done. "
+            "Make one of the endpoints a @concurrent_endpoint, or do not wait for the inner call"
         )
+        self._messenger.tell(victim.process, END, Deadlock(victim.call, reason))
 
-    def end(self, header: Header, parcel: "Parcel") -> None:
+    def end(self, deadlock: Deadlock, asker: Asker[None]) -> None:
         """A wait of this process is part of a deadlock, and the one that ends."""
-        call_id, story = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, str])
-        call = self._local.calls.get(call_id)
-        if call is not None and any(waits[0] == call_id for waits in tuple(self._waiting.values())):
-            call.fail(DeadlockError(story))
+        call = self._local.calls.get(deadlock.call)
+        if call is not None and any(waits[0] == deadlock.call for waits in tuple(self._waiting.values())):
+            call.fail(DeadlockError(deadlock.story))
 
 
 def _holds_up(cell: "ActorCell") -> bool:

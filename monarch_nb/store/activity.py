@@ -8,16 +8,12 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import Any
 
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, Runtime
+from monarch_nb.store.verbs import STACK, TOLD, WATCH, Activity, Doing, StackText, Used, Watch, WhichStack
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import Header, Status
-
-if TYPE_CHECKING:
-    from monarch_nb.transport import Parcel
+from monarch_nb.wire import Asker
 
 SAMPLE_S = 0.1
 USAGE_S = 2.0
@@ -26,44 +22,6 @@ COUNTS_S = 1.0  # how often counts alone are worth a message
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _NAMES = {EXEC: "cell", HOOK: "healed", RELOAD: "reload"}
 logger = logging.getLogger(__name__)
-
-
-class Doing(msgspec.Struct, array_like=True, frozen=True):
-    """One actor."""
-
-    uid: str
-    rank: int
-    life: int
-    doing: str
-    since: float
-    endpoint: str
-    queue: int
-    calls: int
-    rate: float
-    errors: int
-
-
-class Used(msgspec.Struct, array_like=True, frozen=True):
-    """The process."""
-
-    cpu: float
-    memory: int
-    gpu: float
-    gpu_memory: int
-    gpu_total: int
-
-
-class Activity(msgspec.Struct, array_like=True, frozen=True):
-    """activity.told: what has changed since the last one."""
-
-    doings: tuple[Doing, ...]
-    used: Used | None = None
-
-
-class Watch(msgspec.Struct, array_like=True, frozen=True):
-    """activity.watch: the sender wants to hear from now on, or not any more."""
-
-    on: bool
 
 
 class _Seen:
@@ -92,26 +50,25 @@ class Reporter:
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._thread: threading.Thread | None = None
         self._cpu = (0.0, 0.0)
-        engine.controls["activity.watch"] = self._watch
-        engine.controls["activity.stack"] = self._stack
+        engine.verbs.handle(WATCH, self._watch)
+        engine.verbs.handle(STACK, self._stack)
 
-    def _watch(self, header: Header, parcel: "Parcel") -> None:
-        wish = msgspec.msgpack.decode(parcel.frames[0], type=Watch)
+    def _watch(self, watch: Watch, asker: Asker[None]) -> None:
         with self._lock:
-            if not wish.on:
-                self._watchers.discard(header.src)
+            if not watch.on:
+                self._watchers.discard(asker.src)
                 return
-            self._watchers.add(header.src)
+            self._watchers.add(asker.src)
             self._seen = {}  # who is new is told of all
             self._cpu = (0.0, 0.0)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="monarch-activity", daemon=True)
                 self._thread.start()
 
-    def _stack(self, header: Header, parcel: "Parcel") -> None:
-        uid, rank = msgspec.msgpack.decode(parcel.frames[0], type=tuple[str, int])
-        cells = [cell for key, cell in tuple(self._engine.cells.items()) if not uid or key == (uid, rank)]
-        self._engine.answer(header, Status.VALUE, "\n".join(map(stack_text, cells)) or "it has ended")
+    def _stack(self, which: WhichStack, asker: Asker[StackText]) -> StackText:
+        place = (which.mesh, which.rank)
+        cells = [cell for key, cell in tuple(self._engine.cells.items()) if not which.mesh or key == place]
+        return StackText("\n".join(map(stack_text, cells)) or "it has ended")
 
     def _run(self) -> None:
         used_at = 0.0
@@ -137,7 +94,7 @@ class Reporter:
     def _tell(self, watchers: tuple[str, ...], told: Activity) -> None:
         for address in watchers:
             try:
-                self._engine.control(address, "activity.told", told)
+                self._engine.tell(address, TOLD, told)
             except TransportError:
                 with self._lock:
                     self._watchers.discard(address)

@@ -2,26 +2,21 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from monarch_nb.mesh.view import _ended
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.store import events as e
-from monarch_nb.store.activity import Activity
-from monarch_nb.store.activity import Watch as WatchActivity
 from monarch_nb.store.failures import record
+from monarch_nb.store.verbs import TOLD, WATCH, Activity, Watch
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.actions import OwnerSaid, RootFault, Supervise, Tell
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import Header
-
-if TYPE_CHECKING:
-    from monarch_nb.transport import Parcel
+from monarch_nb.wire import Asker
 
 LOOK_S = 0.01  # what supervision does comes in bursts
-_ACTIVITY = msgspec.msgpack.Decoder(Activity)
 FORGET_S = 30.0  # how long a mesh that has ended stays in sight
 
 
@@ -39,7 +34,7 @@ class Collector:
         self._hit: dict[int, set[tuple[str, int]]] = {}  # by failure, what it has hit and is not back
         self._soon = False
         self._watched = False
-        engine.controls["activity.told"] = self._activity
+        engine.verbs.handle(TOLD, self._activity)
         self._keeper.on_event.append(self._happened)
         self._keeper.driver.listeners.append(self._supervised)
         for state in tuple(engine.meshes.values()):
@@ -57,6 +52,7 @@ class Collector:
         ):
             if mine in registered:
                 registered.remove(mine)
+        self._engine.verbs.release(TOLD)
         self.watch(on=False)
 
     # -- workers ----------------------------------------------------------------------------------------------------
@@ -74,17 +70,16 @@ class Collector:
     def _ask(self, address: str, *, on: bool) -> None:
         if self._keeper.pids.get(address):  # those that do not run yet are asked when they do
             try:
-                self._engine.control(address, "activity.watch", WatchActivity(on))
+                self._engine.tell(address, WATCH, Watch(on))
             except TransportError:
                 return  # it is gone
 
-    def _activity(self, header: Header, parcel: "Parcel") -> None:
-        told = _ACTIVITY.decode(parcel.frames[0])
-        for one in told.doings:
-            self._put(e.Doings(*msgspec.structs.astuple(one)))
-        if told.used is not None:
-            uid, rank, _ = _place(header.src)
-            self._put(e.Usage(uid, rank, *msgspec.structs.astuple(told.used)))
+    def _activity(self, activity: Activity, asker: Asker[None]) -> None:
+        for doing in activity.doings:
+            self._put(e.Doings(*msgspec.structs.astuple(doing)))
+        if activity.used is not None:
+            uid, rank, _ = _place(asker.src)
+            self._put(e.Usage(uid, rank, *msgspec.structs.astuple(activity.used)))
 
     # -- the keeper -------------------------------------------------------------------------------------------------
 

@@ -4,18 +4,16 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from monarch_nb.runtime import Runtime, current, started
 from monarch_nb.telemetry.metrics import Metrics
 from monarch_nb.telemetry.series import ByName, Point, Series
+from monarch_nb.telemetry.verbs import TOLD, MetricPoints
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import Header
-
-if TYPE_CHECKING:
-    from monarch_nb.transport import Parcel
+from monarch_nb.wire import Asker
 
 SENT_S = 0.2  # how long points are gathered
 MOST = 5000  # points that are sent at once; of more the oldest are left out
@@ -59,7 +57,7 @@ class Points:
         self._series = Series()
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
         self._listeners: list[Listener] = []
-        engine.controls["metrics.told"] = self._arrived
+        engine.verbs.handle(TOLD, self._arrived)
 
     # -- where actors are -------------------------------------------------------------------------------------------
 
@@ -94,7 +92,7 @@ class Points:
             points, self._waiting = self._waiting[-MOST:], []
             self._planned = False
         try:
-            self._engine.control(self._home(), "metrics.told", points, lane=0)
+            self._engine.tell(self._home(), TOLD, MetricPoints(points))
         except TransportError:
             return  # nobody is there to hear it
 
@@ -105,13 +103,12 @@ class Points:
 
     # -- where they were spawned from -------------------------------------------------------------------------------
 
-    def _arrived(self, header: Header, parcel: "Parcel") -> None:
-        points = msgspec.msgpack.decode(parcel.frames[0], type=list[Point])
+    def _arrived(self, message: MetricPoints, asker: Asker[None]) -> None:
         home = self._home()
         if home:
-            self._engine.control(home, "metrics.told", points, lane=0)
+            self._engine.tell(home, TOLD, message)
         else:
-            self._keep(points)
+            self._keep(message.points)
 
     def _keep(self, points: list[Point]) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ from monarch_nb.wire.errors import (
 )
 from monarch_nb.wire.explain import PickleFailure, explain_unpicklable, pickle_failure
 from monarch_nb.wire.folded import fold, unfold
+from monarch_nb.wire.handlers import Asker, Handlers, VerbTakenError
 from monarch_nb.wire.header import (
     CastPlan,
     Header,
@@ -31,24 +32,43 @@ from monarch_nb.wire.plain import decode_plain
 from monarch_nb.wire.sources import gather_sources, received_sources, register_sources
 from monarch_nb.wire.tensors import without_modes
 from monarch_nb.wire.texts import Cut, Harmless, error_line, full_name, harmless, repr_of, text_of, type_name
+from monarch_nb.wire.verb import (
+    REPLY,
+    Done,
+    Lane,
+    MalformedMessageError,
+    Refused,
+    Verb,
+    decode_refusal,
+    encode_body,
+)
 
 __all__ = [
     "REDUCERS",
+    "REPLY",
     "ActorError",
+    "Asker",
     "CastPlan",
     "Cut",
     "Display",
+    "Done",
     "Frame",
+    "Handlers",
     "Harmless",
     "Header",
     "Kind",
+    "Lane",
     "Layout",
+    "MalformedMessageError",
     "MessageTooLargeError",
     "PickleFailure",
+    "Refused",
     "RemoteException",
     "Run",
     "Status",
     "Story",
+    "Verb",
+    "VerbTakenError",
     "check_size",
     "current_codec",
     "decode",
@@ -56,7 +76,9 @@ __all__ = [
     "decode_exception",
     "decode_header",
     "decode_plain",
+    "decode_refusal",
     "encode",
+    "encode_body",
     "encode_display",
     "encode_exception",
     "encode_header",

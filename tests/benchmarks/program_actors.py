@@ -110,15 +110,15 @@ def template(_plan: Plan) -> None:
     """How long ours imports before it can fork."""
     if heal_mesh is None:
         return
-    from monarch_nb.host import protocol
+    from monarch_nb.host.verbs import STATUS
     from monarch_nb.mesh.requests import request
     from monarch_nb.runtime import runtime
+    from monarch_nb.wire import Done
 
     this_host()
     engine = runtime()
     while True:
-        asked: Any = request(engine, engine.agent, "agent.status", protocol.Done(), protocol.HostState)
-        state = asked.get()
+        state = request(engine, str(engine.agent), STATUS, Done()).get()
         if state.template_seconds is not None:
             break
         time.sleep(0.01)

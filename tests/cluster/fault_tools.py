@@ -15,12 +15,14 @@ import pytest
 
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint, this_host
 from monarch_nb.config import configured
-from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
+from monarch_nb.host.protocol import HostState
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.mesh import controller
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import runtime
 from monarch_nb.supervision import MeshFailure
+from monarch_nb.wire import Done
 
 ROOT = str(Path(__file__).resolve().parents[2])
 SOON = 40.0  # seconds; a wait that takes longer is a fault itself, on a machine with much else to do, too
@@ -161,10 +163,10 @@ def still_works(host: Any) -> None:
         assert fresh.rank.call().get(30).values() == [0, 1]
 
 
-def status(host: str | None = None) -> p.HostState:
+def status(host: str | None = None) -> HostState:
     """What the host agent says of itself."""
     engine = runtime()
-    return request(engine, f"{host or engine.host}/agent", "agent.status", p.Done(), p.HostState).get(SOON)
+    return request(engine, f"{host or engine.host}/agent", verbs.STATUS, Done()).get(SOON)
 
 
 def agent() -> controller.AgentHandle:

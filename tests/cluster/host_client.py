@@ -7,26 +7,31 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from monarch_nb.host import AgentHandle, begin_agent, protocol
+from monarch_nb.host import AgentHandle, begin_agent, protocol, verbs
 from monarch_nb.routing import plan_cast
 from monarch_nb.transport import Node, Parcel
-from monarch_nb.wire import Header, Kind, Layout, Run, unfold
+from monarch_nb.wire import REPLY, Done, Header, Kind, Layout, Run, Verb, decode_refusal, encode_body, unfold
 from tests.processes import alive
 
 ROOT = str(Path(__file__).resolve().parents[2])
 SOON = 40.0  # seconds: what takes longer has failed, on a busy machine, too
 RUNNERS = "tests.cluster.host_runners"
-FORMS: dict[str, type[msgspec.Struct]] = {
-    "proc.started": protocol.Started,
-    "proc.exited": protocol.Exited,
-    "proc.log": protocol.LogChunk,
-    "proc.unresponsive": protocol.Pressed,
-    "proc.responsive": protocol.Pressed,
+EVENTS = {
+    verb.name: verb
+    for verb in (
+        verbs.PROC_STARTED,
+        verbs.PROC_EXITED,
+        verbs.PROC_LOG,
+        verbs.PROC_UNRESPONSIVE,
+        verbs.PROC_RESPONSIVE,
+    )
 }
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Refusal(Exception):
@@ -62,31 +67,31 @@ class Client:
             self._replies[header.port].put((header, parcel))
             return
         body = bytes(parcel.frames[0])
-        if header.method == "reply":
+        if header.method == REPLY:
             self._replies[header.port].put((header, body))
-        elif header.method == "proc.ping":
+        elif header.method == verbs.PROC_PING.name:
             self.pings += 1
             if self.answers_pings:
-                self.send("proc.pong", protocol.Done())
-        elif header.method in FORMS:
-            event = protocol.decode(body, FORMS[header.method])
+                self.send(REPLY, Done(), header.port)
+        elif header.method in EVENTS:
+            event = EVENTS[header.method].decode(body)
             self._arrived.put((time.time(), header.method, event))
             if isinstance(event, protocol.LogChunk):
-                self.send("agent.took", protocol.Took({event.address: event.offset + len(event.data)}))
+                self.send(verbs.TOOK.name, protocol.Took({event.address: event.offset + len(event.data)}))
         self.node.consumed(parcel)
 
     def send(self, verb: str, body: msgspec.Struct, port: int = 0) -> None:
         header = Header(kind=Kind.CONTROL, dst=self.agent, src=self.address, method=verb, port=port)
-        self.node.send(header, Parcel([protocol.encode(body)]), lane=1)
+        self.node.send(header, Parcel([encode_body(body)]), lane=1)
 
-    def ask(self, verb: str, body: msgspec.Struct, form: type[protocol.S], timeout: float = SOON) -> protocol.S:
+    def ask(self, verb: Verb[Q, R], body: Q, timeout: float = SOON) -> R:
         port = next(self._ports)
         self._replies[port] = queue.Queue()
-        self.send(verb, body, port)
+        self.send(verb.name, body, port)
         header, data = self._replies[port].get(timeout=timeout)
         if header.status:
-            raise Refusal(protocol.decode(data, protocol.Refused).error)
-        return protocol.decode(data, form)
+            raise Refusal(decode_refusal(data))
+        return verb.decode_reply(data)
 
     def spawn(self, count: int = 1, runner: str = "idle", *, per_host: int | None = None, **more: Any) -> list[str]:
         """Start procs; returns their addresses."""
@@ -94,7 +99,7 @@ class Client:
         wish = protocol.SpawnProcs(
             layout=layout, ranks=tuple(range(count)), sys_path=(ROOT,), runner=f"{RUNNERS}:{runner}", **more
         )
-        return list(self.ask("agent.spawn", wish, protocol.Spawning).addresses)
+        return list(self.ask(verbs.SPAWN, wish).addresses)
 
     def cast(self, layout: Layout, runs: Sequence[Run], method: str, body: bytes = b"", *, answers: bool = True,
              fanout: int = 8) -> int:  # fmt: skip
@@ -121,38 +126,38 @@ class Client:
         return found, messages
 
     def started(self, *addresses: str, timeout: float = SOON) -> list[protocol.Started]:
-        return [self.event("proc.started", lambda e, a=address: e.address == a, timeout) for address in addresses]
+        return [self.event(verbs.PROC_STARTED, lambda e, a=address: e.address == a, timeout) for address in addresses]
 
     def exited(self, *addresses: str, timeout: float = SOON) -> list[protocol.Exited]:
-        return [self.event("proc.exited", lambda e, a=address: e.address == a, timeout) for address in addresses]
+        return [self.event(verbs.PROC_EXITED, lambda e, a=address: e.address == a, timeout) for address in addresses]
 
-    def event(self, method: str, fits: Callable[[Any], bool] = lambda _e: True, timeout: float = SOON) -> Any:
+    def event(self, verb: Verb[Any, None], fits: Callable[[Any], bool] = lambda _e: True, timeout: float = SOON) -> Any:
         """The first event that fits, kept or to come; it is taken out."""
         deadline = time.monotonic() + timeout
         while True:
             for at, (_, name, body) in enumerate(self.events):
-                if name == method and fits(body):
+                if name == verb.name and fits(body):
                     del self.events[at]
                     return body
             left = deadline - time.monotonic()
             try:
                 self.events.append(self._arrived.get(timeout=max(left, 0.001)))
             except queue.Empty:
-                raise AssertionError(f"no {method} within {timeout} s; there were {self.events}") from None
+                raise AssertionError(f"no {verb.name} within {timeout} s; there were {self.events}") from None
 
     def log(self, address: str, until: str, timeout: float = SOON) -> str:
         """Follow a proc's output until some text is in it."""
-        self.ask("agent.tail", protocol.Tail((address,)), protocol.Done)
+        self.ask(verbs.TAIL, protocol.Tail((address,)))
         data = b""
         while until.encode() not in data:
-            chunk = self.event("proc.log", lambda e: e.address == address, timeout)
+            chunk = self.event(verbs.PROC_LOG, lambda e: e.address == address, timeout)
             assert chunk.offset == len(data)
             data += chunk.data
-        self.ask("agent.tail", protocol.Tail((address,), on=False), protocol.Done)
+        self.ask(verbs.TAIL, protocol.Tail((address,), on=False))
         return data.decode()
 
     def status(self) -> protocol.HostState:
-        return self.ask("agent.status", protocol.Done(), protocol.HostState)
+        return self.ask(verbs.STATUS, Done())
 
     def close(self) -> None:
         self.node.close(0.2)

@@ -19,7 +19,8 @@ from monarch_nb import debug
 from monarch_nb.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint
 from monarch_nb.config import configured
 from monarch_nb.debug import StoppedAtBreakpoint
-from monarch_nb.debug.messages import Answer, Evaluate
+from monarch_nb.debug.messages import Evaluate
+from monarch_nb.debug.verbs import EVALUATE
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import runtime
 from tests.cluster.actor_tools import spawned
@@ -46,7 +47,7 @@ class Meddler(Actor):
     @endpoint
     def ask(self, session: str, address: str, force: bool = False) -> str:
         command = Evaluate(session=session, text="x", force=force)
-        answer = request(runtime(), address, "debug.evaluate", command, Answer).get(SECONDS)
+        answer = request(runtime(), address, EVALUATE, command).get(SECONDS)
         return answer.error or (answer.value.text if answer.value is not None else "")
 
 

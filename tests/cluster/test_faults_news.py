@@ -6,9 +6,10 @@ import pytest
 
 from monarch_nb.actor import MeshFailure, SupervisionError, heal_mesh
 from monarch_nb.host import protocol as p
+from monarch_nb.host.verbs import PROC_EXITED
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Parcel
-from monarch_nb.wire import Header, Kind
+from monarch_nb.wire import Header, Kind, encode_body
 from tests.cluster.fault_tools import SOON, kill, until
 
 pytestmark = pytest.mark.timeout(120)
@@ -16,8 +17,8 @@ pytestmark = pytest.mark.timeout(120)
 
 def tell(exited: p.Exited) -> None:
     engine = runtime()
-    header = Header(Kind.CONTROL, engine.address, f"{engine.host}/agent", method="proc.exited")
-    engine.node.send(header, Parcel([p.encode(exited)]), lane=1)
+    header = Header(Kind.CONTROL, engine.address, f"{engine.host}/agent", method=PROC_EXITED.name)
+    engine.node.send(header, Parcel([encode_body(exited)]), lane=1)
 
 
 def test_a_death_told_twice_and_late(workers: Any, shown: list[MeshFailure]) -> None:

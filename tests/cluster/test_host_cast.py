@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from monarch_nb.host import protocol
+from monarch_nb.host import protocol, verbs
 from monarch_nb.wire import Kind, Layout, Run
 from tests.cluster.host_client import Client, hosted, wait_until
 
@@ -82,12 +82,12 @@ def three_hosts() -> Iterator[tuple[list[Client], Layout]]:
         endpoints = {handle.host: handle.endpoint or "" for handle, _ in pairs}
         layout = Layout("p", tuple(endpoints), 2)
         for number, client in enumerate(clients):
-            client.ask("agent.hosts", protocol.Hosts(endpoints), protocol.Done)
+            client.ask(verbs.HOSTS, protocol.Hosts(endpoints))
             wish = protocol.SpawnProcs(
                 layout=layout, ranks=(2 * number, 2 * number + 1), runner="tests.cluster.host_runners:echoes",
                 sys_path=(client.root,), bootstrap_env_cold=True,
             )  # fmt: skip
-            client.started(*client.ask("agent.spawn", wish, protocol.Spawning).addresses)
+            client.started(*client.ask(verbs.SPAWN, wish).addresses)
         yield clients, layout
 
 

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from monarch_nb.host import protocol
-from monarch_nb.wire import Layout
+from monarch_nb.host import protocol, verbs
+from monarch_nb.wire import Done, Layout, Verb
 from tests.cluster.host_client import Client, Refusal, hosted, wait_until
 from tests.processes import freeze
 
@@ -37,22 +37,18 @@ def test_an_exit_status_and_a_traceback_are_told(cold: bool) -> None:
         assert gone.last_lines[-1] == "RuntimeError: the runner is broken"
 
 
-def test_everyone_who_watches_is_told_and_who_stopped_watching_is_not() -> None:
+def test_everyone_who_watches_is_told_also_who_comes_late() -> None:
     with hosted() as (handle, client):
         second = Client(handle.host, handle.run_folder, "second")
         third = Client(handle.host, handle.run_folder, "third")
         try:
             [address] = client.spawn(1)
             [started] = client.started(address)
-            for one in (second, third):
-                one.ask("agent.watch", protocol.Addresses((address,)), protocol.Done)
-            third.ask("agent.unwatch", protocol.Addresses((address,)), protocol.Done)
+            second.ask(verbs.WATCH, protocol.Addresses((address,)))
             os.kill(started.pid, signal.SIGTERM)
             assert second.exited(address)[0].signal == signal.SIGTERM
             client.exited(address)
-            third.ask("agent.status", protocol.Done(), protocol.HostState)
-            assert not third.events
-            third.ask("agent.watch", protocol.Addresses((address,)), protocol.Done)
+            third.ask(verbs.WATCH, protocol.Addresses((address,)))
             assert third.exited(address)[0].signal == signal.SIGTERM
         finally:
             second.close()
@@ -63,7 +59,7 @@ def test_who_watches_a_proc_before_it_is_spawned_hears_of_its_end_alone() -> Non
     with hosted(prewarm=False) as (handle, client):
         layout = Layout("p9", (client.host,), 1)
         other = Client(handle.host, handle.run_folder, "other")
-        other.ask("agent.watch", protocol.Addresses((layout.address(0, 0),)), protocol.Done)
+        other.ask(verbs.WATCH, protocol.Addresses((layout.address(0, 0),)))
         [started] = client.started(*client.spawn(1, layout=layout))
         os.kill(started.pid, signal.SIGKILL)
         [exited] = other.exited(started.address)
@@ -73,7 +69,7 @@ def test_who_watches_a_proc_before_it_is_spawned_hears_of_its_end_alone() -> Non
 
 def test_watching_what_was_never_there_is_answered_soon() -> None:
     with hosted(prewarm=False) as (_, client):
-        client.ask("agent.watch", protocol.Addresses((f"{client.host}/p9.0.0",)), protocol.Done)
+        client.ask(verbs.WATCH, protocol.Addresses((f"{client.host}/p9.0.0",)))
         assert "never started here" in client.exited(f"{client.host}/p9.0.0")[0].reason
 
 
@@ -94,18 +90,18 @@ def test_a_living_proc_that_does_not_answer_is_told_not_failed(how: str) -> None
         [started] = client.started(address)
         if how == "stopped":
             freeze(started.pid)
-        told = client.event("proc.unresponsive", timeout=20)
+        told = client.event(verbs.PROC_UNRESPONSIVE, timeout=20)
         assert told.address == address
         assert client.status().procs[0].unresponsive_since == told.since
         os.kill(started.pid, signal.SIGCONT)
-        assert client.event("proc.responsive").since == told.since
+        assert client.event(verbs.PROC_RESPONSIVE).since == told.since
         assert client.status().procs[0].unresponsive_since is None
 
 
 def test_a_request_that_makes_no_sense_is_refused_and_harms_nobody() -> None:
     with hosted(prewarm=False) as (_, client):
         with pytest.raises(Refusal, match="know no"):
-            client.ask("agent.dance", protocol.Done(), protocol.Done)
-        with pytest.raises(Refusal, match="ValidationError"):
-            client.ask("agent.kill", protocol.Prewarm(), protocol.Done)
+            client.ask(Verb("agent.dance", Done, Done, doc=""), Done())
+        with pytest.raises(Refusal, match="MalformedMessageError"):
+            client.ask(Verb(verbs.KILL.name, Done, Done, doc=""), Done())
         assert client.status().procs == ()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.host import protocol
+from monarch_nb.host import protocol, verbs
 from monarch_nb.host.bootstrap import command
 from monarch_nb.wire.header import Layout
 from tests.cluster.host_client import ROOT, Client, hosted, left_of, wait_until
@@ -120,10 +120,10 @@ def test_a_kept_host_survives_owners_but_their_procs_do_not(tmp_path: Path) -> N
         [lost] = first.spawn(1)
         [lost_pid] = [one.pid for one in first.started(lost)]
         [kept] = second.spawn(1, layout=Layout("q", ("hkept",), 1))
-        second.ask("agent.watch", protocol.Addresses((lost,)), protocol.Done)
+        second.ask(verbs.WATCH, protocol.Addresses((lost,)))
         [kept_pid] = [one.pid for one in second.started(kept)]
         # Not before both run: neither answers pings, and a start may take longer than that.
-        first.ask("agent.lease", protocol.Lease(seconds=1.0), protocol.Done)
+        first.ask(verbs.LEASE, protocol.Lease(seconds=1.0))
         first.close()
         assert "it was silent for longer than its lease" in second.exited(lost)[0].reason
         assert not alive(lost_pid)
@@ -145,7 +145,7 @@ def test_a_remote_owner_that_answers_keeps_its_lease() -> None:
         try:
             [address] = far.spawn(1)
             [started] = far.started(address)
-            client.ask("agent.watch", protocol.Addresses((address,)), protocol.Done)
+            client.ask(verbs.WATCH, protocol.Addresses((address,)))
             deadline = time.monotonic() + 7.0
             while time.monotonic() < deadline and not client.events:
                 assert alive(started.pid)
@@ -160,7 +160,7 @@ def test_a_remote_owner_that_answers_keeps_its_lease() -> None:
 def test_a_detached_host_outlives_its_owner_for_a_while(tmp_path: Path) -> None:
     with hosted() as (handle, client):
         [started] = client.started(*client.spawn(1))
-        client.ask("agent.lease", protocol.Lease(seconds=3.0, detach=True), protocol.Done)  # time to ask once more
+        client.ask(verbs.LEASE, protocol.Lease(seconds=3.0, detach=True))  # time to ask once more
         assert handle._process.stdin is not None
         handle._process.stdin.close()
         assert client.status().procs[0].pid == started.pid

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.host import AgentStartError
+from monarch_nb.host import AgentStartError, verbs
 from tests.cluster.host_client import Client, Refusal, begin_agent, hosted, left_of, wait_until
 from tests.processes import alive, freeze, proc_stat
 
@@ -190,7 +190,7 @@ def test_no_descriptors_left_is_said_and_the_agent_lives_on(tmp_path: Path) -> N
     wrapper.chmod(0o700)
     with hosted(prewarm=False, python=str(wrapper)) as (_, client):
         addresses = client.spawn(40, bootstrap_env_cold=True)
-        gone = client.event("proc.exited", timeout=30)
+        gone = client.event(verbs.PROC_EXITED, timeout=30)
         assert "no file descriptors left (limit 64)" in gone.reason
         assert len(client.status().procs) == len(addresses)
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from monarch_nb.host import protocol
+from monarch_nb.host import protocol, verbs
 from tests.cluster.host_client import hosted, left_of, wait_until
 from tests.processes import freeze
 
@@ -18,20 +18,20 @@ def test_stopping_escalates_until_all_are_gone() -> None:
         client.log(deaf, until="deaf now")
         freeze(pids[frozen])
         wish = protocol.Stop((soft, deaf, frozen), timeout_s=0.2, grace_s=1.0, reason="enough")
-        ended = client.ask("agent.stop", wish, protocol.Ended)
+        ended = client.ask(verbs.STOP, wish)
         exits = {one.address: one for one in ended.exits}
         assert exits[soft].signal == signal.SIGTERM
         assert exits[deaf].signal == signal.SIGKILL
         assert exits[frozen].signal == signal.SIGTERM
         assert all(one.expected and one.reason == "enough" for one in exits.values())
-        assert client.ask("agent.stop", wish, protocol.Ended).exits  # a second time: already gone
+        assert client.ask(verbs.STOP, wish).exits  # a second time: already gone
 
 
 def test_a_stopped_process_can_be_killed() -> None:
     with hosted() as (_, client):
         [address] = client.spawn(1)
         freeze(client.started(address)[0].pid)
-        client.ask("agent.kill", protocol.Kill((address,)), protocol.Done)
+        client.ask(verbs.KILL, protocol.Kill((address,)))
         assert client.exited(address)[0].signal == signal.SIGKILL
 
 
@@ -39,7 +39,7 @@ def test_an_interrupt_reaches_the_main_thread() -> None:
     with hosted() as (_, client):
         [address] = client.spawn(1, "interruptible")
         client.log(address, until="waiting")
-        client.ask("agent.interrupt", protocol.Addresses((address,)), protocol.Done)
+        client.ask(verbs.KILL, protocol.Kill((address,), signal.SIGINT))
         gone = client.exited(address)[0]
         assert (gone.exitcode, gone.last_lines[-1]) == (7, "interrupted")
 
@@ -47,14 +47,14 @@ def test_an_interrupt_reaches_the_main_thread() -> None:
 def test_a_proc_that_is_stopped_before_it_started_ends() -> None:
     with hosted(prewarm=False) as (_, client):  # the template takes a second to come up
         [address] = client.spawn(1)
-        ended = client.ask("agent.stop", protocol.Stop((address,), timeout_s=0, grace_s=0.1), protocol.Ended)
+        ended = client.ask(verbs.STOP, protocol.Stop((address,), timeout_s=0, grace_s=0.1))
         assert ended.exits[0].expected
 
 
 def test_shutting_a_host_down_ends_everything() -> None:
     with hosted() as (handle, client):
         client.started(*client.spawn(3))
-        ended = client.ask("agent.shutdown", protocol.Shutdown(timeout_s=0.1), protocol.Ended)
+        ended = client.ask(verbs.SHUTDOWN, protocol.Shutdown(timeout_s=0.1))
         assert len(ended.exits) == 3
         handle.wait(40)
         wait_until(lambda: not left_of(handle.run_folder))

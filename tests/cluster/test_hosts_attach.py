@@ -15,7 +15,7 @@ from monarch_nb.actor import ProcMesh, this_host
 from monarch_nb.attach import AttachError, attach_hosts
 from monarch_nb.host import protocol as p
 from monarch_nb.transport import Keys, Node, Parcel, TrustError
-from monarch_nb.wire import Header, Kind
+from monarch_nb.wire import REPLY, Header, Kind, encode_body
 from tests.cluster.hosts_tools import (
     SOON,
     Caller,
@@ -236,8 +236,8 @@ def test_another_python_or_version_is_refused_by_name(key: Path, python: str, ve
     state = p.HostState(host="hold", pid=1, procs=(), python=python or sys.version.split()[0], version=version)
 
     def answer(header: Header, parcel: Parcel) -> None:
-        reply = Header(Kind.CONTROL, header.src, node.address, method="reply", port=header.port)
-        node.send(reply, Parcel([p.encode(state)]), lane=1)
+        reply = Header(Kind.CONTROL, header.src, node.address, method=REPLY, port=header.port)
+        node.send(reply, Parcel([encode_body(state)]), lane=1)
 
     node = Node("hold/agent", run_folders={}, handler=answer, on_link_failed=lambda *_: None, keys=Keys.load(key),
                 tcp_bind="tcp://127.0.0.1:*")  # fmt: skip

@@ -10,13 +10,12 @@ import pytest
 from monarch_kernel.grouping import MOST_PIECES, Grouping, Piece, joined
 from monarch_kernel.logs import CellOutput
 from monarch_kernel.pacing import LINES, LINES_BURST
-from monarch_nb.host.protocol import LogBlock, LogChunk, encode
+from monarch_nb.host.protocol import LogBlock, LogChunk
 from monarch_nb.logs import Line, MeshLogs
 from monarch_nb.logs.options import LogOption
 from monarch_nb.logs.sources import Sources
 from monarch_nb.runtime.log_positions import LogPositions
-from monarch_nb.transport import Parcel
-from monarch_nb.wire.header import Header, Kind
+from monarch_nb.wire import Handlers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,8 +54,8 @@ class Ranks:
         engine: Any = SimpleNamespace(
             meshes={},
             calls={},
-            controls={},
-            control=lambda *_: None,
+            verbs=Handlers("processes", lambda *_: None),
+            tell=lambda *_: None,
             log_positions=LogPositions(),
             local_hosts={"h"},
             later=lambda *_: None,
@@ -71,8 +70,7 @@ class Ranks:
         address, data, offset = f"h/p.{rank}.0", text.encode(), self._offsets[rank]
         end = self._offsets[rank] = offset + len(data)
         chunk = LogChunk(address, offset, end, (LogBlock(stream, 0, 1.0 + offset / 1e6, call, data),), skipped)
-        message = Header(kind=Kind.CONTROL, dst="h/c", src="h/agent", method="proc.log")
-        self.logs.receiver.take(message, Parcel([encode(chunk)]))
+        self.logs.receiver.take(chunk, "h/agent")
         self.logs.positions[address] = end
 
     @property

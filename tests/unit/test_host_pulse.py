@@ -9,7 +9,7 @@ from monarch_nb.host import pulse
 from monarch_nb.host.child import Child
 from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.host.pulse import Pulse
-from monarch_nb.wire import Layout
+from monarch_nb.wire import Layout, Verb
 
 
 class Clock:
@@ -85,8 +85,8 @@ class World:
         if not self.deaf:
             self.pulse.pong(self.child)
 
-    def tell_all(self, _: Any, method: str, body: Any) -> None:
-        self.told.append(method)
+    def tell_all(self, _: Any, verb: Verb[Any, None], body: Any) -> None:
+        self.told.append(verb.name)
 
 
 @pytest.fixture

@@ -19,10 +19,11 @@ ROWS = (
     ("supervision",),
     ("mesh", "lifecycle", "attach", "code", "logs", "host"),
     ("rdma", "debug", "telemetry", "tensor", "job", "store", "doctor", "compat"),
+    ("engine",),  # where all of the above is put together
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 PUBLIC_ROW = len(ROWS)
-FEATURES = frozenset(ROWS[-1])
+FEATURES = frozenset(ROWS[-2])
 
 # What only the kernel's side may know.
 KERNEL_SIDE = frozenset(

@@ -2,19 +2,20 @@
 
 import random
 import threading
+from typing import Any
 
 import pytest
 from msgspec import Struct
 
-from monarch_nb.host.protocol import LogBlock, LogChunk, Tail, Took, encode
+from monarch_nb.host.protocol import LogBlock, LogChunk, Tail, Took
+from monarch_nb.host.verbs import TAIL
 from monarch_nb.logs.arrived import ACKNOWLEDGED, ArrivedLog
 from monarch_nb.logs.claims import only_call
 from monarch_nb.logs.drain import Drain
 from monarch_nb.logs.receiver import FORMER, INCARNATIONS, LogReceiver
 from monarch_nb.logs.written import Written
 from monarch_nb.runtime.log_positions import LogPositions
-from monarch_nb.transport import Parcel
-from monarch_nb.wire.header import Header, Kind
+from monarch_nb.wire import Verb
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -68,7 +69,7 @@ def test_a_drain_waits_neither_for_the_dead_nor_for_who_is_not_followed_nor_by_w
 def test_at_the_end_of_a_drain_every_line_before_the_replies_has_been_told(seed: int) -> None:
     """Chunks of several processes in any mixture; who drains goes on only after the listeners."""
     chance = random.Random(seed)
-    sent: list[tuple[str, str, Struct]] = []
+    sent: list[tuple[str, Verb[Any, Any], Struct]] = []
     receiver = LogReceiver(lambda *message: sent.append(message), lambda _: "")
     addresses = [f"h/p.{rank}.0" for rank in range(4)]
     texts = {address: b"".join(b"%d\n" % number for number in range(chance.randrange(1, 300))) for address in addresses}
@@ -76,7 +77,7 @@ def test_at_the_end_of_a_drain_every_line_before_the_replies_has_been_told(seed:
     receiver.listen(lambda _, lines: told.extend(lines))
     for address in addresses:
         receiver.follow(address)
-    assert sent == [("h/agent", "agent.tail", Tail((address,))) for address in addresses]
+    assert sent == [("h/agent", TAIL, Tail((address,))) for address in addresses]
     positions = {address: chance.randrange(1, len(text) + 1) for address, text in texts.items()}
 
     def arrive() -> None:
@@ -84,8 +85,7 @@ def test_at_the_end_of_a_drain_every_line_before_the_replies_has_been_told(seed:
         while left := [address for address in addresses if at[address] < len(texts[address])]:
             address = chance.choice(left)
             data = texts[address][at[address] : at[address] + chance.randrange(1, 60)]
-            message = Header(kind=Kind.CONTROL, dst="h/c", src="h/agent", method="proc.log")
-            receiver.take(message, Parcel([encode(chunk(address, data, at[address]))]))
+            receiver.take(chunk(address, data, at[address]), "h/agent")
             at[address] += len(data)
 
     arriving = threading.Thread(target=arrive)
@@ -100,8 +100,7 @@ def test_at_the_end_of_a_drain_every_line_before_the_replies_has_been_told(seed:
 
 
 def take(receiver: LogReceiver, arrived: LogChunk) -> None:
-    header = Header(kind=Kind.CONTROL, dst="h/c", src="h/agent", method="proc.log")
-    receiver.take(header, Parcel([encode(arrived)]))
+    receiver.take(arrived, "h/agent")
 
 
 def test_an_agent_is_told_what_came_once_it_is_much() -> None:

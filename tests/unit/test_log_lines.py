@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.host.protocol import LogBlock, LogChunk, encode
+from monarch_nb.host.protocol import LogBlock, LogChunk
 from monarch_nb.logs import Line, MeshLogs, Written, merged
 from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.logs.options import LogOption, LogOptions
@@ -16,8 +16,7 @@ from monarch_nb.logs.sources import Sources, mesh_of, rank_of
 from monarch_nb.logs.windows import Windows
 from monarch_nb.runtime.log_positions import LogPositions
 from monarch_nb.settings import settings
-from monarch_nb.transport import Parcel
-from monarch_nb.wire.header import Header, Kind
+from monarch_nb.wire import Handlers
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -78,8 +77,8 @@ class Script:
         engine: Any = SimpleNamespace(
             meshes=meshes,
             calls={},
-            controls={},
-            control=lambda *_: None,
+            verbs=Handlers("processes", lambda *_: None),
+            tell=lambda *_: None,
             log_positions=LogPositions(),
             local_hosts={"h"},
             later=lambda _, function: self.later.append(function),
@@ -95,8 +94,7 @@ class Script:
         offset = self._offsets.get(address, 0)
         end = self._offsets[address] = offset + len(data)
         chunk = LogChunk(address, offset, end, (LogBlock(1, 0, 1.0, "c:1", data),))
-        message = Header(kind=Kind.CONTROL, dst="h/c", src="h/agent", method="proc.log")
-        self.logs.receiver.take(message, Parcel([encode(chunk)]))
+        self.logs.receiver.take(chunk, "h/agent")
         return end
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from monarch_nb.host.protocol import LogChunk, ProcSpec
+from monarch_nb.host.verbs import PROC_LOG
 from monarch_nb.logs import tail
 from monarch_nb.logs.marks import ERR, OUT, TEXT, Mark
 from monarch_nb.logs.tailer import LogTailer
-from monarch_nb.wire.header import Layout
+from monarch_nb.wire import Layout, Verb
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -47,8 +48,8 @@ class Host:
         )
         self.log_file = Path(self.tailer.begin(spec))
 
-    def tell(self, dst: str, method: str, body: LogChunk, *, lane: int) -> bool:
-        assert (dst, method) == ("h/c", "proc.log")
+    def tell(self, dst: str, verb: Verb[LogChunk, None], body: LogChunk) -> bool:
+        assert (dst, verb) == ("h/c", PROC_LOG)
         reachable = self.reachable
         self.chunks.put(body)
         return reachable

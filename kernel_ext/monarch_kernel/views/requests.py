@@ -13,6 +13,7 @@ from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.store import store_of
+from monarch_nb.store.verbs import STACK, WhichStack
 from monarch_nb.wire import text_of
 
 from ..session import Session
@@ -113,13 +114,11 @@ class Requests:
         bases = self._bases(state, message)[:STACKS]
         indices = message.get("ranks") or range(len(bases))
         actor = state.uid if isinstance(state, ActorState) else ""
-        asked: list[Any] = [
-            request(engine, procs.address(base), "activity.stack", (actor, base), str) for base in bases
-        ]
+        asked = [request(engine, procs.address(base), STACK, WhichStack(actor, base)) for base in bases]
         stacks = {}
         for index, base, future in zip(indices, bases, asked, strict=False):
             try:
-                stacks[str(index)] = future.get(STACK_S)
+                stacks[str(index)] = future.get(STACK_S).text
             except TimeoutError:
                 stacks[str(index)] = "\n".join(look(controller_of(engine), procs, [base], lambda _: "", self.name))
             except Exception as error:

@@ -2,17 +2,21 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from monarch_nb.debug import messages as m
+from monarch_nb.debug import verbs
 from monarch_nb.debug.control.asking import asking, told_of
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.settings import settings
-from monarch_nb.wire import text_of
+from monarch_nb.wire import Verb, text_of
+
+Q = TypeVar("Q", m.Break, m.BreakFile, m.BreakRaised)
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Breakpoint:
@@ -89,7 +93,7 @@ class Breakpoints:
         self._tell_each(mesh, m.Break(mesh=mesh._state.uid, rank=0, number=number, clear=True))
 
     def _tell_each(self, mesh: Any, wanted: m.Break) -> dict[int, m.Told]:
-        return {rank: told_of(future) for rank, future in self._send(mesh, "debug.break", wanted, m.Told).items()}
+        return {rank: told_of(future) for rank, future in self._send(mesh, verbs.BREAK, wanted).items()}
 
     def set_in_file(self, mesh: Any, file: str, lines: "tuple[m.BreakLine, ...]") -> dict[int, m.PlacedAll]:
         """The breakpoints of a file on each rank of a mesh, in place of those that were set so before, as a front end
@@ -97,7 +101,7 @@ class Breakpoints:
         """
         wanted = m.BreakFile(mesh=mesh._state.uid, rank=0, file=file, lines=lines)
         placed: dict[int, m.PlacedAll] = {}
-        for rank, future in self._send(mesh, "debug.break_file", wanted, m.PlacedAll).items():
+        for rank, future in self._send(mesh, verbs.BREAK_FILE, wanted).items():
             try:
                 placed[rank] = asking.answer(future, settings.debug_command_timeout)
             except Exception as error:
@@ -110,13 +114,13 @@ class Breakpoints:
         Raises DebugError where no rank has taken it.
         """
         wanted = m.BreakRaised(mesh=mesh._state.uid, rank=0, on=on)
-        told = [told_of(each) for each in self._send(mesh, "debug.break_raised", wanted, m.Told).values()]
+        told = [told_of(each) for each in self._send(mesh, verbs.BREAK_RAISED, wanted).values()]
         if told and all(each.error for each in told):
             raise DebugError("; ".join(dict.fromkeys(each.error for each in told)))
 
-    def _send(self, mesh: Any, verb: str, wanted: Any, form: Any) -> "dict[int, Future[Any]]":
+    def _send(self, mesh: Any, verb: Verb[Q, R], wanted: Q) -> dict[int, Future[R]]:
         procs = mesh._state.procs
         return {
-            rank: request(self._engine, procs.address(rank), verb, msgspec.structs.replace(wanted, rank=rank), form)
+            rank: request(self._engine, procs.address(rank), verb, msgspec.structs.replace(wanted, rank=rank))
             for rank in mesh._region.ranks()
         }

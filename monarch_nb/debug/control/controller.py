@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from monarch_nb.debug import messages as m
+from monarch_nb.debug import verbs
 from monarch_nb.debug.control.asking import ANSWER_S, asking, told_of
 from monarch_nb.debug.control.breakpoints import Breakpoints
 from monarch_nb.debug.control.stopped import StoppedThreads
@@ -15,11 +16,9 @@ from monarch_nb.debug.records import Motion, Over, Stopped, Thread
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.settings import settings
-from monarch_nb.wire import Header, text_of
+from monarch_nb.wire import Asker, Done, Verb, text_of
 
-if TYPE_CHECKING:
-    from monarch_nb.transport import Parcel
-
+Q = TypeVar("Q", bound=msgspec.Struct)
 STEP_S = 2.0  # for a step to stop again, before it is said that the rank still runs
 
 
@@ -35,9 +34,9 @@ class Controller:
         self._attend = attend
         self._lock = threading.Lock()
         self._leasing = False
-        engine.controls.update(
-            {"debug.stopped": self._is_stopped, "debug.resumed": self._is_resumed, "debug.over": self._is_over}
-        )
+        engine.verbs.handle(verbs.STOPPED, self._is_stopped)
+        engine.verbs.handle(verbs.RESUMED, self._is_resumed)
+        engine.verbs.handle(verbs.OVER, self._is_over)
         engine.keeper.on_event.append(self._happened)
 
     def mark_attended(self) -> None:
@@ -46,31 +45,29 @@ class Controller:
 
     # -- hearing (reading thread) -------------------------------------------------------------------------------------
 
-    def _passed_on(self, header: Header, parcel: "Parcel") -> bool:
+    def _passed_on(self, verb: Verb[Q, None], message: Q) -> bool:
         mesh = self.engine.keeper._mesh
         if mesh is None or mesh._state.home == self.engine.address:
             return False
-        self.engine.control(mesh._state.home, header.method, msgspec.msgpack.decode(parcel.frames[0]))
+        self.engine.tell(mesh._state.home, verb, message)
         return True
 
-    def _is_stopped(self, header: Header, parcel: "Parcel") -> None:
-        if self._passed_on(header, parcel):
+    def _is_stopped(self, record: Stopped, asker: Asker[None]) -> None:
+        if self._passed_on(verbs.STOPPED, record):
             return
-        record = msgspec.msgpack.decode(parcel.frames[0], type=Stopped)
         if not self._attended and not self.engine.is_worker:
             self._attend(self)
         self.stopped.add(record)
         self.engine.keeper.event("paused", record)
         self._keep_leases()
 
-    def _is_resumed(self, header: Header, parcel: "Parcel") -> None:
-        if not self._passed_on(header, parcel):
-            self._goes_on(self.stopped.resume(msgspec.msgpack.decode(parcel.frames[0], type=Over).session))
+    def _is_resumed(self, message: Over, asker: Asker[None]) -> None:
+        if not self._passed_on(verbs.RESUMED, message):
+            self._goes_on(self.stopped.resume(message.session))
 
-    def _is_over(self, header: Header, parcel: "Parcel") -> None:
-        if not self._passed_on(header, parcel):
-            over = msgspec.msgpack.decode(parcel.frames[0], type=Over)
-            self._goes_on(self.stopped.end(over.session, over.why))
+    def _is_over(self, message: Over, asker: Asker[None]) -> None:
+        if not self._passed_on(verbs.OVER, message):
+            self._goes_on(self.stopped.end(message.session, message.why))
 
     def _goes_on(self, record: Stopped | None) -> None:
         if record is not None:
@@ -108,7 +105,7 @@ class Controller:
     def _lease(self, addresses: Iterable[str]) -> None:
         for address in addresses:
             try:
-                self.engine.control(address, "debug.lease", m.Lease())
+                self.engine.tell(address, verbs.LEASE, m.Lease())
             except Exception:  # gone: supervision tells
                 continue
 
@@ -116,9 +113,9 @@ class Controller:
 
     def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.Answer]:
         """Sends a command to each and gives their answers in that order; blocks, for a bounded time."""
-        verb, form = m.COMMANDS[type(command)]
+        verb = verbs.COMMANDS[type(command)]
         asked: list[Future[m.Answer]] = [
-            request(self.engine, each.address, verb, msgspec.structs.replace(command, session=each.session), form)
+            request(self.engine, each.address, verb, msgspec.structs.replace(command, session=each.session))
             for each in records
         ]
         limit = settings.debug_command_timeout + ANSWER_S
@@ -153,7 +150,7 @@ class Controller:
     def autopsy(self, mesh: str, address: str, rank: int, call: str = "") -> Stopped:
         """Opens the frames of a failure that a rank has kept. Raises DebugError if it has not."""
         wanted = m.Autopsy(mesh=mesh, rank=rank, call=call)
-        told = told_of(request(self.engine, address, "debug.autopsy", wanted, m.Told))
+        told = told_of(request(self.engine, address, verbs.AUTOPSY, wanted))
         if told.error:
             raise DebugError(f"rank {rank}: {told.error}")
         self.stopped.wait(ANSWER_S, lambda: self.stopped.get(told.session) is not None)
@@ -164,23 +161,21 @@ class Controller:
 
     def release(self, addresses: Iterable[str]) -> None:
         """Lets processes forget the frames that they have kept."""
-        self._each(addresses, "debug.autopsy", m.Autopsy(mesh="", rank=0, release=True))
+        self._each(addresses, verbs.AUTOPSY, m.Autopsy(mesh="", rank=0, release=True))
 
     def freeze(self, addresses: Iterable[str], *, on: bool) -> None:
         """Whether errors stop the ranks of these processes at the raise. Raises DebugError where that is not known."""
-        self._each(addresses, "debug.freeze", m.Freeze(on))
+        self._each(addresses, verbs.FREEZE, m.Freeze(on))
 
-    def _each(self, addresses: Iterable[str], verb: str, body: Any) -> None:
-        asked: list[Future[m.Told]] = [request(self.engine, address, verb, body, m.Told) for address in addresses]
+    def _each(self, addresses: Iterable[str], verb: Verb[Q, m.Told], body: Q) -> None:
+        asked = [request(self.engine, address, verb, body) for address in addresses]
         wrong = [told.error for told in [told_of(future) for future in asked] if told.error]
         if wrong:
             raise DebugError("; ".join(dict.fromkeys(wrong)))
 
     def threads(self, addresses: Iterable[str], timeout: float = 2.0) -> dict[str, tuple[Thread, ...] | str]:
         """The threads of each process, or why they are not known."""
-        asked: dict[str, Future[m.Threads]] = {
-            address: request(self.engine, address, "debug.stacks", m.Lease(), m.Threads) for address in addresses
-        }
+        asked = {address: request(self.engine, address, verbs.STACKS, Done()) for address in addresses}
         found: dict[str, tuple[Thread, ...] | str] = {}
         for address, future in asked.items():
             try:

@@ -1,6 +1,5 @@
 """The debuggers of a process that holds actors, and the verbs by which a controller reaches them."""
 
-import functools
 import itertools
 import logging
 import os
@@ -8,11 +7,12 @@ import threading
 import time
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from monarch_nb.debug import messages as m
+from monarch_nb.debug import verbs
 from monarch_nb.debug.records import Over, Stopped
 from monarch_nb.debug.session.places import file_of, resolve
 from monarch_nb.debug.session.thread import NOT_STOPPED, ThreadDebugger
@@ -20,9 +20,10 @@ from monarch_nb.debug.session.threads import threads
 from monarch_nb.runtime import ActorCell, Context, Runtime, current
 from monarch_nb.runtime.failures import Kept, frames_of
 from monarch_nb.settings import settings
-from monarch_nb.wire import Header, Status, error_line, text_of
+from monarch_nb.wire import Asker, Done, Verb, error_line, text_of
 
 logger = logging.getLogger(__name__)
+Q = TypeVar("Q", bound=msgspec.Struct)
 
 
 class Worker:
@@ -36,18 +37,15 @@ class Worker:
         self._by_thread: dict[int, ThreadDebugger] = {}
         self._sessions: dict[str, ThreadDebugger] = {}
         self._warned: set[str] = set()  # threads of the engine that were to stop
-        engine.controls.update({verb: functools.partial(self._command, form) for form, (verb, _) in m.COMMANDS.items()})
-        engine.controls.update(
-            {
-                "debug.break": self._break,
-                "debug.break_file": self._break_file,
-                "debug.break_raised": self._break_raised,
-                "debug.autopsy": self._autopsy,
-                "debug.stacks": self._stacks,
-                "debug.lease": self._lease,
-                "debug.freeze": self._freeze,
-            }
-        )
+        for command in verbs.COMMANDS.values():
+            engine.verbs.handle(command, self._command)
+        engine.verbs.handle(verbs.BREAK, self._break)
+        engine.verbs.handle(verbs.BREAK_FILE, self._break_file)
+        engine.verbs.handle(verbs.BREAK_RAISED, self._break_raised)
+        engine.verbs.handle(verbs.AUTOPSY, self._autopsy)
+        engine.verbs.handle(verbs.STACKS, self._stacks)
+        engine.verbs.handle(verbs.LEASE, self._lease)
+        engine.verbs.handle(verbs.FREEZE, self._freeze)
 
     # -- stopping, on the thread that stops ---------------------------------------------------------------------------
 
@@ -148,23 +146,23 @@ class Worker:
         """A thread has stopped."""
         with self._lock:
             self._sessions[debugger.who.session] = debugger
-        self._tell("debug.stopped", debugger.who)
+        self._tell(verbs.STOPPED, debugger.who)
 
     def resumed(self, debugger: ThreadDebugger, why: str) -> None:
         """It goes on."""
         debugger.holder = ""
-        self._tell("debug.resumed", Over(debugger.who.session, why))
+        self._tell(verbs.RESUMED, Over(debugger.who.session, why))
 
     def over(self, debugger: ThreadDebugger, why: str) -> None:
         """Its endpoint has ended: no step of it will stop any more."""
-        self._tell("debug.over", Over(debugger.who.session, why))
+        self._tell(verbs.OVER, Over(debugger.who.session, why))
 
-    def _tell(self, verb: str, body: Any) -> None:
+    def _tell(self, verb: Verb[Q, None], message: Q) -> None:
         """Tells the controller of all this: the process that nobody has started."""
         try:
-            self.engine.control(self.home, verb, body)
+            self.engine.tell(self.home, verb, message)
         except Exception:  # it is gone: the lease decides
-            logger.debug("%s could not be told", verb, exc_info=True)
+            logger.debug("%s could not be told", verb.name, exc_info=True)
 
     @property
     def home(self) -> str:
@@ -188,32 +186,26 @@ class Worker:
 
     # -- commands for stopped threads (reading thread) -----------------------------------------------------------------
 
-    def _command(self, form: type[m.Command], header: Header, parcel: Any) -> None:
+    def _command(self, command: m.Command, asker: Asker[m.Answer]) -> m.Answer | None:
         self.heard = time.monotonic()
-        command = msgspec.msgpack.decode(parcel.frames[0], type=form)
         debugger = self._sessions.get(command.session)
         if debugger is None or not debugger.stopped:
-            self._answer(header, m.Answer(session=command.session, error=NOT_STOPPED, resumed=True))
-            return
-        if debugger.holder not in ("", header.src) and not command.force:
-            told = (
+            return m.Answer(session=command.session, error=NOT_STOPPED, resumed=True)
+        if debugger.holder not in ("", asker.src) and not command.force:
+            wrong = (
                 f"another controller ({debugger.holder}) is debugging this rank: call monarch.debug.detach() there, "
                 "or monarch.debug.take() here"
             )
-            self._answer(header, m.Answer(session=command.session, error=told, current=debugger.who.current))
-            return
+            return m.Answer(session=command.session, error=wrong, current=debugger.who.current)
         if isinstance(command, m.Release):
             debugger.holder = ""
-            self._answer(header, m.Answer(session=command.session, current=debugger.who.current))
-            return
-        debugger.holder = header.src
-        if not debugger.post(command, lambda answer: self._answer(header, answer)):
-            self._answer(header, m.Answer(session=command.session, error=NOT_STOPPED, resumed=True))
+            return m.Answer(session=command.session, current=debugger.who.current)
+        debugger.holder = asker.src
+        if not debugger.post(command, asker.reply):
+            return m.Answer(session=command.session, error=NOT_STOPPED, resumed=True)
+        return None
 
-    def _answer(self, header: Header, body: Any) -> None:
-        self.engine.answer(header, Status.VALUE, body)
-
-    def _lease(self, header: Header, parcel: Any) -> None:
+    def _lease(self, _: m.Lease, asker: Asker[None]) -> None:
         self.heard = time.monotonic()
 
     # -- breakpoints from outside --------------------------------------------------------------------------------------
@@ -225,11 +217,8 @@ class Worker:
             raise LookupError("this process has no such actor, or its __init__ still runs")
         return self._of(cell.executor.thread, cell), cell.obj
 
-    def _break(self, header: Header, parcel: Any) -> None:
-        self._answer(header, self._set(msgspec.msgpack.decode(parcel.frames[0], type=m.Break), header.src))
-
-    def _set(self, wanted: m.Break, src: str) -> m.Told:
-        set_by = f"{src} {wanted.number}"
+    def _break(self, wanted: m.Break, asker: Asker[m.Told]) -> m.Told:
+        set_by = f"{asker.src} {wanted.number}"
         try:
             debugger, obj = self._debugger_of(wanted.mesh, wanted.rank)
             if wanted.clear:
@@ -249,55 +238,47 @@ class Worker:
             return m.Told(error=text_of(error.args[0]))
         return m.Told(f"{added.file}:{added.line}")
 
-    def _break_file(self, header: Header, parcel: Any) -> None:
-        wanted = msgspec.msgpack.decode(parcel.frames[0], type=m.BreakFile)
-        set_by = f"{header.src} {wanted.file}"
+    def _break_file(self, wanted: m.BreakFile, asker: Asker[m.PlacedAll]) -> m.PlacedAll:
+        set_by = f"{asker.src} {wanted.file}"
         try:
             debugger, obj = self._debugger_of(wanted.mesh, wanted.rank)
             file = file_of(wanted.file, obj)
         except LookupError as error:
-            self._answer(header, m.PlacedAll(error=text_of(error.args[0])))
-            return
+            return m.PlacedAll(error=text_of(error.args[0]))
         debugger.clear_breakpoints(set_by)
-        self._answer(header, m.PlacedAll(tuple(_placed(debugger, file, each, set_by) for each in wanted.lines)))
+        return m.PlacedAll(tuple(_placed(debugger, file, each, set_by) for each in wanted.lines))
 
-    def _break_raised(self, header: Header, parcel: Any) -> None:
-        wanted = msgspec.msgpack.decode(parcel.frames[0], type=m.BreakRaised)
+    def _break_raised(self, wanted: m.BreakRaised, asker: Asker[m.Told]) -> m.Told:
         try:
             debugger, _ = self._debugger_of(wanted.mesh, wanted.rank)
         except LookupError as error:
-            self._answer(header, m.Told(error=text_of(error.args[0])))
-            return
+            return m.Told(error=text_of(error.args[0]))
         debugger.stop_where_raised(wanted.on)
-        self._answer(header, m.Told("stops where exceptions are raised" if wanted.on else "does not stop there"))
+        return m.Told("stops where exceptions are raised" if wanted.on else "does not stop there")
 
-    def _freeze(self, header: Header, parcel: Any) -> None:
-        on = msgspec.msgpack.decode(parcel.frames[0], type=m.Freeze).on
-        settings.configure({"debug_freeze_on_error": on})
-        self._answer(header, m.Told("frozen at errors" if on else "not frozen at errors"))
+    def _freeze(self, wanted: m.Freeze, asker: Asker[m.Told]) -> m.Told:
+        settings.configure({"debug_freeze_on_error": wanted.on})
+        return m.Told("frozen at errors" if wanted.on else "not frozen at errors")
 
     # -- failures that are kept, and where everything is ---------------------------------------------------------------
 
-    def _autopsy(self, header: Header, parcel: Any) -> None:
-        wanted = msgspec.msgpack.decode(parcel.frames[0], type=m.Autopsy)
+    def _autopsy(self, wanted: m.Autopsy, asker: Asker[m.Told]) -> m.Told:
         failures = self.engine.failures
         if wanted.release:
-            self._answer(header, m.Told(f"{failures.release(wanted.mesh or None, wanted.rank)} released"))
-            return
+            return m.Told(f"{failures.release(wanted.mesh or None, wanted.rank)} released")
         kept = [each for each in failures.of(wanted.mesh, wanted.rank) if not wanted.call or each.call == wanted.call]
         if not kept:
             reason = (
                 "no frames of this rank are kept: it has not failed, it failed longer ago than debug_keep_failures "
                 "calls, its frames held more than debug_keep_bytes, or it ran out of memory"
             )
-            self._answer(header, m.Told(error=reason))
-            return
+            return m.Told(error=reason)
         self.heard = time.monotonic()
         session = f"{self.engine.address}#{next(self._numbers)}"
         threading.Thread(
             target=self._open, args=(kept[0], session), name=f"autopsy of {kept[0].endpoint}", daemon=True
         ).start()
-        self._answer(header, m.Told(session=session))
+        return m.Told(session=session)
 
     def _open(self, kept: Kept, session: str) -> None:
         token = current.set(Context(kept.instance, kept.point, kept.call, kept.chain))
@@ -315,8 +296,8 @@ class Worker:
         finally:
             current.reset(token)
 
-    def _stacks(self, header: Header, parcel: Any) -> None:
-        self._answer(header, m.Threads(threads(tuple(self.engine.cells.values()))))
+    def _stacks(self, _: Done, asker: Asker[m.Threads]) -> m.Threads:
+        return m.Threads(threads(tuple(self.engine.cells.values())))
 
 
 def _placed(debugger: ThreadDebugger, file: str, wanted: m.BreakLine, set_by: str) -> m.Placed:

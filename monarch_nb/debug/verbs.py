@@ -1,0 +1,57 @@
+"""Engine messages between ranks that stop and their controller. Their bodies are in `debug.messages`."""
+
+from typing import Any
+
+from monarch_nb.debug import messages as m
+from monarch_nb.debug.records import Over, Stopped
+from monarch_nb.wire import Done, Verb
+
+# From a rank to the controller.
+STOPPED = Verb("debug.stopped", Stopped, doc="a thread has stopped")
+RESUMED = Verb("debug.resumed", Over, doc="it goes on")
+OVER = Verb("debug.over", Over, doc="no step of it can stop any more")
+
+# To a process, whether or not anything is stopped there.
+BREAK = Verb("debug.break", m.Break, m.Told, doc="sets or clears a breakpoint")
+BREAK_FILE = Verb(
+    "debug.break_file", m.BreakFile, m.PlacedAll, doc="the breakpoints in a file, instead of those before"
+)
+BREAK_RAISED = Verb(
+    "debug.break_raised", m.BreakRaised, m.Told, doc="stops an actor where exceptions are raised, or not"
+)
+AUTOPSY = Verb("debug.autopsy", m.Autopsy, m.Told, doc="opens the frames of a failure, or lets go of all that are kept")
+FREEZE = Verb("debug.freeze", m.Freeze, m.Told, doc="stops at the raise of errors, or no longer")
+STACKS = Verb("debug.stacks", Done, m.Threads, doc="the threads of a process, and where they are")
+LEASE = Verb("debug.lease", m.Lease, doc="the controller lives")
+
+# To a thread that is stopped.
+GO = Verb("debug.go", m.Go, m.Answer, doc="goes on, or steps")
+JUMP = Verb("debug.jump", m.Jump, m.Answer, doc="runs another line next")
+QUIT = Verb("debug.quit", m.Quit, m.Answer, doc="ends the endpoint")
+RELEASE = Verb("debug.release", m.Release, m.Answer, doc="other controllers may give commands")
+SELECT = Verb("debug.select", m.Select, m.Answer, doc="looks at another frame")
+EVALUATE = Verb("debug.evaluate", m.Evaluate, m.Answer, doc="the value of an expression, or what a statement prints")
+VARIABLES = Verb("debug.variables", m.GetVariables, m.Answer, doc="variables, or a page of what a value holds")
+SCOPES = Verb("debug.scopes", m.GetScopes, m.Scopes, doc="the scopes of a frame")
+ASSIGN = Verb("debug.assign", m.Assign, m.Answer, doc="gives a variable another value")
+SOURCE = Verb("debug.source", m.GetSource, m.Source, doc="the text of a file")
+BREAKPOINTS = Verb("debug.breakpoints", m.GetBreakpoints, m.Breakpoints, doc="the breakpoints of the thread")
+PDB = Verb("debug.pdb", m.Pdb, m.Answer, doc="a line in the language of pdb")
+
+COMMANDS: dict[type[m.Command], Verb[Any, Any]] = {
+    verb.request: verb
+    for verb in (
+        GO,
+        JUMP,
+        QUIT,
+        RELEASE,
+        SELECT,
+        EVALUATE,
+        VARIABLES,
+        SCOPES,
+        ASSIGN,
+        SOURCE,
+        BREAKPOINTS,
+        PDB,
+    )
+}

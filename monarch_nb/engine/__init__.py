@@ -1,0 +1,1 @@
+"""The composition root: what the rows below offer is put together here."""

@@ -1,0 +1,35 @@
+"""All messages between engines, for whoever checks or describes them. Packages declare theirs in a module `verbs`."""
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import monarch_nb.debug.verbs
+import monarch_nb.host.verbs
+import monarch_nb.mesh.verbs
+import monarch_nb.runtime.verbs
+import monarch_nb.store.verbs
+import monarch_nb.telemetry.verbs
+from monarch_nb.wire import Verb, VerbTakenError
+
+
+def verbs_of(modules: Iterable[ModuleType]) -> dict[str, Verb[Any, Any]]:
+    """The verbs that modules declare, by name, in order. Raises VerbTakenError where two have one name."""
+    verbs: dict[str, Verb[Any, Any]] = {}
+    for module in modules:
+        for verb in vars(module).values():
+            if isinstance(verb, Verb) and verbs.setdefault(verb.name, verb) is not verb:
+                raise VerbTakenError(f"two verbs have the name {verb.name}; one is declared in {module.__name__}")
+    return verbs
+
+
+ALL = verbs_of(
+    (
+        monarch_nb.host.verbs,
+        monarch_nb.runtime.verbs,
+        monarch_nb.mesh.verbs,
+        monarch_nb.debug.verbs,
+        monarch_nb.store.verbs,
+        monarch_nb.telemetry.verbs,
+    )
+)

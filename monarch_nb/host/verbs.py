@@ -1,0 +1,37 @@
+"""Engine messages to and from host agents. Their bodies are in `host.protocol`."""
+
+from monarch_nb.host import protocol as p
+from monarch_nb.wire import Done, Lane, Verb
+
+# To an agent.
+SPAWN = Verb("agent.spawn", p.SpawnProcs, p.Spawning, doc="starts ranks of a proc mesh on its host")
+WATCH = Verb(
+    "agent.watch", p.Addresses, Done, doc="tells the sender of the ends of procs, at once of those that are over"
+)
+STOP = Verb("agent.stop", p.Stop, p.Ended, doc="stops procs; answered when all are gone")
+KILL = Verb("agent.kill", p.Kill, Done, doc="sends a signal to procs")
+STATUS = Verb("agent.status", Done, p.HostState, doc="who the agent is, and which procs it has")
+SHUTDOWN = Verb("agent.shutdown", p.Shutdown, p.Ended, doc="stops every proc, then the agent")
+HOSTS = Verb("agent.hosts", p.Hosts, Done, doc="routes to other hosts")
+LOST = Verb("agent.lost", p.Lost, Done, doc="hosts are gone, with all that ran there")
+LEAVE = Verb("agent.leave", Done, Done, doc="the sender goes: its procs are stopped")
+INTRODUCE = Verb(
+    "agent.introduce", p.Introduce, p.Introduced, doc="makes the agent a gateway to the host at an endpoint"
+)
+TAIL = Verb("agent.tail", p.Tail, Done, doc="sends the sender the output of procs, or no longer")
+TOOK = Verb("agent.took", p.Took, doc="how much output the sender has received")
+LEASE = Verb("agent.lease", p.Lease, Done, doc="the owner lives; its procs do for so long")
+BEAT = Verb("agent.beat", Done, doc="the sender lives: it renews its lease")
+
+# From an agent, to a proc or a controller.
+PROC_STARTED = Verb("proc.started", p.Started, doc="a process exists")
+PROC_EXITED = Verb("proc.exited", p.Exited, doc="a process is gone, or never came to be")
+PROC_STOP = Verb("proc.stop", p.ProcStop, doc="the proc should end by itself")
+PROC_PING = Verb("proc.ping", Done, Done, doc="does the owner of procs still live?")
+PROC_LOG = Verb("proc.log", p.LogChunk, doc="what a proc wrote", lane=Lane.DATA)
+PROC_UNRESPONSIVE = Verb("proc.unresponsive", p.Pressed, doc="a living proc does not answer")
+PROC_RESPONSIVE = Verb("proc.responsive", p.Pressed, doc="it answers again")
+HOST_LOST = Verb("host.lost", p.Lost, doc="hosts are gone, with all that ran there")
+HOST_CUT = Verb("host.cut", p.Lost, doc="a gateway's connection to hosts behind it is gone")
+WHO = Verb("controller.who", p.HostState, p.Who, doc="may this host join, and which controller is it?")
+HOST_JOINS = Verb("host.joins", p.HostState, doc="a host that has dialled is there")

@@ -1,0 +1,91 @@
+"""Engine messages between the processes that own meshes and those that hold references to them."""
+
+import msgspec
+
+from monarch_nb.runtime.endpoint import Kind
+from monarch_nb.supervision import Life, Refusal
+from monarch_nb.wire import Done, Verb
+
+
+class Subscribe(msgspec.Struct, array_like=True, frozen=True):
+    """Somebody holds a reference to a mesh of the receiving process."""
+
+    uid: str
+
+
+class Update(msgspec.Struct, array_like=True, frozen=True):
+    """What a heal has changed."""
+
+    uid: str
+    incarnations: dict[int, int]
+    version: int
+    lives: tuple[Life, ...]
+
+
+class Stopped(msgspec.Struct, array_like=True, frozen=True):
+    """A mesh, or some of its ranks, stop, or have stopped once it is `over`."""
+
+    uid: str
+    ranks: tuple[int, ...] | None
+    reason: str
+    over: bool
+
+
+class StopMesh(msgspec.Struct, array_like=True, frozen=True):
+    """Somebody who holds a reference wants a mesh of the receiving process stopped."""
+
+    uid: str
+    ranks: tuple[int, ...] | None
+    reason: str
+
+
+class StopActor(msgspec.Struct, array_like=True, frozen=True):
+    """One rank of a mesh that lives in the receiving process is to end."""
+
+    mesh: str
+    rank: int
+    incarnation: int
+    reason: str
+
+
+class ActorGone(msgspec.Struct, frozen=True):
+    """It has ended, or was given up in the middle of something."""
+
+    left_in: str = ""
+
+
+class HealMesh(msgspec.Struct, array_like=True, frozen=True):
+    """Somebody who holds a reference wants ranks of a mesh of the receiving process healed."""
+
+    uid: str
+    ranks: tuple[int, ...]
+    kill: bool
+
+
+class NewClass(msgspec.Struct, array_like=True, frozen=True):
+    """The class that a mesh has from now on, encoded."""
+
+    uid: str
+    edition: int
+    kind: Kind
+    frames: tuple[bytes, ...]
+
+
+class Controllers(msgspec.Struct, frozen=True):
+    """An encoded reference to the registry of controllers, or the process to ask instead."""
+
+    frames: tuple[bytes, ...] = ()
+    ask: str = ""
+
+
+SUBSCRIBE = Verb(
+    "mesh.subscribe", Subscribe, doc="the sender holds a reference, and wants to hear of heals and the end"
+)
+UPDATE = Verb("mesh.update", Update, Done, doc="ranks of a mesh were healed")
+STOPPED = Verb("mesh.stopped", Stopped, doc="a mesh, or ranks of it, stop or have stopped")
+STOP_MESH = Verb("mesh.stop", StopMesh, Done, doc="stops a mesh that the receiver owns")
+HEAL_MESH = Verb("mesh.heal", HealMesh, Done, doc="heals a mesh that the receiver owns")
+NEW_CLASS = Verb("mesh.class", NewClass, Done, doc="a mesh has a newer class")
+STOP_ACTOR = Verb("actor.stop", StopActor, ActorGone, doc="ends one rank of an actor mesh")
+ACTOR_FAILED = Verb("actor.failed", Refusal, doc="an actor has failed: tells its owner")
+FIND_CONTROLLERS = Verb("controllers.find", Done, Controllers, doc="where the registry of controllers is")

@@ -1,0 +1,15 @@
+"""The engine message that carries the values which actors tell of their work."""
+
+import msgspec
+
+from monarch_nb.telemetry.series import Point
+from monarch_nb.wire import Lane, Verb
+
+
+class MetricPoints(msgspec.Struct, array_like=True, frozen=True):
+    """Values, in the order in which they were told."""
+
+    points: list[Point]
+
+
+TOLD = Verb("metrics.told", MetricPoints, doc="values that actors told of their work", lane=Lane.DATA)

@@ -1,0 +1,110 @@
+"""Which function of a process takes which engine message."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from monarch_nb.wire.header import Header, Status
+from monarch_nb.wire.texts import text_of
+from monarch_nb.wire.verb import MalformedMessageError, Refused, Verb
+
+logger = logging.getLogger(__name__)
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R")
+Answer = Callable[[Header, Status, msgspec.Struct], None]
+
+
+class VerbTakenError(ValueError):
+    """A verb has a handler in this process already."""
+
+
+class Asker(Generic[R]):
+    """Who sent a request, to be answered from any thread: now or later, once or not at all."""
+
+    __slots__ = ("_answer", "header")
+
+    def __init__(self, header: Header, answer: Answer) -> None:
+        self.header = header
+        self._answer = answer
+
+    @property
+    def src(self) -> str:
+        """The address of the process that asks."""
+        return self.header.src
+
+    @property
+    def waits(self) -> bool:
+        """Whether an answer is waited for."""
+        return self.header.port != 0
+
+    def reply(self, reply: R) -> None:
+        """Answers the request, where an answer is waited for."""
+        if self.header.port and isinstance(reply, msgspec.Struct):
+            self._answer(self.header, Status.VALUE, reply)
+
+    def refuse(self, reason: str) -> None:
+        """Says why the request is not carried out, where an answer is waited for."""
+        if self.header.port:
+            self._answer(self.header, Status.EXCEPTION, Refused(reason))
+
+
+Handler = Callable[[Q, Asker[R]], R | None]
+
+
+class Handlers:
+    """The verbs that one process takes. `who` is what it is called in refusals: "host agents", "processes"."""
+
+    def __init__(self, who: str, answer: Answer) -> None:
+        self._who = who
+        self._answer = answer
+        self._handlers: dict[str, tuple[Verb[Any, Any], Handler[Any, Any]]] = {}
+        self.closed = False  # what goes wrong from now on comes of having left, and is not told
+
+    def handle(self, verb: Verb[Q, R], function: Handler[Q, R]) -> None:
+        """From now on `function(request, asker)` takes a verb; it is called on the reading thread and must not block.
+
+        What it returns is the reply; with None the request has been, or will be, answered by `asker.reply`.
+        Raises VerbTakenError where the verb has a handler.
+        """
+        entry = (verb, function)
+        if self._handlers.setdefault(verb.name, entry) is not entry:
+            raise VerbTakenError(
+                f"{verb.name} has a handler already, {self._handlers[verb.name][1]!r}: release it first"
+            )
+
+    def release(self, verb: Verb[Any, Any]) -> None:
+        """Nobody takes a verb any more."""
+        self._handlers.pop(verb.name, None)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._handlers
+
+    def take(self, header: Header, body: bytes | memoryview) -> None:
+        """Hands one message to its handler. Raises nothing: what goes wrong is logged, and told to who asked."""
+        asker: Asker[Any] = Asker(header, self._answer)
+        try:
+            entry = self._handlers.get(header.method)
+            if entry is None:
+                asker.refuse(f"{self._who} know no {header.method!r}")
+                return
+            verb, function = entry
+            reply = function(verb.decode(body), asker)
+            if reply is not None:
+                asker.reply(reply)
+        except Exception as error:
+            self._failed(header, asker, error)
+
+    def _failed(self, header: Header, asker: Asker[Any], error: Exception) -> None:
+        if self.closed:
+            return
+        if isinstance(error, MalformedMessageError):
+            logger.warning("a message from %s was not understood: %s", header.src, error)
+        else:
+            logger.error("%s from %s", header.method, header.src, exc_info=error)
+        try:
+            asker.refuse(f"{type(error).__name__}: {text_of(error)}")
+        except Exception:
+            logger.debug("%s could not be told", header.src, exc_info=True)

@@ -1,0 +1,102 @@
+"""An engine message is defined once: its name, what it carries, what answers it, and how urgent it is."""
+
+from enum import IntEnum
+from typing import Any, Generic, TypeVar, overload
+
+import msgspec
+
+from monarch_nb.wire.plain import decode_plain
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R")
+
+REPLY = "reply"  # the method of the CONTROL message that answers a request, at the port it named
+
+
+class Lane(IntEnum):
+    """Which of a link's two queues a message takes."""
+
+    DATA = 0  # in order with calls; its sender waits while the receiver has no room
+    URGENT = 1  # overtakes data, and never waits
+
+
+class MalformedMessageError(ValueError):
+    """The body of an engine message is not what its verb says."""
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The body of requests and replies that have nothing to say but that they are there."""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The body of a reply with status EXCEPTION: why a request was not carried out."""
+
+    error: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Verb(Generic[Q, R]):
+    """One message between engines. `request` is the struct it carries, `reply` the struct that answers it, or None.
+
+    Constants of this class live in the `verbs` module of the package whose messages they are.
+    """
+
+    __slots__ = ("_replies", "_requests", "doc", "lane", "name", "reply", "request")
+
+    @overload
+    def __init__(self: "Verb[Q, None]", name: str, request: type[Q], *, doc: str, lane: Lane = ...) -> None: ...
+    @overload
+    def __init__(self, name: str, request: type[Q], reply: type[R], *, doc: str, lane: Lane = ...) -> None: ...
+    def __init__(
+        self, name: str, request: type[Q], reply: type[Any] | None = None, *, doc: str, lane: Lane = Lane.URGENT
+    ) -> None:
+        self.name = name
+        self.request = request
+        self.reply = reply
+        self.doc = doc  # what it says or asks, for the table in docs/protocol.md
+        self.lane = lane
+        self._requests: msgspec.msgpack.Decoder[Q] | None = None  # made when first needed
+        self._replies: msgspec.msgpack.Decoder[R] | None = None
+
+    def __repr__(self) -> str:
+        return f"<verb {self.name}>"
+
+    def decode(self, body: bytes | memoryview) -> Q:
+        """The request in a body. Raises MalformedMessageError."""
+        decoder = self._requests
+        if decoder is None:
+            decoder = self._requests = msgspec.msgpack.Decoder(self.request)
+        try:
+            return decode_plain(body, decoder)
+        except msgspec.DecodeError as error:
+            raise MalformedMessageError(f"this is no {self.request.__name__} of {self.name}: {error}") from None
+
+    def decode_reply(self, body: bytes | memoryview) -> R:
+        """The reply in a body. Raises MalformedMessageError, and TypeError for a verb that is not answered."""
+        decoder = self._replies
+        if decoder is None:
+            if self.reply is None:
+                raise TypeError(f"{self.name} is not answered")
+            decoder = self._replies = msgspec.msgpack.Decoder(self.reply)
+        try:
+            return decode_plain(body, decoder)
+        except msgspec.DecodeError as error:
+            raise MalformedMessageError(f"this does not answer {self.name}: {error}") from None
+
+
+def encode_body(body: msgspec.Struct) -> bytes:
+    """A request or a reply as the bytes of its frame."""
+    return _encoder.encode(body)
+
+
+def decode_refusal(body: bytes | memoryview) -> str:
+    """Why a request was refused."""
+    try:
+        return decode_plain(body, _refusals).error
+    except msgspec.DecodeError as error:
+        return f"it was refused, and the reason cannot be read: {error}"
+
+
+_refusals = msgspec.msgpack.Decoder(Refused)
