@@ -98,16 +98,6 @@ def test_expressions_statements_and_steps_go_to_all_and_locals_can_be_changed(tr
     assert list(future.get(SECONDS).values()) == [200, 200, 200]
 
 
-def test_what_is_wrong_with_a_command_is_told_and_the_rank_stays_stopped(trainers: Any) -> None:
-    trainers.slice(gpus=0).step.call_one(1)
-    stopped(1)
-    group = debug.group(trainers, gpus=0)
-    assert group.eval("nothing_of_that_name").errors[0].startswith("NameError")
-    assert group.run("1 +").text.startswith("*** SyntaxError")
-    assert group.run("b nowhere.py:99999").text.startswith("***")
-    assert group.eval("loss").values == {0: 1}
-
-
 def test_one_rank_or_a_slice_can_be_asked_alone(trainers: Any) -> None:
     trainers.step.call(1)
     stopped(3)
@@ -115,27 +105,6 @@ def test_one_rank_or_a_slice_can_be_asked_alone(trainers: Any) -> None:
     assert debug.group("trainers", gpus=slice(0, 2)).eval("loss").values == {0: 1, 1: 2}
     assert debug.group(trainers.slice(gpus=1)).eval("loss").values == {1: 2}
     assert debug.group(trainers).diff("loss > 2") == [(True, [2]), (False, [0, 1])]
-
-
-def test_stepping_into_returning_and_running_off_the_end_of_an_endpoint(trainers: Any) -> None:
-    debug.set_breakpoint("Trainer.quiet", trainers.slice(gpus=0))
-    future = trainers.slice(gpus=0).quiet.call_one([1.0, 2.0])
-    stopped(1)
-    group = debug.group(trainers)
-    for _ in range(3):
-        group.step(timeout=SECONDS)
-    assert group.sessions[0].frame.function == "Trainer.add"
-    assert [frame.function for frame in group.sessions[0].stack] == ["Trainer.quiet", "Trainer.add"]
-    assert "Trainer.quiet" in group.where()
-    group.finish(timeout=SECONDS)
-    assert "--Return--" in group.sessions[0].note
-    group.run("u")
-    assert group.eval("value").values == {0: 1.0}
-    debug.clear_breakpoint()
-    while group.sessions:
-        told = group.next(timeout=SECONDS).text
-    assert told == "trainers gpus=0: the endpoint has ended"
-    assert future.get(SECONDS) == 3.0
 
 
 def test_a_breakpoint_from_outside_is_looked_at_from_the_next_call_on_and_can_be_cleared(trainers: Any) -> None:
@@ -162,13 +131,6 @@ def test_breakpoints_of_two_actors_in_one_process_do_not_mix(procs: ProcMesh, tr
     resume_all()
     future.get(SECONDS)
     other.stop().get(SECONDS)
-
-
-def test_a_condition_that_raises_stops_and_says_so(trainers: Any) -> None:
-    debug.set_breakpoint("Trainer.add", trainers.slice(gpus=0), condition="nothing > 3", temporary=True)
-    trainers.slice(gpus=0).quiet.call_one([1.0])
-    (record,) = stopped(1)
-    assert "its condition `nothing > 3` raised NameError" in record.note
 
 
 def test_places_that_nobody_knows_are_refused(trainers: Any) -> None:

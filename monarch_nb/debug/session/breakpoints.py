@@ -142,7 +142,7 @@ class BreakpointTable:
             holds, why = _holds(each, evaluate)
             if not holds:
                 continue
-            if each.temporary:
+            if each.temporary and not why:
                 self.remove([each])
             if each.log and not why:
                 logs.append(filled_in(each.log, evaluate))
@@ -153,20 +153,19 @@ class BreakpointTable:
 
 def _holds(breakpoint: Breakpoint, evaluate: Evaluate) -> tuple[bool, str]:
     breakpoint.hits += 1
-    note = ""
     if breakpoint.condition:
         try:
             if not evaluate(breakpoint.condition):
                 return False, ""
-        except (Exception, SystemExit) as error:  # whoever wrote it wants to know
-            note = f"its condition `{breakpoint.condition}` raised {error_line(error)}"
+        except (Exception, SystemExit) as error:  # whoever wrote it wants to know, whatever else there is to hold
+            return True, f"its condition `{breakpoint.condition}` raised {error_line(error)}"
     breakpoint.passes += 1
     if not passed_often_enough(breakpoint.hit_condition, breakpoint.passes):
         return False, ""
     if breakpoint.ignore > 0:
         breakpoint.ignore -= 1
         return False, ""
-    return True, note
+    return True, ""
 
 
 def passed_often_enough(condition: str, passes: int) -> bool:

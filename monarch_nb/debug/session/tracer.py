@@ -13,7 +13,7 @@ from monarch_nb.debug.session.breakpoints import Place
 from monarch_nb.debug.session.machine import Event, Resume
 from monarch_nb.debug.session.stack import is_users
 
-_SKIPPED = ("monarch_nb.*", "asyncio.*", "threading")
+_SKIPPED = ("monarch_nb.*", "asyncio.*", "threading", "weakref", "_weakrefset")
 
 
 class Listener(Protocol):

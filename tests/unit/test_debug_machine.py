@@ -1,0 +1,263 @@
+"""What the debugger of a thread decides: no frame is involved, and nothing runs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.debug.session.breakpoints import BreakpointTable, Place, filled_in, passed_often_enough
+from monarch_nb.debug.session.machine import CommandError, Machine, Resume, Running, Standing, Stepping
+
+HERE = Place("train.py", 42, "step", 40)
+
+
+def never(expression: str) -> object:
+    raise AssertionError(f"{expression} is not to be evaluated")
+
+
+def standing(machine: Machine, depth: int = 3, event: str = "line") -> Standing:
+    found = machine.stops(event, depth, depth - 1)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+# -- running, standing, stepping ---------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_nothing_stops_need_not_be_traced() -> None:
+    machine = Machine()
+    assert machine.quiet
+    added = machine.breakpoints.add("train.py", 42)
+    assert not machine.quiet
+    machine.breakpoints.remove([added])
+    machine.raised = True
+    assert not machine.quiet
+
+
+def test_a_step_goes_on_and_its_end_is_a_stop_with_the_next_number() -> None:
+    machine = Machine()
+    assert standing(machine, event="asked").number == 1
+    assert machine.go("over") == Resume("over", 2)
+    assert machine.state == Stepping("over")
+    second = standing(machine)
+    assert (second.number, second.reason, second.note) == (2, "step", "")
+
+
+def test_a_step_counts_from_the_frame_that_is_looked_at() -> None:
+    machine = Machine()
+    standing(machine)
+    machine.move(-1)
+    assert machine.go("out") == Resume("out", 1)
+
+
+def test_frames_are_looked_at_as_far_as_there_are_any() -> None:
+    machine = Machine()
+    standing(machine)
+    assert machine.move(-5).selected == 0
+    with pytest.raises(CommandError, match="Oldest frame"):
+        machine.move(-1)
+    assert machine.move(9).selected == 2
+    with pytest.raises(CommandError, match="Newest frame"):
+        machine.move(1)
+    with pytest.raises(CommandError, match="there is no frame 3"):
+        machine.select(3)
+
+
+def test_what_is_evaluated_where_a_thread_stands_does_not_stop_it_anew() -> None:
+    machine = Machine()
+    machine.breakpoints.add("train.py", 42)
+    standing(machine)
+    assert machine.stops("asked", 9, 8) is None
+    assert machine.at(HERE, never).stop is None
+
+
+def test_no_command_is_carried_out_by_a_thread_that_runs() -> None:
+    machine = Machine()
+    for command in (lambda: machine.go("in"), lambda: machine.select(0), lambda: machine.jump(3)):
+        with pytest.raises(CommandError, match="not stopped any more"):
+            command()
+
+
+def test_a_step_that_leaves_the_users_code_ends_nowhere() -> None:
+    machine = Machine()
+    standing(machine)
+    machine.go("in")
+    assert machine.outermost_returns()
+    assert isinstance(machine.state, Running)
+    assert not machine.outermost_returns()
+
+
+def test_the_frames_of_a_failure_are_closed_by_whatever_would_go_on() -> None:
+    machine = Machine()
+    standing(machine, event="failure")
+    with pytest.raises(CommandError, match="nothing is run here"):
+        machine.jump(3)
+    machine.go("over")
+    assert machine.quiet
+
+
+def test_a_line_to_run_next_is_chosen_at_once_where_a_line_is_about_to_run_and_else_after_a_step() -> None:
+    machine = Machine()
+    standing(machine, event="line")
+    assert machine.jump(50) is None
+    machine.go("continue")
+    standing(machine, event="asked")
+    assert machine.jump(50) == Resume("in", 2)
+    assert machine.line_to_run() == 50
+    assert machine.line_to_run() is None, "once"
+    machine.cannot_jump("it is in a loop")
+    assert standing(machine).note == "jump failed: it is in a loop"
+
+
+def test_only_the_innermost_frame_can_run_another_line() -> None:
+    machine = Machine()
+    standing(machine)
+    machine.move(-1)
+    with pytest.raises(CommandError, match="bottom frame"):
+        machine.jump(3)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["stop", "asked", "continue", "in", "over", "out", "until", "up", "down", "jump", "left", "end"]
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_comes_in_a_thread_runs_steps_or_stands_at_a_frame_that_there_is(words: list[str]) -> None:
+    machine = Machine()
+    numbers = [0]
+    for word in words:
+        was = machine.standing
+        try:
+            if word in ("stop", "asked"):
+                found = machine.stops("line" if word == "stop" else "asked", 3, 2)
+                assert (found is None) == (was is not None)
+                if found is not None:
+                    numbers.append(found.number)
+            elif word == "up":
+                machine.move(-1)
+            elif word == "down":
+                machine.move(1)
+            elif word == "jump":
+                machine.jump(7)
+            elif word == "left":
+                machine.outermost_returns()
+                assert machine.standing == was
+            elif word == "end":
+                machine.released()
+                assert machine.standing is None
+            else:
+                resume = machine.go(word)  # type: ignore[arg-type]
+                assert was is not None
+                assert resume.frame == was.selected
+                assert machine.standing is None
+        except CommandError:
+            assert machine.state == (was or machine.state)
+        now = machine.standing
+        assert now is None or 0 <= now.selected < now.depth
+    assert numbers == list(range(len(numbers))), "each stop has the next number"
+
+
+# -- breakpoints -------------------------------------------------------------------------------------------------------
+
+
+def test_a_breakpoint_stops_at_its_line_and_says_so() -> None:
+    machine = Machine()
+    machine.breakpoints.add("train.py", 42, condition="loss > 2")
+    assert machine.at(Place("train.py", 43, "step", 40), never).stop is None
+    assert machine.at(Place("other.py", 42, "step", 40), never).stop is None
+    assert machine.at(HERE, lambda expression: expression == "loss > 2").stop is not None
+    assert standing(machine).reason == "breakpoint 1, if loss > 2"
+
+
+def test_a_condition_that_does_not_hold_counts_as_a_hit_and_one_that_raises_stops_and_says_so() -> None:
+    table = BreakpointTable()
+    added = table.add("train.py", 42, condition="x")
+    assert table.hit(HERE, lambda _: 0).stop is None
+    assert added.hits == 1
+    assert table.hit(HERE, lambda expression: {}[expression]).note == "its condition `x` raised KeyError: 'x'"
+
+
+def test_passes_are_ignored_as_often_as_was_said_and_only_those_for_which_the_condition_holds() -> None:
+    table = BreakpointTable()
+    table.add("train.py", 42, condition="x", ignore=2)
+    values = iter([1, 0, 1, 0, 1])
+    assert [table.hit(HERE, lambda _: next(values)).stop is not None for _ in range(5)] == [False] * 4 + [True]
+
+
+def test_one_that_is_disabled_is_not_there_and_a_temporary_one_goes_when_it_is_hit() -> None:
+    table = BreakpointTable()
+    off = table.add("train.py", 42, enabled=False)
+    once = table.add("train.py", 42, temporary=True)
+    assert table.hit(HERE, never).stop is once
+    assert table.hit(HERE, never).stop is None
+    assert list(table) == [off]
+
+
+def test_a_function_stops_at_the_first_of_its_lines_that_is_run_each_time_it_is() -> None:
+    table = BreakpointTable()
+    table.add("train.py", 40, function="step")
+    lines = [Place("train.py", line, "step", 40) for line in (42, 43, 42)]
+    assert [table.hit(place, never).stop is not None for place in lines] == [True, False, True]
+    elsewhere = [Place("train.py", 20, "step", 18), Place("train.py", 42, "other", 40)]
+    assert not any(table.hit(place, never).stop for place in elsewhere)
+
+
+def test_a_log_message_is_printed_and_does_not_stop_but_another_breakpoint_there_does() -> None:
+    table = BreakpointTable()
+    table.add("train.py", 42, log="loss {loss:.2f} of {name!r}")
+    names = {"loss": 0.5, "name": "a"}
+    hit = table.hit(HERE, names.__getitem__)
+    assert (hit.stop, hit.logs) == (None, ("loss 0.50 of 'a'",))
+    other = table.add("train.py", 42)
+    assert table.hit(HERE, names.__getitem__).stop is other
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("plain", "plain"),
+        ("{{x}} {x}", "{x} 3"),
+        ("{y}", "{y: KeyError: 'y'}"),
+        ("{x:nonsense}", "{x: ValueError: Invalid format specifier"),
+        ("{x", "{x (expected '}' before end of string)"),
+    ],
+)
+def test_what_is_wrong_with_a_log_message_stands_in_its_place(message: str, text: str) -> None:
+    assert filled_in(message, {"x": 3}.__getitem__).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("condition", "passes"),
+    [
+        ("", [1, 2, 3, 4, 5, 6]),
+        ("3", [3]),
+        ("== 3", [3]),
+        (">3", [4, 5, 6]),
+        (">= 3", [3, 4, 5, 6]),
+        ("< 3", [1, 2]),
+        ("<=3", [1, 2, 3]),
+        ("!= 3", [1, 2, 4, 5, 6]),
+        ("% 2", [2, 4, 6]),
+        ("%0", []),
+    ],
+)
+def test_a_hit_condition_holds_at_these_passes(condition: str, passes: list[int]) -> None:
+    assert [number for number in range(1, 7) if passed_often_enough(condition, number)] == passes
+
+
+def test_a_hit_condition_that_means_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="is no hit condition: write 3"):
+        BreakpointTable().add("train.py", 42, hit_condition="often")
+
+
+def test_those_that_somebody_has_set_are_taken_away_together() -> None:
+    table = BreakpointTable()
+    table.add("a.py", 1, set_by="one")
+    kept = table.add("b.py", 1, set_by="other")
+    table.remove(table.of("one"))
+    assert list(table) == [kept]
+    assert table.lines == {"b.py": [1]}
+    assert (table.has_file("a.py"), table.has_file("b.py")) == (False, True)
+    assert table.add("c.py", 1).number == 3, "numbers are not given twice"

@@ -1,0 +1,202 @@
+"""Random programs, breakpoints and commands: a thread stops where it would under Python's own `bdb`."""
+
+import bdb
+import sys
+from collections.abc import Iterable
+from random import Random
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from monarch_nb.debug import messages as m
+from monarch_nb.debug.records import Stopped
+from monarch_nb.debug.session.thread import ThreadDebugger
+from tests.effort import tries
+from tests.unit.debug_tools import SESSION, debugged, go, on_thread, source
+
+Place = tuple[str, str, int]  # what was about to happen, and where
+MOTIONS = ("in", "in", "over", "over", "over", "out", "until", "continue")
+
+
+class Writer:
+    """Writes a program of some functions that loop, call each other, raise, yield and stop."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.lines: list[str] = ["count = 0"]
+
+    def program(self) -> str:
+        functions = self.random.randrange(1, 4)
+        for number in range(functions):
+            kind = self.random.choice(("plain", "plain", "generator"))
+            self.lines.append(f"def f{number}(x):")
+            self.lines.append("    global count")
+            self.body(1, number, self.random.randrange(2, 6), generator=kind == "generator")
+            if kind == "generator":
+                self.lines.append("    yield x")
+                self.lines.append(f"_g{number} = f{number}")
+                self.lines.append(f"def f{number}(x):")
+                self.lines.append(f"    return sum(_g{number}(x))")
+            else:
+                self.lines.append("    return x")
+        self.body(0, functions, self.random.randrange(3, 7))
+        return "\n".join(self.lines) + "\n"
+
+    def body(self, depth: int, callable_below: int, statements: int, *, generator: bool = False) -> None:
+        for _ in range(statements):
+            self.statement(depth, callable_below, generator)
+
+    def statement(self, depth: int, below: int, generator: bool) -> None:
+        pad = "    " * depth
+        dice = self.random.randrange(12)
+        if dice < 3 and below:
+            self.lines.append(f"{pad}count += f{self.random.randrange(below)}({self.random.randrange(3)})")
+        elif dice == 3 and depth < 4:
+            self.lines.append(f"{pad}for i in range({self.random.randrange(3)}):")
+            self.body(depth + 1, below, self.random.randrange(1, 3), generator=generator)
+        elif dice == 4 and depth < 4:
+            self.lines.append(f"{pad}try:")
+            self.body(depth + 1, below, 1, generator=generator)
+            self.lines.append(f"{pad}    count // (count % {self.random.randrange(1, 3)})")
+            self.lines.append(f"{pad}except ZeroDivisionError:")
+            self.body(depth + 1, below, 1, generator=generator)
+        elif dice == 5 and depth < 4:
+            self.lines.append(f"{pad}if count % 2:")
+            self.body(depth + 1, below, 1, generator=generator)
+        elif dice == 6:
+            self.lines.append(f"{pad}stop()")
+        elif dice == 7 and generator:
+            self.lines.append(f"{pad}yield count")
+        elif dice == 8:
+            self.lines.append(f"{pad}total = [n for n in range(2)]")
+        else:
+            self.lines.append(f"{pad}{'count' if not depth else 'y'} = {self.random.randrange(9)}")
+
+
+class Breakpoint:
+    """One that both debuggers are given."""
+
+    def __init__(self, random: Random, lines: int) -> None:
+        self.line = random.randrange(1, lines + 1)
+        self.condition = random.choice(("", "", "count % 2 == 0", "nothing > 1"))
+        self.ignore = random.choice((0, 0, 1, 3))
+        self.temporary = random.random() < 0.2
+
+
+class Reference(bdb.Bdb):
+    """`bdb` as a debugger uses it: each stop is noted, and answered with the next command."""
+
+    def __init__(self, breakpoints: list[Breakpoint], file: str, commands: "Iterable[tuple[str, int]]") -> None:
+        bdb.Breakpoint.clearBreakpoints()
+        super().__init__(["tests.*", "threading", "bdb", "weakref", "_weakrefset"])
+        self.stops: list[Place] = []
+        self._commands = iter(commands)
+        self.quiet = not breakpoints
+        for each in breakpoints:
+            assert self.set_break(file, each.line, each.temporary, each.condition or None) is None
+            bdb.Breakpoint.bpbynumber[-1].ignore = each.ignore  # type: ignore[union-attr]
+
+    def do_clear(self, arg: Any) -> None:
+        self.clear_bpbynumber(arg)
+
+    def at(self, event: str, frame: FrameType) -> None:
+        self.stops.append((event, frame.f_code.co_name, frame.f_lineno))
+        motion, up = next(self._commands, ("continue", 0))
+        start = frame
+        while up and start.f_back is not None and start.f_back.f_globals.get("__name__") == "program":
+            start, up = start.f_back, up - 1
+        if motion == "in":
+            self.set_step()
+        elif motion == "over":
+            self.set_next(start)
+        elif motion == "out":
+            self.set_return(start)
+        elif motion == "until":
+            self.set_until(start)
+        else:
+            self.set_continue()
+
+    def stop(self) -> None:
+        sys.settrace(None)
+        frame = sys._getframe(1)
+        self.set_trace(frame)
+        at: FrameType | None = frame
+        while at is not None and at.f_globals.get("__name__") == "program":
+            self.botframe = at
+            at = at.f_back
+        self.at("asked", frame)
+
+    def user_call(self, frame: FrameType, argument_list: None) -> None:
+        if self.stop_here(frame):
+            self.at("call", frame)
+
+    def user_line(self, frame: FrameType) -> None:
+        self.at("line", frame)
+
+    def user_return(self, frame: FrameType, return_value: Any) -> None:
+        self.at("return", frame)
+
+    def user_exception(self, frame: FrameType, exc_info: Any) -> None:
+        self.at("exception", frame)
+
+    def run_code(self, code: CodeType) -> dict[str, Any]:
+        names: dict[str, Any] = {"__name__": "program", "stop": self.stop}
+
+        def run() -> None:
+            if not self.quiet:
+                self.reset()
+                self.botframe = sys._getframe()
+                self.set_continue()
+                sys.settrace(self.trace_dispatch)
+            try:
+                exec(code, names)
+            finally:
+                sys.settrace(None)
+
+        on_thread(run)
+        return names
+
+
+def ours(
+    code: CodeType, breakpoints: list[Breakpoint], commands: "Iterable[tuple[Any, int]]"
+) -> tuple[list[Place], dict[str, Any]]:
+    left = iter(commands)
+    stops: list[Place] = []
+    debuggers: list[ThreadDebugger] = []
+
+    def arm(debugger: ThreadDebugger) -> None:
+        debuggers.append(debugger)
+        for each in breakpoints:
+            debugger.add_breakpoint(
+                code.co_filename, each.line, condition=each.condition, ignore=each.ignore, temporary=each.temporary
+            )
+
+    def script(record: Stopped) -> Iterable[m.Command]:
+        standing = debuggers[0].machine.standing
+        assert standing is not None
+        stops.append((standing.event, record.looked.function.rpartition(".")[2], record.looked.line))
+        motion, up = next(left, ("continue", 0))
+        if min(up, standing.selected):
+            yield m.Select(session=SESSION, by=-min(up, standing.selected))
+        yield go(motion)
+
+    _, names = debugged(code, script, arm=arm)
+    return stops, names
+
+
+@pytest.mark.parametrize("seed", range(tries(60)))
+def test_a_thread_stops_where_it_does_under_bdb(seed: int) -> None:
+    random = Random(seed)
+    text = Writer(random).program()
+    file = f"<program-{seed}>"
+    code = source(file, text)
+    lines = text.count("\n")
+    breakpoints = [Breakpoint(random, lines) for _ in range(random.choice((0, 1, 2, 4)))]
+    breakpoints = list({each.line: each for each in breakpoints}.values())
+    commands = [(random.choice(MOTIONS), random.choice((0, 0, 0, 1, 2))) for _ in range(random.randrange(40))]
+    reference = Reference(breakpoints, file, commands)
+    expected = reference.run_code(code)
+    stops, names = ours(code, breakpoints, commands)
+    assert stops == reference.stops, text
+    assert names["count"] == expected["count"]

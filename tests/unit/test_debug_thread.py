@@ -1,0 +1,420 @@
+"""The debugger of a thread with real frames: what is asked of it while it stands, and where it goes on to."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from monarch_nb.debug import messages as m
+from monarch_nb.debug.errors import QuitDebugger
+from monarch_nb.debug.records import Stopped
+from monarch_nb.debug.session.thread import ThreadDebugger
+from tests.unit.debug_tools import SESSION, Told, debugged, go, source
+
+FILE = "<program>"
+TEXT = """\
+class Box:
+    __slots__ = ("slot",)
+    def __init__(self):
+        self.slot = 5
+
+def inner(value):
+    doubled = value * 2
+    return doubled
+
+def outer(numbers):
+    total = 0
+    stop()
+    for number in numbers:
+        total += inner(number)
+    return total
+
+def fails(x):
+    try:
+        return inner(x) / 0
+    except ZeroDivisionError:
+        return -1
+
+box = Box()
+result = outer([1, 2, 3])
+failed = fails(1)
+"""
+
+
+def program(script: Callable[[Stopped], Iterable[m.Command]], **options: Any) -> tuple[Told, dict[str, Any]]:
+    return debugged(source(FILE, TEXT), script, **options)
+
+
+def asked(*commands: m.Command, text: str = TEXT) -> tuple[list[m.Answer], dict[str, Any]]:
+    """The answers to commands at `stop()`; the program goes on then."""
+    first = [[*commands, go()]]
+    told, names = debugged(source(FILE, text), lambda record: first.pop() if first else [go()])
+    return told.answers, names
+
+
+def evaluate(text: str, **options: Any) -> m.Evaluate:
+    return m.Evaluate(session=SESSION, text=text, **options)
+
+
+def pdb(text: str) -> m.Pdb:
+    return m.Pdb(session=SESSION, text=text)
+
+
+def at(record: Stopped) -> tuple[str, int]:
+    return record.frame.function, record.frame.line
+
+
+# -- stepping ----------------------------------------------------------------------------------------------------------
+
+
+def walked(*motions: Any) -> list[tuple[str, int, str]]:
+    left = list(motions)
+    told, _ = program(lambda record: [go(left.pop(0)) if left else go()])
+    return [(*at(record), record.note) for record in told.stops]
+
+
+def test_steps_go_into_over_and_out_of_functions() -> None:
+    assert walked("over", "over", "in", "over", "out") == [
+        ("outer", 12, ""),
+        ("outer", 13, ""),
+        ("outer", 14, ""),
+        ("inner", 6, "--Call--"),
+        ("inner", 7, ""),
+        ("inner", 8, "--Return--"),
+    ]
+
+
+def test_until_leaves_a_loop() -> None:
+    assert walked("over", "over", "until")[-1] == ("outer", 15, "")
+
+
+def test_a_step_counts_from_the_frame_that_is_looked_at() -> None:
+    script = iter([[go("over")], [go("over")], [go("in")], [m.Select(session=SESSION, by=-1), go("over")], [go()]])
+    told, _ = program(lambda record: next(script))
+    assert at(told.stops[-1]) == ("outer", 13)
+
+
+def test_a_step_off_the_end_of_the_code_stops_nowhere_and_says_so() -> None:
+    told, _ = debugged(source(FILE, "stop()\nlast = 1\n"), lambda record: [go("over")])
+    assert [(record.frame.line, record.note) for record in told.stops] == [(1, ""), (2, ""), (2, "--Return--")]
+    assert told.events[-1] == ("over", "the endpoint has ended")
+
+
+def test_exceptions_stop_a_step_over_what_they_pass_and_show_where_they_were_raised() -> None:
+    text = "def f():\n    return 1 / 0\n\ntry:\n    stop()\n    f()\nexcept ZeroDivisionError:\n    done = 1\n"
+    told, names = debugged(source(FILE, text), lambda record: [go("over" if record.number < 4 else "continue")])
+    third = told.stops[2]
+    assert third.note == "ZeroDivisionError: division by zero"
+    assert third.frame.function == "f"
+    assert third.looked.function == "<module>"
+    assert told.stops[3].looked.line == 7, "and the next step counts from the frame that lives"
+    assert names["done"] == 1
+
+
+def test_where_exceptions_are_raised_they_stop_if_that_is_wished() -> None:
+    told, names = program(lambda record: [go()], arm=lambda debugger: debugger.stop_where_raised(True))
+    assert [at(record) for record in told.stops] == [("outer", 12), ("fails", 19)]
+    assert told.stops[1].note == "ZeroDivisionError: division by zero"
+    assert names["failed"] == -1
+
+
+def test_a_line_is_jumped_over() -> None:
+    answers, names = asked(m.Jump(session=SESSION, line=15))
+    assert answers[0].resumed
+    assert names["result"] == 0
+
+
+def test_quit_ends_what_runs_and_says_where() -> None:
+    with pytest.raises(QuitDebugger, match=r"stopped at <program>:12 in outer"):
+        program(lambda record: [m.Quit(session=SESSION)])
+
+
+def test_what_comes_after_the_command_that_lets_go_is_refused() -> None:
+    first = [[go(), evaluate("1")]]
+    told, _ = program(lambda record: first.pop())
+    assert [(answer.resumed, answer.error) for answer in told.answers] == [
+        (True, ""),
+        (True, "the rank is not stopped any more"),
+    ]
+
+
+# -- breakpoints -------------------------------------------------------------------------------------------------------
+
+
+def stops_at(line: int, **options: Any) -> list[dict[str, Any]]:
+    """The local variables at each stop at a breakpoint; `stop()` goes on."""
+    found: list[dict[str, Any]] = []
+
+    def arm(debugger: ThreadDebugger) -> None:
+        debugger.add_breakpoint(FILE, line, **options)
+
+    def script(record: Stopped) -> Iterable[m.Command]:
+        yield m.GetVariables(session=SESSION)
+        yield go()
+
+    told, _ = program(script, arm=arm)
+    for answer in told.answers:
+        if answer.variables:
+            found.append({each.name: each.value.text for each in answer.variables})
+    return found[1:]
+
+
+def test_a_breakpoint_stops_each_time_its_condition_holds() -> None:
+    assert [found["number"] for found in stops_at(14, condition="number > 1")] == ["2", "3"]
+    assert [found["number"] for found in stops_at(14, hit_condition="% 2")] == ["2"]
+    assert [found["number"] for found in stops_at(14, ignore=2)] == ["3"]
+    assert [found["number"] for found in stops_at(14, temporary=True)] == ["1"]
+    assert [found["value"] for found in stops_at(6, function="inner")] == ["1", "2", "3", "1"]
+
+
+def test_a_log_message_is_printed_where_the_thread_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert stops_at(14, log="{number} of {len(numbers)}") == []
+    assert capsys.readouterr().out == "1 of 3\n2 of 3\n3 of 3\n"
+
+
+def test_a_breakpoint_that_is_set_where_a_thread_stands_is_hit_in_functions_that_run_already() -> None:
+    script = iter([[go("over")], [go("over")], [go("in")], [pdb("b 15"), go()], [go()]])
+    told, _ = program(lambda record: next(script))
+    assert (at(told.stops[-1]), told.stops[-1].reason) == (("outer", 15), "breakpoint 1")
+
+
+def test_there_is_no_breakpoint_where_there_is_no_line() -> None:
+    with pytest.raises(ValueError, match=f"Line {FILE}:99 does not exist"):
+        program(lambda record: [go()], arm=lambda debugger: debugger.add_breakpoint(FILE, 99))
+
+
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+
+def test_expressions_and_statements_are_run_in_the_frame_that_is_looked_at() -> None:
+    answers, names = asked(
+        evaluate("[total + n for n in numbers]"),
+        evaluate("total = 100", statement=True),
+        evaluate("print('said')", statement=True),
+        evaluate("total", statement=True),
+        evaluate("nothing"),
+        m.Select(session=SESSION, by=-1),
+        evaluate("box.slot"),
+    )
+    assert answers[0].value is not None
+    assert answers[0].value.text == "[1, 2, 3]"
+    assert (answers[1].value, answers[1].error) == (None, "")
+    assert (answers[2].value, answers[2].text) == (None, "said\n")
+    assert answers[3].value is not None
+    assert answers[3].value.text == "100"
+    assert answers[4].error == "NameError: name 'nothing' is not defined"
+    assert (answers[5].current, answers[5].source[answers[5].frame.line - answers[5].first]) == (  # type: ignore[union-attr]
+        0,
+        "result = outer([1, 2, 3])",
+    )
+    assert answers[6].value is not None
+    assert answers[6].value.text == "5"
+    assert names["result"] == 112
+
+
+def test_a_frame_that_there_is_not_is_told() -> None:
+    answers, _ = asked(evaluate("1", frame=7))
+    assert answers[0].error == "there is no frame 7: the outermost is 0, the innermost 1"
+
+
+def test_the_source_of_a_file_is_given_whole_also_of_a_cell() -> None:
+    answers, _ = asked(m.GetSource(session=SESSION, file=FILE), m.GetSource(session=SESSION, file="nowhere.py"))
+    assert isinstance(answers[0], m.Source)
+    assert answers[0].content == TEXT
+    assert "is not to be had" in answers[1].error
+
+
+HOLDING = """\
+class Box:
+    __slots__ = ("slot",)
+
+def f():
+    box = Box()
+    box.slot = 5
+    many = list(range(1000))
+    by_name = {"a": [1, {"b": 2}], 3: "c", (1, 2): "t"}
+    few = {7}
+    stop()
+    return box.slot, by_name, many[1], few, hidden
+
+hidden = 1
+result = f()
+"""
+
+
+def script_of(*makers: Callable[[list[m.Answer]], m.Command]) -> tuple[list[m.Answer], dict[str, Any]]:
+    """Commands that are made of the answers to those before; each is posted when the one before is done."""
+    left = list(makers)
+    answers: list[m.Answer] = []
+    debuggers: list[ThreadDebugger] = []
+
+    class Following(Told):
+        def stopped(self, debugger: ThreadDebugger) -> None:
+            debuggers.append(debugger)
+            self._next()
+
+        def _next(self) -> None:
+            command = left.pop(0)(answers) if left else go()
+
+            def send(answer: m.Answer) -> None:
+                if not isinstance(command, m.Go):
+                    answers.append(answer)
+                    self._next()
+
+            debuggers[-1].post(command, send)
+
+    _, names = debugged(source(FILE, HOLDING), lambda record: (), told=Following(lambda record: ()))
+    return answers, names
+
+
+def reference(answers: list[m.Answer], name: str, nth: int = 0) -> int:
+    return next(each.reference for each in answers[nth].variables if each.name == name)
+
+
+def test_scopes_hold_variables_which_hold_others_a_page_at_a_time() -> None:
+    def children(name: str, nth: int, **page: int) -> Callable[[list[m.Answer]], m.Command]:
+        return lambda answers: m.GetVariables(session=SESSION, reference=reference(answers, name, nth), **page)
+
+    answers, _ = script_of(
+        lambda _: m.GetVariables(session=SESSION),
+        lambda _: m.GetScopes(session=SESSION),
+        children("many", 0, start=990, count=100),
+        children("by_name", 0),
+        children("'a'", 3),
+        children("box", 0),
+        children("few", 0),
+        lambda _: m.GetVariables(session=SESSION, reference=999),
+    )
+    of_locals = {each.name: (each.value.type, each.named, each.indexed) for each in answers[0].variables}
+    assert of_locals == {
+        "box": ("program.Box", 1, 0),
+        "many": ("list", 0, 1000),
+        "by_name": ("dict", 3, 0),
+        "few": ("set", 0, 1),
+    }
+    assert isinstance(answers[1], m.Scopes)
+    assert [(each.name, each.expensive) for each in answers[1].scopes] == [("Locals", False), ("Globals", True)]
+    assert [each.name for each in answers[2].variables] == [str(n) for n in range(990, 1000)]
+    assert answers[2].total == 1000
+    assert [(each.name, each.expression) for each in answers[3].variables] == [
+        ("'a'", "by_name['a']"),
+        ("3", "by_name[3]"),
+        ("(1, 2)", ""),
+    ]
+    assert [each.value.text for each in answers[4].variables] == ["1", "{'b': 2}"]
+    assert [(each.name, each.value.text, each.expression) for each in answers[5].variables] == [
+        ("slot", "5", "box.slot")
+    ]
+    assert [each.value.text for each in answers[6].variables] == ["7"]
+    assert "there is no variable 999" in answers[7].error
+
+
+def test_variables_and_what_they_hold_are_given_other_values() -> None:
+    def assign(name: str, text: str, of: str = "") -> Callable[[list[m.Answer]], m.Command]:
+        return lambda answers: m.Assign(
+            session=SESSION, name=name, text=text, reference=reference(answers, of) if of else 0
+        )
+
+    def in_globals(answers: list[m.Answer]) -> m.Command:
+        scopes = answers[-1]
+        assert isinstance(scopes, m.Scopes)
+        return m.Assign(session=SESSION, name="hidden", text="many[2]", reference=scopes.scopes[1].reference)
+
+    answers, names = script_of(
+        lambda _: m.GetVariables(session=SESSION),
+        assign("slot", "6", of="box"),
+        assign("1", "len(many)", of="many"),
+        assign("'a'", "'other'", of="by_name"),
+        assign("0", "1", of="few"),
+        assign("few", "{8}"),
+        assign("few", "nothing"),
+        lambda _: m.GetScopes(session=SESSION),
+        in_globals,
+    )
+    assert [answer.error for answer in answers[1:4]] == [""] * 3
+    assert answers[4].error == "TypeError: a set cannot be changed"
+    assert answers[6].error.startswith("NameError")
+    assert names["result"] == (6, {"a": "other", 3: "c", (1, 2): "t"}, 1000, {8}, 2)
+
+
+# -- pdb's language ----------------------------------------------------------------------------------------------------
+
+
+def said(*lines: str) -> list[str]:
+    """What pdb answers to lines, at `stop()`."""
+    answers, _ = asked(*map(pdb, lines))
+    shown = []
+    for answer in answers[: len(lines)]:
+        value = [answer.value.text] if answer.value is not None else []
+        error = [f"*** {answer.error}"] if answer.error else []
+        shown.append("\n".join([answer.text.rstrip("\n")] * bool(answer.text) + value + error))
+    return shown
+
+
+def test_pdb_shows_stacks_arguments_and_source() -> None:
+    where, args, listing, more, function = said("w", "a", "l 1, 3", "l", "ll")
+    assert f"> {FILE}(12)outer()" in where
+    assert args == "numbers = [1, 2, 3]"
+    assert listing.splitlines()[0].split() == ["1", "class", "Box:"]
+    assert more.splitlines()[0].split()[0] == "4", "a listing goes on"
+    assert " 12  \t->" in function.replace(" ->", "->").replace("\t->", "\t->") or "->" in function
+
+
+def test_pdb_goes_up_and_down_the_stack() -> None:
+    up, value, down, bottom = said("u", "p result_of if False else box.slot", "d", "d")
+    assert up.startswith(f"> {FILE}(24)<module>()")
+    assert value == "5"
+    assert down.startswith(f"> {FILE}(12)outer()")
+    assert bottom == "*** Newest frame"
+
+
+def test_pdb_sets_changes_lists_and_clears_breakpoints() -> None:
+    lines = ("b 14, number > 2", "b", "condition 1 number > 1", "ignore 1 1", "disable 1", "enable 1", "tbreak inner")
+    first, listed, condition, ignored, disabled, enabled, function = said(*lines)
+    assert first == f"Breakpoint 1 at {FILE}:14"
+    assert "stop only if number > 2" in listed
+    assert condition == "New condition set for breakpoint 1."
+    assert ignored == "Will ignore next 1 crossing of breakpoint 1."
+    assert disabled == f"Disabled breakpoint 1 at {FILE}:14"
+    assert enabled == f"Enabled breakpoint 1 at {FILE}:14"
+    assert function.startswith("Breakpoint 2 at ")
+    assert said("b 14", "cl 1", "cl 1", "b 15", "cl") == [
+        f"Breakpoint 1 at {FILE}:14",
+        f"Deleted breakpoint 1 at {FILE}:14",
+        "*** Breakpoint 1 already deleted",
+        f"Breakpoint 2 at {FILE}:15",
+        f"Deleted breakpoint 2 at {FILE}:15",
+    ]
+    assert said("b 14", f"cl {FILE}:14", f"cl {FILE}:14")[1:] == [
+        f"Deleted breakpoint 1 at {FILE}:14",
+        f"*** There is no breakpoint at {FILE}:14",
+    ]
+    assert said("cond 99 x", "b 999", "until 3")[0] == "*** Breakpoint number 99 out of range"
+
+
+def test_pdb_runs_statements_aliases_and_several_commands_of_a_line() -> None:
+    assert said("total = 7 ;; p total", "alias pt p total * %1", "pt 3", "!n = 5", "n2 = 6 if True else 0", "p n2") == [
+        "7",
+        "",
+        "21",
+        "",
+        "",
+        "6",
+    ]
+    assert said("whatis total", "interact", "commands 1", "debug 1", "run", "1 +")[0] == "<class 'int'>"
+    errors = said("interact", "commands 1", "debug 1", "run", "j x", "retval")
+    assert all(error.startswith("*** ") for error in errors), errors
+
+
+def test_pdb_steps_as_the_debugger_does() -> None:
+    lines = iter(["n", "n", "s", "until", "r", "retval", "c"])
+    told, _ = program(lambda record: [pdb(next(lines)), *([go()] if record.number == 6 else [])])
+    assert [at(record) for record in told.stops] == [
+        ("outer", 12),
+        ("outer", 13),
+        ("outer", 14),
+        ("inner", 6),
+        ("inner", 7),
+        ("inner", 8),
+    ]
+    assert told.answers[-2].text == "2\n"
