@@ -40,8 +40,8 @@ class _Fold:
 
     def _lines(self, of_each: int) -> list[Line]:
         """The last lines of each rank, in the order of time."""
-        found = [each for last in self._last.values() for each in list(last)[-of_each:]]
-        return [line for _, line in sorted(found, key=lambda each: each[0])]
+        timed = [line for last in self._last.values() for line in list(last)[-of_each:]]
+        return [line for _, line in sorted(timed, key=lambda line: line[0])]
 
     def _below(self) -> list[Line]:
         """Those in sight: the last one of each rank, or a few of the only one."""
@@ -55,19 +55,21 @@ class _Fold:
         sources = sorted(self.files)
         first = sources[0]
         where = prefix(sources, named=named)
-        told = f"{self.count:,} more line{'' if self.count == 1 else 's'}"
+        count = f"{self.count:,} more line{'' if self.count == 1 else 's'}"
         files = [path for source in sources if (path := self.files[source])]
         many = f"the log files ({files[0]} …) have" if len(files) > 1 else f"{files[0]} has" if files else "no file has"
-        text = f"{where}… {told} not shown here: %logs {first.name} shows the last of them, {many} all"
+        text = f"{where}… {count} not shown here: %logs {first.name} shows the last of them, {many} all"
         below = texts(self._below())
         lines = self._lines(max(FEWEST, LINES // len(sources)))
-        rows = [(prefix([one], named=named).strip(" []") or first.name, self.files[one]) for one in sources[:FILES]]
+        rows = [
+            (prefix([source], named=named).strip(" []") or first.name, self.files[source]) for source in sources[:FILES]
+        ]
         if len(sources) > FILES:
             rows.append(("…", f"{len(sources) - FILES} more: .logs().files has them"))
         kept = f", the last {len(lines):,} here" if len(lines) < self.count else ""
         html = framed(
             '<div style="padding-left:var(--jp-code-padding,0)">',  # as the lines above it
-            folded(f"{where}… {told}{kept}", texts(lines)),
+            folded(f"{where}… {count}{kept}", texts(lines)),
             f"<pre>{escape(below)}</pre>",
             f"<details><summary>All of them are in the log files: %logs {escape(first.name)}</summary>"
             f"{table(('rank', 'file'), rows, mono=(1,))}</details></div>",

@@ -48,16 +48,16 @@ class LogMagics(Magics):
         try:
             last = int(options["--last"]) if "--last" in options else None
             stream = next((name[2:] for name in ("--stderr", "--stdout") if name in options), None)
-            wishes: Any = {
+            wanted: Any = {
                 "grep": options.get("--grep"),
                 "level": options.get("--level"),
                 "since": options.get("--since"),
                 "stream": stream,
             }
             if "--follow" in options:
-                follow(part, wishes)
+                follow(part, wanted)
                 return None
-            return logs_of(part, last=last, **wishes) if options else LogView(part)
+            return logs_of(part, last=last, **wanted) if options else LogView(part)
         except (TypeError, IndexError, ValueError, RuntimeError) as error:
             raise UsageError(f"%logs: {error}") from None
 
@@ -88,12 +88,12 @@ def read(line: str) -> tuple[Place, dict[str, str]]:
     return place("%logs", " ".join(rest)), options
 
 
-def follow(mesh: Any, wishes: dict[str, Any]) -> None:
+def follow(mesh: Any, wanted: dict[str, Any]) -> None:
     """Writes lines as they come, until Ctrl-C or the end of the mesh; no more of them than a front end takes."""
     bucket = Bucket(BYTES, BYTES_BURST)
     missed = 0
     try:
-        for record in follow_logs(mesh, **wishes):
+        for record in follow_logs(mesh, **wanted):
             text = f"{record}\n"
             if bucket.refill(time.monotonic()) < len(text):
                 missed += 1

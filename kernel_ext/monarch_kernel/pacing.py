@@ -137,7 +137,7 @@ class Pacing:
             self._lines.left = left - wanted.total()
             return
         seen: set[tuple[str, int]] = set()
-        for place, address in enumerate(sorted(shares, key=lambda each: len(shares[each].shown))):
+        for place, address in enumerate(sorted(shares, key=lambda rank: len(shares[rank].shown))):
             share = shares[address]
             most = min(left / (len(shares) - place), BEGINNING) if len(share.shown) > FEW else FEW
             used = 0
@@ -162,7 +162,7 @@ class Pacing:
     def _bound_bytes(self, shares: dict[str, _Share], now: float) -> None:
         """Takes away what is more than a front end may be sent; whoever wants little gets it all."""
         left = self._bytes.refill(now)
-        for place, share in enumerate(sorted(shares.values(), key=lambda each: each.size)):
+        for place, share in enumerate(sorted(shares.values(), key=lambda share: share.size)):
             most = left / (len(shares) - place)
             used = 0.0
             cut = set()

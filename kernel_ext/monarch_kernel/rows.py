@@ -95,26 +95,30 @@ class Row:
         """What stands above it."""
         if not self._groups:
             return _NOTHING
-        where = prefix([one.source for group in self._groups.values() for one in group], named=named).strip()
+        where = prefix([member.source for group in self._groups.values() for member in group], named=named).strip()
         return {"text/plain": where if len(self) == 1 else f"{where} {len(self)} different displays"}
 
     def look(self, named: bool) -> object:
         """Equal while `body` is."""
         if len(self) < 2:
             return tuple(self._groups)
-        return {digest: prefix([one.source for one in group], named=named) for digest, group in self._groups.items()}
+        return {
+            digest: prefix([member.source for member in group], named=named) for digest, group in self._groups.items()
+        }
 
     def body(self, named: bool) -> tuple[Bundle, dict[str, Any]]:
         """It itself, and facts about its forms."""
         if not self._groups:
             return _NOTHING, {}
-        groups = sorted(self._groups.values(), key=lambda group: min(one.source.point for one in group))
+        groups = sorted(self._groups.values(), key=lambda group: min(member.source.point for member in group))
         shown = [group[0].display for group in groups]
         if len(groups) == 1:
             return {"text/plain": shown[0].text, **shown[0].data}, shown[0].metadata
-        captions = [prefix([one.source for one in group], named=named).strip(" []") for group in groups]
-        parts = [(caption, part_of(one.data, one.metadata)) for caption, one in zip(captions, shown, strict=True)]
-        text = "\n".join(f"[{caption}] {one.text}" for caption, one in zip(captions, shown, strict=True))
+        captions = [prefix([member.source for member in group], named=named).strip(" []") for group in groups]
+        parts = [
+            (caption, part_of(display.data, display.metadata)) for caption, display in zip(captions, shown, strict=True)
+        ]
+        text = "\n".join(f"[{caption}] {display.text}" for caption, display in zip(captions, shown, strict=True))
         return {"text/plain": text, "text/html": side_by_side(parts, indented=True)}, {}
 
 
@@ -145,7 +149,7 @@ class _Call:
         row = self._places.get((member.digest, nth))
         if row is None or not row.has(member.digest):
             after = self._last.get(member.address, -1) + 1
-            row = next((one for one in self.rows[after:] if one.has_room(member)), None)
+            row = next((row for row in self.rows[after:] if row.has_room(member)), None)
             if row is None:
                 row = new()
                 if row is None:
@@ -192,17 +196,17 @@ class Rows:
             else:
                 call.clear(line.address)
             return None
-        known = self._named.get((line.address, display.id)) if display.id else None
+        replaced = self._named.get((line.address, display.id)) if display.id else None
         if display.update:
-            if known is not None:
-                self._replace(*known, display)
+            if replaced is not None:
+                self._replace(*replaced, display)
             return None
         member = _Member(line.address, source, display, merges)
         rows = len(call.rows)
         row = call.place(member, lambda: Row(cell) if self._has_room(cell, display.size) else None)
         if row is None or not self._has_room(cell):
             if row is not None:
-                row.drop(lambda one: one is member)
+                row.drop(lambda other: other is member)
             self._skip(cell, source)
             return None
         if display.id:
@@ -215,7 +219,7 @@ class Rows:
         self._calls.move_to_end(key)
         while len(self._calls) > 1 and (len(self._calls) > KEPT or self._size() > KEPT_BYTES):
             _, old = self._calls.popitem(last=False)
-            self._named = {name: known for name, known in self._named.items() if known[0] not in old.rows}
+            self._named = {name: place for name, place in self._named.items() if place[0] not in old.rows}
         return call
 
     def _size(self) -> int:
@@ -223,7 +227,7 @@ class Rows:
 
     @staticmethod
     def _replace(row: Row, member: _Member, display: Display) -> None:
-        row.drop(lambda one: one is member)
+        row.drop(lambda other: other is member)
         member.put(display)
         row.put(member)
 

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from monarch_nb.logs.forwarding import Forwarding
     from monarch_nb.logs.lines import Line, briefly, merged
     from monarch_nb.logs.mesh_logs import MeshLogs, Presenter
     from monarch_nb.logs.records import SHOWN, LogRecord, Logs
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHOWN",
+    "Forwarding",
     "Line",
     "LogRecord",
     "Logs",
@@ -40,6 +42,7 @@ __all__ = [
 
 # Loaded when they are first used: host agents and processes need little of this package.
 _HOMES = {
+    "Forwarding": "forwarding",
     "Line": "lines",
     "LogRecord": "records",
     "Logs": "records",

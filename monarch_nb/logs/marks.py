@@ -42,10 +42,10 @@ def decode(line: bytes) -> Mark | None:
     words = line[1:].decode("ascii", "replace").split(" ")
     try:
         at, stream, level, out, err, call, raw = ("" if word == NOBODY else word for word in words)
-        found = Mark(float(at), int(stream), int(level), call, int(out), int(err), raw)
+        mark = Mark(float(at), int(stream), int(level), call, int(out), int(err), raw)
     except ValueError:
         return None
-    return found if found.stream in (STDOUT, STDERR, DISPLAY) and found.out >= 0 and found.err >= 0 else None
+    return mark if mark.stream in (STDOUT, STDERR, DISPLAY) and mark.out >= 0 and mark.err >= 0 else None
 
 
 def clean(text: str) -> str:

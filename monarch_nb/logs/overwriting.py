@@ -23,18 +23,18 @@ class Rows:
 
     def lines(self, ended: Iterable[str]) -> list[str]:
         """Of lines that have ended, those that stay, as they are left."""
-        found = []
+        left = []
         for raw in ended:
             line = overwritten(raw.removesuffix("\r"))
             bare = _without_ups(line)
             self.up(raw.count(UP))
             if len(bare) == len(line) and (line or self.plain or self._at > self._deepest):
-                found.append(line)
+                left.append(line)
                 if self._at > self._deepest:
                     self._at, self._deepest = 0, -1
                     continue
             self._at += 1
-        return found
+        return left
 
     def up(self, count: int) -> None:
         """A bar was drawn, and then the writer has gone up so many rows."""

@@ -41,7 +41,7 @@ class Sources:
     def several(self) -> bool:
         """Whether there are several meshes of processes, so that their names are needed to tell them apart."""
         states = tuple(self._meshes.values())
-        return len([one for one in states if self.spawned_here(one.uid) and one.stopped is None]) > 1
+        return len([state for state in states if self.spawned_here(state.uid) and state.stopped is None]) > 1
 
 
 def mesh_of(address: str) -> str:

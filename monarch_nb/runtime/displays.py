@@ -161,14 +161,14 @@ def display(
     """Shows objects in the cell that the running call belongs to, as `IPython.display.display` does in a kernel."""
     if display_id is True:
         display_id = secrets.token_hex(16)
-    known = str(display_id or (transient or {}).get("display_id") or "")
-    if update and not known:
+    name = str(display_id or (transient or {}).get("display_id") or "")
+    if update and not name:
         raise TypeError("display_id is needed to update a display: display(value, display_id=…) gives one")
     if clear:
         clear_output(wait=True)
     for value in values:
         if raw:
-            publish_display_data(value, metadata, transient={"display_id": known}, update=update)
+            publish_display_data(value, metadata, transient={"display_id": name}, update=update)
             continue
         own = None if isinstance(value, type) else getattr(type(value), "_ipython_display_", None)
         if own is not None:
@@ -178,8 +178,8 @@ def display(
             except NotImplementedError:
                 pass
         forms = forms_of(value, include, exclude)
-        displays.publish(forms.data, {**forms.metadata, **(metadata or {})}, known, update=update)
-    return Handle(known) if known and display_id else None
+        displays.publish(forms.data, {**forms.metadata, **(metadata or {})}, name, update=update)
+    return Handle(name) if name and display_id else None
 
 
 def update_display(value: Any, *, display_id: str, **options: Any) -> None:
