@@ -45,6 +45,12 @@ def check_arguments(
         raise TypeError(f"{title}{signature}: {text_of(error)}") from None
 
 
+def arguments_that_fit(declared: EndpointProperty[..., Any]) -> range:
+    """How many positional arguments surely fit an endpoint."""
+    _, least, most = _arity(declared._method, hidden_from_callers(declared))
+    return range(least, most + 1)
+
+
 def encode_arguments(
     title: str, args: tuple[Any, ...], kwargs: dict[str, Any], method: Callable[..., Any] | None = None, hidden: int = 0
 ) -> list[Any]:

@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, cast
 
 from monarch_nb.mesh.adverb import PerObject, adverb, declared_doc, declared_signature
-from monarch_nb.mesh.arguments import check_arguments, encode_arguments, hidden_from_callers
+from monarch_nb.mesh.arguments import (
+    arguments_that_fit,
+    check_arguments,
+    encode_arguments,
+    hidden_from_callers,
+)
 from monarch_nb.mesh.handle import Handle
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
@@ -22,9 +27,11 @@ from monarch_nb.runtime import (
     runtime,
 )
 from monarch_nb.shape import NDSlice, Region
+from monarch_nb.wire import encode
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_NO_ARGUMENTS = encode(((), {}))[0]
 
 
 class Endpoint(Generic[P, R]):
@@ -36,6 +43,7 @@ class Endpoint(Generic[P, R]):
         self._declared = declared
         self._title = f"{mesh._state.name}.{name.lstrip('@!')}"
         self._of = mesh._state.cls
+        self._fits = range(0)  # how many positional arguments surely fit, once that is known
         self._timeout: float | None = None
 
     def options(self, *, timeout: float | None = None) -> Self:
@@ -58,12 +66,17 @@ class Endpoint(Generic[P, R]):
         if self._of is not self._mesh._state.cls:
             self._of = self._mesh._state.cls
             self._declared = cast("EndpointProperty[P, R]", endpoints_of(self._of).get(self._name, self._declared))
+            self._fits = range(0)
         return self._declared
 
     def _frames(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         declared = self._current()
         hidden = hidden_from_callers(declared)
-        check_arguments(declared._method, hidden, self._title, args, kwargs)
+        if kwargs or len(args) not in self._fits:
+            check_arguments(declared._method, hidden, self._title, args, kwargs)
+            self._fits = arguments_that_fit(declared)
+        elif not args:
+            return [_NO_ARGUMENTS]
         return encode_arguments(self._title, args, kwargs, declared._method, hidden)
 
     def _begin(self, call: PendingCall, region: Region, frames: list[Any]) -> None:
@@ -87,7 +100,7 @@ class Endpoint(Generic[P, R]):
     def _pending(self, region: Region, build: Callable[[list[Callable[[], Any]]], Any]) -> PendingCall:
         call = PendingCall(runtime(), self._title, self._mesh._state.uid, region.ranks, len(region), build)
         call.kind = self._mesh._state.kind
-        call.future._cancel = call.cancel
+        call.may_be_cancelled()
         return call
 
     @adverb

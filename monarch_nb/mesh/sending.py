@@ -22,20 +22,20 @@ DIRECT = 16  # up to that many ranks, all on this host, are sent to one by one
 def _header(
     context: Context, runtime: Runtime, actor: ActorState, method: str, port: int, call: str, region: Region
 ) -> Header:
-    extent = region.extent
+    instance = context.actor_instance
     return Header(
         Kind.CALL,
         "",
         runtime.address,
         mesh=actor.uid,
-        sender=context.actor_instance.stream,
+        sender=instance.stream,
         method=method,
         port=port,
-        extent=(tuple(extent.labels), tuple(extent.sizes)),
+        extent=region.extent.key,
         call=call,
         chain=context.chain,
         flags=JUDGING if context.judging else 0,
-        actor=str(context.actor_instance),
+        actor=instance.text,
         trace=traceparent(),
     )
 
@@ -65,11 +65,11 @@ def _is_direct(runtime: Runtime, actor: ActorState, region: Region) -> bool:
     return all(actor.procs.layout.host_of(rank) in runtime.local_hosts for rank in region.ranks())
 
 
-def _stays(runtime: Runtime, actor: ActorState, runs: Sequence[Run]) -> bool:
-    layout = actor.procs.layout
-    if len(runs) == 1 and runs[0].count == 1:
-        return runtime.stays(layout.address(runs[0].rank, runs[0].proc_incarnation))
-    return all(runtime.stays(f"{host}/") for host in layout.hosts)
+def _stays(runtime: Runtime, actor: ActorState, dst: str) -> bool:
+    """Whether nothing of a message leaves this process; `dst` is where it goes, if that is one process only."""
+    if dst:
+        return runtime.stays(dst)
+    return all(runtime.stays(f"{host}/") for host in actor.procs.layout.hosts)
 
 
 def send_region(
@@ -92,7 +92,9 @@ def send_region(
     """
     header = _header(context, runtime, actor, method, port, call, region)
     runs = actor.runs(region)
-    if not _stays(runtime, actor, runs):
+    if len(runs) == 1 and runs[0].count == 1:
+        header.dst = actor.procs.layout.address(runs[0].rank, runs[0].proc_incarnation)
+    if not _stays(runtime, actor, header.dst):
         check_size(frames)
     parcel = runtime.node.snapshot(frames)
     if index is not None:  # one rank of a call that is sent piece by piece: its place is in the call, not in a slice
@@ -142,13 +144,13 @@ def send_each(
         raise
 
 
-def _number(context: Context, actor: ActorState, runs: list[Run], into: list[list[Run]]) -> None:
+def _number(context: Context, actor: ActorState, runs: Sequence[Run], into: list[list[Run]]) -> None:
     instance = context.actor_instance
     with instance.numbering:
         into.append(instance.outbox.number(actor.uid, runs))
 
 
-def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: list[Run]) -> None:
+def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: Sequence[Run]) -> None:
     """Fills the numbers of a message that was cut off; ranks that have it already drop this one."""
     header.method, header.port = SKIP, 0
     if runtime.closed:
@@ -162,17 +164,16 @@ def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, r
 
 
 def _send(
-    runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: list[Run], parcel: "Parcel"
+    runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: Sequence[Run], parcel: "Parcel"
 ) -> None:
+    if header.dst:  # one rank
+        run = runs[0]
+        header.rank, header.incarnation, header.seq, header.index = run.rank, run.incarnation, run.seq, run.index
+        runtime.send(header, parcel)
+        return
     layout = actor.procs.layout
     if _is_direct(runtime, actor, region):
-        single = len(runs) == 1 and runs[0].count == 1
         for rank, proc_incarnation, incarnation, seq, index in _each(runs):
-            if single:
-                header.dst, header.rank = layout.address(rank, proc_incarnation), rank
-                header.incarnation, header.seq, header.index = incarnation, seq, index
-                runtime.send(header, parcel)
-                return
             one = Header(
                 Kind.CALL,
                 layout.address(rank, proc_incarnation),

@@ -114,6 +114,10 @@ class PendingCall:
         future.wait_id = self.call
         return future
 
+    def may_be_cancelled(self) -> None:
+        """`cancel` of its future cancels it; before it is sent."""
+        self.future._cancel = self.cancel
+
     @property
     def future(self) -> Future[Any]:
         """What its answers resolve; another one takes its place where nobody has kept the one that was handed out."""
@@ -125,7 +129,7 @@ class PendingCall:
 
     def hand_out(self) -> Future[Any]:
         """Its future, for somebody who may drop it: an error is told even so."""
-        future = self.future
+        future = self._future or self.future
         future._hand_out()
         self._handed, self._future = weakref.ref(future), None
         return future

@@ -267,7 +267,7 @@ class ActorCell(ActorLife):
 
     def _enter(self, header: Header) -> tuple[Any, Any]:
         extent = header.extent
-        point = Point(header.index, _extent(*extent)) if extent is not None else self.instance.rank
+        point = _place(header.index, extent) if extent is not None else self.instance.rank
         self.running = (header.call, header.method, time.monotonic())
         self.calls += 1
         chain = (*header.chain, header.call)
@@ -336,7 +336,8 @@ class ActorCell(ActorLife):
             self._leave(header, token)
 
     def _leave(self, header: Header, token: Any) -> None:
-        self.process.log.end(header.chain[0] if header.chain else header.call)
+        answered = header.port != 0 and not self._explicit(header)
+        self.process.log.end(header.chain[0] if header.chain else header.call, answered=answered)
         current.reset(token)
 
     def _explicit(self, header: Header) -> bool:
@@ -465,6 +466,11 @@ class ActorCell(ActorLife):
 
 
 _extent = functools.lru_cache(maxsize=64)(Extent)  # those of the slices it is called on, again and again
+
+
+@functools.lru_cache(maxsize=256)
+def _place(index: int, extent: tuple[tuple[str, ...], tuple[int, ...]]) -> Point:
+    return Point(index, _extent(*extent))
 
 
 def _new(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

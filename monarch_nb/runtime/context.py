@@ -129,11 +129,13 @@ class Instance:
     actor_id: ActorId = field(init=False)
     name: str = field(init=False)
     class_name: str | None = field(init=False)
+    text: str = field(init=False)  # its name for people, in headers
 
     def __post_init__(self) -> None:
         last = self.lineage[-1]
         self.name, self.class_name = last.name, last.class_name
         self.actor_id = ActorId.of(self.lineage, proc_id=self.process.address, life=self.stream)
+        self.text = str(self.actor_id)
 
     @property
     def creator(self) -> CreatorInstance | None:

@@ -1,6 +1,7 @@
 """What a process knows of a mesh: one shared record per mesh, behind all its slices and references."""
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -57,12 +58,12 @@ class ActorState(MeshState, eq=False):
     kind: ActorKind = "async"
     edition: int = 0  # grows when its class is replaced
 
-    def runs(self, region: Region) -> list[Run]:
+    def runs(self, region: Region) -> Sequence[Run]:
         """The ranks of a slice, run-length encoded, each with both its incarnations."""
         plain = runs(region)
-        healed = self._healed()
-        if not healed:
+        if not (self.incarnations or self.procs.incarnations):
             return plain
+        healed = self._healed()
         return [part for run in plain for part in self._split(run, healed)]
 
     def _healed(self) -> set[int]:

@@ -1,11 +1,14 @@
 """The output of this process: which call it belongs to, and how far it has come."""
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
 from monarch_nb.runtime import log_prefix
 from monarch_nb.runtime.displays import displays
+
+AT_ONCE_S = 0.001  # what begins that soon after another has ended needs no mark of its own
 
 
 class Journal(Protocol):
@@ -38,6 +41,7 @@ class OwnLog:
         self._running = running
         self._journal: Journal | None = None
         self._calls: list[str] = []  # the outermost calls that what runs belongs to
+        self._ended_at = float("-inf")  # when one of them ended last
 
     def keep(self, journal: Journal) -> None:
         """Output goes to files that somebody follows: replies carry its position, and text the call it came from."""
@@ -52,13 +56,16 @@ class OwnLog:
     def begin(self, origin: str) -> None:
         """Something begins to run for a call."""
         if self._journal is not None:
-            self._journal.mark()
+            if self._calls or time.monotonic() - self._ended_at > AT_ONCE_S:
+                self._journal.mark()
             self._calls.append(origin)
 
-    def end(self, origin: str) -> None:
-        """It has ended."""
+    def end(self, origin: str, *, answered: bool = False) -> None:
+        """It has ended; with an answer, whose position has marked what it has written."""
         if self._journal is not None:
-            self._journal.mark()
+            if not answered:
+                self._journal.mark()
+            self._ended_at = time.monotonic()
             if origin in self._calls:
                 self._calls.remove(origin)
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .region import Region
 
 
+_set = object.__setattr__
+
+
 def known_dims(labels: Sequence[str], meant: str = "") -> str:
     """The end of an error text about a dimension that is not there: says which ones are, and the one closest to it."""
     if not labels:
@@ -57,6 +60,11 @@ class Extent(Frozen, Mapping[str, int]):
     def sizes(self) -> list[int]:
         """Length of each dimension, outermost first."""
         return list(self._sizes)
+
+    @property
+    def key(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Names and sizes, outermost first: all there is to an extent, as it travels."""
+        return self._labels, self._sizes
 
     @property
     def nelements(self) -> int:
@@ -111,10 +119,11 @@ class Point(Frozen, Mapping[str, int]):
     _extent: Extent
 
     def __init__(self, rank: SupportsIndex, extent: Extent) -> None:
-        at = operator.index(rank)
-        if not 0 <= at < extent.nelements:
+        at = rank if type(rank) is int else operator.index(rank)
+        if not 0 <= at < extent._nelements:
             raise out_of_range(f"rank {at} is out of range for {extent!r}, which has {extent.nelements} places", at)
-        self._fill(_rank=at, _extent=extent)
+        _set(self, "_rank", at)
+        _set(self, "_extent", extent)
 
     @property
     def rank(self) -> int:

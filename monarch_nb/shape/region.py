@@ -13,6 +13,8 @@ from .picked import PickedSlice
 from .splitting import split_sizes
 
 if TYPE_CHECKING:
+    from monarch_nb.wire.header import Run
+
     from .shape import Shape
 
 # What picks along one dimension: an integer takes the dimension away, a slice keeps it.
@@ -26,13 +28,14 @@ class Region(Frozen):
     Immutable and hashable. Every method that reshapes returns a new region over (some of) the same base ranks.
     """
 
-    __slots__ = ("_extent", "_ndslice")
+    __slots__ = ("_extent", "_ndslice", "_runs")
 
     _extent: Extent
     _ndslice: NDSlice
+    _runs: "tuple[Run, ...] | None"  # once they were asked for
 
     def __init__(self, labels: Sequence[str], slice: NDSlice) -> None:
-        self._fill(_extent=Extent(labels, slice.sizes), _ndslice=slice)
+        self._fill(_extent=Extent(labels, slice.sizes), _ndslice=slice, _runs=None)
 
     @property
     def labels(self) -> list[str]:

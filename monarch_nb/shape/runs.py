@@ -11,16 +11,20 @@ from .picked import PickedSlice
 from .region import Region
 
 
-def runs(region: Region) -> list[Run]:
+def runs(region: Region) -> Sequence[Run]:
     """The base ranks of a region and their indices in it, as few runs; each goes along the longest regular stretch.
 
     Time and number of runs are len(region) / that stretch: one for a whole mesh of any size. Runs do not come in the
     order of their ranks, and may interleave.
     """
-    return list(_runs(region.ndslice))
+    found = region._runs  # each call asks twice for those of the slice it is made on
+    if found is None:
+        found = _runs(region.ndslice)
+        region._fill(_runs=found)
+    return found
 
 
-@functools.lru_cache(maxsize=1024)  # each call asks twice for those of the slice it is made on
+@functools.lru_cache(maxsize=1024)
 def _runs(ranks: NDSlice) -> tuple[Run, ...]:
     if not len(ranks):
         return ()

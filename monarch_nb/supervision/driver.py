@@ -297,8 +297,10 @@ class Driver(Causes):
 
     def check(self, state: MeshState, region: Region, call: PendingCall | None) -> SupervisionError | None:
         """What a call on a slice must raise at once."""
-        with self._lock:
-            failure = self.machine.check(state.uid, runs(region))
+        failure = None
+        if not self.machine.sound(state.uid):
+            with self._lock:
+                failure = self.machine.check(state.uid, runs(region))
         if failure is None and state.stopped is not None:  # so long ago that nothing else is known of it
             whole = state.region
             extent = (tuple(whole.labels), tuple(whole.ndslice.sizes))

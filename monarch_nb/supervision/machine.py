@@ -116,6 +116,11 @@ class Machine:
         odd = self._book.meshes[mesh_uid].odd
         return {rank: status.incarnation for rank, status in odd.items() if status.incarnation}
 
+    def sound(self, mesh_uid: str) -> bool:
+        """Whether nothing has ever happened to any rank of a mesh; needs no lock."""
+        mesh = self._book.meshes.get(mesh_uid)
+        return mesh is None or (mesh.ended is None and not mesh.odd)
+
     def check(self, mesh_uid: str, selection: Selection = None) -> MeshFailure | None:
         """What a call on these ranks must raise at once; None if all of them work, or the mesh is not known here."""
         mesh = self._book.meshes.get(mesh_uid)

@@ -41,6 +41,7 @@ _SHORT = 4096  # bytes
 _TINY = 24  # bytes; no class or function has a name that short, so no tensor is made
 _FEW = 32  # members of a container worth looking at one by one
 _LARGE = 256 * 1024  # bytes; from here on a piece of the stream is a frame of its own
+_NONE = pickle.dumps(None, 5)
 _EXTENDED = 1  # first byte of a frame 0 with a prologue
 _PROLOGUE = struct.Struct("<BI")
 
@@ -54,6 +55,8 @@ def encode(obj: object, context: object = None) -> list[Frame]:
 
     `context` is what `current_codec()` returns meanwhile. Raises what the objects' own pickling raises.
     """
+    if obj is None:
+        return [_NONE]
     if _is_plain(obj, 3):
         return [pickle.dumps(obj, 5)]
     previous = enter_codec(context)
@@ -76,7 +79,9 @@ def encode(obj: object, context: object = None) -> list[Frame]:
 
 def check_size(frames: Sequence[Frame]) -> None:
     """Raises MessageTooLargeError for the body of a message that is above `codec_max_frame_length`."""
-    size = sum(frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames)
+    size = 0
+    for frame in frames:
+        size += frame.nbytes if isinstance(frame, memoryview) else len(frame)
     most = settings.codec_max_frame_length
     if size > most:
         raise MessageTooLargeError(
