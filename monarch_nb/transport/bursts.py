@@ -43,10 +43,11 @@ class Bursts:
         return bool(self._holders)
 
     def add(self, holder: Holder, now: float) -> None:
-        """A connection holds back its first message."""
+        """A connection holds back a message."""
         self.last = now
-        self._holders.add(holder)
-        self._nudge()
+        if holder not in self._holders:
+            self._holders.add(holder)
+            self._nudge()
 
     def flush(self) -> None:
         """Write all that is held back: the calling thread is about to wait, perhaps for an answer to it."""

@@ -161,13 +161,20 @@ class Connection:
 
     # writing
 
-    def write(self, channel: Channel, frame0: bytes, frames: Sequence[Any], may_wait: bool = False) -> None:
-        """Write one message, in a burst perhaps a moment later; the link keeps it if the connection has just gone."""
+    def put(self, channel: Channel, frame0: bytes, frames: Sequence[Any], may_wait: bool) -> Stream | None:
+        """Write one message, or take it in for a `push`: of the stream that it gives, without the lock."""
         try:
-            if may_wait and type(channel) is Stream:
-                channel.write(frame0, frames, may_wait=True)
-            else:
-                channel.write(frame0, frames)
+            if type(channel) is Stream:
+                return channel if channel.put(frame0, frames, may_wait=may_wait) else None
+            channel.write(frame0, frames)
+        except zmq.Again:
+            self.lost(channel)
+        return None
+
+    def write(self, channel: Channel, frame0: bytes, frames: Sequence[Any]) -> None:
+        """Write one message at once; the link keeps it if the connection has just gone."""
+        try:
+            channel.write(frame0, frames)
         except zmq.Again:
             self.lost(channel)
 

@@ -7,6 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import zmq
+
 from monarch_nb.routing.actions import (
     Action,
     Deliver,
@@ -146,6 +148,7 @@ class Peer:
             return self.gone is None and self._link.blocked(size)
 
     def _send(self, items: Item | list[Item], size: int, exempt: bool, charged: bool = False) -> bool:
+        push: Stream | None = None
         with self._lock:
             if self.gone is not None:
                 raise UnreachableError(f"{self.address} cannot be reached: {self.gone}")
@@ -156,7 +159,7 @@ class Peer:
             first: Item = items if type(items) is Item else items[0]  # type: ignore[index]
             prefix = link.send(first, len(first.head) + size, exempt and not charged)
             if prefix is not None and channel is not None:
-                connection.write(channel, prefix + first.head, first.frames, not exempt)
+                push = connection.put(channel, prefix + first.head, first.frames, not exempt)
             if first is not items:
                 for item in items[1:]:  # type: ignore[index]
                     prefix = link.send(item, 0, True, _CHUNK)
@@ -164,7 +167,13 @@ class Peer:
                         connection.write(channel, prefix, item.frames)
             if not self._busy:
                 self._keep_time()
-            return True
+        if push is not None:  # without the lock: who waits for it would wait for the kernel too
+            try:
+                push.push()
+            except zmq.Again:
+                with self._lock:
+                    self.connection.lost(push)
+        return True
 
     def redirect(self, endpoint: str) -> None:
         """It dialled us and is gone: from now on we dial it."""

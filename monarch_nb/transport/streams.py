@@ -68,9 +68,9 @@ class Stream:
         "_closed",
         "_fd",
         "_filled",
-        "_held",
         "_left",
         "_lost",
+        "_put",
         "_queue",
         "_reader",
         "_received",
@@ -88,7 +88,7 @@ class Stream:
         self._socket, self._reader, self._received, self._lost = connection, reader, received, lost
         self._fd = connection.fileno()
         self._queue: deque[memoryview] = deque()  # what did not fit
-        self._held: list[Any] = []  # what waits for company
+        self._put: deque[tuple[Any, ...]] = deque()  # messages to be written, perhaps in a moment: bytes, parts
         self._burst, self._bursts = Burst(), reader.bursts
         self._writing = threading.Lock()
         self._closed = False
@@ -108,45 +108,55 @@ class Stream:
 
     # writing
 
-    def write(self, frame0: bytes, frames: Sequence[Any], *, may_wait: bool = False) -> None:
-        """Write one message; what does not fit now follows by itself. Never blocks. Raises zmq.Again if it is gone.
+    def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
+        """Write one message; what does not fit now follows by itself. Never blocks. Raises zmq.Again if it is gone."""
+        self.put(frame0, frames)
+        self.push()
+
+    def put(self, frame0: bytes, frames: Sequence[Any], *, may_wait: bool = False) -> bool:
+        """Take one message in, to be written by the next `push`; whether that is due now.
 
         One that `may_wait` is held back in a burst, until others, a pause of its thread or the reading thread take it
-        along: see `bursts`.
+        along: see `bursts`. Only under the lock of the link, as its frames must come in order. Raises zmq.Again.
         """
+        if self._closed:
+            raise zmq.Again
         lengths = [len(frame0), *map(len, frames)]
         table = _table(lengths)
         size = len(table) + sum(lengths)
+        waits = may_wait and self._burst.holds(size, now := _clock(), self._bursts.pauses)
+        self._put.append((size, table, frame0, *frames))
+        if waits:
+            self._bursts.add(self, now)
+        return not waits
+
+    def push(self) -> None:
+        """Write what was put. Any thread, with or without the lock of the link. Raises zmq.Again if it is gone."""
         with self._writing:
-            if self._closed:
-                raise zmq.Again
-            held = self._held
-            if may_wait and self._burst.holds(size, now := _clock(), self._bursts.pauses):
-                if not held:
-                    self._bursts.add(self, now)
-                held += (table, frame0, *frames)
-            elif held:
-                held += (table, frame0, *frames)
-                self._write_held()
-            else:
-                self._push([table, frame0, *frames], size)
+            put = self._put
+            while put:
+                size, *parts = put.popleft()
+                if put:
+                    self._burst.written()
+                    while put and len(parts) < _TOGETHER // 2:
+                        more, *others = put.popleft()
+                        size += more
+                        parts += others
+                if self._closed:
+                    raise zmq.Again
+                self._write(parts, size)
 
     def flush(self) -> None:
         """Write what was held back. Any thread."""
-        with self._writing, contextlib.suppress(zmq.Again):  # reading says that it is gone; its link sends it again
-            if self._held and not self._closed:
-                self._write_held()
+        self._burst.written()
+        with contextlib.suppress(zmq.Again):  # reading says that it is gone; its link sends it again
+            self.push()
 
     def held_since(self) -> float:
         """When the oldest message that is held back was sent; any number if there are none."""
         return self._burst.since
 
-    def _write_held(self) -> None:
-        held, self._held = self._held, []
-        self._burst.written()
-        self._push(held, sum(map(len, held)))
-
-    def _push(self, parts: list[Any], size: int) -> None:
+    def _write(self, parts: list[Any], size: int) -> None:
         sent = 0
         if not self._queue and len(parts) < _TOGETHER:
             try:
@@ -291,7 +301,7 @@ class Stream:
         with self._writing:
             self._closed = True
             self._queue.clear()
-            self._held.clear()
+            self._put.clear()
             if self._socket.fileno() >= 0:
                 self._reader.unwatch(self._fd)
                 self._socket.close()

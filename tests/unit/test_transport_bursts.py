@@ -71,6 +71,11 @@ def sender(reader: Reader) -> Iterator[tuple[Stream, socket.socket]]:
         stream.close(0)
 
 
+def put(stream: Stream, text: bytes) -> None:
+    if stream.put(text, (), may_wait=True):
+        stream.push()
+
+
 def texts(stream: Stream, far: socket.socket, count: int) -> list[bytes]:
     """The next messages on a connection, each of one frame of one byte."""
     found = b""
@@ -83,7 +88,7 @@ def test_held_messages_leave_in_order_when_their_thread_begins_to_wait(reader: R
     with sender(reader) as (stream, far):
         sent = [bytes([number]) for number in range(ALONE + 5)]
         for text in sent:
-            stream.write(text, (), may_wait=True)
+            put(stream, text)
         assert texts(stream, far, ALONE) == sent[:ALONE]
         far.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -96,7 +101,7 @@ def test_a_message_that_may_not_wait_takes_along_those_before_it(reader: Reader)
     with sender(reader) as (stream, far):
         sent = [bytes([number]) for number in range(ALONE + 4)]
         for text in sent[:-1]:
-            stream.write(text, (), may_wait=True)
+            put(stream, text)
         stream.write(sent[-1], ())
         assert texts(stream, far, len(sent)) == sent
 
@@ -106,13 +111,13 @@ def test_the_reading_thread_writes_what_its_sender_leaves_behind(reader: Reader)
     with sender(reader) as (stream, far):
         sent = [bytes([number % 256]) for number in range(1000)]
         for text in sent:
-            stream.write(text, (), may_wait=True)
+            put(stream, text)
         assert texts(stream, far, len(sent)) == sent
 
 
 def test_a_connection_that_is_closed_writes_what_it_holds_first(reader: Reader) -> None:
     with sender(reader) as (stream, far):
         for number in range(ALONE + 2):
-            stream.write(bytes([number]), (), may_wait=True)
+            put(stream, bytes([number]))
         stream.close(0)
         assert len(texts(stream, far, ALONE + 2)) == ALONE + 2
