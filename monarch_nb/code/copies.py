@@ -40,7 +40,7 @@ def manifest(root: Path) -> dict[str, File]:
 
     Raises ValueError for more than 256 MiB.
     """
-    found: dict[str, File] = {}
+    files: dict[str, File] = {}
     size = 0
     for path in _files(root):
         with contextlib.suppress(FileNotFoundError):  # an editor's own, gone again
@@ -52,8 +52,8 @@ def manifest(root: Path) -> dict[str, File]:
                     "that holds only the code"
                 )
             digest = hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
-            found[path.relative_to(root).as_posix()] = File(digest, bool(facts.st_mode & 0o100))
-    return found
+            files[path.relative_to(root).as_posix()] = File(digest, bool(facts.st_mode & 0o100))
+    return files
 
 
 def missing(folder: str, wanted: Mapping[str, File]) -> list[str]:

@@ -48,8 +48,8 @@ def _born(pid: int) -> int:
 @functools.lru_cache(maxsize=1)
 def _foreign() -> tuple[str, ...]:
     """Folders of what nobody edits: the interpreter and installed packages."""
-    found = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in found)
+    folders = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
 
 
 def _source(module: object) -> str | None:
@@ -66,14 +66,14 @@ def _source(module: object) -> str | None:
 def local_modules(roots: Sequence[str] = ()) -> dict[str, str]:
     """Loaded modules with their files: those below `roots`, or else all that are no installed packages."""
     below = tuple(f"{os.path.realpath(root)}{os.sep}" for root in roots)
-    found = {}
+    files = {}
     for name, module in tuple(sys.modules.items()):
         file = _source(module) if name == getattr(module, "__name__", None) else None
         if file is None or file.startswith(_foreign()) or "site-packages" in file:
             continue
         if not below or file.startswith(below):
-            found[name] = file
-    return found
+            files[name] = file
+    return files
 
 
 def edited(roots: Sequence[str] = ()) -> list[str]:
@@ -171,7 +171,7 @@ def _imports(name: str, file: str) -> set[str]:
         tree = ast.parse(Path(file).read_bytes(), file)
     except (OSError, SyntaxError, ValueError):
         return set()
-    return {found for node in ast.walk(tree) for found in _named(node, name)} - {name}
+    return {imported for node in ast.walk(tree) for imported in _named(node, name)} - {name}
 
 
 def _named(node: ast.AST, name: str) -> Iterator[str]:
@@ -213,12 +213,12 @@ def _same(cls: type) -> type:
 
 def newest(module: str, qualname: str) -> type:
     """A class by its name; its module is loaded again if its file has changed."""
-    found: Any = importlib.import_module(module)
+    definition: Any = importlib.import_module(module)
     with _lock:
-        file = _source(found)
+        file = _source(definition)
         if file is not None and not file.startswith(_foreign()) and _is_edited(module, file):
             linecache.checkcache(file)
             _load_again(module, file)
     for part in qualname.split("."):
-        found = getattr(found, part)
-    return cast(type, found)
+        definition = getattr(definition, part)
+    return cast(type, definition)

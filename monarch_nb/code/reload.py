@@ -3,12 +3,13 @@
 import inspect
 import types
 import warnings
-from typing import Any
+from typing import Any, cast
 
 from monarch_nb.code.modules import Newest, newest
 from monarch_nb.lifecycle.actor_spawn import check_class
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.arguments import encode_arguments
+from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.requests import gather
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.runtime import RELOAD, ActorState, Future, PendingCall, kind_of, runtime
@@ -37,15 +38,15 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
     """
     if not isinstance(mesh, ActorMesh):
         raise TypeError(f"reload_mesh takes an actor mesh, not {type(mesh).__name__}")
-    state, region = mesh._state, mesh._region
+    state, region = state_of(mesh), region_of(mesh)
     if state.born is None:
         raise RuntimeError(f"{state.name} was spawned by another process: reload it there")
     if len(region) != len(state.region):
         raise ValueError(f"reload the whole of {state.name}, not a slice: its ranks would run different classes")
     old, new = state.cls, cls or _newest(state)
-    told = objection(state, new)
-    if told:
-        raise TypeError(f"{told}: spawn a new mesh")
+    wrong = objection(state, new)
+    if wrong:
+        raise TypeError(f"{wrong}: spawn a new mesh")
     if _init(old) != _init(new):
         warnings.warn(
             f"{new.__name__}.__init__ has changed, but it does not run again: the living actors of {state.name} "
@@ -67,8 +68,8 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
     except BaseException:
         call.close()
         raise
-    known = engine.keeper.editions.publish(state)
-    return gather([call.future, known], lambda: f"{state.name} does not have its new class on all ranks yet")
+    published = engine.keeper.editions.publish(state)
+    return gather([call.future, published], lambda: f"{state.name} does not have its new class on all ranks yet")
 
 
 def _newest(state: ActorState) -> type:
@@ -76,8 +77,7 @@ def _newest(state: ActorState) -> type:
     cls = state.cls
     if not travels_by_value(cls):
         newest(cls.__module__, cls.__qualname__)
-    found: type = state.born.newest()
-    return found
+    return cast(type, state.born.newest())
 
 
 def objection(state: ActorState, new: type) -> str:

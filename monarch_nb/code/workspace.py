@@ -15,6 +15,7 @@ from monarch_nb.code.reload import reload_mesh
 from monarch_nb.lifecycle.spawned import get_active_proc_meshes
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import ActorState, Future, runtime
@@ -55,11 +56,11 @@ def reload_code(
     has changed anywhere, and what modules raise when they are loaded.
     """
     meshes = get_active_proc_meshes() if procs is None else list(procs)
-    found = dict.fromkeys(modules.reload_edited(roots, also).modules)
-    found.update(dict.fromkeys(_everywhere(meshes, _refresh, paths or {}, tuple(roots), tuple(also))))
-    report = Report(tuple(found))
-    if found:
-        changed = frozenset(found)
+    reloaded = dict.fromkeys(modules.reload_edited(roots, also).modules)
+    reloaded.update(dict.fromkeys(_everywhere(meshes, _refresh, paths or {}, tuple(roots), tuple(also))))
+    report = Report(tuple(reloaded))
+    if reloaded:
+        changed = frozenset(reloaded)
         reload_actors(changed, report)
         for names, notes in _everywhere(meshes, _reload_owned, changed):
             report.meshes += tuple(name for name in names if name not in report.meshes)
@@ -75,14 +76,14 @@ def _everywhere(meshes: Sequence[ProcMesh], function: Callable[..., list[Any]], 
 
 def reload_actors(changed: frozenset[str], report: Report) -> None:
     """Gives the actor meshes of this process whose classes come from these modules the newest classes."""
-    mine = [state for state in owned_actors() if not changed.isdisjoint(base.__module__ for base in state.cls.__mro__)]
-    reload_each(mine, report)
+    states = owned_actors()
+    reload_each([s for s in states if not changed.isdisjoint(base.__module__ for base in s.cls.__mro__)], report)
 
 
 def owned_actors() -> list[ActorState]:
     """The actor meshes that this process has spawned and that are not stopped."""
-    known = tuple(runtime().meshes.values())
-    return [s for s in known if isinstance(s, ActorState) and s.born is not None and s.stopped is None]
+    states = tuple(runtime().meshes.values())
+    return [s for s in states if isinstance(s, ActorState) and s.born is not None and s.stopped is None]
 
 
 def reload_each(states: Sequence[ActorState], report: Report) -> None:
@@ -107,8 +108,8 @@ def reload_each(states: Sequence[ActorState], report: Report) -> None:
 def _refresh(paths: dict[str, list[str]], roots: tuple[str, ...], also: tuple[str, ...]) -> list[str]:
     """In a process: loads modules again there, and in the processes that were spawned from there."""
     _enter(paths)
-    found = [*modules.reload_edited(roots, also).modules]
-    return found + _everywhere(get_active_proc_meshes(), _refresh, paths, roots, also)
+    reloaded = [*modules.reload_edited(roots, also).modules]
+    return reloaded + _everywhere(get_active_proc_meshes(), _refresh, paths, roots, also)
 
 
 def _enter(paths: dict[str, list[str]]) -> None:
@@ -125,11 +126,11 @@ def _reload_owned(changed: frozenset[str]) -> list[tuple[tuple[str, ...], list[s
 
 def _on_living(mesh: ProcMesh, function: Callable[..., Any], *args: Any) -> list[Future[Any]]:
     """Runs a function in the processes of a mesh that have not failed."""
-    state = mesh._state
+    state, region = state_of(mesh), region_of(mesh)
     failed = runtime().keeper.driver.gone(state.uid)
     if not failed:
         return [mesh.run(function, *args)]
-    living = [rank for rank in mesh._region.ranks() if rank not in failed]
+    living = [rank for rank in region.ranks() if rank not in failed]
     return [ProcMesh(state, Region((), NDSlice(rank, (), ()))).run(function, *args) for rank in living]
 
 
@@ -140,13 +141,13 @@ def folders_of(workspace: Any) -> list[Path]:
     """The folders that a workspace names: a path, several, or an object with `dirs`. Raises what is wrong with them."""
     given = getattr(workspace, "dirs", workspace)
     many = [given] if isinstance(given, str | os.PathLike) else list(given)
-    found = [Path(each).expanduser().resolve() for each in many]
-    for folder in found:
+    folders = [Path(each).expanduser().resolve() for each in many]
+    for folder in folders:
         if not folder.is_dir():
             raise NotADirectoryError(f"sync_workspace: {folder} is not a folder")
-    if not found:
+    if not folders:
         raise ValueError("sync_workspace: the workspace names no folder")
-    return found
+    return folders
 
 
 def sync(name: str, hosts: Sequence[str], python: str | None, workspace: Any, auto_reload: bool) -> Report:
@@ -157,11 +158,11 @@ def sync(name: str, hosts: Sequence[str], python: str | None, workspace: Any, au
     names = [f"{folder.name}-{hashlib.blake2b(str(folder).encode(), digest_size=4).hexdigest()}" for folder in folders]
     copied = _copy(name, python, far, dict(zip(names, folders, strict=True))) if far else {}
     by_host = {host: copied.get(host) or [str(folder) for folder in folders] for host in hosts}
-    for host, found in by_host.items():
-        known = engine.keeper.workspaces.setdefault(host, [])
-        known[:0] = [folder for folder in found if folder not in known]
-    roots = list(dict.fromkeys(folder for found in by_host.values() for folder in found))
-    procs = [m for m in get_active_proc_meshes() if not set(hosts).isdisjoint(m._state.layout.hosts)]
+    for host, places in by_host.items():
+        first_on_path = engine.keeper.workspaces.setdefault(host, [])
+        first_on_path[:0] = [folder for folder in places if folder not in first_on_path]
+    roots = list(dict.fromkeys(folder for places in by_host.values() for folder in places))
+    procs = [mesh for mesh in get_active_proc_meshes() if not set(hosts).isdisjoint(state_of(mesh).layout.hosts)]
     if auto_reload:
         return reload_code(roots, procs=procs, paths=by_host)
     for future in [future for mesh in procs for future in _on_living(mesh, _enter, by_host)]:

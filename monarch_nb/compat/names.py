@@ -207,8 +207,8 @@ def no_counterpart(name: str) -> str:
 def check(name: str) -> None:
     """Raises NotYetError for a name in full that nothing here stands for, if torchmonarch may have something there."""
     parent, _, last = name.rpartition(".")
-    told = None if name in ALIASES else missing_part(name)
-    if told is None and parent in ALIASES and name not in ALIASES and not last.startswith("__"):
-        told = no_counterpart(name)
-    if told is not None:
-        raise NotYetError(told, name=parent)
+    message = None if name in ALIASES else missing_part(name)
+    if message is None and parent in ALIASES and name not in ALIASES and not last.startswith("__"):
+        message = no_counterpart(name)
+    if message is not None:
+        raise NotYetError(message, name=parent)

@@ -33,14 +33,14 @@ class TracingForwarder(logging.Handler):
         with contextlib.suppress(ImportError):
             from opentelemetry import trace
 
-            found = trace.get_current_span()
-            if found.is_recording():
+            span = trace.get_current_span()
+            if span.is_recording():
                 try:
                     text = record.getMessage()
                 except Exception:
                     self.handleError(record)
                     return
-                found.add_event(text, {"log.severity": record.levelname, "log.logger": record.name})
+                span.add_event(text, {"log.severity": record.levelname, "log.logger": record.name})
 
 
 __all__ = ["TracingForwarder"]

@@ -20,16 +20,16 @@ def start_worker_loop_until_shutdown(address: str) -> Future[None]:
 
 def _start(address: str, *, exits: bool) -> Future[None]:
     started = serve(parse_worker_address(address), read_keys(None, TRUST_ALL), exits=exits)
-    told: Future[None] = Future._make(story=lambda: f"the worker at {address} runs")
+    answer: Future[None] = Future._make(story=lambda: f"the worker at {address} runs")
 
     def settle(future: Future[None]) -> None:
         error = future.exception(0)
         if isinstance(error, (AgentStartError, OSError, TransportError)):
-            told._fail(ValueError(f"listen: {error}"))
+            answer._fail(ValueError(f"listen: {error}"))
         elif error is not None:
-            told._fail(error)
+            answer._fail(error)
         else:
-            told._set(None)
+            answer._set(None)
 
     started._on_done(settle)
-    return told
+    return answer

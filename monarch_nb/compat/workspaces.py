@@ -46,10 +46,10 @@ class CondaEnvironment(Environment):
     @property
     def conda_prefix(self) -> str:
         """Its folder. Raises AssertionError when none was named and none is active."""
-        found = self._conda_prefix or conda.active_env_dir()
-        if not found:
+        prefix = self._conda_prefix or conda.active_env_dir()
+        if not prefix:
             raise AssertionError("no Conda environment is active: activate one, or name it with conda_prefix=")
-        return found
+        return prefix
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CondaEnvironment) and self._conda_prefix == other._conda_prefix

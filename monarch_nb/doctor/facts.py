@@ -64,14 +64,14 @@ def facts_of_this_machine() -> Facts:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in (*_WANTED, *_ALSO):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             if name in _WANTED:
-                found[name] = ""
-    return found
+                versions[name] = ""
+    return versions
 
 
 def _limits(which: int) -> tuple[int, int]:

@@ -36,8 +36,8 @@ def summary(findings: Iterable[Finding]) -> str:
     errors, warnings = levels.count("error"), levels.count("warning")
     if not errors and not warnings:
         return "No problems were found."
-    told = [_many(errors, "error", MARKS["error"]), _many(warnings, "warning", MARKS["warning"])]
-    return f"{' and '.join(filter(None, told))}. The lines below the marks say what to do."
+    counts = [_many(errors, "error", MARKS["error"]), _many(warnings, "warning", MARKS["warning"])]
+    return f"{' and '.join(filter(None, counts))}. The lines below the marks say what to do."
 
 
 def _many(count: int, what: str, mark: str) -> str:

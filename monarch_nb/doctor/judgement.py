@@ -63,11 +63,11 @@ def _versions(facts: Facts, controller: Facts | None) -> Finding:
         both = [name for name in _COMPARED if name in facts.versions and name in controller.versions]
         differ = [name for name in both if facts.versions[name] != controller.versions[name]]
         if differ:
-            told = ", ".join(
+            differences = ", ".join(
                 f"{name} {facts.versions[name]} (controller: {controller.versions[name]})" for name in differ
             )
             return Finding(
-                "versions", "warning", told,
+                "versions", "warning", differences,
                 "Objects of these libraries may not be readable on the other side: install the same versions.",
             )  # fmt: skip
     return Finding("versions", "ok", found)

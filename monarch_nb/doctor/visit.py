@@ -22,17 +22,17 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
     controller = facts_of_this_machine()
     begun = time.monotonic()
     started = {name: (host.spawn_procs(name="doctor"), time.monotonic()) for name, host in hosts.items()}
-    found: dict[str, list[Finding]] = {}
+    findings: dict[str, list[Finding]] = {}
     for name, (procs, at) in started.items():
         try:
             facts: Facts = procs.run(facts_of_this_machine).get(max(0.1, begun + timeout - time.monotonic())).item()
             took = f"started and answered within {time.monotonic() - at:.1f} s"
-            found[name] = [Finding("a process", "ok", took), *judge(facts, controller)]
+            findings[name] = [Finding("a process", "ok", took), *judge(facts, controller)]
         except Exception as error:
-            found[name] = [Finding("a process", "error", f"did not start: {error}", _ADVICE)]
+            findings[name] = [Finding("a process", "error", f"did not start: {error}", _ADVICE)]
         finally:
             procs.stop("the doctor is done")
-    return found
+    return findings
 
 
 def visit_known(timeout: float = _SECONDS) -> dict[str, list[Finding]]:
@@ -45,29 +45,29 @@ def visit_known(timeout: float = _SECONDS) -> dict[str, list[Finding]]:
         else:
             hosts[name] = HostMesh.of_host(host)
             first[name] = [] if remote.near else [_key(getattr(remote, "keys", None) is not None)]
-    found = visit(hosts, timeout)
-    return {name: [*first.get(name, ()), *found.get(name, ())] for name in (*hosts, *first)}
+    findings = visit(hosts, timeout)
+    return {name: [*first.get(name, ()), *findings.get(name, ())] for name in (*hosts, *first)}
 
 
 def visit_endpoints(
     endpoints: Sequence[str], key: "str | PathLike[str] | None", timeout: float = 10.0
 ) -> dict[str, list[Finding]]:
     """Attaches hosts whose agents listen at these addresses, and looks at each."""
-    hosts, found = {}, {}
+    hosts, findings = {}, {}
     for endpoint in endpoints:
         try:
             hosts[endpoint] = attach_hosts([endpoint], key=key, timeout=timeout).slice(hosts=0)
-            found[endpoint] = [_key(key is not None), Finding("connection", "ok", "the host agent has answered")]
+            findings[endpoint] = [_key(key is not None), Finding("connection", "ok", "the host agent has answered")]
         except TrustError as error:
-            found[endpoint] = [Finding("key", "error", str(error))]
+            findings[endpoint] = [Finding("key", "error", str(error))]
         except (AttachError, ValueError) as error:
             why = error.errors.get(endpoint) if isinstance(error, AttachError) else error
             about = "key" if isinstance(why, TrustError) else "connection"
             advice = _FIREWALL if isinstance(why, UnreachableError) else ""
-            found[endpoint] = [Finding(about, "error", str(error), advice)]
-    for name, findings in visit(hosts).items():
-        found[name] += findings
-    return found
+            findings[endpoint] = [Finding(about, "error", str(error), advice)]
+    for name, more in visit(hosts).items():
+        findings[name] += more
+    return findings
 
 
 def _key(there: bool) -> Finding:

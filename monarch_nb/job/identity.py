@@ -27,10 +27,10 @@ def serialize_service_proc_ids(proc_ids: Sequence[ProcId]) -> str:
 
 def deserialize_service_proc_ids(serialized: str) -> list[ProcId]:
     """What `serialize_service_proc_ids` has written. Raises ValueError for anything else."""
-    found = json.loads(serialized)
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+    texts = json.loads(serialized)
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
         raise ValueError(f"{serialized[:80]!r} is not a JSON list of process ids")
-    return [ProcId.from_string(each) for each in found]
+    return [ProcId.from_string(each) for each in texts]
 
 
 def ranked_service_proc_id_from_env(*, rank_env: str = SERVICE_PROC_RANK_ENV) -> ProcId | None:
@@ -38,10 +38,10 @@ def ranked_service_proc_id_from_env(*, rank_env: str = SERVICE_PROC_RANK_ENV) ->
     ids, rank = os.environ.get(SERVICE_PROC_IDS_ENV), os.environ.get(rank_env)
     if ids is None or rank is None:
         return None
-    found = deserialize_service_proc_ids(ids)
-    if not rank.isdigit() or int(rank) >= len(found):
-        raise ValueError(f"{rank_env}={rank}, but {SERVICE_PROC_IDS_ENV} has the ids of {len(found)} hosts")
-    return found[int(rank)]
+    proc_ids = deserialize_service_proc_ids(ids)
+    if not rank.isdigit() or int(rank) >= len(proc_ids):
+        raise ValueError(f"{rank_env}={rank}, but {SERVICE_PROC_IDS_ENV} has the ids of {len(proc_ids)} hosts")
+    return proc_ids[int(rank)]
 
 
 def service_proc_addr(address: str, proc_id: ProcId | None) -> str:

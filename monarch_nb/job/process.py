@@ -96,7 +96,7 @@ class ProcessJob(JobTrait):
         self._adopt()
         lost = self._lost()
         if lost:
-            raise RuntimeError(f"the job is gone: {self._told()}: {lost}")
+            raise RuntimeError(f"the job is gone: {self._described()}: {lost}")
         meshes = {}
         for name, count in self._meshes.items():
             workers = [self._address(f"{name}_{number}") for number in range(count)]
@@ -118,8 +118,8 @@ class ProcessJob(JobTrait):
         dead = [host for host in self._workers if not self._alive(host)]
         if not dead and self._workers:
             return ""
-        told = [f"{host} (process {self._workers[host][0]}) has ended{self._last_words(host)}" for host in dead]
-        return "; ".join(told) or "it has no processes"
+        reasons = [f"{host} (process {self._workers[host][0]}) has ended{self._last_words(host)}" for host in dead]
+        return "; ".join(reasons) or "it has no processes"
 
     def _last_words(self, host: str) -> str:
         try:

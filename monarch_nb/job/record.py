@@ -75,26 +75,26 @@ def decode(data: bytes, where: str) -> Record:
             "remove it, or choose another path"
         )
     try:
-        found = msgspec.json.decode(data, type=Record)
+        record = msgspec.json.decode(data, type=Record)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise JobFileError(f"{where} holds no job: {error}. Remove it, or choose another path") from None
-    if found.format != FORMAT:
-        raise JobFileError(f"{where} was written by another version ({found.format!r}): remove it")
-    return found
+    if record.format != FORMAT:
+        raise JobFileError(f"{where} was written by another version ({record.format!r}): remove it")
+    return record
 
 
 def find_class(kind: str, *, load: bool) -> Any:
     """The class a record names; its module is imported only with `load`. Raises JobFileError."""
     module, _, path = kind.partition(":")
     try:
-        found: Any = importlib.import_module(module) if load else sys.modules[module]
+        definition: Any = importlib.import_module(module) if load else sys.modules[module]
         for part in path.split("."):
-            found = getattr(found, part)
+            definition = getattr(definition, part)
     except (ImportError, KeyError, AttributeError, ValueError, TypeError) as error:
         raise JobFileError(
             f"the job's class {kind} is not here ({type(error).__name__}): import its module first"
         ) from None
-    return found
+    return definition
 
 
 def read(path: str) -> bytes:
@@ -136,11 +136,11 @@ def ago(then: float) -> str:
     seconds = max(0.0, time.time() - then)
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
-            told = f"{seconds / unit:.0f} {name}"
+            elapsed = f"{seconds / unit:.0f} {name}"
             break
     else:
-        told = f"{seconds:.0f} seconds"
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(then))} ({told} ago)"
+        elapsed = f"{seconds:.0f} seconds"
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(then))} ({elapsed} ago)"
 
 
 def origin_text(origin: Origin | None) -> str:

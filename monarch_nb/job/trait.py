@@ -146,7 +146,7 @@ class JobTrait(UpstreamServices, ABC):
         """The job as JSON. Raises TypeError, naming the attribute, for a job with attributes that are no plain data."""
         job = self._running or self
         cls = type(job)
-        found = Record(
+        record = Record(
             format=files.FORMAT,
             kind=f"{cls.__module__}:{cls.__qualname__}",
             fields=files.plain(vars(job), _OWN | cls._transient),
@@ -154,7 +154,7 @@ class JobTrait(UpstreamServices, ABC):
             started=job._applied.started,
             origin=job._applied.origin,
         )
-        return files.encode(found, cls.__name__)
+        return files.encode(record, cls.__name__)
 
     def dump(self, filename: str) -> None:
         """Saves the job in a file that only this user can read."""
@@ -165,7 +165,7 @@ class JobTrait(UpstreamServices, ABC):
         wishes = self._wishes()
         return f"<{type(self).__name__}{' ' + wishes if wishes else ''}{', running' if self.active else ''}>"
 
-    def _told(self) -> str:
+    def _described(self) -> str:
         """Which job this is, for people."""
         number = (self._applied.apply_id or "")[:8]
         since = f"started {files.ago(self._applied.started)} {files.origin_text(self._applied.origin)}"
@@ -187,13 +187,13 @@ class JobTrait(UpstreamServices, ABC):
         lost = cached._lost()
         if not lost and cached.can_run(self):
             logger.warning("using a job that runs already: %s. It was found in %s; kill() ends it, state(None) makes a "
-                           "new one", cached._told(), path)  # fmt: skip
+                           "new one", cached._described(), path)  # fmt: skip
             return cached
         if lost:
-            logger.warning("%s names a job that is gone: %s: %s. A new one is started", path, cached._told(), lost)
+            logger.warning("%s names a job that is gone: %s: %s. A new one is started", path, cached._described(), lost)
         else:
             logger.warning("%s names a job that differs from this one: %s. It is ended, and %r takes its place",
-                           path, cached._told(), self)  # fmt: skip
+                           path, cached._described(), self)  # fmt: skip
         try:
             cached.kill()
         except Exception:
@@ -209,22 +209,22 @@ def _started_by() -> JobTrait | None:
     if not path:
         return None
     try:
-        found = job_load(path)
+        job = job_load(path)
     except FileNotFoundError:
         return None  # it was ended
-    logger.info("the hosts are those of the job that has started this program: %s", found._told())
-    return found
+    logger.info("the hosts are those of the job that has started this program: %s", job._described())
+    return job
 
 
 def _job(data: bytes, where: str, *, load: bool) -> JobTrait:
-    found = files.decode(data, where)
-    cls = files.find_class(found.kind, load=load)
+    record = files.decode(data, where)
+    cls = files.find_class(record.kind, load=load)
     if not isinstance(cls, type) or not issubclass(cls, JobTrait):
-        raise JobFileError(f"{where} names {found.kind}, which is not a job")
+        raise JobFileError(f"{where} names {record.kind}, which is not a job")
     job: JobTrait = cls.__new__(cls)
     job._fresh()
-    job._applied = Applied(found.apply_id, found.started, found.origin)
-    fields = files.plain(found.fields, _OWN | cls._transient)
+    job._applied = Applied(record.apply_id, record.started, record.origin)
+    fields = files.plain(record.fields, _OWN | cls._transient)
     try:
         if cls._form is not None:
             fields.update(msgspec.structs.asdict(msgspec.convert(fields, cls._form)))

@@ -34,13 +34,13 @@ def environments(per_host: Mapping[str, int], common: Mapping[str, str | None]) 
     if DIMENSION in per_host and not offered and "none" not in _said:
         _said.add("none")
         logger.info("this host has no GPUs: %s is a dimension like any other", DIMENSION)
-    found = []
+    by_process = []
     for local in range(extent.nelements):
         own: Environment = {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(extent.nelements)}
         if offered:
             own["CUDA_VISIBLE_DEVICES"] = offered[extent.point(local)[DIMENSION] % len(offered)]
-        found.append({**own, **common})
-    return tuple(found)
+        by_process.append({**own, **common})
+    return tuple(by_process)
 
 
 def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment], others: Sequence[Any]) -> None:

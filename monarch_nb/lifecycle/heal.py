@@ -1,10 +1,9 @@
 """heal_mesh: the same mesh, whole again."""
 
 import time
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from monarch_nb.mesh.actor import ActorMesh
-from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import runtime
 
@@ -20,18 +19,18 @@ def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False) -> M
     repeated. With `kill` the processes of ranks that live are killed first, with all that is on them: for ranks that
     do not react to an interrupt. Raises HealError when ranks fail again, or were healed too often (3 times in 60 s).
     """
-    if not isinstance(mesh, (ActorMesh, ProcMesh)):
+    if not isinstance(mesh, Handle):
         raise TypeError(f"heal_mesh takes a proc or actor mesh, not {type(mesh).__name__}")
-    reference: Any = mesh
-    if reference._state.stopped is not None:
-        raise RuntimeError(f"{reference._state.name} was stopped ({reference._state.stopped}): spawn a new one")
+    state, region = state_of(mesh), region_of(mesh)
+    if state.stopped is not None:
+        raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
     until = None if timeout is None else time.monotonic() + timeout
     for _ in range(ROUNDS):
         left = None if until is None else max(0.0, until - time.monotonic())
-        runtime().keeper.heal(reference._state, reference._region, kill=kill).get(left)
+        runtime().keeper.heal(state, region, kill=kill).get(left)
         kill = False
         # Ranks often die together, and the second death may be heard of after the heal of the first has begun.
-        now = conditions(reference._state)
-        if all(now.get(rank) != "failed" for rank in reference._region.ranks()):
+        now = conditions(state)
+        if all(now.get(rank) != "failed" for rank in region.ranks()):
             break
     return mesh

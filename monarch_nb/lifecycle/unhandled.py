@@ -22,7 +22,7 @@ _WAKE = signal.SIGURG
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _statuses: list[int] = []  # with which the program is to end, the first one counts
 _notebook = False
-_told: list[bool] = []  # the main thread has been told to exit
+_exiting: list[bool] = []  # the main thread has been told to exit
 
 
 def exit_on_fault(failure: MeshFailure) -> None:
@@ -37,8 +37,8 @@ def prepare() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    if _statuses and not _told:
-        _told.append(True)
+    if _statuses and not _exiting:
+        _exiting.append(True)
         raise SystemExit(_statuses[0])
 
 
@@ -48,10 +48,10 @@ def end_program(status: int) -> bool:
     It cannot where `prepare` was not called on the main thread, or somebody else has taken its signal.
     """
     _statuses.append(status)
-    mine = signal.getsignal(_WAKE) is _leave
-    if mine:
+    prepared = signal.getsignal(_WAKE) is _leave
+    if prepared:
         signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
-    return mine
+    return prepared
 
 
 def unhandled(failure: MeshFailure) -> None:
@@ -90,7 +90,7 @@ def end_quietly() -> None:
 
 def exit_if_fatal() -> None:
     """The last act of a program that was to end by a failure, where the main thread could not be told by then."""
-    if _statuses and _statuses[0] and not _told:
+    if _statuses and _statuses[0] and not _exiting:
         leave_now(_statuses[0])
 
 

@@ -45,18 +45,18 @@ def parse_duration(value: object) -> int:
     Raises DurationError for anything else, for negative durations and for those above 292 years.
     """
     if isinstance(value, str):
-        found = _parse_text(value)
+        nanoseconds = _parse_text(value)
     elif isinstance(value, timedelta):
-        found = (value // timedelta(microseconds=1)) * 1000
+        nanoseconds = (value // timedelta(microseconds=1)) * 1000
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = _from_seconds(value)
+        nanoseconds = _from_seconds(value)
     else:
         raise DurationError(f'{value!r} is not a duration: write "30s" or "1h 30m", or give a number of seconds')
-    if found < 0:
+    if nanoseconds < 0:
         raise DurationError(f"{value!r} is not a duration: it is negative")
-    if found > _MOST:
+    if nanoseconds > _MOST:
         raise DurationError(f"{value!r} is too long: at most 292 years")
-    return found
+    return nanoseconds
 
 
 def _from_seconds(value: float) -> int:
@@ -98,8 +98,8 @@ def _parse_text(text: str) -> int:
 def format_duration(nanoseconds: int) -> str:
     """The shortest usual text: "1h 30m", "1s 500ms", "0s"."""
     parts = []
-    for size, one, many in _SHOWN:
+    for size, singular, plural in _SHOWN:
         count, nanoseconds = divmod(nanoseconds, size)
         if count:
-            parts.append(f"{count}{one if count == 1 else many}")
+            parts.append(f"{count}{singular if count == 1 else plural}")
     return " ".join(parts) or "0s"

@@ -46,13 +46,13 @@ class Settings(Effective):
         return key.default
 
     def _environment(self) -> dict[str, Any]:
-        found = self._env
-        if found is None:
-            found = self._env = self._read_environment()
-        return found
+        values = self._env
+        if values is None:
+            values = self._env = self._read_environment()
+        return values
 
     def _read_environment(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         names = {name: key for key in KEYS.values() for name in key.env}
         for prefix in reversed(_PREFIXES):  # ours is read last and wins
             for name, text in self._environ.items():
@@ -62,12 +62,12 @@ class Settings(Effective):
                 if key is None:
                     continue
                 try:
-                    found[key.name] = from_text(key, text)
+                    values[key.name] = from_text(key, text)
                 except (TypeError, ValueError) as error:
                     if name not in self._said:
                         self._said.add(name)
                         warnings.warn(f"the environment's {name} is ignored: {error}", stacklevel=2)
-        return found
+        return values
 
     # -- what programs see --------------------------------------------------------------------------------------------
 

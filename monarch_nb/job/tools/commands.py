@@ -41,8 +41,8 @@ class CommandActor(Actor):
         port: "Port[Line]",
     ) -> int:
         """Its exit status; 128 + n for signal n. Output goes line by line to the port, or to files in `output_dir`."""
-        mine = rank_environment()
-        everything = {**os.environ, **mine, **env}
+        place = rank_environment()
+        everything = {**os.environ, **place, **env}
         folder = usable_folder(workdir, client_folder)
         try:
             if output_dir is None:
@@ -75,10 +75,10 @@ class CommandActor(Actor):
                 threading.Thread(target=pump, args=(name, getattr(process, name)), daemon=True)
                 for name in ("stdout", "stderr")
             ]
-            for one in pumps:
-                one.start()
-            for one in pumps:
-                one.join()
+            for thread in pumps:
+                thread.start()
+            for thread in pumps:
+                thread.join()
         return process.returncode
 
     @staticmethod
