@@ -12,8 +12,8 @@ from msgspec import Struct
 from monarch_nb.code import objection, reload_mesh
 from monarch_nb.lifecycle import spawn_actors
 from monarch_nb.mesh import ActorMesh, ProcMesh
-from monarch_nb.mesh.view import describe
 from monarch_nb.runtime import Actor
+from monarch_nb.store import describe
 from monarch_nb.wire import error_line, text_of
 
 from .arguments import ActorWish
@@ -120,12 +120,12 @@ class Actors:
         state = living._state
         if state.procs is not procs._state or state.region != procs._region:
             return f"it ran on {_place(ProcMesh(state.procs, state.region))} and now runs on {_place(procs)}"
-        ranks = describe(living).ranks
-        return "all its ranks had failed" if all(rank.state == "failed" for rank in ranks) else ""
+        view = describe(living)
+        return "all its ranks had failed" if len(view.having("failed")) == len(view.ranks) else ""
 
     def _reload(self, wish: ActorWish, living: ActorMesh[Any], cls: type) -> str:
         state = living._state
-        failed = [rank for rank in describe(living).ranks if rank.state == "failed"]
+        failed = describe(living).having("failed")
         if failed:
             raise UsageError(
                 f"%%actor: {len(failed)} of {len(living)} ranks of {wish.name} have failed: %heal {wish.name} first, "

@@ -5,7 +5,6 @@ from typing import Any
 from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh import prestart
-from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import Future, Runtime, runtime, started, waiting
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import record
@@ -123,7 +122,7 @@ class _Attached:
         self._logs.present(self._output)
         self._output.start()
         self._reruns = Reruns(shell, front, session, engine)
-        self._progress = Progress(front, engine, self._output, conditions)
+        self._progress = Progress(front, engine, self._output)
         self.prompt = CellPrompt(shell, front, engine, widgets.debugger)
         self.stopping = Stopping(front, engine, lambda file: cell_name(shell, file))
         self.forgotten = Forgotten(shell, front, self._output.flush)

@@ -1,6 +1,6 @@
 """The table that %meshes shows."""
 
-from monarch_nb.mesh.view import MeshView
+from monarch_nb.store import MeshView
 
 from .session import Row
 

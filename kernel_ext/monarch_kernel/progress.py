@@ -9,6 +9,7 @@ from typing import Any
 from monarch_nb.mesh.interrupts import answered, doing
 from monarch_nb.runtime import Doing, Future, waiting
 from monarch_nb.shape import places_of
+from monarch_nb.store import describe
 
 from .front import Front, Line
 from .logs import CellOutput
@@ -24,11 +25,10 @@ TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 class Progress:
     """A waiter: told by `Future.get` each quarter second, on the waiting thread."""
 
-    def __init__(self, front: Front, engine: Any, output: CellOutput, states: Callable[[Any], Any]) -> None:
+    def __init__(self, front: Front, engine: Any, output: CellOutput) -> None:
         self._front = front
         self._engine = engine
         self._output = output
-        self._states = states
         self._line = Line(front)
         self._next = 0.0
         self._busy = _Busy()
@@ -83,9 +83,9 @@ class Progress:
 
     def _unusual(self, state: Any, missing: list[int]) -> list[str]:
         by_state: dict[str, list[int]] = {}
-        for rank, how in self._states(state).items():
-            if rank in missing and how != "alive":
-                by_state.setdefault(how, []).append(rank)
+        for rank in describe(state).ranks:
+            if rank.rank in missing and rank.state not in ("idle", "busy"):
+                by_state.setdefault(rank.state, []).append(rank.rank)
         return [f"{what}: {_where(state, ranks)}" for what, ranks in by_state.items()]
 
 

@@ -14,8 +14,8 @@ from monarch_nb.code import Report, local_modules, owned_actors, reload_code, re
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, local_hosts, this_host
 from monarch_nb.mesh.interrupts import interrupted
-from monarch_nb.mesh.view import MeshView, describe
 from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
+from monarch_nb.store import MeshView, describe
 
 from .files import cell_name
 from .reactions import at, ended, stuck
@@ -193,7 +193,7 @@ class Session:
         stopped = mesh._state.stopped
         if stopped is not None:
             raise UsageError(f"%heal: {name} is not broken, it was stopped ({stopped}); make a new one")
-        broken = [rank for rank in describe(mesh).ranks if rank.state == "failed"]
+        broken = describe(mesh).having("failed")
         heal_mesh(mesh, kill=kill)
         what = "proc" if isinstance(mesh, ProcMesh) else "actor"
         if kill:

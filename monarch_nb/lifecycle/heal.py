@@ -4,7 +4,6 @@ import time
 from typing import TypeVar
 
 from monarch_nb.mesh.handle import Handle, region_of, state_of
-from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import runtime
 
 M = TypeVar("M")
@@ -30,7 +29,6 @@ def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False) -> M
         runtime().keeper.heal(state, region, kill=kill).get(left)
         kill = False
         # Ranks often die together, and the second death may be heard of after the heal of the first has begun.
-        now = conditions(state)
-        if all(now.get(rank) != "failed" for rank in region.ranks()):
+        if runtime().keeper.driver.failed(state.uid).isdisjoint(region.ranks()):
             break
     return mesh

@@ -1,7 +1,10 @@
-"""One state for all views: engine events folded into `Cluster`, handed out as snapshots and deltas."""
+"""The one state that text, static HTML, widgets and the panel show: engine events folded into `Cluster`."""
 
 from monarch_nb.store.cluster import Cluster
+from monarch_nb.store.describe import describe
 from monarch_nb.store.hub import Store, store_of
+from monarch_nb.store.mesh_view import MeshView, RankView
 from monarch_nb.store.patch import Patch, apply, join
+from monarch_nb.store.rank import RankState
 
-__all__ = ["Cluster", "Patch", "Store", "apply", "join", "store_of"]
+__all__ = ["Cluster", "MeshView", "Patch", "RankState", "RankView", "Store", "apply", "describe", "join", "store_of"]

@@ -4,6 +4,9 @@ from typing import Any
 
 from monarch_nb.store.patch import Patch
 
+Document = dict[str, Any]
+"""The state as JSON has it: objects by section and key."""
+
 SECTIONS = ("hosts", "meshes", "ranks", "failures", "sessions", "detached")
 
 
@@ -11,7 +14,7 @@ class Board:
     """Every write goes into the document and into the patch that is pending. Objects that were removed stay removed."""
 
     def __init__(self) -> None:
-        self.document: dict[str, Any] = {section: {} for section in SECTIONS}
+        self.document: Document = {section: {} for section in SECTIONS}
         self._pending: Patch = {}
         self._gone: dict[tuple[str, str], set[str]] = {}  # fields of objects removed since the patch was last taken
 

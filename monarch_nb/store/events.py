@@ -95,7 +95,10 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 class Doings(msgspec.Struct, frozen=True):
-    """What an actor does, and how much it has done. The uid of procs means code that runs on the process itself."""
+    """What an actor does, and how much it has done; `calls` is -1 where that is not known.
+
+    The uid of procs means code that runs on the process itself.
+    """
 
     uid: str
     rank: int

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.runtime import Runtime
+from monarch_nb.shape import Region
 from monarch_nb.store.cluster import Cluster
 from monarch_nb.store.collector import Collector
 from monarch_nb.store.events import Event, Quiet
+from monarch_nb.store.mesh_view import MeshView
 
 TELLING_S = 0.05  # between two deltas
 WAITING = 500  # events that nobody watches are folded in heaps of that size
@@ -48,23 +50,31 @@ class Store:
     def document(self) -> dict[str, Any]:
         """The state now, as a copy of its own."""
         if self.collector is not None:
-            self.collector.look()
+            self.collector.refresh()
         with self._lock:
             self._fold()
             copied: dict[str, Any] = _copy(self._cluster.document)
             return copied
 
+    def mesh_view(self, uid: str, region: Region) -> MeshView | None:
+        """How a mesh, or the slice of it that `region` is, is now; None if the store does not hold it."""
+        if self.collector is not None:
+            self.collector.refresh()
+        with self._lock:
+            self._fold()
+            return self._cluster.mesh_view(uid, region, time.time())
+
     def event_of(self, number: int) -> str:
         """The id under which a failure of supervision is told; "" if nothing is known of it (yet)."""
         with self._lock:
             self._fold()
-            key = self._cluster.group(str(number))
+            key = self._cluster.failure_key(str(number))
             return key if key in self._cluster.document["failures"] else ""
 
     def failure(self, key: str) -> dict[str, Any] | None:
         """A failure as it is told now, as a copy of its own; None if there is none of that id."""
         if self.collector is not None:
-            self.collector.look()
+            self.collector.refresh()
         with self._lock:
             self._fold()
             found = self._cluster.document["failures"].get(key)
@@ -78,7 +88,7 @@ class Store:
         called again.
         """
         if self.collector is not None:
-            self.collector.look()
+            self.collector.refresh()
         with self._lock:
             self._flush()
             if not self._tell(listener, self._snapshot()):
@@ -179,6 +189,11 @@ def _copy(value: Any) -> Any:
 
 _stores: "weakref.WeakKeyDictionary[Runtime, Store]" = weakref.WeakKeyDictionary()
 _making = threading.Lock()
+
+
+def known_store(engine: Runtime) -> Store | None:
+    """The store of an engine, if anything in this process has asked for it."""
+    return _stores.get(engine)
 
 
 def store_of(engine: Runtime) -> Store:

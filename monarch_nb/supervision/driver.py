@@ -27,6 +27,7 @@ from monarch_nb.supervision.actions import (
     Supervise,
     Tell,
 )
+from monarch_nb.supervision.book import RankStatus
 from monarch_nb.supervision.cause import Cause, stop_cause
 from monarch_nb.supervision.causes import FAILED, Causes, Refusal
 from monarch_nb.supervision.effects import SupervisorEffects
@@ -149,6 +150,16 @@ class Driver(Causes):
         wanted = set(ranks)
         calls = [call for call in tuple(self.local.calls.values()) if call.waits_for(wanted)]
         return {call.mesh for call in calls if call.watched}, {call.mesh for call in calls}
+
+    def odd(self, uid: str | None = None) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
+        """All meshes known here, or one: why each has ended, if so, and its ranks that are not always alive."""
+        with self._lock:
+            return self.machine.odd(uid)
+
+    def owner_name(self, actor: str) -> str:
+        """What people call an owner."""
+        with self._lock:
+            return self.machine.owner_name(actor)
 
     def failed(self, uid: str) -> set[int]:
         """Ranks of a mesh that have failed."""

@@ -102,9 +102,11 @@ class Machine:
         """How each rank of a mesh is. Raises KeyError if the mesh is not known here."""
         return self._book.status(mesh_uid)
 
-    def odd(self) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
-        """All meshes known here: why each has ended, if so, and its ranks that are not, or were not always, alive."""
-        return [(uid, mesh.ended, dict(mesh.odd)) for uid, mesh in self._book.meshes.items()]
+    def odd(self, mesh_uid: str | None = None) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
+        """All meshes known here, or one: why each has ended, if so, and its ranks that are not always alive."""
+        meshes = self._book.meshes
+        chosen = meshes if mesh_uid is None else [mesh_uid] if mesh_uid in meshes else ()
+        return [(uid, meshes[uid].ended, dict(meshes[uid].odd)) for uid in chosen]
 
     def owner_name(self, actor: str) -> str:
         """What people call an owner."""

@@ -26,9 +26,9 @@ from monarch_nb.exceptions import DescriptorLimitError, HealError
 from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.mesh import controller
 from monarch_nb.mesh.inline import in_process_host, inline_host, kill
-from monarch_nb.mesh.view import conditions
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import ProcState
+from monarch_nb.store import describe
 from monarch_nb.transport import peer
 from tests.cluster.fault_tools import SOON, Worker, begun, status, until
 from tests.cluster.interrupt_steps import Steps
@@ -373,7 +373,7 @@ def few_descriptors() -> None:
     def kill() -> None:
         for pid in healed.pid.call().get(SOON).values():
             os.kill(pid, signal.SIGKILL)
-        until(lambda: list(conditions(procs._state).values()).count("failed") == 2, "both deaths are known")
+        until(lambda: len(describe(procs).having("failed")) == 2, "both deaths are known")
 
     ways: dict[str, tuple[Callable[[], object], int]] = {
         "large": (lambda: workers.echo.call([np.zeros(10**5) for _ in range(3)]).get(SOON), 5),

@@ -8,7 +8,7 @@ import pytest
 from monarch_nb import debug
 from monarch_nb.actor import ActorError, ProcMesh, this_proc
 from monarch_nb.debug import DebugError, QuitDebugger
-from monarch_nb.mesh.view import conditions
+from monarch_nb.store import describe
 from tests.cluster.actor_tools import spawned
 from tests.cluster.debug_tools import SECONDS, Caller, Looper, Owner, Trainer, line, resume_all, stopped
 
@@ -54,11 +54,11 @@ def test_only_the_actor_stops_others_in_its_process_go_on_and_it_is_paused_not_d
     future = trainers.step.call(1)
     stopped(3)
     assert list(other.steps_done.call().get(SECONDS).values()) == [0, 0, 0]
-    assert set(conditions(trainers._state).values()) == {"paused"}
-    assert set(conditions(other._state).values()) == {"alive"}
+    assert describe(trainers).counts == {"paused": 3}
+    assert describe(other).counts == {"idle": 3}
     debug.resume()
     future.get(SECONDS)
-    assert set(conditions(trainers._state).values()) == {"alive"}
+    assert describe(trainers).counts == {"idle": 3}
     other.stop().get(SECONDS)
 
 
@@ -151,7 +151,7 @@ def test_an_async_actor_stops_its_loop_only_and_steps_over_an_await(procs: ProcM
     stopped(3)
     assert not ping.done()
     assert list(trainers.steps_done.call().get(SECONDS).values())
-    assert set(conditions(loopers._state).values()) == {"paused"}
+    assert describe(loopers).counts == {"paused": 3}
     group = debug.group(loopers)
     for _ in range(3):
         group.next(timeout=SECONDS)

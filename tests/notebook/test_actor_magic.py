@@ -42,7 +42,7 @@ def actors(nb: Notebook) -> Notebook:
 def test_the_class_of_the_cell_is_spawned_and_bound(actors: Notebook) -> None:
     cell = actors.run(counter()).ok()
     assert cell.text == "<Counter mesh 'counters' {gpus=4}>"
-    assert 'class="mnb-alive"' in cell.html
+    assert 'class="mnb-idle"' in cell.html
     assert actors.run("counters.add.call(2).get().values(), Counter.__name__").text == "([2, 2, 2, 2], 'Counter')"
 
 

@@ -74,7 +74,7 @@ def test_the_list_shows_groups_and_the_mesh_shows_paused_ranks(nb: Notebook) -> 
     assert "2 of 4  at Cell In[3]:25 in Trainer.only  trainers gpus=0,2  asked for" in text
     assert "not stopped: trainers gpus=1,3: idle" in text
     assert "2 paused" in nb.run("t").html
-    assert "2 paused, 2 alive" in nb.run("%meshes").text
+    assert "2 paused, 2 idle" in nb.run("%meshes").text
 
 
 def test_post_mortem_without_a_prompt(nb: Notebook) -> None:

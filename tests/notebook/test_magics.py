@@ -39,7 +39,7 @@ def test_a_mesh_over_two_hosts_has_their_dimension(nb: Notebook) -> None:
     cell = nb.run("%%on wide\nprint('here')\npoint['hosts']").ok()
     assert set(re.findall(r"\[wide hosts=([01-]+)\] here", cell.stdout)) in ({"0-1"}, {"0", "1"})
     assert cell.text.splitlines()[1:] == ["  hosts=0: 0", "  hosts=1: 1"]
-    assert "mnb-alive" in nb.run("wide").html
+    assert "mnb-idle" in nb.run("wide").html
     nb.run("%stop wide").ok()
 
 
@@ -176,7 +176,7 @@ def test_meshes_lists_what_is_there_and_who_refers_to_it(nb: Notebook) -> None:
     lines = nb.run("%meshes").ok().text.splitlines()
     assert lines[0].split() == ["mesh", "kind", "shape", "ranks", "hosts", "variables"]
     row = next(line for line in lines if line.startswith("listed"))
-    assert row.split()[1:] == ["procs", "gpus=1", "1", "alive", row.split()[-2], "held"]
+    assert row.split()[1:] == ["procs", "gpus=1", "1", "idle", row.split()[-2], "held"]
     nb.run("del held").ok()
     text = nb.run("%meshes").ok().text
     assert "(nothing)" in next(line for line in text.splitlines() if line.startswith("listed"))

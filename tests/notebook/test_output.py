@@ -95,7 +95,7 @@ def test_a_class_redefined_in_a_cell_is_used_for_new_actors(nb: Notebook) -> Non
 def test_displays_are_html_tables_and_plain_text(nb: Notebook) -> None:
     shown = nb.run("a").ok()
     assert "Worker mesh 'a'" in shown.text
-    assert shown.html.count('class="mnb-alive"') == 4
+    assert shown.html.count('class="mnb-idle"') == 4
     values = nb.run("a.work.call().get()").ok()
     assert values.html.count("<tr>") == 5
     assert "gpus=0-3" in nb.run("a.divide.call(2).get()").ok().html

@@ -18,7 +18,8 @@ ROWS = (
     ("runtime",),
     ("supervision",),
     ("mesh", "lifecycle", "attach", "code", "logs", "host"),
-    ("rdma", "debug", "telemetry", "tensor", "job", "store", "doctor", "compat"),
+    ("store",),  # the one state, which features may read as displays do
+    ("rdma", "debug", "telemetry", "tensor", "job", "doctor", "compat"),
     ("engine",),  # where all of the above is put together
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

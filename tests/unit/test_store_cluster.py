@@ -2,11 +2,13 @@
 
 import copy
 import json
+from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.store import Cluster, apply, join
+from monarch_nb.shape import NDSlice, Region
+from monarch_nb.store import Cluster, MeshView, apply, join
 from monarch_nb.store import events as e
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import Cause, MeshFailure
@@ -244,8 +246,54 @@ def test_the_counts_of_a_mesh_are_those_of_the_states_its_ranks_show(events: lis
         made.fold(event)
     for uid, mesh in made.document["meshes"].items():
         size = {"p1": 4, "a1": 2, "a2": 2}[uid]
-        shown: dict[str, int] = {}
-        for index in range(size):
-            known = state(made, uid, index)
-            shown[known] = shown.get(known, 0) + 1
+        shown = Counter(state(made, uid, index) for index in range(size))
         assert mesh["counts"] == shown
+        bases = {"p1": range(4), "a1": (1, 3), "a2": range(1, 3)}[uid]
+        view = made.mesh_view(uid, Region(["gpus"], NDSlice(bases[0], [size], [bases[1] - bases[0]])), 99.0)
+        assert view is not None
+        assert view.counts == shown  # text and static HTML say what live views say
+        assert [rank.state for rank in view.ranks] == [state(made, uid, index) for index in range(size)]
+
+
+# -- one mesh, as text and static HTML have it -------------------------------------------------------------------------
+
+
+def view_of(of: Cluster, uid: str, region: Region) -> MeshView:
+    found = of.mesh_view(uid, region, now=10.0)
+    assert found is not None
+    return found
+
+
+def test_a_view_of_a_slice_has_the_places_of_the_slice_and_the_states_of_the_whole() -> None:
+    made = cluster(
+        e.Started("p1", 3, 77, 1.0),
+        e.Turned("a1", 3, "failed", 0, 6.0, "ValueError: no"),
+        e.Answers("p1", 1, 7.0, 7.0),
+        e.Doings("p1", 2, 0, "busy", 8.0, "cell"),
+    )
+    procs = view_of(made, "p1", Region(["gpus"], NDSlice(1, [3], [1])))
+    assert [(rank.rank, rank.point, rank.state, rank.detail) for rank in procs.ranks] == [
+        (1, (0,), "unresponsive", "for 3 s"),
+        (2, (1,), "busy", "cell"),
+        (3, (2,), "idle", ""),
+    ]
+    assert (procs.hosts, procs.actors, procs.ranks[2].pid) == (("h1", "h2"), ("trainers",), 77)
+    actor = view_of(made, "a1", Region([], NDSlice(3, [], [])))
+    assert [(rank.point, rank.state, rank.detail, rank.host, rank.pid) for rank in actor.ranks] == [
+        ((), "failed", "ValueError: no", "h2", 77)
+    ]
+    assert (actor.actor_class, actor.on, actor.stopped) == ("Trainer", "p1", "")
+
+
+def test_a_view_of_what_is_paused_says_where_and_of_what_is_stopped_why() -> None:
+    made = cluster(e.SessionOpened("s1", "a1", 3, 5.0, {"function": "step", "line": 42}))
+    whole = Region(["gpus"], NDSlice(1, [2], [2]))
+    assert [(rank.state, rank.detail) for rank in view_of(made, "a1", whole).ranks] == [
+        ("idle", ""),
+        ("paused", "step, line 42"),
+    ]
+    made.fold(e.Ended("a1", "stopped by %stop", 6.0))
+    stopped = view_of(made, "a1", whole)
+    assert (stopped.stopped, stopped.counts) == ("stopped by %stop", {"stopped": 2})
+    made.fold(e.Forgotten("a1"))
+    assert made.mesh_view("a1", whole, now=10.0) is None

@@ -160,7 +160,7 @@ def test_the_ranks_point_at_the_failure_that_they_are_told_in_whichever_came_fir
     made.fold(turned(1, 2))
     ranks = made.document["ranks"]
     assert [ranks["A"]["0"]["failure"], ranks["A"]["1"]["failure"], ranks["P"]["1"]["failure"]] == ["1"] * 3
-    assert made.group("2") == "1"
+    assert made.failure_key("2") == "1"
 
 
 def test_processes_that_end_are_one_event_whatever_actors_they_were_told_by() -> None:

@@ -10,7 +10,7 @@ from .meshes import overview_html
 if TYPE_CHECKING:
     from monarch_nb.doctor import Finding
 
-_COLOURS = {"ok": "mnb-alive", "warning": "mnb-healing", "error": "mnb-failed"}
+_COLOURS = {"ok": "mnb-idle", "warning": "mnb-healing", "error": "mnb-failed"}
 
 
 def guide_html(guide: Guide) -> str:

@@ -26,7 +26,8 @@ max-width:none;white-space:pre-wrap;color:inherit}
 .mnb table.mnb-g td{text-align:center!important;padding:2px 4px;min-width:20px;border-radius:4px;
 border:1px solid rgba(128,128,128,.5);font-size:12px}
 .mnb .mnb-c{display:inline-block;width:9px;height:9px;border-radius:3px;border:1px solid;margin-right:4px}
-.mnb .mnb-alive{background:rgba(46,160,67,.25)!important;border-color:rgba(46,160,67,.8)!important}
+.mnb .mnb-idle{background:rgba(46,160,67,.25)!important;border-color:rgba(46,160,67,.8)!important}
+.mnb .mnb-busy{background:rgba(0,114,178,.45)!important;border-color:rgba(0,114,178,1)!important}
 .mnb .mnb-failed{background:rgba(218,54,51,.35)!important;border-color:rgba(218,54,51,1)!important;font-weight:700}
 .mnb .mnb-healing{background:rgba(210,153,34,.3)!important;border-color:rgba(210,153,34,.9)!important}
 .mnb .mnb-starting{background:rgba(56,139,253,.22)!important;border-color:rgba(56,139,253,.8)!important}

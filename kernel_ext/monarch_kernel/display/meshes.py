@@ -4,7 +4,7 @@ from html import escape
 from math import prod
 from typing import Any
 
-from monarch_nb.mesh.view import MeshView, RankView, describe
+from monarch_nb.store import MeshView, RankView, describe
 
 from ..overview import HEADINGS, Overview, hosts, kind, refers, shape, states
 from .html import framed, heading, lab_button, table
@@ -12,7 +12,8 @@ from .html import framed, heading, lab_button, table
 ACROSS = 32  # ranks in one line
 LINES = 16  # of a grid; more are summed up
 COLOURS = {
-    "alive": "rgba(46,160,67,.25)",
+    "idle": "rgba(46,160,67,.25)",
+    "busy": "rgba(0,114,178,.45)",
     "failed": "rgba(218,54,51,.35)",
     "healing": "rgba(210,153,34,.3)",
     "starting": "rgba(56,139,253,.22)",
@@ -85,7 +86,7 @@ def legend(view: MeshView) -> str:
 
 def troubles(view: MeshView) -> str:
     """What has happened to the first failed ranks, and what to do."""
-    failed = [rank for rank in view.ranks if rank.state == "failed"]
+    failed = view.having("failed")
     if not failed or view.stopped:
         return ""
     rows = []

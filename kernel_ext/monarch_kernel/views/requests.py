@@ -9,10 +9,9 @@ from monarch_nb.debug.service import controller_of
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.mesh import ActorMesh, ProcMesh, interrupt
 from monarch_nb.mesh.requests import request
-from monarch_nb.mesh.view import conditions
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.store import store_of
+from monarch_nb.store import describe, store_of
 from monarch_nb.store.verbs import STACK, WhichStack
 from monarch_nb.wire import text_of
 
@@ -74,8 +73,8 @@ class Requests:
         if state.stopped is not None:
             raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
         bases = self._bases(state, message)
-        before = conditions(state)
-        broken = [base for base in bases if before.get(base) == "failed"]
+        failed = {rank.rank for rank in describe(state).having("failed")}
+        broken = [base for base in bases if base in failed]
         if message.get("ranks") is None or state.home != engine.address:
             heal_mesh(self._meshes(state, {}, bases)[0])
         elif broken:

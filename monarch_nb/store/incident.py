@@ -26,7 +26,7 @@ class Member(Struct):
 
 
 class Shape(Struct, frozen=True):
-    """A mesh as a group needs it: the places of base ranks in it, and how many of the others work."""
+    """A mesh as an incident needs it: the places of base ranks in it, and how many of the others work."""
 
     uid: str
     name: str
@@ -36,7 +36,7 @@ class Shape(Struct, frozen=True):
     left: Callable[[set[int]], int]
 
 
-class Group(Struct):
+class Incident(Struct):
     """What is told as one failure, under the id of the first of them."""
 
     id: str
@@ -70,10 +70,10 @@ class Group(Struct):
         self.states[state] = self.states.get(state, 0) + 1
         member.state = state
 
-    def told(self, mesh: Shape) -> dict[str, Any]:
-        """What is said of it now; None is what is not known."""
-        each = sorted(self.members.values(), key=lambda member: [mesh.place(base) for base in member.bases])
-        first = each[0]
+    def story(self, mesh: Shape) -> dict[str, Any]:
+        """The fields of its record that follow from all of its failures; None is what is not known."""
+        members = sorted(self.members.values(), key=lambda member: [mesh.place(base) for base in member.bases])
+        first = members[0]
         if first.failure is None:
             return {}
         places = sorted({place for place in map(mesh.place, self.bases) if place >= 0})
@@ -86,14 +86,14 @@ class Group(Struct):
             places=tuple(places),
             left=mesh.left(set(places)),
         )
-        if len(each) == 1:  # all is said already, but others may have failed since
+        if len(members) == 1:  # all is said already, but others may have failed since
             before, advice = first.record["next"], failure.next_step
             return {"next": advice, "report": first.record["report"].removesuffix(before) + advice}
-        lines = _kinds(each, lambda member: tuple(member.record.get("last_lines") or ()))
-        texts = _kinds(each, lambda member: member.record.get("text") or "")
+        lines = _kinds(members, lambda member: tuple(member.record.get("last_lines") or ()))
+        texts = _kinds(members, lambda member: member.record.get("text") or "")
         several = len(texts) > 1 and failure.cause.kind not in OF_PROCESSES
         at: Callable[[list[int]], str] = lambda bases: where(mesh.extent, map(mesh.place, bases))  # noqa: E731
-        found = {
+        story = {
             **first.record,
             "ranks": places,
             "name": mesh.name,
@@ -101,41 +101,41 @@ class Group(Struct):
             "where": failure.where,
             "title": title(failure) + (" (the texts differ)" if several else ""),
             "pid": None,
-            "processes": _processes(each) or None,
-            "at": min(member.record["at"] for member in each),
-            "detected": min(member.record["detected"] for member in each),
-            "dump": next((member.record["dump"] for member in each if member.record.get("dump")), None),
+            "processes": _processes(members) or None,
+            "at": min(member.record["at"] for member in members),
+            "detected": min(member.record["detected"] for member in members),
+            "dump": next((member.record["dump"] for member in members if member.record.get("dump")), None),
             "last_lines": list(next(iter(lines))) or None,
             "lines": [[at(bases), list(last)] for last, bases in lines.items() if last] if len(lines) > 1 else None,
-            "texts": [[at(bases), told] for told, bases in texts.items()] if several else None,
-            "also": list(_also(each, mesh.name)) or None,
+            "texts": [[at(bases), raised] for raised, bases in texts.items()] if several else None,
+            "also": list(_also(members, mesh.name)) or None,
             "next": failure.next_step,
         }
-        found["report"] = f"{found['title']}\n\n{text(found)}"
-        return found
+        story["report"] = f"{story['title']}\n\n{text(story)}"
+        return story
 
 
-def _kinds(each: Sequence[Member], of: Callable[[Member], Any]) -> dict[Any, list[int]]:
+def _kinds(members: Sequence[Member], of: Callable[[Member], Any]) -> dict[Any, list[int]]:
     """What there is of something, and on which base ranks; the first kinds of it."""
-    found: dict[Any, list[int]] = {}
-    for member in each:
-        found.setdefault(of(member), []).extend(member.bases)
-    return dict(list(found.items())[:KINDS])
+    kinds: dict[Any, list[int]] = {}
+    for member in members:
+        kinds.setdefault(of(member), []).extend(member.bases)
+    return dict(list(kinds.items())[:KINDS])
 
 
-def _processes(each: Sequence[Member]) -> list[list[Any]]:
-    found: dict[str, list[int]] = {}
-    for member in each:
+def _processes(members: Sequence[Member]) -> list[list[Any]]:
+    pids_of: dict[str, list[int]] = {}
+    for member in members:
         host, pid = member.record.get("host"), member.record.get("pid")
         if host:
-            found.setdefault(host, []).extend([pid] if pid else [])
-    return [[host, pids] for host, pids in found.items()]
+            pids_of.setdefault(host, []).extend([pid] if pid else [])
+    return [[host, pids] for host, pids in pids_of.items()]
 
 
-def _also(each: Sequence[Member], name: str) -> dict[str, None]:
-    told: dict[str, None] = {}
-    for member in each:
+def _also(members: Sequence[Member], name: str) -> dict[str, None]:
+    names: dict[str, None] = {}
+    for member in members:
         record: Mapping[str, Any] = member.record
-        told.update(dict.fromkeys((*(record.get("also") or ()), record["name"])))
-    told.pop(name, None)
-    return told
+        names.update(dict.fromkeys((*(record.get("also") or ()), record["name"])))
+    names.pop(name, None)
+    return names

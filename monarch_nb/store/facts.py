@@ -1,0 +1,104 @@
+"""What an engine knows of its meshes, as events of the store."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
+from monarch_nb.store import events as e
+from monarch_nb.supervision import Cause, RankStatus
+from monarch_nb.supervision.report import facts as report_facts
+
+
+def now() -> float:
+    """The time as events have it."""
+    return round(time.time(), 3)
+
+
+def place_of(address: str) -> tuple[str, int]:
+    """Proc mesh and rank of a process."""
+    uid, _, rest = address.partition("/")[2].partition(".")
+    return uid, int(rest.partition(".")[0] or 0)
+
+
+def is_ready(state: MeshState) -> bool:
+    """Whether all that a mesh starts with has run: set-up code, or constructors, also where one of them has failed."""
+    born: Any = getattr(state, "born", None)
+    return born is None or born.initialized.done()
+
+
+def spawned(engine: Runtime, state: MeshState, *, ready: bool = False) -> e.Spawned:
+    """A mesh as it was spawned."""
+    born: Any = getattr(state, "born", None)
+    region = state.region
+    procs = isinstance(state, ProcState)
+    return e.Spawned(
+        uid=state.uid,
+        name=state.name,
+        kind="procs" if procs else "actors",
+        ranks=engine.keeper.ranks(region),
+        labels=tuple(region.labels),
+        sizes=tuple(region.extent.sizes),
+        offset=region.ndslice.offset,
+        strides=tuple(region.ndslice.strides),
+        actor_class=state.cls.__name__ if isinstance(state, ActorState) else "",
+        on=state.procs.uid if isinstance(state, ActorState) else "",
+        hosts=state.layout.hosts if isinstance(state, ProcState) else (),
+        per_host=state.layout.per_host if isinstance(state, ProcState) else 1,
+        owner="" if born is None else str(born.instance),
+        mine=state.home == engine.address,
+        ready=ready,
+        at=now(),
+    )
+
+
+def turned(uid: str, rank: int, status: RankStatus, at: float) -> e.Turned:
+    """A rank as supervision has it."""
+    cause, failed = status.cause, status.state == "failed"
+    return e.Turned(
+        uid,
+        rank,
+        status.state,
+        status.incarnation,
+        round(cause.at, 3) if failed and cause is not None and cause.at else at,
+        how_it_ended(cause) if failed and cause is not None else "",
+        str(status.failure_id) if status.failure_id and status.state in ("failed", "healing") else "",
+    )
+
+
+def how_it_ended(cause: Cause) -> str:
+    """Why a rank failed, in a few words."""
+    origin = cause.origin
+    ended = dict(report_facts(origin)).get("ended", "")
+    if ended:
+        return f"it ended {ended}" + (", out of memory" if origin.oom else "")
+    lines = (origin.text or cause.text or cause.kind).strip().splitlines()
+    return lines[0] if lines else cause.kind
+
+
+def facts_of(engine: Runtime, state: MeshState) -> Iterator[e.Event]:
+    """All that is known of one mesh and, for actors, of their processes: for who has no store that has listened."""
+    registry = engine.keeper
+    procs = state.procs if isinstance(state, ActorState) else state
+    states: list[MeshState] = [procs] if procs is state else [procs, state]
+    for each in states:
+        yield spawned(engine, each, ready=is_ready(each))
+    if isinstance(procs, ProcState):
+        for rank in range(procs.layout.size):
+            address = procs.address(rank)
+            if address in registry.pids:
+                yield e.Started(procs.uid, rank, registry.pids[address], now())
+            if address in registry.unresponsive:
+                yield e.Answers(procs.uid, rank, registry.unresponsive[address], now())
+    for rank in state.region.ranks():
+        held = engine.held_at(state.uid, rank)
+        if held:
+            yield e.SessionOpened(f"{state.uid}.{rank}", state.uid, rank, now(), {"place": held})
+    for each in states:
+        for uid, ended, odd in registry.driver.odd(each.uid):
+            for rank, status in odd.items():
+                yield turned(uid, rank, status, now())
+            if ended is not None:
+                yield e.Ended(uid, ended.text or ended.kind, now(), ended.kind != "stopped")
+        if each.stopped is not None:
+            yield e.Ended(each.uid, each.stopped, now())

@@ -1,0 +1,107 @@
+"""One mesh as the state has it, typed: what text and static HTML render."""
+
+from collections import Counter
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from monarch_nb.shape import Region
+from monarch_nb.store.board import Document
+from monarch_nb.store.meshes import Mesh, Meshes
+from monarch_nb.store.rank import RankState
+
+
+class RankView(Struct, frozen=True):
+    """One rank: its place in the mesh that was described, and how it is. `pid` is 0 while it is not known."""
+
+    rank: int  # in the mesh as it was spawned
+    point: tuple[int, ...]
+    state: RankState
+    host: str
+    pid: int
+    detail: str  # a few words, "" when there is nothing to say
+
+
+class MeshView(Struct, frozen=True):
+    """One mesh, or a slice of one."""
+
+    name: str
+    kind: Literal["procs", "actors"]
+    uid: str
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: tuple[RankView, ...]
+    actor_class: str  # "" for procs
+    on: str  # uid of the procs that actors are on, "" for procs
+    actors: tuple[str, ...]  # names of the actor meshes that live on procs
+    stopped: str  # why it was stopped, "" if it was not
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts its ranks are on."""
+        return tuple(dict.fromkeys(rank.host for rank in self.ranks))
+
+    @property
+    def counts(self) -> dict[RankState, int]:
+        """How many ranks are in each state, the commonest first."""
+        return dict(Counter(rank.state for rank in self.ranks).most_common())
+
+    def having(self, state: RankState) -> tuple[RankView, ...]:
+        """The ranks in one state."""
+        return tuple(rank for rank in self.ranks if rank.state == state)
+
+
+def mesh_view(meshes: Meshes, document: Document, uid: str, region: Region, now: float) -> MeshView | None:
+    """A mesh, or the slice of it that `region` is; None if the state does not hold it (any more)."""
+    mesh = meshes.get(uid)
+    if mesh is None:
+        return None
+    event = mesh.event
+    procs = meshes.get(event.on) or mesh
+    why = str(document["meshes"][uid].get("stopped") or "")
+    above = (meshes.get(other) for other in mesh.on_it)
+    return MeshView(
+        name=event.name,
+        kind=event.kind,
+        uid=uid,
+        labels=tuple(region.labels),
+        sizes=tuple(region.extent.sizes),
+        ranks=tuple(
+            _rank(mesh, procs, document, base, tuple(region.extent.point(place).values()), now)
+            for place, base in enumerate(region.ndslice)
+        ),
+        actor_class=event.actor_class,
+        on=event.on,
+        actors=tuple(actors.event.name for actors in above if actors is not None and not actors.ended),
+        stopped=why if mesh.default == "stopped" else "",
+    )
+
+
+def _rank(mesh: Mesh, procs: Mesh, document: Document, base: int, point: tuple[int, ...], now: float) -> RankView:
+    index, below = mesh.at(base), procs.at(base)
+    record = document["ranks"][mesh.event.uid].get(str(index), {})
+    proc = document["ranks"][procs.event.uid].get(str(below), {})
+    hosts = procs.event.hosts
+    state = mesh.ranks[index].shown
+    return RankView(
+        rank=base,
+        point=point,
+        state=state,
+        host=hosts[base // procs.event.per_host] if hosts else "",
+        pid=proc.get("pid", 0),
+        detail=_detail(state, record, document, (mesh.event.uid, index), now),
+    )
+
+
+def _detail(state: RankState, record: dict[str, Any], document: Document, place: tuple[str, int], now: float) -> str:
+    if state == "failed":
+        return str(record.get("detail") or document["meshes"][place[0]].get("stopped") or "")
+    if state == "busy":
+        return str(record.get("endpoint") or "")
+    if state == "unresponsive":
+        return f"for {now - record['since']:.0f} s"
+    if state == "paused":
+        for session in document["sessions"].values():
+            if (session["mesh"], session["rank"]) == place:
+                return str(session.get("place") or f"{session.get('function')}, line {session.get('line')}")
+    return ""

@@ -1,0 +1,240 @@
+"""The meshes of the cluster: as they were spawned, what their ranks show, and how they end."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_nb.store import events as e
+from monarch_nb.store.board import Board
+from monarch_nb.store.rank import Rank, RankState, rank_state
+
+_WHILE_IT_RUNS = ("state", "since", "endpoint", "queue", "rate", "cpu", "memory", "gpu", "detail")
+
+
+@dataclass(slots=True)
+class Mesh:
+    """One mesh; its ranks in its own order, each under the base rank of its proc."""
+
+    event: e.Spawned
+    default: RankState  # of ranks without a state of their own
+    ranks: list[Rank]
+    counts: dict[str, int] = field(default_factory=dict)
+    on_it: list[str] = field(default_factory=list)  # uids of the actor meshes on these procs
+    ended: bool = False
+    _first: int = 0
+    _index: dict[int, int] | None = None  # of a base rank; None where base ranks are one range
+
+    @classmethod
+    def spawned(cls, event: e.Spawned) -> "Mesh":
+        """A mesh all of whose ranks are in the same state."""
+        default: RankState = "idle" if event.ready else "starting"
+        condition: e.Condition = "alive" if event.ready else "starting"
+        ranks = [Rank(condition, since=event.at, shown=default) for _ in event.ranks]
+        mesh = cls(event, default, ranks, {default: len(ranks)})
+        if isinstance(event.ranks, range) and event.ranks.step == 1:
+            mesh._first = event.ranks.start
+        else:
+            mesh._index = {base: index for index, base in enumerate(event.ranks)}
+        return mesh
+
+    def at(self, base: int) -> int:
+        """The index of a base rank; -1 if it is none of this mesh."""
+        if self._index is not None:
+            return self._index.get(base, -1)
+        index = base - self._first
+        return index if 0 <= index < len(self.ranks) else -1
+
+    def record(self) -> dict[str, Any]:
+        """What the document says of it at first."""
+        event = self.event
+        record: dict[str, Any] = {
+            "name": event.name,
+            "kind": event.kind,
+            "labels": list(event.labels),
+            "sizes": list(event.sizes),
+            "offset": event.offset,
+            "strides": list(event.strides),
+            "state": self.default,
+            "born": event.at,
+            "owner": event.owner,
+            "mine": event.mine,
+            "counts": dict(self.counts),
+        }
+        if event.kind == "procs":
+            return {**record, "hosts": list(event.hosts), "per_host": event.per_host}
+        return {**record, "class": event.actor_class, "on": event.on}
+
+
+class Meshes:
+    """All meshes by uid; writes what they show into the board."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._meshes: dict[str, Mesh] = {}
+        self._recounted: set[str] = set()  # meshes whose counts are not in the document yet
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def get(self, uid: str) -> Mesh | None:
+        """A mesh, ended or not."""
+        return self._meshes.get(uid)
+
+    def find(self, uid: str, base: int) -> tuple[Mesh | None, int]:
+        """A mesh that has not ended, and the index of a base rank in it."""
+        mesh = self._meshes.get(uid)
+        if mesh is None or mesh.ended:
+            return None, -1
+        index = mesh.at(base)
+        return (mesh, index) if index >= 0 else (None, -1)
+
+    def above(self, procs: Mesh, base: int) -> Iterator[tuple[Mesh, int]]:
+        """The actors on a process."""
+        for uid in procs.on_it:
+            mesh, index = self.find(uid, base)
+            if mesh is not None:
+                yield mesh, index
+
+    def below(self, mesh: Mesh, index: int) -> tuple[Mesh, int] | None:
+        """The process that an actor is on, if it is known."""
+        procs = self._meshes.get(mesh.event.on)
+        base = -1 if procs is None else procs.at(mesh.event.ranks[index])
+        return None if procs is None or base < 0 else (procs, base)
+
+    def __iter__(self) -> Iterator[Mesh]:
+        return iter(self._meshes.values())
+
+    # -- what happens to a mesh -------------------------------------------------------------------------------------
+
+    def spawned(self, event: e.Spawned) -> None:
+        """A mesh is there."""
+        if event.uid in self._meshes:
+            return
+        mesh = self._meshes[event.uid] = Mesh.spawned(event)
+        procs = self._meshes.get(event.on)
+        if procs is not None:
+            procs.on_it.append(event.uid)
+        for host in event.hosts:
+            if host not in self._board.document["hosts"]:
+                self._board.put("hosts", host, {"name": host, "state": "up"})
+        self._board.put("meshes", event.uid, mesh.record())
+        self._board.put("ranks", event.uid, {})
+        for index in range(len(mesh.ranks)):  # its procs may have failed, or be stopped in the debugger
+            proc = self.below(mesh, index)
+            if proc is not None and proc[0].ranks[proc[1]].shown in ("paused", "unresponsive"):
+                self.show(mesh, index)
+
+    def ready(self, event: e.Ready) -> None:
+        """All that a mesh starts with has run."""
+        mesh = self._meshes.get(event.uid)
+        if mesh is None or mesh.ended or mesh.default != "starting":
+            return
+        for rank in mesh.ranks:
+            if rank.condition == "starting":
+                rank.condition, rank.since = "alive", event.at
+        self._settle_on(mesh, "idle")
+        for index in range(len(mesh.ranks)):
+            self.show(mesh, index)
+
+    def ended(self, event: e.Ended) -> None:
+        """A mesh was stopped, or nobody looks after it any more."""
+        mesh = self._meshes.get(event.uid)
+        if mesh is None or mesh.ended:
+            return
+        state: RankState = "failed" if event.failed else "stopped"
+        mesh.ended = True
+        for rank in mesh.ranks:
+            rank.shown, rank.doing, rank.busy = state, None, None
+        mesh.default = state
+        mesh.counts = {state: len(mesh.ranks)}
+        self._recounted.add(event.uid)
+        self._board.change("meshes", event.uid, {"state": state, "stopped": event.why, "ended": event.at})
+        for index in self._board.document["ranks"].get(event.uid, {}):
+            self._board.change_rank(event.uid, index, dict.fromkeys(_WHILE_IT_RUNS))
+        for index in range(len(mesh.ranks)):
+            self.rests(mesh, index)
+
+    def forgotten(self, event: e.Forgotten) -> None:
+        """An ended mesh leaves the state."""
+        mesh = self._meshes.pop(event.uid, None)
+        if mesh is None:
+            return
+        procs = self._meshes.get(mesh.event.on)
+        if procs is not None and event.uid in procs.on_it:
+            procs.on_it.remove(event.uid)
+        self._board.put("meshes", event.uid, None)
+        self._board.put("ranks", event.uid, None)
+
+    # -- what is shown of ranks -------------------------------------------------------------------------------------
+
+    def show(self, mesh: Mesh, index: int, more: dict[str, Any] | None = None) -> None:
+        """Works out what is shown of a rank, and since when; `more` of it is written with that."""
+        if mesh.ended:
+            return
+        rank, uid = mesh.ranks[index], mesh.event.uid
+        proc = self.below(mesh, index)
+        state, since, running = rank_state(rank, None if proc is None else proc[0].ranks[proc[1]])
+        if state != rank.shown:
+            self._count(mesh, rank.shown, -1)
+            self._count(mesh, state, 1)
+            rank.shown = state
+        own = None if state == mesh.default else state
+        fields = {
+            "state": own,
+            "since": None if state == "idle" and own is None else since,
+            "endpoint": self._endpoint(mesh, running) if state == "busy" and running is not None else None,
+        }
+        self._board.change_rank(uid, str(index), {**more, **fields} if more else fields)
+
+    def show_with_actors(self, mesh: Mesh, index: int) -> None:
+        """The same for a process and the actors on it."""
+        self.show(mesh, index)
+        for actors, above in self.above(mesh, mesh.event.ranks[index]):
+            self.show(actors, above)
+
+    def rests(self, mesh: Mesh, index: int) -> None:
+        """An actor does nothing any more: neither does its process for it."""
+        proc = self.below(mesh, index)
+        if proc is not None:
+            busy = proc[0].ranks[proc[1]].busy
+            if busy and busy.pop(mesh.event.uid, None) is not None:
+                self.show(*proc)
+
+    def write(self) -> None:
+        """Brings the counts in the document up to date: once for many events."""
+        for uid in self._recounted:
+            mesh = self._meshes.get(uid)
+            if mesh is not None:
+                known = self._board.document["meshes"][uid]["counts"]
+                self._board.change_in("meshes", uid, "counts", {**dict.fromkeys(known), **mesh.counts})
+        self._recounted.clear()
+
+    def _endpoint(self, mesh: Mesh, running: e.Doings) -> str:
+        if running.uid == mesh.event.uid:
+            return running.endpoint
+        actors = self._meshes.get(running.uid)
+        return f"{actors.event.name}.{running.endpoint}" if actors is not None else running.endpoint
+
+    def _settle_on(self, mesh: Mesh, state: RankState) -> None:
+        """Ranks without a state of their own are in another one from now on."""
+        uid, before = mesh.event.uid, mesh.default
+        mesh.default = state
+        self._board.change("meshes", uid, {"state": state})
+        changed = 0
+        for index, rank in enumerate(mesh.ranks):
+            if rank.shown == before:
+                rank.shown = state
+                changed += 1
+            elif rank.shown == state:
+                self._board.change_rank(uid, str(index), {"state": None})
+        self._count(mesh, before, -changed)
+        self._count(mesh, state, changed)
+
+    def _count(self, mesh: Mesh, state: str, by: int) -> None:
+        if not by:
+            return
+        number = mesh.counts.get(state, 0) + by
+        if number:
+            mesh.counts[state] = number
+        else:
+            mesh.counts.pop(state, None)
+        self._recounted.add(mesh.event.uid)
