@@ -46,12 +46,7 @@ if TYPE_CHECKING:
     from monarch_nb.debug.actor import DebugController
     from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
     from monarch_nb.lifecycle import exit_on_fault as unhandled_fault_hook
-    from monarch_nb.lifecycle import (
-        get_active_proc_meshes,
-        heal_mesh,
-        register_proc_mesh_spawn_callback,
-        unregister_proc_mesh_spawn_callback,
-    )
+    from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.mesh import (
         Accumulator,
         ActorMesh,
@@ -60,12 +55,15 @@ if TYPE_CHECKING:
         ProcMesh,
         ValueMesh,
         as_endpoint,
+        get_active_proc_meshes,
         get_or_spawn_controller,
         local_hosts,
+        register_proc_mesh_spawn_callback,
         run_on,
         send,
         shutdown_context,
         this_proc,
+        unregister_proc_mesh_spawn_callback,
     )
     from monarch_nb.mesh.declare import Actor, concurrent_endpoint, endpoint
     from monarch_nb.supervision import MeshFailure, SupervisionError
@@ -90,11 +88,8 @@ else:
         "monarch_nb.code": ("reload_mesh",),
         "monarch_nb.host.command": ("BootstrapCommand", "default_bootstrap_cmd"),
         "monarch_nb.lifecycle": (
-            "get_active_proc_meshes",
             "heal_mesh",
-            "register_proc_mesh_spawn_callback",
             "unhandled_fault_hook",  # called with a MeshFailure that nobody has handled; assign one to replace it
-            "unregister_proc_mesh_spawn_callback",
         ),
         "monarch_nb.supervision": ("MeshFailure", "SupervisionError", "UndeliverableMessageEnvelope"),
         "monarch_nb.telemetry": ("get_meter", "span", "traced"),

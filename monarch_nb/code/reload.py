@@ -6,8 +6,7 @@ import warnings
 from typing import Any, cast
 
 from monarch_nb.code.modules import Newest, newest
-from monarch_nb.lifecycle.actor_spawn import check_class
-from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.actor import ActorMesh, check_class
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.requests import gather

@@ -12,8 +12,8 @@ from msgspec import Struct, field
 
 from monarch_nb.code import copies, modules
 from monarch_nb.code.reload import reload_mesh
-from monarch_nb.lifecycle.spawned import get_active_proc_meshes
 from monarch_nb.mesh import ways
+from monarch_nb.mesh.active import get_active_proc_meshes
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.host import HostMesh, host_labels

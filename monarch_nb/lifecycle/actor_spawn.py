@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 
 from monarch_nb.lifecycle.stand_ins import stand_ins
-from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.actor import ActorMesh, check_class
 from monarch_nb.mesh.arguments import check_arguments, encode_arguments
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.requests import RequestError
@@ -22,7 +22,6 @@ from monarch_nb.runtime import (
     PendingCall,
     ProcState,
     SpawnActor,
-    endpoints_of,
     kind_of,
     runtime,
 )
@@ -64,21 +63,6 @@ class ActorBirth:
             return self.cls
         # Another module's class of that name may have been imported over it.
         return definition if definition.__module__ == self.cls.__module__ else self.cls
-
-
-_RESERVED = frozenset(dir(ActorMesh)) | {"_state"}
-
-
-def check_class(cls: Any) -> None:
-    """Raises ValueError for what cannot be spawned."""
-    if not isinstance(cls, type) or not issubclass(cls, Actor):
-        raise ValueError(f"{cls!r} cannot be spawned: it must be a class derived from monarch.actor.Actor")
-    for name in endpoints_of(cls):
-        if name in _RESERVED:
-            raise ValueError(
-                f"ActorMesh has an attribute that collides with an endpoint name: {cls.__name__}.{name}. "
-                "Rename the endpoint"
-            )
 
 
 def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[None]:

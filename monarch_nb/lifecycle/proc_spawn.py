@@ -12,8 +12,8 @@ from monarch_nb.host import verbs as host_verbs
 from monarch_nb.host.protocol import Launch, SpawnProcs
 from monarch_nb.host.template import QUICK, worth_importing
 from monarch_nb.lifecycle.devices import environments, warn_of_shared
-from monarch_nb.lifecycle.spawned import announce
 from monarch_nb.lifecycle.stand_ins import with_stand_ins
+from monarch_nb.mesh.active import announce
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import console_state
 from monarch_nb.mesh.operations import ProcsWanted

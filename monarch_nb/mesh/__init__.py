@@ -4,6 +4,11 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._lazy import lazy_names
 from monarch_nb.mesh.accumulator import Accumulator
+from monarch_nb.mesh.active import (
+    get_active_proc_meshes,
+    register_proc_mesh_spawn_callback,
+    unregister_proc_mesh_spawn_callback,
+)
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.cells import run_on
 from monarch_nb.mesh.endpoint import Endpoint, send
@@ -35,17 +40,20 @@ __all__ = [
     "ProcMesh",
     "ValueMesh",
     "as_endpoint",
+    "get_active_proc_meshes",
     "get_or_spawn_controller",
     "give_up",
     "interrupt",
     "local_hosts",
     "prestart",
+    "register_proc_mesh_spawn_callback",
     "run_on",
     "send",
     "shutdown",
     "shutdown_context",
     "this_host",
     "this_proc",
+    "unregister_proc_mesh_spawn_callback",
 ]
 
 __getattr__ = lazy_names(

@@ -7,7 +7,7 @@ from monarch_nb.mesh.handle import Handle
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.reference import ActorForm, actor_form, actor_record
 from monarch_nb.mesh.undeclared import NotAnEndpoint
-from monarch_nb.runtime import ActorState, EndpointProperty, Future, endpoints_of
+from monarch_nb.runtime import Actor, ActorState, EndpointProperty, Future, endpoints_of
 from monarch_nb.shape import Region
 from monarch_nb.supervision import MeshName
 
@@ -70,6 +70,21 @@ def _lookup(cls: type, name: str) -> Any:
         if name in vars(base):
             return vars(base)[name]
     return None
+
+
+_RESERVED = frozenset(dir(ActorMesh)) | {"_state"}
+
+
+def check_class(cls: Any) -> None:
+    """Raises ValueError for what cannot be spawned."""
+    if not isinstance(cls, type) or not issubclass(cls, Actor):
+        raise ValueError(f"{cls!r} cannot be spawned: it must be a class derived from monarch.actor.Actor")
+    for name in endpoints_of(cls):
+        if name in _RESERVED:
+            raise ValueError(
+                f"ActorMesh has an attribute that collides with an endpoint name: {cls.__name__}.{name}. "
+                "Rename the endpoint"
+            )
 
 
 def _rebuilt(form: ActorForm, region: Region) -> ActorMesh[Any]:
