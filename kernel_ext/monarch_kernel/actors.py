@@ -12,6 +12,7 @@ from msgspec import Struct
 from monarch_nb.code import objection, reload_mesh
 from monarch_nb.lifecycle import spawn_actors
 from monarch_nb.mesh import ActorMesh, ProcMesh
+from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.runtime import Actor
 from monarch_nb.store import describe
 from monarch_nb.wire import error_line, text_of
@@ -62,8 +63,8 @@ class Actors:
             raise UsageError(
                 f"%%actor: {wish.mesh} is {_a(found)}; actors live on a mesh of processes: %mesh workers gpus=4"
             )
-        if found._state.stopped is not None:
-            raise UsageError(f"%%actor: {wish.mesh} was stopped ({found._state.stopped}); make a new one with %mesh")
+        if state_of(found).stopped is not None:
+            raise UsageError(f"%%actor: {wish.mesh} was stopped ({state_of(found).stopped}); make a new one with %mesh")
         return found
 
     def _living(self, wish: ActorWish) -> ActorMesh[Any] | None:
@@ -74,9 +75,9 @@ class Actors:
         if bound is None and wish.name in self._made:
             state: Any = self._session.meshes().get(self._made[wish.name].uid)
             bound = ActorMesh(state, state.region) if state is not None else None
-        if bound is None or bound._state.stopped is not None or bound._state.born is None:
+        if bound is None or state_of(bound).stopped is not None or state_of(bound).born is None:
             return None
-        return ActorMesh(bound._state, bound._state.region)
+        return ActorMesh(state_of(bound), state_of(bound).region)
 
     def _value(self, label: str, text: str) -> Any:
         try:
@@ -117,14 +118,14 @@ class Actors:
 
     def _elsewhere(self, living: ActorMesh[Any], procs: ProcMesh) -> str:
         """Why the living actors are not those that the line means; "" if they are."""
-        state = living._state
-        if state.procs is not procs._state or state.region != procs._region:
+        state = state_of(living)
+        if state.procs is not state_of(procs) or state.region != region_of(procs):
             return f"it ran on {_place(ProcMesh(state.procs, state.region))} and now runs on {_place(procs)}"
         view = describe(living)
         return "all its ranks had failed" if len(view.having("failed")) == len(view.ranks) else ""
 
     def _reload(self, wish: ActorWish, living: ActorMesh[Any], cls: type) -> str:
-        state = living._state
+        state = state_of(living)
         failed = describe(living).having("failed")
         if failed:
             raise UsageError(
@@ -154,7 +155,7 @@ class Actors:
             mesh: ActorMesh[Any] = spawn_actors(procs, wish.name, cls, tuple(args), kwargs)
         except (TypeError, ValueError) as error:
             raise UsageError(f"%%actor: {error}") from None
-        self._made[wish.name] = _Made(mesh._state.uid, _arguments(wish))
+        self._made[wish.name] = _Made(state_of(mesh).uid, _arguments(wish))
         self._shell.user_ns[wish.name] = mesh
         return mesh
 

@@ -11,6 +11,7 @@ from IPython.core.error import UsageError
 from msgspec import Struct, field
 
 from monarch_nb.mesh import ActorMesh, ProcMesh
+from monarch_nb.mesh.handle import part_of, region_of
 from monarch_nb.shape import Region
 
 Mesh: TypeAlias = "ProcMesh | ActorMesh[Any]"
@@ -45,12 +46,12 @@ class Place(Struct, frozen=True):
         """The part of `mesh` that is picked. Raises UsageError for a dimension or an index that it does not have."""
         if not self.picks:
             return mesh
-        region = mesh._region
+        region = region_of(mesh)
         try:
             parts = [region.pick(**picks) for picks in self.picks]
         except (TypeError, IndexError, ValueError) as error:
             raise UsageError(f"{self.magic}: {error}") from None
-        return mesh._new_with_region(functools.reduce(Region.union, parts))
+        return part_of(mesh, functools.reduce(Region.union, parts))
 
 
 class ActorWish(Struct, frozen=True):

@@ -1,8 +1,9 @@
 """Files of cells, by the names that people know them by."""
 
-import linecache
 import re
 from typing import Any
+
+from .jupyter import cell_text
 
 _FILE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -20,10 +21,10 @@ def cell_name(shell: Any, filename: str) -> str:
 def _number(shell: Any, filename: str) -> int:
     """Of the newest cell with the text of this file; 0 for none. IPython 7 knows files and numbers, not which go
     together."""
-    entry = getattr(linecache, "_ipython_cache", {}).get(filename)
-    if entry is None:
+    kept = cell_text(filename)
+    if kept is None:
         return 0
-    text = "".join(entry[2]).rstrip("\n")
+    text = kept.rstrip("\n")
     cells = list(shell.history_manager.input_hist_parsed)
     return next((number for number in range(len(cells) - 1, 0, -1) if cells[number].rstrip("\n") == text), 0)
 

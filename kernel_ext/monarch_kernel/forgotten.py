@@ -7,7 +7,7 @@ from monarch_nb.runtime import Future, forgotten
 
 from .display.errors import story
 from .front import Front
-from .session import is_hidden
+from .namespace import is_hidden
 
 
 class Forgotten:

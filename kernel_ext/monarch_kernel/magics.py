@@ -9,6 +9,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 
 from monarch_nb.logs import logs_here
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh
+from monarch_nb.mesh.handle import state_of
 
 from .actors import Actors
 from .arguments import actor_wish, check_name, mesh_wish, names, place
@@ -55,7 +56,7 @@ class MonarchMagics(Magics):
             linecache.cache[filename] = (len(setup), None, setup.splitlines(keepends=True), filename)
         with cell_syntax():
             mesh, told = self._session.mesh(wish.name, wish.dims, setup, setup_filename=filename, fresh=wish.fresh)
-        logs_here().options.set_merging(mesh._state.uid, None if wish.dedup else False)
+        logs_here().options.set_merging(state_of(mesh).uid, None if wish.dedup else False)
         self._say(told)
         return mesh
 

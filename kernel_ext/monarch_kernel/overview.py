@@ -2,7 +2,7 @@
 
 from monarch_nb.store import MeshView
 
-from .session import Row
+from .namespace import Row
 
 
 class Overview:

@@ -83,7 +83,7 @@ def _codes(cls: type) -> dict[str, CodeType]:
     """The code of the methods of a class; equal for a cell that was run twice."""
     found = {}
     for name, value in vars(cls).items():
-        method = value._method if isinstance(value, EndpointProperty) else value
+        method = value.method if isinstance(value, EndpointProperty) else value
         code = getattr(method, "__code__", None)
         if isinstance(code, CodeType):
             found[name] = code

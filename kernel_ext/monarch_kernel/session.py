@@ -1,26 +1,25 @@
-"""The meshes of one notebook: made by name, found by name, reused, replaced, stopped. What the magics call."""
+"""The meshes of one notebook: made by name, reused, replaced, healed, reloaded, stopped. What the magics call."""
 
-import gc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from IPython.core.error import UsageError
 from msgspec import Struct
 
 from monarch_nb.code import Report, local_modules, owned_actors, reload_code, reload_each
 from monarch_nb.lifecycle import heal_mesh
-from monarch_nb.mesh import ActorMesh, HostMesh, ProcMesh, local_hosts, this_host
+from monarch_nb.mesh import HostMesh, ProcMesh, local_hosts, this_host
+from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.interrupts import interrupted
-from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
+from monarch_nb.runtime import ActorState, MeshState, ProcState
 from monarch_nb.store import MeshView, describe
 
 from .files import cell_name
+from .namespace import Mesh, Namespace, whole_mesh
 from .reactions import at, ended, stuck
-
-Mesh = ProcMesh | ActorMesh[Any]
 
 
 class _Made(Struct, frozen=True):
@@ -31,76 +30,13 @@ class _Made(Struct, frozen=True):
     setup: str
 
 
-class Row(Struct, frozen=True):
-    """One mesh in the table of %meshes."""
-
-    view: MeshView
-    variables: tuple[str, ...]
-    used: bool  # something refers to it, if only from inside another object
-
-
-class Session:
+class Session(Namespace):
     """The meshes that the cells of one notebook make and name."""
 
     def __init__(self, shell: Any) -> None:
-        self._shell = shell
+        super().__init__(shell)
         self._made: dict[str, _Made] = {}
         self._hosts: dict[int, HostMesh] = {}
-
-    # -- finding ----------------------------------------------------------------------------------------------------
-
-    def meshes(self) -> dict[str, MeshState]:
-        """Meshes that are not stopped, by uid, in the order they were spawned. The kernel itself is none."""
-        engine = runtime()
-        return {
-            uid: state
-            for uid, state in tuple(engine.meshes.items())
-            if state.stopped is None and state.home == engine.address and state.born is not None
-        }
-
-    def names(self, kind: Literal["all", "procs", "actors"] = "all") -> list[str]:
-        """What %on, %heal and %stop understand: variables that hold meshes, and names of meshes."""
-        states = [(name, value._state) for name, value in self._variables() if value._state.stopped is None]
-        states += [(state.name, state) for state in self.meshes().values()]
-        wanted = {"all": MeshState, "procs": ProcState, "actors": ActorState}[kind]
-        return list(dict.fromkeys(name for name, state in states if isinstance(state, wanted)))
-
-    def find(self, name: str) -> Mesh:
-        """The mesh that a variable holds, or else the one that was spawned under a name. Raises UsageError."""
-        value = self._value(name)
-        if isinstance(value, (ProcMesh, ActorMesh)):
-            return value
-        called = [state for state in self.meshes().values() if state.name == name]
-        if called:
-            newest = called[-1]
-            kind = ProcMesh if isinstance(newest, ProcState) else ActorMesh
-            return kind(newest, newest.region)  # type: ignore[arg-type]
-        known = ", ".join(self.names()) or "none yet; make one with %mesh workers gpus=4"
-        if value is not None:
-            raise UsageError(f"{name} is a {type(value).__name__}, not a mesh of processes or actors; meshes: {known}")
-        raise UsageError(f"there is no mesh {name!r}; meshes: {known}")
-
-    def _value(self, path: str) -> Any:
-        name, *attributes = path.split(".")
-        value = self._shell.user_ns.get(name)
-        for attribute in attributes:
-            value = getattr(value, attribute, None)
-        return value
-
-    def variables(self) -> dict[str, str]:
-        """Uids of whole meshes, by the variables that hold them."""
-        return {name: value._state.uid for name, value in self._variables() if value._region == value._state.region}
-
-    def _variables(self) -> Iterator[tuple[str, Any]]:
-        for name, value in tuple(self._shell.user_ns.items()):
-            if is_hidden(self._shell, name):
-                continue
-            if isinstance(value, (ProcMesh, ActorMesh)):
-                yield name, value
-            elif isinstance(value, (list, tuple, set, frozenset)):
-                yield from ((name, one) for one in tuple(value) if isinstance(one, (ProcMesh, ActorMesh)))
-            elif isinstance(value, dict):
-                yield from ((name, one) for one in tuple(value.values()) if isinstance(one, (ProcMesh, ActorMesh)))
 
     # -- making -----------------------------------------------------------------------------------------------------
 
@@ -112,30 +48,30 @@ class Session:
         One with the same name, shape and set-up is reused unless `fresh`; another one of that name is stopped first.
         Blocks until the processes are ready. Raises UsageError, or what the set-up raised.
         """
-        bound = self._value(name)
+        bound = self.value(name)
         if bound is not None and not isinstance(bound, ProcMesh):
             raise UsageError(f"%mesh: {name} is a {type(bound).__name__} already; choose another name, or del {name}")
         made = self._made.get(name)
         state = self.meshes().get(made.uid) if made is not None else None
-        wish = tuple(dims.items())
-        told = ""
+        wanted = tuple(dims.items())
+        notice = ""
         if made is not None and isinstance(state, ProcState):
-            differs = _difference(made, wish, setup)
+            differs = _difference(made, wanted, setup)
             if not fresh and (not dims or not differs):
                 mesh = ProcMesh(state, state.region)
                 self._shell.user_ns[name] = mesh
                 return mesh, _reused(name, describe(mesh))
-            told = f"{name} is replaced: {differs or '--fresh was asked for'}"
+            notice = f"{name} is replaced: {differs or '--fresh was asked for'}"
             actors = describe(state).actors
             if actors:
-                told += f"; its actors are gone: {', '.join(actors)}"
+                notice += f"; its actors are gone: {', '.join(actors)}"
             ProcMesh(state, state.region).stop("replaced by %mesh").get()
         if not dims:
             raise UsageError(f"%mesh: how large? For four processes write %mesh {name} gpus=4")
         mesh = self._spawn(name, dict(dims), setup, setup_filename)
-        self._made[name] = _Made(mesh._state.uid, wish, setup)
+        self._made[name] = _Made(state_of(mesh).uid, wanted, setup)
         self._shell.user_ns[name] = mesh
-        return mesh, told
+        return mesh, notice
 
     def _spawn(self, name: str, dims: dict[str, int], setup: str, filename: str) -> ProcMesh:
         count = dims.pop("hosts", None)
@@ -159,7 +95,7 @@ class Session:
 
     def stop(self, name: str) -> str:
         """Stops a mesh; gives a line about it."""
-        return self._stop(self.find(name)._state)
+        return self._stop(state_of(self.find(name)))
 
     def stop_all(self) -> list[str]:
         """Stops all meshes; gives a line about each."""
@@ -172,17 +108,15 @@ class Session:
 
     def _stop_each(self, states: list[MeshState]) -> list[str]:
         # Processes end their actors, in bounded time; so those are not stopped one by one before.
-        told = [self._stop(state) for state in states if isinstance(state, ProcState)]
-        return told + [self._stop(state) for state in states if state.stopped is None]
+        lines = [self._stop(state) for state in states if isinstance(state, ProcState)]
+        return lines + [self._stop(state) for state in states if state.stopped is None]
 
     def _stop(self, state: MeshState) -> str:
         if state.stopped is not None:
             return f"{state.name} has been stopped already ({state.stopped})"
-        kind = ProcMesh if isinstance(state, ProcState) else ActorMesh
         actors = describe(state).actors
-        whole: Any = kind(state, state.region)  # type: ignore[arg-type]
-        whole.stop("stopped by %stop").get()
-        what = _count(len(state.region), "proc" if kind is ProcMesh else "actor")
+        whole_mesh(state).stop("stopped by %stop").get()
+        what = _count(len(state.region), "proc" if isinstance(state, ProcState) else "actor")
         return f"stopped {state.name}: {what}" + (f", and with them {', '.join(actors)}" if actors else "")
 
     def heal(self, name: str, mesh: Mesh, *, kill: bool = False) -> str:
@@ -190,7 +124,7 @@ class Session:
 
         Blocks until it is whole. With `kill` the processes that live are killed first.
         """
-        stopped = mesh._state.stopped
+        stopped = state_of(mesh).stopped
         if stopped is not None:
             raise UsageError(f"%heal: {name} is not broken, it was stopped ({stopped}); make a new one")
         broken = describe(mesh).having("failed")
@@ -220,7 +154,7 @@ class Session:
                 also.append(name)
                 roots.append(_folder(module))
                 continue
-            state: Any = self.find(name)._state
+            state: Any = state_of(self.find(name))
             if not isinstance(state, ActorState):
                 raise UsageError(f"%reload: {name} is a mesh of processes; name a mesh of actors, or a module")
             cls = state.cls
@@ -237,37 +171,11 @@ class Session:
 
     def interrupt(self, mesh: Mesh) -> str:
         """Interrupts what runs on the ranks of a mesh, or of a part of it; says what has ended and what has not."""
-        reactions = interrupted(mesh._state, mesh._region.ranks())
-        lines = ended(mesh._state, reactions) + stuck(mesh._state, reactions, lambda file: cell_name(self._shell, file))
-        return "\n".join(lines) or f"nothing runs on {at(mesh._state, mesh._region.ranks())}"
-
-    # -- looking ----------------------------------------------------------------------------------------------------
-
-    def rows(self) -> list[Row]:
-        """All meshes that are not stopped, with the variables that refer to them."""
-        variables: dict[str, list[str]] = {}
-        for name, value in self._variables():
-            variables.setdefault(value._state.uid, []).append(name)
-        held = self._held()
-        rows = []
-        for uid, state in self.meshes().items():
-            named = tuple(dict.fromkeys(variables.get(uid, ())))
-            actors = list(state.actors) if isinstance(state, ProcState) else []
-            used = bool(named) or uid in held or any(variables.get(one) or one in held for one in actors)
-            rows.append(Row(describe(state), named, used))
-        return rows
-
-    def _held(self) -> set[str]:
-        """Meshes that some object holds, however deep inside others; what IPython keeps of past outputs aside."""
-        gc.collect()  # a mesh and its endpoints refer to each other
-        outputs = {id(value) for value in self._shell.user_ns.get("_oh", {}).values()}
-        found = (value for value in gc.get_objects() if type(value) in (ProcMesh, ActorMesh))
-        return {value._state.uid for value in found if id(value) not in outputs}
-
-
-def is_hidden(shell: Any, name: str) -> bool:
-    """Whether a variable is IPython's own: what it keeps of past outputs is nobody's reference."""
-    return name in shell.user_ns_hidden or (name.startswith("_") and name.strip("_oihdut0123456789") == "")
+        state: MeshState = state_of(mesh)
+        ranks = region_of(mesh).ranks()
+        reactions = interrupted(state, ranks)
+        lines = ended(state, reactions) + stuck(state, reactions, lambda file: cell_name(self._shell, file))
+        return "\n".join(lines) or f"nothing runs on {at(state, ranks)}"
 
 
 def _folder(module: ModuleType) -> str:

@@ -69,7 +69,7 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
         )
     hosts = attach_to_workers(private_key=private_key, ca=ca, workers=[endpoint.url], name="gateway")
     hosts.initialized.get()
-    ways.gateway = Gateway(runtime(), ways.remotes[hosts._hosts[0]], endpoint.url)
+    ways.gateway = Gateway(runtime(), ways.remotes[hosts.host_ids[0]], endpoint.url)
 
 
 def _endpoint(text: str, keys: Keys | None) -> Endpoint:
@@ -151,4 +151,4 @@ def _near(engine: Runtime, endpoint: Endpoint, deadline: float, given_up: Callab
 def _far(endpoints: list[str], keys: Keys | None, deadline: float) -> dict[str, str]:
     wait = max(1.0, deadline - time.monotonic())
     mesh = attach_hosts(endpoints, key=keys, insecure_loopback=keys is None, timeout=wait)
-    return dict(zip(endpoints, mesh._hosts, strict=True))
+    return dict(zip(endpoints, mesh.host_ids, strict=True))

@@ -80,12 +80,12 @@ def adverb(method: F) -> F:
 def declared_signature(endpoint: Described) -> inspect.Signature:
     """The signature of the endpoint's method as callers see it."""
     declared = endpoint._current()
-    return callers_signature(declared._method, hidden_from_callers(declared))
+    return callers_signature(declared.method, hidden_from_callers(declared))
 
 
 def declared_doc(endpoint: Described) -> str | None:
     """The docstring of the endpoint's method."""
-    return inspect.getdoc(endpoint._current()._method)
+    return inspect.getdoc(endpoint._current().method)
 
 
 def _signature(bound: Adverb) -> inspect.Signature:
@@ -93,7 +93,7 @@ def _signature(bound: Adverb) -> inspect.Signature:
     signature = declared_signature(endpoint)
     given: Any = signature.return_annotation
     form = _GIVES.get(bound.func.__name__)
-    if endpoint._current()._explicit_response_port or given is signature.empty or form is None:
+    if endpoint._current().explicit_response_port or given is signature.empty or form is None:
         return signature.replace(return_annotation=signature.empty)
     return signature.replace(return_annotation=_Shown(form.format(_annotation(given))))
 

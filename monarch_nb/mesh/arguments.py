@@ -11,7 +11,7 @@ from monarch_nb.wire import encode, pickle_failure, text_of
 
 def hidden_from_callers(declared: EndpointProperty[..., Any]) -> int:
     """How many of the method's first parameters callers do not give: the object, and the port it answers through."""
-    return 2 if declared._explicit_response_port else 1
+    return 2 if declared.explicit_response_port else 1
 
 
 @functools.lru_cache(maxsize=1024)
@@ -47,7 +47,7 @@ def check_arguments(
 
 def arguments_that_fit(declared: EndpointProperty[..., Any]) -> range:
     """How many positional arguments surely fit an endpoint."""
-    _, least, most = _arity(declared._method, hidden_from_callers(declared))
+    _, least, most = _arity(declared.method, hidden_from_callers(declared))
     return range(least, most + 1)
 
 

@@ -73,11 +73,11 @@ class Endpoint(Generic[P, R]):
         declared = self._current()
         hidden = hidden_from_callers(declared)
         if kwargs or len(args) not in self._fits:
-            check_arguments(declared._method, hidden, self._title, args, kwargs)
+            check_arguments(declared.method, hidden, self._title, args, kwargs)
             self._fits = arguments_that_fit(declared)
         elif not args:
             return [_NO_ARGUMENTS]
-        return encode_arguments(self._title, args, kwargs, declared._method, hidden)
+        return encode_arguments(self._title, args, kwargs, declared.method, hidden)
 
     def _begin(self, call: PendingCall, region: Region, frames: list[Any]) -> None:
         engine = runtime()
@@ -180,7 +180,7 @@ class Endpoint(Generic[P, R]):
 
 # What `mesh.step?` shows.
 Endpoint.__signature__ = PerObject(declared_signature)  # type: ignore[attr-defined]
-Endpoint.__wrapped__ = PerObject(lambda endpoint: endpoint._current()._method)  # type: ignore[attr-defined]
+Endpoint.__wrapped__ = PerObject(lambda endpoint: endpoint._current().method)  # type: ignore[attr-defined]
 Endpoint.__doc__ = PerObject(declared_doc, Endpoint.__doc__)  # type: ignore[assignment]
 
 

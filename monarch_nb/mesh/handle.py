@@ -5,7 +5,7 @@ from typing import Any, Generic, Self, TypeVar
 from monarch_nb.runtime import MeshState
 from monarch_nb.shape import MeshTrait, Region
 
-S = TypeVar("S", bound=MeshState)
+S = TypeVar("S", bound=MeshState, covariant=True)
 
 
 class Handle(MeshTrait, Generic[S]):
@@ -49,3 +49,11 @@ def state_of(mesh: Handle[S]) -> S:
 def region_of(mesh: Handle[Any]) -> Region:
     """The ranks that a handle means, and how they are arranged."""
     return mesh._region
+
+
+H = TypeVar("H", bound=MeshTrait)
+
+
+def part_of(mesh: H, region: Region) -> H:
+    """A reference to some of the ranks of a mesh."""
+    return mesh._new_with_region(region)

@@ -40,13 +40,18 @@ class HostMesh(MeshTrait):
         self._identity = identity or uuid.uuid4().hex  # of the whole mesh, for its slices and references as well
 
     @property
-    def _hosts(self) -> tuple[str, ...]:
+    def name(self) -> str:
+        """What it is called."""
+        return self._name
+
+    @property
+    def host_ids(self) -> tuple[str, ...]:
         """Host ids by base rank. Blocks while hosts that are being attached have not told theirs."""
         return self._ids.get()
 
     def _used_hosts(self) -> tuple[str, ...]:
         """The ids of the hosts of this slice."""
-        hosts = self._hosts
+        hosts = self.host_ids
         return tuple(hosts[rank] for rank in self._region.ranks())
 
     @classmethod
@@ -82,6 +87,11 @@ class HostMesh(MeshTrait):
     def _inner_host_mesh(self) -> "HostMesh | None":
         """None once it was shut down: torchmonarch's programs look there."""
         return None if self._ended else self
+
+    @property
+    def python(self) -> str | None:
+        """The interpreter that its processes run with; None is that of this process."""
+        return self._python
 
     def _check_usable(self) -> None:
         if self._ended:
@@ -173,7 +183,7 @@ class HostMesh(MeshTrait):
     def shutdown(self) -> Future[None]:
         """Ends the host agents of this mesh and all processes on them. Only for the whole mesh, by its owner."""
         self._check_owned("shut down")
-        hosts = self._hosts
+        hosts = self.host_ids
         self._ended.append("shut down")
         return operations().shut_down_hosts(hosts)
 
@@ -184,7 +194,7 @@ class HostMesh(MeshTrait):
         Only for the whole mesh, by its owner.
         """
         self._check_owned("stop")
-        return operations().stop_on_hosts(self._hosts, self._identity)
+        return operations().stop_on_hosts(self.host_ids, self._identity)
 
     async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> None:
         """Brings edited code to these hosts: `workspace` is a folder, several, or an object with such `dirs`.
@@ -210,7 +220,7 @@ class HostMesh(MeshTrait):
 
     def _is_own_host(self) -> bool:
         """Whether it is this_host() of the controller."""
-        return len(self._hosts) == 1 and not self._region.labels and operations().is_own_host(self._hosts[0])
+        return len(self.host_ids) == 1 and not self._region.labels and operations().is_own_host(self.host_ids[0])
 
     async def __aenter__(self) -> Self:
         self._check_usable()
@@ -223,13 +233,13 @@ class HostMesh(MeshTrait):
             await self.shutdown()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, HostMesh) and self._hosts == other._hosts and self._region == other._region
+        return isinstance(other, HostMesh) and self.host_ids == other.host_ids and self._region == other._region
 
     def __hash__(self) -> int:
-        return hash((self._hosts, self._region))
+        return hash((self.host_ids, self._region))
 
     def __reduce__(self) -> Any:
-        return _rebuilt, (self._name, self._hosts, self._region, self._python, self._identity)
+        return _rebuilt, (self._name, self.host_ids, self._region, self._python, self._identity)
 
     def __repr__(self) -> str:
         dims = ", ".join(f"{label}={size}" for label, size in self.extent.items())
@@ -268,4 +278,4 @@ def give_up(mesh: HostMesh, reason: str) -> None:
         return
     mesh._ended.append("shut down")
     if mesh._ids.done() and mesh._ids.exception(0) is None:
-        operations().give_up_hosts(mesh._hosts, reason)
+        operations().give_up_hosts(mesh.host_ids, reason)

@@ -145,6 +145,11 @@ class ValueMesh(MeshTrait, Generic[T]):
         return f"ValueMesh({self.extent!r}):" + describe(len(self), self.get, self._where, whole=whole)
 
 
+def places_in(values: ValueMesh[Any], indices: Sequence[int]) -> str:
+    """The places of some values, as `gpus=2-3`: those that they have in the mesh that this is a part of."""
+    return values._where(indices)
+
+
 def _region_of(shape: Shape | Region | Extent) -> Region:
     return shape if isinstance(shape, Region) else shape.region
 

@@ -76,7 +76,7 @@ def test_sizes_that_are_none(host: Any, per_host: Any) -> None:
 def test_dimensions_of_the_hosts_are_not_given_twice(host: Any) -> None:
     from monarch_nb.mesh.host import HostMesh, host_labels
 
-    several = HostMesh("several", [host._hosts[0]] * 2, host_labels(["a", "b"]))
+    several = HostMesh("several", [host.host_ids[0]] * 2, host_labels(["a", "b"]))
     with pytest.raises(ValueError, match="hosts is a dimension of the hosts already") as caught:
         several.spawn_procs(per_host={"hosts": 2})
     assert "rename" in str(caught.value)

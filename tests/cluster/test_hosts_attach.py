@@ -80,7 +80,7 @@ def test_attached_hosts_and_this_one_reach_each_other(four: ProcMesh) -> None:
 
 def test_attaching_again_gives_the_same_hosts(pair: Any, agents: list[HostProcess], key: Path) -> None:
     again = attach_hosts([agent.endpoint for agent in reversed(agents)], key=Keys.load(key), name="again")
-    assert again._hosts == tuple(reversed(pair._hosts))
+    assert again.host_ids == tuple(reversed(pair.host_ids))
     assert again.initialized.get(SOON) is True
 
 

@@ -184,9 +184,9 @@ def test_a_host_agent_that_dies_fails_casts_under_way(faults: list[MeshFailure])
     members = hosts.spawn_procs(name="pair").spawn("members", Member)
     members.where.call().get(SOON)
     under_way = members.nap.call(300, 1)
-    handle = controller._agents[hosts._hosts[1]]
+    handle = controller._agents[hosts.host_ids[1]]
     handle._process.kill()
-    with pytest.raises(SupervisionError, match=hosts._hosts[1]):
+    with pytest.raises(SupervisionError, match=hosts.host_ids[1]):
         under_way.get(SOON)
 
 

@@ -108,7 +108,7 @@ def back(hosts: Any) -> None:
     """Wait until every host can be used again."""
     from monarch_nb.mesh import ways
 
-    wait_until(lambda: not any(ways.remotes[host].lost for host in hosts._hosts))
+    wait_until(lambda: not any(ways.remotes[host].lost for host in hosts.host_ids))
 
 
 def test_procs_elsewhere_learn_that_a_host_is_lost(

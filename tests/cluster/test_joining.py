@@ -95,7 +95,7 @@ def pair(diallers: list[DiallingHost], at: str, key: Path) -> Iterator[Any]:
 def test_hosts_that_dial_are_a_mesh_like_any_other(
     pair: Any, diallers: list[DiallingHost], tmp_path: Path, key: Path
 ) -> None:
-    assert set(pair._hosts) == {one.host for one in diallers}
+    assert set(pair.host_ids) == {one.host for one in diallers}
     assert pair.initialized.get(SOON) is True
     procs = pair.spawn_procs(per_host={"slots": 2}, name="far")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
@@ -121,7 +121,7 @@ def test_procs_end_with_the_controller_and_the_hosts_join_the_next_one(pair: Any
     shutdown_context().get(SOON)
     wait_until(lambda: not any(alive(pid) for _, pid in first))
     again = accept_hosts(2, at=at, key=key, timeout=SOON)
-    assert set(again._hosts) == set(pair._hosts)
+    assert set(again.host_ids) == set(pair.host_ids)
     assert len(again.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON)) == 2
 
 

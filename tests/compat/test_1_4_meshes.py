@@ -136,7 +136,7 @@ def test_what_a_mesh_of_processes_does_not_do_says_where_to_go(quad: ProcMesh) -
 
 
 def test_a_table_shows_where_each_process_is(quad: ProcMesh) -> None:
-    host = this_host()._hosts[0]
+    host = this_host().host_ids[0]
     assert quad.slice(gpus=2).to_table() == f"{host}[2]"
     assert quad.split(gpus=("dp", "pp"), pp=2).to_table().splitlines() == [
         "dp  pp=0        pp=1",

@@ -2,6 +2,7 @@
 
 from monarch_nb import debug
 from monarch_nb.mesh import ActorMesh
+from monarch_nb.mesh.handle import state_of
 
 from ..completion import LineCompletion
 
@@ -45,6 +46,6 @@ class DebugCompletion(LineCompletion):
         for name in self._session.names("actors"):
             mesh = self._session.find(name)
             if isinstance(mesh, ActorMesh):
-                cls = mesh._state.cls
+                cls = state_of(mesh).cls
                 found += [f"{cls.__name__}.{each}" for each in vars(cls) if not each.startswith("_")]
         return list(dict.fromkeys(found))

@@ -222,7 +222,7 @@ def commands(cell: str) -> list[str]:
 
 def last_error(shell: Any) -> ActorError | None:
     """The ActorError that a cell ended with last, also behind another error."""
-    error: Any = getattr(shell, "_monarch_last_error", None) or getattr(sys, "last_value", None)
+    error: Any = getattr(sys, "last_value", None)
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

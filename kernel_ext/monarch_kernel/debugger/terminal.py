@@ -9,6 +9,7 @@ from monarch_nb.debug.prompt import NoPrompt, NothingToAsk
 from monarch_nb.transport import throw_into
 
 from ..front import Front
+from ..jupyter import takes_input
 
 LOOK_S = 0.1  # between looks whether a question that waits is still of use
 USELESS = 4  # looks in a row at which it was not: a step lets ranks go for a moment
@@ -54,7 +55,7 @@ class CellTerminal:
         """Whether the front end of the running cell takes questions."""
         if not self._front.running:
             return False
-        return self._kernel is None or bool(getattr(self._kernel, "_allow_stdin", True))
+        return self._kernel is None or takes_input(self._kernel)
 
     def ask(self, prompt: str, useless: Callable[[], bool] = lambda: False) -> str:
         """One line; blocks. Raises NoPrompt, EOFError, KeyboardInterrupt on the main thread; and NothingToAsk when

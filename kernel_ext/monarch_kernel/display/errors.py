@@ -20,6 +20,7 @@ from monarch_nb.supervision import DeviceMeshError, MeshFailure, SupervisionErro
 from monarch_nb.wire import ActorError, RemoteException, format_exception, harmless, text_of
 
 from ..files import with_cells
+from ..jupyter import last_lines, show_error
 from .failures import ansi, raised_title
 from .tellings import Told
 
@@ -76,7 +77,7 @@ class Errors:
                     stop = KeyboardInterrupt(told)
                     error.args = stop.args  # what headless runners quote
                     lines = [f"{ansi('KeyboardInterrupt', 'title')}: {told}"]
-                    shell._showtraceback(KeyboardInterrupt, stop, lines)
+                    show_error(shell, KeyboardInterrupt, stop, lines)
                     return lines
             if isinstance(error, SyntaxError) and hasattr(error, _CELL):
                 lines = list(shell.SyntaxTB.structured_traceback(kind, error, []))
@@ -89,13 +90,13 @@ class Errors:
                 lines = self._lines(shell, kind, error, tb)
             else:
                 shell.showtraceback((kind, error, tb), tb_offset=tb_offset, running_compiled_code=True)
-                return list(getattr(shell, "_last_traceback", None) or [])
+                return last_lines(shell)
             if isinstance(error, ActorError) and error.origin is not None:
                 self._raised(error)
         except Exception:  # nobody is helped by an error about showing an error
             lines = format_exception(error)
         lines = [harmless(line) for line in lines]
-        shell._showtraceback(kind, error, lines)
+        show_error(shell, kind, error, lines)
         return lines
 
     @staticmethod

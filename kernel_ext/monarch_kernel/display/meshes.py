@@ -106,13 +106,13 @@ def host_mesh_html(mesh: Any) -> str:
     extent = mesh.extent
     dims = " ".join(f"{label}={size}" for label, size in extent.items())
     count = prod(extent.sizes)
-    names = [mesh._hosts[rank] for rank in mesh._region.ranks()]
+    names = [mesh.host_ids[rank] for rank in mesh.region.ranks()]
     rows = [
         (" ".join(f"{label}={index}" for label, index in extent.point(at).items()) or "this host", name)
         for at, name in enumerate(names[:LINES])
     ]
     more = [("…", f"{count - LINES} more")] if count > LINES else []
-    head = heading(mesh._name, f"{count} host{'' if count == 1 else 's'}", dims)
+    head = heading(mesh.name, f"{count} host{'' if count == 1 else 's'}", dims)
     return framed(head, table(("where", "host"), [*rows, *more]))
 
 

@@ -3,6 +3,7 @@
 import sys
 from typing import Any
 
+from monarch_nb.mesh.value import places_in
 from monarch_nb.mesh.value_text import grouped, nothing_in
 from monarch_nb.runtime.forms import Forms, forms_of, may_be_rich
 from monarch_nb.wire import error_line
@@ -26,7 +27,7 @@ def value_mesh_html(mesh: Any) -> str:
     if _has_rich(mesh):
         return _rich_html(mesh, head)
     groups, unseen = grouped(count, mesh.get)
-    rows = [(mesh._where(ranks) or "value", text) for ranks, text in groups[:ROWS]]
+    rows = [(places_in(mesh, ranks) or "value", text) for ranks, text in groups[:ROWS]]
     hidden = sum(len(ranks) for ranks, _ in groups[ROWS:]) + unseen
     if hidden:
         rows.append(("…", f"{hidden} more; see .items() or .get(rank)"))
@@ -58,7 +59,7 @@ def _rich_html(mesh: Any, head: str) -> str:
             continue
         size += len(key) if key not in groups else 0
         groups.setdefault(key, (forms, []))[1].append(rank)
-    parts = [(mesh._where(ranks) or "value", part_of(*forms)) for forms, ranks in groups.values()]
+    parts = [(places_in(mesh, ranks) or "value", part_of(*forms)) for forms, ranks in groups.values()]
     more = f'<div class="mnb-s">{hidden} more; see .items() or .get(rank)</div>' if hidden else ""
     return framed(head) + side_by_side(parts) + (framed(more) if more else "")
 

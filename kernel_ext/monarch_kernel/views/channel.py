@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from ..jupyter import obey_subshells
+
 Message = dict[str, Any]
 TARGET = "monarch_nb.cluster"
 logger = logging.getLogger(__name__)
@@ -20,10 +22,7 @@ class Channel:
         self._kernel = kernel
         self.comm = comm
         self._custom = custom
-        # ipykernel 7.4 routes a comm's messages to the shell that last sent on it, not to the subshell that the front
-        # end asks for: they would wait for the cell that runs.
-        if hasattr(comm, "_reply_subshell_for"):
-            comm._reply_subshell_for = lambda data, default: default
+        obey_subshells(comm)
 
     def send(self, message: Message) -> None:
         """Sends from any thread. Not through the comm: there the cell, and the subshell, are those of the thread."""

@@ -13,6 +13,7 @@ from monarch_nb.debug.records import Motion, Stopped
 from monarch_nb.debug.render import FileName, named, picture_of, values_by_rank, variables_by_rank
 from monarch_nb.debug.service import controller_of
 from monarch_nb.mesh import ActorMesh
+from monarch_nb.mesh.handle import state_of
 from monarch_nb.runtime import ActorState, Runtime
 from monarch_nb.wire import text_of
 
@@ -206,7 +207,7 @@ def breakpoint_row(breakpoint: debug.Breakpoint) -> Message:
         "number": breakpoint.number,
         "where": breakpoint.where,
         "condition": breakpoint.condition,
-        "mesh": breakpoint.mesh._state.uid,
-        "name": breakpoint.mesh._state.name,
+        "mesh": state_of(breakpoint.mesh).uid,
+        "name": state_of(breakpoint.mesh).name,
         "text": repr(breakpoint),
     }

@@ -8,6 +8,7 @@ from monarch_nb.debug.render import FileName, short
 from monarch_nb.debug.service import controller_of
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.mesh import ActorMesh, ProcMesh, interrupt
+from monarch_nb.mesh.handle import state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.shape import NDSlice, Region
@@ -144,7 +145,7 @@ class Requests:
         if not isinstance(dims, dict) or not dims or not all(isinstance(n, int) and n > 0 for n in dims.values()):
             raise ValueError('dims must be sizes by name, such as {"gpus": 4}')
         mesh, told = self._session.mesh(name, dims)
-        return {"mesh": mesh._state.uid, "text": told or f"{name} is running"}
+        return {"mesh": state_of(mesh).uid, "text": told or f"{name} is running"}
 
     def _do_report(self, engine: Runtime, message: Message) -> Message:
         failure = store_of(engine).document()["failures"].get(str(message.get("failure")))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb import debug
 from monarch_nb.mesh import ActorMesh, ProcMesh
+from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.runtime import started
 from monarch_nb.store import store_of
 from monarch_nb.telemetry import Metrics
@@ -157,7 +158,7 @@ class Widgets:
             return {}
 
     def _mesh(self, mesh: Any) -> Any:
-        state, region = mesh._state, mesh._region
+        state, region = state_of(mesh), region_of(mesh)
         options: dict[str, Any] = {"mesh": state.uid}
         if region != state.region:
             whole = {base: index for index, base in enumerate(state.region.ranks())}
@@ -166,7 +167,7 @@ class Widgets:
         return self.show("mesh", options, (state.uid, region))
 
     def _lines(self, shown: LogView) -> Any:
-        state, region = shown.mesh._state, shown.mesh._region
+        state, region = state_of(shown.mesh), region_of(shown.mesh)
         options: dict[str, Any] = {"mesh": state.uid, "lines": shown.lines}
         if region != state.region:
             whole = {base: index for index, base in enumerate(state.region.ranks())}
@@ -174,7 +175,7 @@ class Widgets:
         return self.show("logs", options, None)
 
     def _metrics(self, metrics: Metrics) -> Any:
-        engine, state = started(), metrics.mesh._state
+        engine, state = started(), state_of(metrics.mesh)
         points = rows(engine.feature("metrics"), state) if engine is not None else {}
         return self.show("metrics", {"mesh": state.uid, "points": points}, None)
 

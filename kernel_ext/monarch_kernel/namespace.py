@@ -1,0 +1,118 @@
+"""Meshes as the variables of a notebook name them."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from IPython.core.error import UsageError
+from msgspec import Struct
+
+from monarch_nb.mesh import ActorMesh, ProcMesh
+from monarch_nb.mesh.handle import region_of, state_of
+from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
+from monarch_nb.store import MeshView, describe
+
+Mesh = ProcMesh | ActorMesh[Any]
+
+
+class Row(Struct, frozen=True):
+    """One mesh in the table of %meshes."""
+
+    view: MeshView
+    variables: tuple[str, ...]
+    used: bool  # something refers to it, if only from inside another object
+
+
+class Namespace:
+    """Finds meshes by the variables that hold them, and by the names that they were spawned with."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def meshes(self) -> dict[str, MeshState]:
+        """Meshes that are not stopped, by uid, in the order they were spawned. The kernel itself is none."""
+        engine = runtime()
+        return {
+            uid: state
+            for uid, state in tuple(engine.meshes.items())
+            if state.stopped is None and state.home == engine.address and state.born is not None
+        }
+
+    def names(self, kind: Literal["all", "procs", "actors"] = "all") -> list[str]:
+        """What %on, %heal and %stop understand: variables that hold meshes, and names of meshes."""
+        held = [(name, state_of(mesh)) for name, mesh in self._variables()]
+        states = [(name, state) for name, state in held if state.stopped is None]
+        states += [(state.name, state) for state in self.meshes().values()]
+        wanted = {"all": MeshState, "procs": ProcState, "actors": ActorState}[kind]
+        return list(dict.fromkeys(name for name, state in states if isinstance(state, wanted)))
+
+    def find(self, name: str) -> Mesh:
+        """The mesh that a variable holds, or else the one that was spawned under a name. Raises UsageError."""
+        value = self.value(name)
+        if isinstance(value, (ProcMesh, ActorMesh)):
+            return value
+        called = [state for state in self.meshes().values() if state.name == name]
+        if called:
+            return whole_mesh(called[-1])
+        known = ", ".join(self.names()) or "none yet; make one with %mesh workers gpus=4"
+        if value is not None:
+            raise UsageError(f"{name} is a {type(value).__name__}, not a mesh of processes or actors; meshes: {known}")
+        raise UsageError(f"there is no mesh {name!r}; meshes: {known}")
+
+    def value(self, path: str) -> Any:
+        """What a variable holds, or an attribute of that: `job.workers`; None if there is nothing."""
+        name, *attributes = path.split(".")
+        value = self._shell.user_ns.get(name)
+        for attribute in attributes:
+            value = getattr(value, attribute, None)
+        return value
+
+    def variables(self) -> dict[str, str]:
+        """Uids of whole meshes, by the variables that hold them."""
+        held = ((name, mesh, state_of(mesh)) for name, mesh in self._variables())
+        return {name: state.uid for name, mesh, state in held if region_of(mesh) == state.region}
+
+    def rows(self) -> list[Row]:
+        """All meshes that are not stopped, with the variables that refer to them."""
+        variables: dict[str, list[str]] = {}
+        for name, mesh in self._variables():
+            variables.setdefault(state_of(mesh).uid, []).append(name)
+        held = self._held()
+        rows = []
+        for uid, state in self.meshes().items():
+            named = tuple(dict.fromkeys(variables.get(uid, ())))
+            actors = list(state.actors) if isinstance(state, ProcState) else []
+            used = bool(named) or uid in held or any(variables.get(on_it) or on_it in held for on_it in actors)
+            rows.append(Row(describe(state), named, used))
+        return rows
+
+    def _variables(self) -> Iterator[tuple[str, Mesh]]:
+        for name, value in tuple(self._shell.user_ns.items()):
+            if is_hidden(self._shell, name):
+                continue
+            if isinstance(value, (ProcMesh, ActorMesh)):
+                yield name, value
+                continue
+            members = tuple(value.values()) if isinstance(value, dict) else value
+            if isinstance(members, (list, tuple, set, frozenset)):
+                yield from ((name, member) for member in tuple(members) if isinstance(member, (ProcMesh, ActorMesh)))
+
+    def _held(self) -> set[str]:
+        """Meshes that some object holds, however deep inside others; what IPython keeps of past outputs aside."""
+        gc.collect()  # a mesh and its endpoints refer to each other
+        outputs = {id(value) for value in self._shell.user_ns.get("_oh", {}).values()}
+        found = (value for value in gc.get_objects() if type(value) in (ProcMesh, ActorMesh))
+        return {state_of(mesh).uid for mesh in found if id(mesh) not in outputs}
+
+
+def whole_mesh(state: MeshState) -> Mesh:
+    """A reference to a whole mesh."""
+    if isinstance(state, ProcState):
+        return ProcMesh(state, state.region)
+    assert isinstance(state, ActorState)
+    return ActorMesh(state, state.region)
+
+
+def is_hidden(shell: Any, name: str) -> bool:
+    """Whether a variable is IPython's own: what it keeps of past outputs is nobody's reference."""
+    return name in shell.user_ns_hidden or (name.startswith("_") and name.strip("_oihdut0123456789") == "")

@@ -1,0 +1,98 @@
+"""Nobody reaches past an underscore of another package: what others need has a public name."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# What is let through: (package that reaches, name) and why. Entries leave this table; none is added without a reason.
+REASONS: dict[tuple[str, str], str] = {}
+# Names that belong to Jupyter, IPython or ipykernel are patched or read in this one module of the kernel's side.
+JUPYTER = "kernel_ext/monarch_kernel/jupyter.py"
+
+
+def package(path: Path) -> str:
+    """The package that a file belongs to; the kernel's side is one."""
+    top, *inner = path.relative_to(ROOT).parts
+    if top == "kernel_ext":
+        return "monarch_kernel"
+    return inner[0].removesuffix(".py")
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and len(name) > 1
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """Private names that a module gives to itself, its classes and their objects."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                yield name
+            case ast.Assign(targets=[ast.Name(id="__slots__")], value=value):
+                yield from (part.value for part in ast.walk(value) if isinstance(part, ast.Constant))
+
+
+def reached(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Private names that a module takes from something that is not `self`, with the line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls" | "sys" | "os")) | ast.Attribute(attr="_replace"):
+                continue
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+                continue
+            case ast.Attribute(attr=name, lineno=line) if is_private(name):
+                yield line, name
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                if is_private(name):
+                    yield node.lineno, name
+            case ast.ImportFrom(names=names, lineno=line):
+                yield from ((line, alias.name) for alias in names if is_private(alias.name))
+
+
+def modules() -> Iterator[tuple[Path, ast.AST]]:
+    for top in ("monarch_nb", "kernel_ext"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            yield path, ast.parse(path.read_text(), filename=str(path))
+
+
+def own_names() -> dict[str, set[str]]:
+    """Private names by the package that defines them."""
+    names: dict[str, set[str]] = {}
+    for path, tree in modules():
+        names.setdefault(package(path), set()).update(filter(is_private, defined(tree)))
+    return names
+
+
+def test_the_kernels_side_reaches_past_no_underscore_of_the_library() -> None:
+    names = own_names()
+    faults, used = [], set()
+    for path, tree in modules():
+        here = package(path)
+        for line, name in reached(tree):
+            there = sorted(other for other, known in names.items() if name in known and other != here)
+            if name in names[here] or not there or here != "monarch_kernel":
+                continue
+            if (here, name) in REASONS:
+                used.add((here, name))
+            else:
+                faults.append(f"{path.relative_to(ROOT)}:{line} takes {name} of {' or '.join(there)}")
+    assert not faults, "\n".join(faults)
+    assert REASONS.keys() - used == set(), "nobody reaches for these any more: take them out of the table"
+
+
+def test_private_names_of_jupyter_are_known_to_one_module_of_the_kernels_side() -> None:
+    names = set().union(*own_names().values())
+    faults = [
+        f"{path.relative_to(ROOT)}:{line} takes {name}"
+        for path, tree in modules()
+        if package(path) == "monarch_kernel" and str(path.relative_to(ROOT)) != JUPYTER
+        for line, name in reached(tree)
+        if name not in names
+    ]
+    assert not faults, "\n".join(faults)
