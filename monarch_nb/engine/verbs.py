@@ -7,6 +7,7 @@ from typing import Any
 import monarch_nb.debug.verbs
 import monarch_nb.host.verbs
 import monarch_nb.mesh.verbs
+import monarch_nb.rdma.verbs
 import monarch_nb.runtime.verbs
 import monarch_nb.store.verbs
 import monarch_nb.telemetry.verbs
@@ -31,5 +32,6 @@ ALL = verbs_of(
         monarch_nb.debug.verbs,
         monarch_nb.store.verbs,
         monarch_nb.telemetry.verbs,
+        monarch_nb.rdma.verbs,
     )
 )

@@ -15,5 +15,6 @@ FEATURES = {
         "debug": "monarch_nb.debug.service",
         "activity": "monarch_nb.store.activity",
         "metrics": "monarch_nb.telemetry.points",
+        "rdma": "monarch_nb.rdma.service",
     }.items()
 }

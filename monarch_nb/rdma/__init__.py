@@ -1,65 +1,27 @@
-"""The data plane: `RDMABuffer` and what goes with it. It is not there yet; its names are, so that programs import.
+"""The data plane: `RDMABuffer` names memory; bytes move one-sided, by the best way that two processes have in common.
 
-`is_rdma_available()` and `is_ibverbs_available()` answer False and `get_rdma_backend()` "none": programs that ask take
-their other way. What moves memory raises NotImplementedError when it is used.
+buffer = RDMABuffer(tensor)          # in the actor that has it; send `buffer` to anybody
+buffer.read_into(mine).get()         # elsewhere: its bytes, into memory there
+routes()                             # which way bytes take, and how many took it
 """
 
-from typing import Any, Literal
-
-from monarch_nb._absent import refuse
-
-_PART = "the data plane"
-_INSTEAD = "Send the tensor as an argument or a result of an endpoint: inside a host it travels as shared memory"
-
-
-class RDMATcpFallbackWarning(UserWarning):
-    """torchmonarch's warning that memory is moved by TCP. Never given here."""
-
-
-class RDMAReadTransferWarning(UserWarning):
-    """torchmonarch's warning about a slow read. Never given here."""
-
-
-class RDMAWriteTransferWarning(UserWarning):
-    """torchmonarch's warning about a slow write. Never given here."""
-
-
-class RDMABuffer:
-    """Names memory that other processes read and write. Raises NotImplementedError: not part of Monarch-NB yet."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        refuse("RDMABuffer", _PART, _INSTEAD)
-
-
-class RDMAAction:
-    """Several reads and writes in one. Raises NotImplementedError: it is not part of Monarch-NB yet."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        refuse("RDMAAction", _PART, _INSTEAD)
-
-
-def is_rdma_available() -> bool:
-    """Whether memory can be moved with `RDMABuffer`: not yet."""
-    return False
-
-
-def is_ibverbs_available() -> bool:
-    """Whether memory can be moved by InfiniBand verbs: not yet."""
-    return False
-
-
-def get_rdma_backend() -> Literal["ibverbs", "tcp", "none"]:
-    """How `RDMABuffer` moves memory: not at all yet."""
-    return "none"
-
+from monarch_nb.rdma.action import RDMAAction
+from monarch_nb.rdma.buffer import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
+from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, RDMAError
+from monarch_nb.rdma.table import routes
+from monarch_nb.rdma.warnings import RDMAReadTransferWarning, RDMATcpFallbackWarning, RDMAWriteTransferWarning
 
 __all__ = [
+    "BufferDroppedError",
+    "OwnerLostError",
     "RDMAAction",
     "RDMABuffer",
+    "RDMAError",
     "RDMAReadTransferWarning",
     "RDMATcpFallbackWarning",
     "RDMAWriteTransferWarning",
     "get_rdma_backend",
     "is_ibverbs_available",
     "is_rdma_available",
+    "routes",
 ]

@@ -32,6 +32,13 @@ class Features:
                     found = self._loaded[name] = self._loaders[name]()
         return found
 
+    def close(self) -> None:
+        """Ends those that were loaded and hold something: their `close`."""
+        for feature in tuple(self._loaded.values()):
+            close = getattr(feature, "close", None)
+            if close is not None:
+                close()
+
     def loaded(self, name: str) -> Any:
         """A feature, if it has been loaded."""
         return self._loaded.get(name)

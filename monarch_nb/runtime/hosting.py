@@ -24,6 +24,7 @@ class Hosting:
         self._local, self._clock, self._process = local, clock, process
         self._parking = Parking(clock.later)
         self._lock = threading.Lock()
+        self._listeners: list[Callable[[ActorLife], object]] = []
         self._waiting: set[ActorCell] = set()  # for a message before those that have come
 
     def spawn(self, header: Header, parcel: Parcel) -> Iterable[tuple[Header, Parcel]]:
@@ -103,6 +104,12 @@ class Hosting:
                 del self._local.cells[cell.mesh, cell.rank]
         cell.refuse_queued()
         self._process.supervisor.actor_ended(cell)
+        for listener in tuple(self._listeners):
+            listener(cell)
+
+    def on_end(self, listener: Callable[[ActorLife], object]) -> None:
+        """Calls `listener` with each actor that is gone from now on, on whichever thread ended it."""
+        self._listeners.append(listener)
 
     def stop_all(self, reason: str, timeout: float) -> None:
         """Stops all actors but that of the main thread and waits for their clean-up; not from an actor's own thread."""

@@ -98,7 +98,7 @@ class Runtime:
         self.tell, self.stays, self.take_in = sender.tell, sender.stays, sender.take_in
         self.handle, self.undelivered, self.host_lost = arrivals.take, losses.lost, losses.host_lost
         self.host_actor, self.actor_ended, self.watch_gap = hosting.host_actor, hosting.ended, hosting.watch_gap
-        self.stop_actors, self.later = hosting.stop_all, clock.later
+        self.stop_actors, self.on_actor_end, self.later = hosting.stop_all, hosting.on_end, clock.later
 
         self.waits = Waits(local, self, clock, node.flush)
         cancels = Cancels(self, self.cancelled, meshes=local.meshes, cells=local.cells, calls=local.calls)
@@ -175,6 +175,7 @@ class Runtime:
             call.fail(RuntimeError(f"{call.title}() was under way when this process left the cluster"))
         forgotten.close()
         forgotten.leaving = before
+        self.features.close()
         self.clock.close()
         self.node.close(linger)
 

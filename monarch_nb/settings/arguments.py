@@ -42,6 +42,9 @@ class ConfigureArgs(AcceptedArgs, total=False):
     message_delivery_timeout: Duration
     prefix_with_rank: bool
     process_exit_timeout: Duration
+    rdma_allow_tcp_fallback: bool
+    rdma_movers: str
+    rdma_tcp_fallback_parallelism: int
     shared_memory_threshold: int
     stop_actor_timeout: Duration
     tail_log_lines: int

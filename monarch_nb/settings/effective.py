@@ -41,6 +41,13 @@ class Effective:
     process_exit_timeout = seconds(10, "how long host agents may take to end when the program does")
     mesh_orphan_timeout = seconds(60, "how long processes live when their owner is silent")
 
+    # Memory of other processes
+    rdma_movers = text(
+        "", "which movers RDMABuffer may use, with commas: local, cross-memory, streams, messages; all, if it is empty"
+    )
+    rdma_allow_tcp_fallback = flag(True, "whether RDMABuffer may move bytes through sockets")
+    rdma_tcp_fallback_parallelism = count(1, "how many TCP streams divide the bytes of a large buffer", least=1)
+
     # Failures
     heal_max_restarts = count(3, "how often one rank may be healed within heal_window")
     heal_window = seconds(60, "see heal_max_restarts")

@@ -185,15 +185,15 @@ def test_what_programs_import_at_their_top_imports(line: str) -> None:
 def test_nothing_is_available_that_is_there_in_name_only() -> None:
     rdma = importlib.import_module("monarch.rdma")
     assert monarch.rdma is rdma
-    assert (rdma.is_rdma_available(), rdma.is_ibverbs_available(), rdma.get_rdma_backend()) == (False, False, "none")
+    assert (rdma.is_ibverbs_available(), rdma.get_rdma_backend()) == (False, "tcp")
+    with pytest.warns(DeprecationWarning, match="RDMABuffer always works"):
+        assert rdma.is_rdma_available()
     assert issubclass(rdma.RDMATcpFallbackWarning, Warning)
 
 
 @pytest.mark.parametrize(
     "use",
     [
-        "rdma.RDMABuffer(memoryview(b'x'))",
-        "rdma.RDMAAction()",
         "job.SlurmJob({'hosts': 2}, partition='gpu')",
         "job.KubernetesJob('space')",
         "job_spmd.SSHJob(monarch_port=26600)",
@@ -204,11 +204,11 @@ def test_nothing_is_available_that_is_there_in_name_only() -> None:
     ],
 )
 def test_using_what_is_there_in_name_only_says_what_to_do_instead(use: str) -> None:
-    from monarch import job, rdma
+    from monarch import job
     from monarch.job import spmd as job_spmd
 
     with pytest.raises(NotImplementedError, match=r"is not part of Monarch-NB yet: it belongs to .*, see .*\. [A-Zm]"):
-        eval(use, {"job": job, "rdma": rdma, "job_spmd": job_spmd})
+        eval(use, {"job": job, "job_spmd": job_spmd})
 
 
 def test_what_a_transport_reads_back_as_can_be_compared() -> None:

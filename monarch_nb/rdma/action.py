@@ -1,0 +1,150 @@
+"""`RDMAAction`: many reads and writes as one."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+from monarch_nb.rdma import verbs
+from monarch_nb.rdma.buffer import RDMABuffer, aside, service
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.memory import Memory, Ranges, memory_of
+from monarch_nb.rdma.movers import Move
+from monarch_nb.rdma.movers.messages import checked
+from monarch_nb.rdma.service import WORD, Service
+from monarch_nb.runtime import Future
+
+__all__ = ["RDMAAction"]
+
+_TIMEOUT_S = 60.0
+_Step = Callable[[Service, Limit], None]
+
+
+class RDMAAction:
+    """Gathers transfers, and `submit()` makes them: those of one process in as few steps as its mover can.
+
+    Owners are served side by side. Of one owner, reads and writes follow each other as they were added. No two steps
+    may touch the same local bytes unless both only take from them. May be submitted any number of times.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[str, str, Move | _Step]] = []  # process, kind, what
+        self._filled = Ranges()  # local bytes that a step fills
+        self._taken = Ranges()  # and that a step takes from
+
+    def read_remote(self, dst: Any, buf: RDMABuffer) -> Self:
+        """Adds a read of all of a buffer into `dst`. Raises ValueError where that does not fit."""
+        target = memory_of(dst, writable=True, what="dst")
+        if target.size < buf.size():
+            raise ValueError(f"dst has {target.size:,} bytes, and must have at least the {buf.size():,} of the buffer")
+        return self._add("read", Move(buf._handle, 0, target.part(0, buf.size())), fills=True)
+
+    def write_remote(self, buf: RDMABuffer, src: Any) -> Self:
+        """Adds a write of `src` into the beginning of a buffer. Raises ValueError, PermissionError as `write_from`."""
+        source = memory_of(src, what="src")
+        if buf.readonly:
+            raise PermissionError(f"{buf!r} is read-only")
+        if source.size > buf.size():
+            raise ValueError(f"src has {source.size:,} bytes, and the buffer has room for {buf.size():,}")
+        return self._add("write", Move(buf._handle, 0, source), fills=False)
+
+    def read_into(self, src: RDMABuffer, dst: Any) -> Self:
+        """The same as `read_remote`, by its older name and order."""
+        return self.read_remote(dst, src)
+
+    def write_from(self, src: RDMABuffer, dst: Any) -> Self:
+        """The same as `write_remote`, by its older name: `src` is the buffer, `dst` the memory here."""
+        return self.write_remote(src, dst)
+
+    def fetch_add(self, src: RDMABuffer, dst: Any, add: int) -> Self:
+        """Adds a step that adds to the first 8 bytes of a buffer and puts what they were into `dst`, all in one.
+
+        They are a signed little-endian number that wraps around. It is atomic towards the other atomic steps on buffers
+        of that process, not towards plain reads and writes.
+        """
+        return self._add_atomic(src, dst, add, None)
+
+    def compare_and_swap(self, src: RDMABuffer, dst: Any, compare: int, swap: int) -> Self:
+        """Adds a step that sets the first 8 bytes of a buffer to `swap` if they are `compare`; `dst` as `fetch_add`."""
+        return self._add_atomic(src, dst, swap, compare)
+
+    def submit(self, timeout: float = _TIMEOUT_S) -> Future[None]:
+        """Begins all steps. The future resolves when all are done, and fails with the first error of any."""
+        mine = service()
+        by_process: dict[str, list[tuple[str, Move | _Step]]] = {}
+        for process, kind, step in self._steps:
+            by_process.setdefault(process, []).append((kind, step))
+        limit = Limit(timeout, f"{len(self._steps):,} transfers")
+
+        def work(limit: Limit) -> None:
+            errors: list[BaseException] = []
+
+            def serve(steps: "list[tuple[str, Move | _Step]]") -> None:
+                try:
+                    _carry_out(mine, steps, limit)
+                except BaseException as error:
+                    errors.append(error)
+
+            first, *others = by_process.values()
+            threads = [threading.Thread(target=serve, args=(steps,), daemon=True) for steps in others]
+            for thread in threads:
+                thread.start()
+            serve(first)
+            for thread in threads:
+                thread.join()
+            if errors:
+                raise errors[0]
+
+        return aside(work, limit) if by_process else Future._resolved(None)
+
+    def _add_atomic(self, buffer: RDMABuffer, dst: Any, operand: int, expected: int | None) -> Self:
+        target = memory_of(dst, writable=True, what="dst")
+        if buffer.readonly:
+            raise PermissionError(f"{buffer!r} is read-only")
+        if buffer.size() < WORD or target.size < WORD:
+            raise ValueError(
+                f"an atomic step takes {WORD} bytes: the buffer has {buffer.size():,}, dst {target.size:,}"
+            )
+        handle = buffer._handle
+
+        def step(mine: Service, limit: Limit) -> None:
+            question = verbs.Atomic(handle.number, handle.secret, 0, operand, expected)
+            outcome = checked(handle, mine.ask(handle, verbs.ATOMIC, question)(limit))
+            target.part(0, WORD).view()[:] = outcome.data
+
+        self._reserve(target.part(0, WORD), fills=True)
+        self._steps.append((handle.process, "atomic", step))
+        return self
+
+    def _add(self, kind: str, move: Move, *, fills: bool) -> Self:
+        self._reserve(move.local, fills=fills)
+        self._steps.append((move.handle.process, kind, move))
+        return self
+
+    def _reserve(self, memory: Memory, *, fills: bool) -> None:
+        if self._filled.hits(memory) or (fills and self._taken.hits(memory)):
+            raise ValueError(
+                "two steps of one RDMAAction use the same local bytes, and one of them fills these: use two actions, "
+                "one after the other"
+            )
+        (self._filled if fills else self._taken).add(memory)
+
+
+def _carry_out(mine: Service, steps: "list[tuple[str, Move | _Step]]", limit: Limit) -> None:
+    """Runs of reads, and of writes, go to the mover together."""
+    moves: list[Move] = []
+    current = ""
+
+    def flush() -> None:
+        if moves:
+            mine.routes.transfer(moves, limit, write=current == "write")
+            moves.clear()
+
+    for kind, step in steps:
+        if kind != current:
+            flush()
+            current = kind
+        if isinstance(step, Move):
+            moves.append(step)
+        else:
+            step(mine, limit)
+    flush()

@@ -1,0 +1,198 @@
+"""`RDMABuffer`: names memory of one process, for others to read and write without its help."""
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+from monarch_nb.rdma import verbs
+from monarch_nb.rdma.errors import BufferDroppedError, TransferCancelledError
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.memory import memory_of
+from monarch_nb.rdma.movers import Move
+from monarch_nb.rdma.movers.messages import checked
+from monarch_nb.rdma.service import Service
+from monarch_nb.runtime import Future, runtime
+
+__all__ = ["RDMABuffer", "service", "transfer"]
+
+_INLINE = 128 << 10  # bytes; a smaller copy is over before another thread would have begun it
+_TIMEOUT_S = 60.0
+
+
+def service() -> Service:
+    """This process's part in the data plane; a process that is in no cluster becomes a controller now."""
+    mine: Service = runtime().feature("rdma")
+    return mine
+
+
+class RDMABuffer:
+    """Memory of this process that any process of the cluster reads and writes: send the buffer, not the bytes.
+
+    `data` is a contiguous tensor, array, bytearray or memoryview of any shape with at least one byte; it is not copied,
+    and is kept until `drop()` or the end of the actor that made the buffer. With `readonly` others only read it.
+    Nothing is exchanged with anybody yet. Raises ValueError for memory with gaps, on another device or of no bytes.
+
+    A transfer that ends with an error, a time-out or a cancel has written some of its bytes and not others; each byte
+    of the target is an old or a new one. Whoever reads while others write sees a mixture.
+    """
+
+    __slots__ = ("_handle",)
+    _handle: Handle
+
+    def __init__(self, data: Any, *, readonly: bool = False) -> None:
+        memory = memory_of(data)
+        if not memory.size:
+            raise ValueError("an RDMABuffer has at least one byte; the data has none")
+        engine = runtime()
+        self._handle = service().offer(memory, engine.context().actor_instance, readonly=readonly or memory.readonly)
+
+    @property
+    def owner(self) -> str:
+        """The actor that made it."""
+        return self._handle.owner
+
+    @property
+    def backend(self) -> str:
+        """How bytes move between it and this process: "local", "cross-memory", "streams" or "messages"; "" before."""
+        mine = service()
+        return "local" if self._handle.process == mine.engine.address else mine.routes.of(self._handle.process).mover
+
+    @property
+    def readonly(self) -> bool:
+        """Whether it can only be read."""
+        return self._handle.readonly
+
+    def size(self) -> int:
+        """Its bytes."""
+        return self._handle.size
+
+    def read_into(self, dst: Any, *, offset: int = 0, timeout: float = _TIMEOUT_S) -> Future[None]:
+        """Copies its bytes, from `offset` on, into `dst`: contiguous memory of this process, at least as large.
+
+        Raises ValueError at once where `dst` does not fit. The future fails with BufferDroppedError, OwnerLostError or
+        another RDMAError, and with TimeoutError after `timeout` seconds; see the class for what `dst` holds then.
+        """
+        target = memory_of(dst, writable=True, what="dst")
+        size = self._handle.size - _offset(offset, self._handle)
+        if target.size < size:
+            raise ValueError(f"dst has {target.size:,} bytes, and must have at least the {size:,} of the buffer")
+        return transfer([Move(self._handle, offset, target.part(0, size))], timeout, write=False)
+
+    def write_from(self, src: Any, *, offset: int = 0, timeout: float = _TIMEOUT_S) -> Future[None]:
+        """Copies `src`, contiguous memory of this process, into the buffer from `offset` on.
+
+        Raises ValueError at once where `src` has more bytes than the buffer has from there on, PermissionError where
+        the buffer is read-only. The future fails as that of `read_into`.
+        """
+        source = memory_of(src, what="src")
+        if self._handle.readonly:
+            raise PermissionError(f"{self._handle} is read-only")
+        room = self._handle.size - _offset(offset, self._handle)
+        if source.size > room:
+            raise ValueError(f"src has {source.size:,} bytes, and the buffer has room for {room:,}")
+        return transfer([Move(self._handle, offset, source)], timeout, write=True)
+
+    def drop(self) -> Future[None]:
+        """Ends the offer, from any process: the memory is let go and later transfers fail. Once is enough."""
+        mine, handle = service(), self._handle
+        if handle.process == mine.engine.address:
+            mine.regions.withdraw(handle.number)
+            return Future._resolved(None)
+
+        def work(limit: Limit) -> None:
+            question = verbs.Drop(handle.number, handle.secret)
+            try:
+                checked(handle, mine.ask(handle, verbs.DROP, question)(limit))
+            except BufferDroppedError:
+                pass
+
+        return aside(work, Limit(_TIMEOUT_S, "dropping", handle))
+
+    def __repr__(self) -> str:
+        handle = self._handle
+        way = f", read-only{''}" if handle.readonly else ""
+        return f"<RDMABuffer {handle.number} of {handle.owner}, {handle.size:,} bytes{way}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RDMABuffer) and self._handle == other._handle
+
+    def __hash__(self) -> int:
+        return hash((self._handle.process, self._handle.number))
+
+    def __getstate__(self) -> Handle:
+        return self._handle
+
+    def __setstate__(self, handle: Handle) -> None:
+        self._handle = handle
+
+
+def _offset(offset: int, handle: Handle) -> int:
+    if not 0 <= offset < handle.size:
+        raise ValueError(f"offset {offset:,} is outside of the buffer, which has {handle.size:,} bytes")
+    return offset
+
+
+def transfer(moves: Sequence[Move], timeout: float, *, write: bool) -> Future[None]:
+    """Moves bytes from or to buffers of one process; small reads that need nobody's help are over when it returns."""
+    mine = service()
+    first = moves[0].handle
+    limit = Limit(timeout, "writing" if write else "reading", first)
+    if not write and sum(move.local.size for move in moves) <= _INLINE and mine.routes.quick(first.process):
+        done: Future[None] = Future._make()
+        try:
+            mine.routes.transfer(moves, limit, write=False)
+        except Exception as error:
+            done._hand_out()
+            done._fail(error)
+        else:
+            done._set(None)
+        return done
+    return aside(lambda limit: mine.routes.transfer(moves, limit, write=write), limit)
+
+
+def aside(work: Callable[[Limit], None], limit: Limit) -> Future[None]:
+    """Does it on a thread of its own; cancelling the future ends it at the next piece."""
+    future: Future[None] = Future._make(story=lambda: f"{limit.title} is under way")
+    future._hand_out()
+
+    def cancel(_: Future[Any]) -> bool:
+        limit.cancel()
+        return future._give_up()
+
+    future._cancel = cancel
+
+    def run() -> None:
+        try:
+            work(limit)
+        except TransferCancelledError as error:
+            future._fail(CancelledError(str(error)))
+        except BaseException as error:
+            future._fail(error)
+        else:
+            future._set(None)
+
+    threading.Thread(target=run, name="monarch-rdma", daemon=True).start()
+    return future
+
+
+def is_ibverbs_available() -> bool:
+    """Whether memory is moved by InfiniBand verbs: there is no mover for them yet."""
+    return False
+
+
+def is_rdma_available() -> bool:
+    """Whether RDMABuffer works: always. Deprecated in torchmonarch, where it says whether there are verbs."""
+    warnings.warn(
+        "is_rdma_available() is deprecated: RDMABuffer always works; get_rdma_backend() says how",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return True
+
+
+def get_rdma_backend() -> str:
+    """ "ibverbs", "tcp" or "none", as torchmonarch calls them: "tcp" stands for all ways that need no verbs."""
+    return "tcp"

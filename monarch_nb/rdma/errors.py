@@ -1,0 +1,26 @@
+"""What goes wrong with memory of other processes, by name."""
+
+__all__ = ["BufferDroppedError", "OwnerLostError", "RDMAError", "TransferCancelledError", "owner_lost"]
+
+
+class RDMAError(RuntimeError):
+    """A transfer failed. The text names the buffer, its owner, the mover, and what to do."""
+
+
+class BufferDroppedError(RDMAError):
+    """The buffer was dropped, or its owner stopped: its memory is no longer on offer."""
+
+
+class OwnerLostError(RDMAError):
+    """The process that the memory belongs to has ended, or cannot be reached."""
+
+
+def owner_lost(buffer: object, reason: str) -> OwnerLostError:
+    """The error for a buffer whose process does not answer any more, and what to do about it."""
+    return OwnerLostError(
+        f"{buffer} cannot be reached: {reason}. Heal its mesh (monarch.actor.heal_mesh) and make a new buffer there"
+    )
+
+
+class TransferCancelledError(RDMAError):
+    """The transfer was cancelled before its end."""

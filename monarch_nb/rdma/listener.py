@@ -1,0 +1,154 @@
+"""The owner's end of streams: a listening socket, and a thread for each stream."""
+
+import contextlib
+import fcntl
+import itertools
+import logging
+import secrets
+import socket
+import struct
+import threading
+
+from monarch_nb.rdma.place import Place, here
+from monarch_nb.rdma.regions import Regions
+from monarch_nb.rdma.wire import DROPPED, GO, HEAD, READ, StreamError, receive_into, welcome
+
+__all__ = ["Listener"]
+
+_PIECE = 4 << 20  # bytes for which the memory is held at a time; a drop waits no longer than for one of them
+_HANDSHAKE_S = 5.0
+_STALLED_S = 20.0  # without a byte in a piece that has begun: the other side is stuck, and the memory is let go
+_SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
+_STRANGERS = 32  # connections at a time that have not proved their key yet
+
+logger = logging.getLogger(__name__)
+
+
+class Listener:
+    """Listens from the first request on: on the loopback for processes of this machine, on all networks for others."""
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._lock = threading.Lock()
+        self._sockets: dict[str, socket.socket] = {}  # by the address they are bound to
+        self._streams: set[socket.socket] = set()
+        self._keys: dict[int, bytes] = {}
+        self._numbers = itertools.count(1)
+        self._strangers = threading.BoundedSemaphore(_STRANGERS)
+        self._closed = False
+
+    def open_for(self, asker: Place) -> tuple[tuple[tuple[str, int], ...], int, bytes]:
+        """Where that process can open streams to, and the number and bytes of a key for it. Raises OSError."""
+        bound = "127.0.0.1" if here().same_network(asker) else "0.0.0.0"
+        with self._lock:
+            if self._closed:
+                raise OSError("this process leaves the cluster")
+            listening = self._sockets.get(bound)
+            if listening is None:
+                listening = self._sockets[bound] = socket.create_server((bound, 0), backlog=128)
+                threading.Thread(
+                    target=self._accept, args=(listening,), name="monarch-rdma-listen", daemon=True
+                ).start()
+            number, key = next(self._numbers), secrets.token_bytes(32)
+            self._keys[number] = key
+            port = listening.getsockname()[1]
+        hosts = ("127.0.0.1",) if bound == "127.0.0.1" else own_addresses()
+        return tuple((host, port) for host in hosts), number, key
+
+    def close(self) -> None:
+        """Ends all streams."""
+        with self._lock:
+            self._closed = True
+            ends = [*self._sockets.values(), *self._streams]
+            self._sockets.clear()
+            self._streams.clear()
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                if self._closed:
+                    return
+                continue  # such as no descriptor left; whoever dialled tries again, or goes another way
+            if not self._strangers.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="monarch-rdma-stream", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        known = False
+        try:
+            connection.settimeout(_HANDSHAKE_S)
+            try:
+                known = welcome(connection, self._keys)
+            finally:
+                self._strangers.release()
+            if not known:
+                return
+            with self._lock:
+                if self._closed:
+                    return
+                self._streams.add(connection)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            room = memoryview(bytearray(HEAD.size))
+            while True:
+                connection.settimeout(None)
+                receive_into(connection, room)
+                connection.settimeout(_STALLED_S)
+                if not self._carry_out(connection, *HEAD.unpack(room)):
+                    return
+        except (OSError, StreamError) as error:
+            logger.debug("a stream ended: %s", error)
+        finally:
+            with self._lock:
+                self._streams.discard(connection)
+            connection.close()
+
+    def _carry_out(
+        self, connection: socket.socket, what: int, number: int, secret: bytes, offset: int, size: int
+    ) -> bool:
+        """One request; False ends the stream, as nothing else can tell the other side that a piece will not come."""
+        begun = False
+        try:
+            for start in range(offset, offset + size, _PIECE) or (offset,):
+                with self._regions.use(number, secret) as memory:
+                    end = min(start + _PIECE, offset + size)
+                    if not 0 <= start <= end <= memory.size or (what != READ and memory.readonly):
+                        raise PermissionError("outside of the buffer, or read-only")
+                    piece = memory.part(start, end - start).view()
+                    if not begun:
+                        connection.sendall(GO)
+                        begun = True
+                    if what == READ:
+                        connection.sendall(piece)
+                    else:
+                        receive_into(connection, piece)
+        except (LookupError, PermissionError):
+            if begun:
+                return False
+            connection.sendall(DROPPED)
+            return True
+        if what != READ:
+            connection.sendall(GO)
+        return True
+
+
+def own_addresses() -> tuple[str, ...]:
+    """The addresses at which other machines may reach this one, the most likely first."""
+    found: list[str] = []
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # nothing is sent: only the route is looked up
+        found.append(probe.getsockname()[0])
+    with contextlib.suppress(OSError):
+        found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    with contextlib.suppress(OSError):
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+                answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return tuple(dict.fromkeys(address for address in found if not address.startswith("127.")))

@@ -1,0 +1,49 @@
+"""Inside one process: the bytes are copied from address to address."""
+
+import ctypes
+from collections.abc import Sequence
+
+from monarch_nb.rdma.errors import BufferDroppedError
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.movers.mover import CannotReachError, Move
+from monarch_nb.rdma.regions import Regions
+
+__all__ = ["Local"]
+
+_PIECE = 64 << 20  # bytes copied between two looks at the limit
+
+
+class Local:
+    """For buffers that this process itself owns."""
+
+    name = "local"
+
+    def __init__(self, process: str, regions: Regions) -> None:
+        self._process = process
+        self._regions = regions
+
+    def read(self, moves: Sequence[Move], limit: Limit) -> None:
+        """From the buffers into other memory of this process."""
+        self._copy(moves, limit, into=False)
+
+    def write(self, moves: Sequence[Move], limit: Limit) -> None:
+        """From other memory of this process into the buffers."""
+        self._copy(moves, limit, into=True)
+
+    def close(self) -> None:
+        """There is nothing to give up."""
+
+    def _copy(self, moves: Sequence[Move], limit: Limit, *, into: bool) -> None:
+        for move in moves:
+            if move.handle.process != self._process:
+                raise CannotReachError("it is another process")
+            try:
+                with self._regions.use(move.handle.number, move.handle.secret) as memory:
+                    there, here = memory.address + move.offset, move.local.address
+                    for start in range(0, move.local.size, _PIECE):
+                        limit.left()
+                        size = min(_PIECE, move.local.size - start)
+                        source, target = (here, there) if into else (there, here)
+                        ctypes.memmove(target + start, source + start, size)
+            except LookupError as error:
+                raise BufferDroppedError(f"{move.handle} was dropped; its owner offers it no longer") from error

@@ -1,0 +1,84 @@
+"""The last way: pieces of the bytes as engine messages, which pass wherever calls do, encrypted as they are."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_nb.rdma.errors import BufferDroppedError, RDMAError, owner_lost
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.movers.mover import Move
+from monarch_nb.rdma.verbs import READ, WRITE, Outcome, Reading, Writing
+
+__all__ = ["Messages"]
+
+_PIECE = 1 << 20  # bytes in one message
+_UNDER_WAY = 4  # pieces at a time
+
+Ask = Callable[[Handle, Any, Any], Callable[[Limit], Outcome]]
+
+
+class Messages:
+    """For buffers of every process that calls reach."""
+
+    name = "messages"
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask  # sends a request to the owner of a handle; what it returns waits for the answer
+
+    def read(self, moves: Sequence[Move], limit: Limit) -> None:
+        """Asks the owner for the bytes, a few pieces ahead."""
+        waiting: deque[tuple[Handle, memoryview, Callable[[Limit], Outcome]]] = deque()
+
+        def settle() -> None:
+            handle, target, wait = waiting.popleft()
+            data = checked(handle, wait(limit)).data
+            if len(data) != len(target):
+                raise RDMAError(f"{handle} answered with {len(data):,} bytes in place of {len(target):,}")
+            target[:] = data
+
+        for move in moves:
+            view, handle = move.local.view(), move.handle
+            for start in range(0, move.local.size, _PIECE):
+                target = view[start : start + _PIECE]
+                limit.left()
+                question = Reading(handle.number, handle.secret, move.offset + start, len(target))
+                waiting.append((handle, target, self._ask(handle, READ, question)))
+                if len(waiting) >= _UNDER_WAY:
+                    settle()
+        while waiting:
+            settle()
+
+    def write(self, moves: Sequence[Move], limit: Limit) -> None:
+        """Sends the owner the bytes, a few pieces ahead."""
+        waiting: deque[tuple[Handle, Callable[[Limit], Outcome]]] = deque()
+        for move in moves:
+            view, handle = move.local.view(), move.handle
+            for start in range(0, move.local.size, _PIECE):
+                limit.left()
+                data = bytes(view[start : start + _PIECE])
+                message = Writing(handle.number, handle.secret, move.offset + start, data)
+                waiting.append((handle, self._ask(handle, WRITE, message)))
+                if len(waiting) >= _UNDER_WAY:
+                    checked(*_answer(waiting, limit))
+        while waiting:
+            checked(*_answer(waiting, limit))
+
+    def close(self) -> None:
+        """There is nothing to give up."""
+
+
+def _answer(waiting: "deque[tuple[Handle, Callable[[Limit], Outcome]]]", limit: Limit) -> tuple[Handle, Outcome]:
+    handle, wait = waiting.popleft()
+    return handle, wait(limit)
+
+
+def checked(handle: Handle, outcome: Outcome) -> Outcome:
+    """The outcome, if it is a good one; else it is raised."""
+    if outcome.how == "done":
+        return outcome
+    if outcome.how == "dropped":
+        raise BufferDroppedError(f"{handle} was dropped; its owner offers it no longer ({outcome.text})")
+    if outcome.how == "lost":
+        raise owner_lost(handle, outcome.text)
+    raise RDMAError(f"{handle}: {outcome.text}")

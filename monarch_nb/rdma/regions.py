@@ -1,0 +1,115 @@
+"""The memory that this process has offered to others: one table, one mark per region that its readers look at."""
+
+import ctypes
+import itertools
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from monarch_nb.rdma.memory import Memory
+
+__all__ = ["MARK", "Region", "Regions"]
+
+MARK = 16  # bytes of the secret of a region, and of the mark that stands for it in memory
+_BLOCK = 256  # marks that are made at a time; they are never given back, so their addresses stay true
+_NOTHING = bytes(MARK)
+
+
+class Region:
+    """Memory on offer. Its mark holds the secret while the offer stands, and zeros from the moment that it ends."""
+
+    __slots__ = ("actor", "lock", "mark", "memory", "number", "owner", "secret", "writers")
+
+    def __init__(self, number: int, memory: Memory, owner: str, actor: Any, mark: int) -> None:
+        self.number = number
+        self.actor = actor  # whose end ends the offer; None: the process itself
+        self.memory: Memory | None = memory
+        self.owner = owner  # the actor that offers it, as people read it
+        self.secret = secrets.token_bytes(MARK)
+        self.mark = mark  # address
+        self.lock = threading.Condition()
+        self.writers = 0  # transfers of this process's own threads that use the memory now
+
+
+class Regions:
+    """One per process. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._regions: dict[int, Region] = {}
+        self._blocks: list[ctypes.Array[ctypes.c_char]] = []
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._regions)
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(tuple(self._regions.values()))
+
+    def offer(self, memory: Memory, owner: str, actor: Any = None) -> Region:
+        """Offers memory; it is kept alive until the offer is withdrawn."""
+        with self._lock:
+            if not self._free:
+                block = ctypes.create_string_buffer(_BLOCK * MARK)
+                self._blocks.append(block)
+                start = ctypes.addressof(block)
+                self._free.extend(start + place * MARK for place in range(_BLOCK))
+            region = Region(next(self._numbers), memory, owner, actor, self._free.pop())
+            ctypes.memmove(region.mark, region.secret, MARK)
+            self._regions[region.number] = region
+        return region
+
+    def withdraw(self, number: int) -> bool:
+        """Ends an offer, and waits for this process's own transfers of it; False if there was none."""
+        with self._lock:
+            region = self._regions.pop(number, None)
+            if region is None:
+                return False
+            ctypes.memmove(region.mark, _NOTHING, MARK)
+        with region.lock:
+            while region.writers:
+                region.lock.wait()
+            region.memory = None
+        with self._lock:
+            self._free.append(region.mark)
+        return True
+
+    def withdraw_all(self, which: Callable[[Region], bool]) -> int:
+        """Ends the offers that `which` says True of; how many these were."""
+        return sum(self.withdraw(region.number) for region in self if which(region))
+
+    def use(self, number: int, secret: bytes) -> "Use":
+        """The memory of a region, for a `with` block, during which it stays.
+
+        Raises LookupError where there is no such offer (any more), PermissionError for a wrong secret.
+        """
+        region = self._regions.get(number)
+        if region is None:
+            raise LookupError(f"there is no buffer {number} here: it was dropped")
+        if not secrets.compare_digest(region.secret, secret):
+            raise PermissionError(f"buffer {number} is not what this handle was made for")
+        return Use(region)
+
+
+class Use:
+    """Holds the memory of a region while a transfer runs."""
+
+    __slots__ = ("region",)
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+
+    def __enter__(self) -> Memory:
+        with self.region.lock:
+            memory = self.region.memory
+            if memory is None:
+                raise LookupError(f"there is no buffer {self.region.number} here: it was dropped")
+            self.region.writers += 1
+        return memory
+
+    def __exit__(self, *_: object) -> None:
+        with self.region.lock:
+            self.region.writers -= 1
+            self.region.lock.notify_all()

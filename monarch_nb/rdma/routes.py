@@ -1,0 +1,109 @@
+"""Which mover serves which process: the best that works, found out once, with the reasons why the others do not."""
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from monarch_nb.rdma.errors import RDMAError
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.movers import CannotReachError, Move, Mover
+from monarch_nb.rdma.warnings import RDMATcpFallbackWarning
+
+__all__ = ["Route", "Routes"]
+
+_TCP = frozenset({"streams", "messages"})
+
+
+@dataclass(slots=True)
+class Route:
+    """How bytes move between this process and another, and how many have."""
+
+    process: str
+    mover: str = ""  # "" before the first transfer
+    allowed: tuple[str, ...] = ()  # when it was chosen
+    reasons: list[str] = field(default_factory=list)  # why better movers do not serve
+    read: int = 0  # bytes from there
+    written: int = 0  # bytes to there
+    transfers: int = 0
+    seconds: float = 0.0  # spent in them
+
+    def __str__(self) -> str:
+        return f"{self.process} by {self.mover or 'nothing yet'}"
+
+
+class Routes:
+    """One per process. `ladder` has the movers, the best first; `allowed` says by name which may be used now."""
+
+    def __init__(self, ladder: Sequence[Mover], allowed: Callable[[], tuple[str, ...]]) -> None:
+        self._ladder = ladder
+        self._allowed = allowed
+        self._lock = threading.Lock()
+        self._routes: dict[str, Route] = {}
+        self._warned = False
+
+    def all(self) -> list[Route]:
+        """The routes that there are, by process."""
+        with self._lock:
+            return [self._routes[process] for process in sorted(self._routes)]
+
+    def of(self, process: str) -> Route:
+        """The route to a process; a new one where none is known."""
+        route = self._routes.get(process)
+        if route is None:
+            with self._lock:
+                route = self._routes.setdefault(process, Route(process))
+        return route
+
+    def quick(self, process: str) -> bool:
+        """Whether bytes from there need nobody's help, so that a small read is over before a thread could begin it."""
+        route = self.of(process)
+        return route.mover in ("local", "cross-memory") and route.allowed == self._allowed()
+
+    def transfer(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
+        """Moves bytes from or to buffers of one process. Blocks; raises what movers raise, and RDMAError."""
+        route = self.of(moves[0].handle.process)
+        begun = time.perf_counter()
+        self._move(route, moves, limit, write)
+        size = sum(move.local.size for move in moves)
+        with self._lock:
+            route.transfers += 1
+            route.seconds += time.perf_counter() - begun
+            if write:
+                route.written += size
+            else:
+                route.read += size
+
+    def _move(self, route: Route, moves: Sequence[Move], limit: Limit, write: bool) -> None:
+        allowed = self._allowed()
+        known = route.mover if route.allowed == allowed else ""
+        chosen = next((mover for mover in self._ladder if mover.name == known), None)
+        reasons: list[str] = []
+        for mover in (*([chosen] if chosen is not None else ()), *self._ladder):
+            if mover.name not in allowed:
+                continue
+            try:
+                (mover.write if write else mover.read)(moves, limit)
+            except CannotReachError as error:
+                reasons.append(f"{mover.name}: {error}")
+                continue
+            if known != mover.name:
+                route.mover, route.allowed, route.reasons = mover.name, allowed, reasons
+                self._warn(route)
+            return
+        why = "; ".join(dict.fromkeys(reasons)) or "no mover is allowed"
+        raise RDMAError(
+            f"{moves[0].handle} cannot be reached by any mover that is allowed here ({', '.join(allowed) or 'none'}): "
+            f"{why}. monarch.config.configure(rdma_movers=...) says which are"
+        )
+
+    def _warn(self, route: Route) -> None:
+        """Once per process: bytes go by sockets. Between machines without RDMA hardware that is as it must be."""
+        if route.mover in _TCP and route.reasons and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"memory of {route.process} is moved by {route.mover}, through sockets ({'; '.join(route.reasons)})",
+                RDMATcpFallbackWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,247 @@
+"""One process's part in the data plane: the memory it offers, the movers it has, the requests that it takes."""
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from monarch_nb.mesh.requests import RequestError, request
+from monarch_nb.rdma import verbs
+from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, TransferCancelledError, owner_lost
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.listener import Listener
+from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.movers import CannotReachError, Move, Mover
+from monarch_nb.rdma.movers.cross_memory import CrossMemory, fetch
+from monarch_nb.rdma.movers.local import Local
+from monarch_nb.rdma.movers.messages import Messages, checked
+from monarch_nb.rdma.movers.streams import Streams
+from monarch_nb.rdma.place import here
+from monarch_nb.rdma.regions import Region, Regions
+from monarch_nb.rdma.routes import Routes
+from monarch_nb.rdma.verbs import Outcome
+from monarch_nb.runtime import Instance, Runtime
+from monarch_nb.settings import settings
+from monarch_nb.wire import Asker, Verb
+
+__all__ = ["Service", "attach"]
+
+_WORKERS = 4  # threads that carry out requests of others, made when needed
+_ASK_S = 10.0  # for the answer to where streams are to be opened
+DONE = Outcome("done")
+LADDER = ("local", "cross-memory", "streams", "messages")  # the names of movers, the best first
+WORD = 8  # bytes of what is changed atomically
+
+
+class Service:
+    """One per process that offers memory or reaches for that of others."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self.engine = engine
+        self.regions = Regions()
+        self._atomics = threading.Lock()
+        self._listener = Listener(self.regions)
+        self._streams = Streams(self._dial, lambda: settings.rdma_tcp_fallback_parallelism)
+        ladder: tuple[Mover, ...] = (
+            Local(engine.address, self.regions),
+            CrossMemory(self._ask_to_fetch),
+            self._streams,
+            Messages(self._ask),
+        )
+        self.routes = Routes(ladder, allowed)
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._workers = 0
+        self._idle = 0
+        self._lock = threading.Lock()
+        engine.on_actor_end(lambda cell: self.regions.withdraw_all(lambda region: region.actor is cell))
+        engine.verbs.handle(verbs.FETCH, self._later(self._fetch))
+        engine.verbs.handle(verbs.READ, self._later(self._read))
+        engine.verbs.handle(verbs.WRITE, self._later(self._write))
+        engine.verbs.handle(verbs.ATOMIC, self._later(self._atomic))
+        engine.verbs.handle(verbs.DROP, self._later(self._drop))
+        engine.verbs.handle(verbs.DIAL, self._later(self._dialled))
+
+    # -- what this process offers -----------------------------------------------------------------------------------
+
+    def offer(self, memory: Memory, owner: Instance, *, readonly: bool) -> Handle:
+        """Offers memory of this process on behalf of an actor, until it is dropped or the actor ends."""
+        region = self.regions.offer(memory, str(owner), owner.cell)
+        return self._handle(region, memory, readonly)
+
+    def _handle(self, region: Region, memory: Memory, readonly: bool) -> Handle:
+        return Handle(
+            process=self.engine.address,
+            owner=region.owner,
+            number=region.number,
+            secret=region.secret,
+            size=memory.size,
+            readonly=readonly,
+            place=here(),
+            address=memory.address,
+            mark=region.mark,
+        )
+
+    # -- what it asks of others -------------------------------------------------------------------------------------
+
+    def ask(self, handle: Handle, verb: Verb[Any, Outcome], question: Any) -> Callable[[Limit], Outcome]:
+        """Sends a request to the owner of a buffer; the result waits for the answer."""
+        return self._ask(handle, verb, question)
+
+    def _ask(self, handle: Handle, verb: Verb[Any, Outcome], question: Any) -> Callable[[Limit], Outcome]:
+        future = request(self.engine, handle.process, verb, question)
+
+        def wait(limit: Limit) -> Outcome:
+            while not future.wait(min(0.2, limit.left())):
+                pass
+            try:
+                return future.get()
+            except RequestError as error:
+                return Outcome("lost", str(error))
+
+        return wait
+
+    def _ask_to_fetch(self, moves: Sequence[Move], limit: Limit) -> None:
+        """Has the owner copy from here; what it copies from is on offer for as long."""
+        offers = [self.regions.offer(move.local, "a transfer", None) for move in moves]
+        try:
+            question = verbs.Fetches(
+                tuple(
+                    (
+                        move.handle.number,
+                        move.handle.secret,
+                        move.offset,
+                        self._handle(region, move.local, readonly=True),
+                    )
+                    for move, region in zip(moves, offers, strict=True)
+                ),
+                limit.left(),
+            )
+            outcome = self._ask(moves[0].handle, verbs.FETCH, question)(limit)
+        finally:
+            for region in offers:
+                self.regions.withdraw(region.number)
+        if outcome.how == "unreachable":
+            raise CannotReachError(f"its owner cannot read from here: {outcome.text}")
+        checked(moves[0].handle, outcome)
+
+    def _dial(self, handle: Handle, limit: Limit) -> verbs.Listening:
+        future = request(self.engine, handle.process, verbs.DIAL, verbs.Dial(here()))
+        if not future.wait(min(_ASK_S, limit.left())):
+            limit.left()
+            raise CannotReachError(f"its process has not said within {_ASK_S:g} s where it listens")
+        try:
+            return future.get()
+        except RequestError as error:
+            raise owner_lost(handle, str(error)) from None
+
+    # -- what others ask of it --------------------------------------------------------------------------------------
+
+    def _later(self, function: Callable[[Any], Any]) -> Callable[[Any, Asker[Any]], None]:
+        """A handler that has the work done aside: the reading thread does not wait."""
+
+        def handle(question: Any, asker: Asker[Any]) -> None:
+            def work() -> None:
+                try:
+                    asker.reply(function(question))
+                except (LookupError, PermissionError) as error:
+                    asker.reply(Outcome("dropped", str(error)))
+                except Exception as error:
+                    asker.refuse(f"{type(error).__name__}: {error}")
+
+            with self._lock:
+                if not self._idle and self._workers < _WORKERS:
+                    self._workers += 1
+                    threading.Thread(target=self._worker, name="monarch-rdma-owner", daemon=True).start()
+            self._work.put(work)
+
+        return handle
+
+    def _worker(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            work = self._work.get()
+            with self._lock:
+                self._idle -= 1
+            work()
+
+    def _fetch(self, question: verbs.Fetches) -> Outcome:
+        limit = Limit(question.seconds, "copying for another process")
+        for number, secret, offset, source in question.moves:
+            with self.regions.use(number, secret) as memory:
+                _check(memory, offset, source.size, write=True)
+                try:
+                    fetch(source, 0, memory.address + offset, source.size, limit)
+                except CannotReachError as error:
+                    return Outcome("unreachable", str(error))
+                except (BufferDroppedError, OwnerLostError, TransferCancelledError, TimeoutError) as error:
+                    return Outcome("failed", f"whoever wrote went away meanwhile: {error}")
+        return DONE
+
+    def _read(self, question: verbs.Reading) -> Outcome:
+        with self.regions.use(question.number, question.secret) as memory:
+            _check(memory, question.offset, question.size)
+            return Outcome("done", data=bytes(memory.part(question.offset, question.size).view()))
+
+    def _write(self, question: verbs.Writing) -> Outcome:
+        with self.regions.use(question.number, question.secret) as memory:
+            _check(memory, question.offset, len(question.data), write=True)
+            memory.part(question.offset, len(question.data)).view()[:] = question.data
+        return DONE
+
+    def _atomic(self, question: verbs.Atomic) -> Outcome:
+        with self._atomics, self.regions.use(question.number, question.secret) as memory:
+            _check(memory, question.offset, WORD, write=True)
+            word = memory.part(question.offset, WORD).view()
+            before = bytes(word)
+            value = int.from_bytes(before, "little", signed=True)
+            if question.expected is None:
+                value += question.operand
+            elif value == question.expected:
+                value = question.operand
+            word[:] = (value & (2**64 - 1)).to_bytes(WORD, "little")
+        return Outcome("done", data=before)
+
+    def _drop(self, question: verbs.Drop) -> Outcome:
+        with self.regions.use(question.number, question.secret):
+            pass
+        self.regions.withdraw(question.number)
+        return DONE
+
+    def _dialled(self, question: verbs.Dial) -> verbs.Listening:
+        addresses, number, key = self._listener.open_for(question.place)
+        return verbs.Listening(addresses, number, key)
+
+    def close(self) -> None:
+        """Ends all offers and streams."""
+        self._listener.close()
+        self._streams.close()
+        self.regions.withdraw_all(lambda region: True)
+
+
+def _check(memory: Memory, offset: int, size: int, *, write: bool = False) -> None:
+    if not 0 <= offset <= offset + size <= memory.size:
+        raise ValueError(f"bytes {offset:,} to {offset + size:,} are outside of the buffer, which has {memory.size:,}")
+    if write and memory.readonly:
+        raise PermissionError("the buffer is read-only")
+
+
+@functools.lru_cache(maxsize=4)
+def _allowed(wanted: str, sockets: bool) -> tuple[str, ...]:
+    """The movers that two settings leave."""
+    chosen = [name.strip() for name in wanted.split(",") if name.strip()]
+    return tuple(
+        name for name in LADDER if (not chosen or name in chosen) and (sockets or name not in ("streams", "messages"))
+    )
+
+
+def allowed() -> tuple[str, ...]:
+    """The movers that may be used now, the best first."""
+    return _allowed(settings.rdma_movers, settings.rdma_allow_tcp_fallback)
+
+
+def attach(engine: Runtime) -> Service:
+    """Takes `rdma` messages from now on."""
+    return Service(engine)

@@ -1,0 +1,79 @@
+"""Engine messages about memory of other processes. Bytes travel in them only where there is no better way."""
+
+import msgspec
+
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.place import Place
+from monarch_nb.wire import Lane, Verb
+
+
+class Outcome(msgspec.Struct, array_like=True, frozen=True):
+    """How it went: "done", "dropped" (nothing is on offer any more), "unreachable" (this way does not work)."""
+
+    how: str
+    text: str = ""
+    data: bytes = b""  # what was read
+
+
+class Fetches(msgspec.Struct, array_like=True, frozen=True):
+    """Asks the owner of buffers to copy into them from the asker's memory, which is on offer meanwhile."""
+
+    moves: tuple[tuple[int, bytes, int, Handle], ...]  # number, secret, offset, where the bytes are
+    seconds: float  # after which nobody waits any more
+
+
+class Reading(msgspec.Struct, array_like=True, frozen=True):
+    """Asks for bytes of a buffer."""
+
+    number: int
+    secret: bytes
+    offset: int
+    size: int
+
+
+class Writing(msgspec.Struct, array_like=True, frozen=True):
+    """Bytes to be written into a buffer."""
+
+    number: int
+    secret: bytes
+    offset: int
+    data: bytes
+
+
+class Atomic(msgspec.Struct, array_like=True, frozen=True):
+    """Changes 8 bytes of a buffer and asks for what they were: adds `operand`, or sets it where they are `expected`."""
+
+    number: int
+    secret: bytes
+    offset: int
+    operand: int
+    expected: int | None = None
+
+
+class Drop(msgspec.Struct, array_like=True, frozen=True):
+    """Ends the offer of a buffer."""
+
+    number: int
+    secret: bytes
+
+
+class Dial(msgspec.Struct, array_like=True, frozen=True):
+    """Asks where streams to a process may be opened."""
+
+    place: Place  # the asker's
+
+
+class Listening(msgspec.Struct, array_like=True, frozen=True):
+    """Where a process listens for streams, and the key that both ends prove to have."""
+
+    addresses: tuple[tuple[str, int], ...]
+    key_number: int
+    key: bytes
+
+
+FETCH = Verb("rdma.fetch", Fetches, Outcome, doc="copy these bytes of my memory into buffers of yours")
+READ = Verb("rdma.read", Reading, Outcome, doc="the bytes of a buffer, where no better way leads to it", lane=Lane.DATA)
+WRITE = Verb("rdma.write", Writing, Outcome, doc="bytes for a buffer, where no better way leads to it", lane=Lane.DATA)
+ATOMIC = Verb("rdma.atomic", Atomic, Outcome, doc="adds to, or swaps, 8 bytes of a buffer")
+DROP = Verb("rdma.drop", Drop, Outcome, doc="a buffer is not needed any more")
+DIAL = Verb("rdma.dial", Dial, Listening, doc="where are streams to you to be opened?")

@@ -1,0 +1,332 @@
+"""RDMABuffer between processes, by each mover: the same suite for all."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+import monarch_nb
+from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, this_host
+from monarch_nb.rdma import BufferDroppedError, OwnerLostError, RDMAAction, RDMABuffer, RDMAError, routes
+from tests.cluster.actor_tools import Faults
+from tests.cluster.fault_tools import until
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
+
+MOVERS = ["cross-memory", "streams", "messages"]
+LARGE = 24 << 20  # above the size from which streams divide a move
+
+
+class Holder(Actor):
+    """Owns memory."""
+
+    def __init__(self) -> None:
+        self.memory: list[Any] = []
+
+    @endpoint
+    def offer(self, size: int, fill: int, readonly: bool = False) -> RDMABuffer:
+        self.memory.append(bytearray([fill]) * size)
+        return RDMABuffer(self.memory[-1], readonly=readonly)
+
+    @endpoint
+    def offer_tensor(self) -> RDMABuffer:
+        import torch
+
+        self.memory.append(torch.arange(1000, dtype=torch.float32))
+        return RDMABuffer(self.memory[-1])
+
+    @endpoint
+    def content(self) -> bytes:
+        return bytes(self.memory[-1])
+
+    @endpoint
+    def read(self, buffer: RDMABuffer) -> bytes:
+        mine = bytearray(buffer.size())
+        buffer.read_into(mine).get()
+        return bytes(mine)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Later(Actor):
+    """An async actor that reads."""
+
+    @endpoint
+    async def read(self, buffer: RDMABuffer) -> bytes:
+        mine = bytearray(buffer.size())
+        await buffer.read_into(mine)
+        return bytes(mine)
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    mesh = this_host().spawn_procs(per_host={"gpus": 2}, name="rdma_procs")
+    yield mesh
+    mesh.stop().get()
+
+
+@pytest.fixture(params=MOVERS)
+def mover(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = monarch_nb.config.get_global_config()["rdma_movers"]
+    monarch_nb.configure(rdma_movers=request.param)
+    yield request.param
+    monarch_nb.configure(rdma_movers=before)
+
+
+@pytest.fixture
+def holder(procs: ProcMesh) -> Iterator[Any]:
+    mesh = procs.spawn("holder", Holder)
+    yield mesh
+    mesh.stop().get()
+
+
+def test_bytes_are_read_and_written_and_nothing_else_changes(holder: Any, mover: str) -> None:
+    buffer = holder.slice(gpus=0).offer.call_one(1000, 7).get()
+    target = bytearray(b"x" * 1010)
+    buffer.read_into(target).get(20)
+    assert target == b"\x07" * 1000 + b"x" * 10
+    buffer.write_from(b"y" * 10, offset=5).get(20)
+    assert holder.slice(gpus=0).content.call_one().get() == b"\x07" * 5 + b"y" * 10 + b"\x07" * 985
+    buffer.read_into(target, offset=990).get(20)
+    assert target[:12] == b"\x07" * 12
+    assert buffer.backend == mover
+
+
+def test_large_memory_comes_whole(holder: Any, mover: str) -> None:
+    buffer = holder.slice(gpus=1).offer.call_one(LARGE, 3).get()
+    target = bytearray(LARGE)
+    buffer.read_into(target).get(60)
+    assert target.count(3) == LARGE
+    source = bytes(range(256)) * (LARGE // 256)
+    buffer.write_from(source).get(60)
+    buffer.read_into(target).get(60)
+    assert target == source
+
+
+def test_a_tensor_is_read_into_a_tensor(holder: Any, mover: str) -> None:
+    import torch
+
+    buffer = holder.slice(gpus=0).offer_tensor.call_one().get()
+    target = torch.zeros(1000)
+    buffer.read_into(target).get(20)
+    assert torch.equal(target, torch.arange(1000, dtype=torch.float32))
+    buffer.write_from(target.flip(0).contiguous()).get(20)
+    buffer.read_into(target.view(torch.uint8)).get(20)
+    assert torch.equal(target, torch.arange(1000, dtype=torch.float32).flip(0))
+
+
+def test_a_dropped_buffer_is_said_to_be_dropped(holder: Any, mover: str) -> None:
+    buffer = holder.slice(gpus=0).offer.call_one(100, 1).get()
+    target = bytearray(100)
+    buffer.read_into(target).get(20)
+    buffer.drop().get(20)
+    buffer.drop().get(20)
+    with pytest.raises(BufferDroppedError, match="holder"):
+        buffer.read_into(target).get(20)
+    with pytest.raises(BufferDroppedError, match="holder"):
+        buffer.write_from(target).get(20)
+
+
+def test_a_forged_handle_gets_nothing(holder: Any, mover: str) -> None:
+    import msgspec
+
+    buffer = holder.slice(gpus=0).offer.call_one(100, 1).get()
+    forged = RDMABuffer.__new__(RDMABuffer)
+    forged.__setstate__(msgspec.structs.replace(buffer.__getstate__(), secret=bytes(16)))
+    target = bytearray(100)
+    with pytest.raises(RDMAError):
+        forged.read_into(target).get(20)
+    with pytest.raises(RDMAError):
+        forged.write_from(target).get(20)
+    assert target == bytes(100)
+    assert holder.slice(gpus=0).content.call_one().get() == b"\x01" * 100
+
+
+def test_a_killed_owner_is_an_error_that_says_so(mover: str, faults: Faults) -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
+    mesh = procs.spawn("mortal", Holder)
+    buffer, pid = mesh.offer.call_one(100, 1).get(), mesh.pid.call_one().get()
+    target = bytearray(100)
+    buffer.read_into(target).get(20)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not psutil.pid_exists(pid))
+    with pytest.raises(OwnerLostError, match="mortal"):
+        buffer.read_into(target).get(20)
+    with pytest.raises(RDMAError, match="mortal"):
+        buffer.write_from(target).get(20)
+    assert faults.next().mesh_name == "mortal"
+    procs.stop().get()
+
+
+def test_an_action_moves_many_at_once(holder: Any, mover: str) -> None:
+    buffers = [holder.slice(gpus=rank % 2).offer.call_one(64, rank).get() for rank in range(20)]
+    targets = [bytearray(64) for _ in buffers]
+    action = RDMAAction()
+    for buffer, target in zip(buffers, targets, strict=True):
+        action.read_remote(target, buffer)
+    action.submit().get(20)
+    assert targets == [bytearray([rank]) * 64 for rank in range(20)]
+    action = RDMAAction()
+    for rank, buffer in enumerate(buffers):
+        action.write_remote(buffer, bytes([100 + rank]) * 32)
+    action.submit(timeout=20).get()
+    RDMAAction().read_remote(targets[4], buffers[4]).submit().get(20)
+    assert targets[4] == b"\x68" * 32 + b"\x04" * 32
+
+
+def test_one_dropped_buffer_fails_the_action_and_names_itself(holder: Any, mover: str) -> None:
+    good, bad = (holder.slice(gpus=0).offer.call_one(64, rank).get() for rank in (1, 2))
+    bad.drop().get()
+    action = RDMAAction().read_remote(bytearray(64), good).read_remote(bytearray(64), bad)
+    with pytest.raises(BufferDroppedError, match=f"buffer {bad.__getstate__().number} of"):
+        action.submit().get(20)
+
+
+def test_atomic_steps_add_and_swap(holder: Any) -> None:
+    buffer = holder.slice(gpus=0).offer.call_one(8, 0).get()
+    before = bytearray(8)
+    for expected in range(3):
+        RDMAAction().fetch_add(buffer, before, 5).submit().get(20)
+        assert int.from_bytes(before, "little") == 5 * expected
+    RDMAAction().compare_and_swap(buffer, before, 15, -1).submit().get(20)
+    RDMAAction().compare_and_swap(buffer, before, 15, 3).submit().get(20)
+    assert int.from_bytes(before, "little", signed=True) == -1
+    assert int.from_bytes(holder.slice(gpus=0).content.call_one().get(), "little", signed=True) == -1
+
+
+def test_atomic_steps_of_many_threads_all_count(holder: Any) -> None:
+    buffer = holder.slice(gpus=0).offer.call_one(8, 0).get()
+
+    def add() -> None:
+        for _ in range(20):
+            RDMAAction().fetch_add(buffer, bytearray(8), 1).submit().get(20)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert int.from_bytes(holder.slice(gpus=0).content.call_one().get(), "little") == 80
+
+
+def test_actors_read_from_actors_and_from_the_controller(procs: ProcMesh, holder: Any) -> None:
+    theirs = holder.slice(gpus=0).offer.call_one(1000, 9).get()
+    mine = RDMABuffer(bytearray(b"m" * 500))
+    later = procs.spawn("later", Later)
+    for reader in (holder.slice(gpus=1).read, later.slice(gpus=1).read):
+        assert reader.call_one(theirs).get() == b"\x09" * 1000
+        assert reader.call_one(mine).get() == b"m" * 500
+    mine.drop().get()
+    with pytest.raises(ActorError, match="BufferDroppedError"):
+        later.slice(gpus=0).read.call_one(mine).get()
+    later.stop().get()
+
+
+def test_a_buffer_is_read_in_its_own_process_too() -> None:
+    memory = bytearray(b"0123456789")
+    buffer = RDMABuffer(memory)
+    target = bytearray(10)
+    buffer.read_into(target).get()
+    buffer.write_from(b"ab").get()
+    assert (target, memory, buffer.backend) == (b"0123456789", b"ab23456789", "local")
+    buffer.drop().get()
+    with pytest.raises(BufferDroppedError):
+        buffer.read_into(target).get()
+
+
+def test_buffers_of_an_actor_end_with_it(procs: ProcMesh) -> None:
+    mesh = procs.slice(gpus=0).spawn("brief", Holder)
+    buffer = mesh.offer.call_one(100, 1).get()
+    mesh.stop().get()
+    with pytest.raises(BufferDroppedError):
+        buffer.read_into(bytearray(100)).get(20)
+
+
+def test_a_read_only_buffer_is_not_written(holder: Any) -> None:
+    buffer = holder.slice(gpus=0).offer.call_one(10, 1, True).get()
+    with pytest.raises(PermissionError, match="read-only"):
+        buffer.write_from(b"x")
+    with pytest.raises(PermissionError, match="read-only"):
+        RDMAAction().write_remote(buffer, b"x")
+    assert RDMABuffer(b"bytes").readonly
+
+
+def test_what_does_not_fit_is_refused_at_once(holder: Any) -> None:
+    buffer = holder.slice(gpus=0).offer.call_one(10, 1).get()
+    with pytest.raises(ValueError, match="dst has 9 bytes, and must have at least the 10"):
+        buffer.read_into(bytearray(9))
+    with pytest.raises(ValueError, match="src has 11 bytes, and the buffer has room for 10"):
+        buffer.write_from(bytes(11))
+    with pytest.raises(ValueError, match="offset 10 is outside"):
+        buffer.read_into(bytearray(9), offset=10)
+    with pytest.raises(ValueError, match="at least one byte"):
+        RDMABuffer(bytearray())
+    target = bytearray(20)
+    action = RDMAAction().read_remote(memoryview(target)[:12], buffer)
+    with pytest.raises(ValueError, match="use the same local bytes"):
+        action.read_remote(memoryview(target)[9:], buffer)
+
+
+def test_a_stopped_owner_is_still_read_and_a_write_to_it_times_out(holder: Any) -> None:
+    buffer, pid = holder.slice(gpus=1).offer.call_one(100, 5).get(), holder.slice(gpus=1).pid.call_one().get()
+    target = bytearray(100)
+    buffer.read_into(target).get(20)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        target[:] = bytes(100)
+        buffer.read_into(target).get(20)
+        assert target == b"\x05" * 100
+        with pytest.raises(TimeoutError, match=r"longer than 0.5 s"):
+            buffer.write_from(b"late", timeout=0.5).get(20)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert holder.slice(gpus=1).content.call_one().get() == b"\x05" * 100, "who has given up writes nothing"
+
+
+def test_a_transfer_is_cancelled(holder: Any) -> None:
+    pid = holder.slice(gpus=1).pid.call_one().get()
+    buffer = holder.slice(gpus=1).offer.call_one(100, 5).get()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        future = buffer.write_from(b"late")
+        assert future.cancel()
+        assert future.cancelled()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_await_works_outside_of_actors(holder: Any) -> None:
+    buffer = holder.slice(gpus=0).offer.call_one(1 << 20, 2).get()
+    target = bytearray(1 << 20)
+
+    async def main() -> None:
+        await asyncio.gather(buffer.read_into(target), RDMAAction().submit())
+        await buffer.drop()
+
+    asyncio.run(main())
+    assert target.count(2) == 1 << 20
+
+
+def test_routes_are_shown_as_a_table(holder: Any) -> None:
+    buffer = holder.slice(gpus=0).offer.call_one(1000, 2).get()
+    buffer.read_into(bytearray(1000)).get()
+    mine = {route.process: route for route in routes()}[buffer.__getstate__().process]
+    assert (mine.mover, mine.read >= 1000, mine.transfers >= 1) == ("cross-memory", True, True)
+    assert "cross-memory" in repr(routes())
+
+
+def test_when_sockets_are_not_allowed_the_error_says_why_and_what_to_change(holder: Any) -> None:
+    buffer = holder.slice(gpus=0).offer.call_one(10, 2).get()
+    monarch_nb.configure(rdma_movers="streams", rdma_allow_tcp_fallback=False)
+    try:
+        with pytest.raises(RDMAError, match=r"configure\(rdma_movers"):
+            buffer.read_into(bytearray(10)).get(20)
+    finally:
+        monarch_nb.configure(rdma_movers="", rdma_allow_tcp_fallback=True)

@@ -1,0 +1,217 @@
+"""What befalls transfers of memory: owners that die in the middle, cut networks, drops, strangers; nothing is left."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import monarch_nb
+from monarch_nb.actor import Actor, endpoint, this_host
+from monarch_nb.rdma import BufferDroppedError, OwnerLostError, RDMABuffer, RDMAError
+from monarch_nb.transport import Keys
+from tests.cluster.actor_tools import Faults
+from tests.cluster.fault_tools import until
+from tests.cluster.hosts_tools import HostProcess
+from tests.cluster.test_rdma import LARGE, MOVERS, Holder
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(params=MOVERS)
+def mover(request: pytest.FixtureRequest) -> Iterator[str]:
+    monarch_nb.configure(rdma_movers=request.param)
+    yield request.param
+    monarch_nb.configure(rdma_movers="")
+
+
+class Dropper(Actor):
+    """Offers memory and takes the offer back."""
+
+    def __init__(self) -> None:
+        self.offers: list[RDMABuffer] = []
+
+    @endpoint
+    def offer(self, size: int, count: int = 1) -> list[RDMABuffer]:
+        self.offers += [RDMABuffer(bytearray(b"\x01") * size) for _ in range(count)]
+        return self.offers[-count:]
+
+    @endpoint
+    def drop(self) -> int:
+        for buffer in self.offers:
+            buffer.drop().get()
+        self.offers.clear()
+        return psutil.Process().num_fds()
+
+
+def test_an_owner_killed_in_the_middle_ends_every_transfer_with_its_name(mover: str, faults: Faults) -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
+    mesh = procs.spawn("mortal", Holder)
+    buffer, pid = mesh.offer.call_one(LARGE, 1).get(), mesh.pid.call_one().get()
+    errors: list[BaseException] = []
+    under_way = threading.Barrier(5)
+
+    def read() -> None:
+        target = bytearray(LARGE)
+        buffer.read_into(target).get(60)
+        under_way.wait(60)
+        try:
+            while True:
+                buffer.read_into(target).get(60)
+        except RDMAError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    under_way.wait(60)
+    os.kill(pid, signal.SIGKILL)
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == 4
+    assert all("mortal" in str(error) for error in errors), errors
+    assert any(isinstance(error, OwnerLostError) for error in errors), errors
+    assert faults.next().mesh_name == "mortal"
+    procs.stop().get()
+
+
+def test_a_drop_in_the_middle_is_an_error_and_not_somebody_elses_bytes(mover: str) -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
+    mesh = procs.spawn("dropper", Dropper)
+    target = bytearray(LARGE)
+    for _ in range(5):
+        [buffer] = mesh.offer.call_one(LARGE).get()
+        futures = [buffer.read_into(target), buffer.read_into(bytearray(LARGE))]
+        mesh.drop.call_one().get()
+        for future in futures:
+            with contextlib.suppress(BufferDroppedError):
+                future.get(60)
+        with pytest.raises(BufferDroppedError):
+            buffer.read_into(target).get(60)
+    procs.stop().get()
+
+
+def test_a_thousand_buffers_come_and_go_and_leave_no_descriptor(mover: str) -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
+    mesh = procs.spawn("dropper", Dropper)
+
+    def round_trip() -> tuple[int, int]:
+        buffers = mesh.offer.call_one(100, 500).get()
+        target = bytearray(100)
+        for buffer in buffers[::10]:
+            buffer.read_into(target).get(20)
+        return mesh.drop.call_one().get(), psutil.Process().num_fds()
+
+    first = round_trip()
+    assert round_trip() <= (first[0] + 2, first[1] + 2)
+    procs.stop().get()
+
+
+def test_strangers_at_the_listening_socket_get_nothing_and_harm_nobody() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
+    mesh = procs.spawn("holder", Holder)
+    monarch_nb.configure(rdma_movers="streams")
+    try:
+        buffer = mesh.offer.call_one(1000, 7).get()
+        target = bytearray(1000)
+        buffer.read_into(target).get(20)
+        owner = psutil.Process(mesh.pid.call_one().get())
+        [port] = {link.laddr.port for link in owner.net_connections("tcp") if link.status == psutil.CONN_LISTEN}
+        strangers = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(40)]
+        for number, stranger in enumerate(strangers):
+            with contextlib.suppress(OSError):
+                stranger.sendall(bytes([number]) * (number * 3))
+        for stranger in strangers[::2]:
+            stranger.close()
+        until(lambda: buffer.read_into(target).exception(20) is None and target == b"\x07" * 1000)
+        for stranger in strangers[1::2]:
+            stranger.settimeout(20)
+            with contextlib.suppress(OSError):
+                while answer := stranger.recv(1 << 16):
+                    assert b"\x07" * 16 not in answer
+            stranger.close()
+        buffer.read_into(target).get(20)
+    finally:
+        monarch_nb.configure(rdma_movers="")
+        procs.stop().get()
+
+
+CONTROLLER = """
+import sys
+from monarch_nb.attach import attach_hosts
+from monarch_nb.rdma import RDMAError, routes
+from tests.cluster.hosts_tools import SOON
+from tests.cluster.test_rdma import LARGE, Holder
+key, *endpoints = sys.argv[1:]
+hosts = attach_hosts(endpoints, key=key)
+procs = hosts.spawn_procs(name="pair")
+holders = procs.spawn("holders", Holder)
+far = holders.slice(hosts=1).offer.call_one(LARGE, 9).get(SOON)
+target = bytearray(LARGE)
+far.read_into(target).get(SOON)
+assert target.count(9) == LARGE
+far.write_from(bytes(1000)).get(SOON)
+assert holders.slice(hosts=0).read.call_one(far).get(SOON) == bytes(1000) + b"\\x09" * (LARGE - 1000)
+print(routes()[0].mover, flush=True)
+assert sys.stdin.readline() == "pulled\\n"
+try:
+    far.read_into(target, timeout=2).get(SOON)
+except (RDMAError, TimeoutError) as error:
+    print(type(error).__name__, flush=True)
+assert sys.stdin.readline() == "back\\n"
+target[:] = bytes(LARGE)
+far.read_into(target, timeout=30).get(SOON)
+print(target.count(9) == LARGE - 1000, flush=True)
+"""
+
+
+def test_streams_cross_networks_and_a_cut_is_a_named_error_that_heals(cable: tuple[str, str], tmp_path: Path) -> None:
+    key = tmp_path / "job.key"
+    Keys.load_or_create(key)
+    agents: list[HostProcess] = []
+    controller = None
+    try:
+        for number, name in enumerate(cable, 1):
+            inside = ("ip", "netns", "exec", name)
+            agents.append(HostProcess(tmp_path, key=key, tcp=f"tcp://10.213.77.{number}:0", before=inside))
+        with open(tmp_path / "controller.log", "wb") as errors:
+            controller = subprocess.Popen(
+                ["ip", "netns", "exec", cable[0], sys.executable, "-c", CONTROLLER, str(key),
+                 *(agent.endpoint for agent in agents)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]),
+                    "MONARCH_NB_RDMA_MOVERS": "streams",
+                },
+            )  # fmt: skip
+        assert controller.stdin is not None
+        assert controller.stdout is not None
+        with controller.stdin as say, controller.stdout as said:
+
+            def expect(*words: str) -> None:
+                assert said.readline() in [f"{word}\n" for word in words], (tmp_path / "controller.log").read_text()
+
+            expect("streams")
+            subprocess.run(["ip", "-n", cable[1], "link", "set", cable[1], "down"], check=True)
+            say.write("pulled\n")
+            say.flush()
+            expect("TimeoutError", "OwnerLostError", "RDMAError")
+            subprocess.run(["ip", "-n", cable[1], "link", "set", cable[1], "up"], check=True)
+            say.write("back\n")
+            say.flush()
+            expect("True")
+        assert controller.wait(20) == 0
+    finally:
+        if controller is not None:
+            controller.kill()
+            controller.wait()
+        for agent in agents:
+            agent.close()

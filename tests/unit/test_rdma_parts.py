@@ -1,0 +1,141 @@
+"""The parts of the data plane that need no other process: memory, ranges of it, what is on offer, limits."""
+
+import array
+import mmap
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monarch_nb.rdma.errors import TransferCancelledError
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.memory import Memory, Ranges, memory_of
+from monarch_nb.rdma.regions import Regions
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def shapes() -> list[Any]:
+    import torch  # here, for it takes as long as all other imports of all tests
+
+    return [
+        bytearray(b"0123456789abcdef"),
+        memoryview(bytearray(b"0123456789abcdef")),
+        array.array("d", [1.0, 2.0]),
+        np.arange(4, dtype=np.int32).reshape(2, 2),
+        torch.arange(16, dtype=torch.uint8),
+        torch.arange(2, dtype=torch.float64).reshape(1, 2, 1),
+        torch.arange(32, dtype=torch.uint8)[8:24],
+        torch.zeros(8, dtype=torch.bfloat16, requires_grad=True),
+        torch.tensor(1 + 2j, dtype=torch.complex128),
+    ]
+
+
+@pytest.mark.parametrize("place", range(9))
+def test_memory_of_anything_contiguous_is_its_own_bytes(place: int) -> None:
+    data = shapes()[place]
+    memory = memory_of(data)
+    assert memory.size == 16
+    assert not memory.readonly
+    whole = memory.view()
+    whole[:] = bytes(range(1, 17))
+    assert bytes(memory_of(data).part(3, 4).view()) == bytes(range(4, 8))
+
+
+def test_memory_that_is_read_only_is_read_and_not_written() -> None:
+    memory = memory_of(b"0123")
+    assert memory.readonly
+    assert bytes(memory.view()) == b"0123"
+    with pytest.raises(TypeError):
+        memory.view()[0] = 1
+    with pytest.raises(ValueError, match="dst is read-only memory"):
+        memory_of(b"0123", writable=True, what="dst")
+
+
+def test_what_has_gaps_or_no_memory_is_refused_and_says_what_to_do() -> None:
+    import torch
+
+    with pytest.raises(ValueError, match=r"shape \(4, 2\) with strides \(1, 4\): use tensor.contiguous"):
+        memory_of(torch.zeros(2, 4).t())
+    with pytest.raises(ValueError, match="view with gaps"):
+        memory_of(np.zeros(8)[::2])
+    with pytest.raises(ValueError, match=r"layout torch\.sparse_coo"):
+        memory_of(torch.zeros(2, 2).to_sparse())
+    with pytest.raises(ValueError, match="lies on meta"):
+        memory_of(torch.zeros(2, device="meta"))
+    with pytest.raises(TypeError, match="not str"):
+        memory_of("text")
+
+
+def test_empty_memory_has_no_bytes() -> None:
+    assert memory_of(bytearray()).size == 0
+
+
+def test_ranges_know_what_is_in_them_as_a_set_of_addresses_does() -> None:
+    chance = random.Random(4)
+    for _ in range(200):
+        ranges, taken = Ranges(), set[int]()
+        for _ in range(30):
+            start, size = chance.randrange(200), chance.randrange(1, 12)
+            memory = Memory(start, size, None)
+            addresses = set(range(start, start + size))
+            assert ranges.hits(memory) == bool(addresses & taken), (start, size, taken)
+            ranges.add(memory)
+            taken |= addresses
+
+
+def test_an_offer_ends_and_its_mark_is_never_the_secret_of_another() -> None:
+    regions = Regions()
+    first = regions.offer(memory_of(bytearray(8)), "a")
+    with regions.use(first.number, first.secret) as memory:
+        assert memory.size == 8
+    with pytest.raises(PermissionError):
+        regions.use(first.number, bytes(16))
+    assert regions.withdraw(first.number)
+    assert not regions.withdraw(first.number)
+    with pytest.raises(LookupError, match="it was dropped"):
+        regions.use(first.number, first.secret)
+    second = regions.offer(memory_of(bytearray(8)), "a")
+    assert (second.mark, second.secret != first.secret) == (first.mark, True)
+
+
+def test_ten_thousand_offers_come_and_go() -> None:
+    regions = Regions()
+    offers = [regions.offer(memory_of(bytearray(1)), "a") for _ in range(10_000)]
+    assert len({region.mark for region in offers}) == len(regions) == 10_000
+    assert regions.withdraw_all(lambda region: region.number % 2 == 0) == 5_000
+    assert len(regions) == 5_000
+
+
+def test_a_drop_waits_for_the_transfer_that_uses_the_memory() -> None:
+    regions = Regions()
+    region = regions.offer(memory_of(bytearray(8)), "a")
+    with regions.use(region.number, region.secret):
+        thread = threading.Thread(target=regions.withdraw, args=(region.number,))
+        thread.start()
+        thread.join(0.05)  # the drop is under way, and stays so
+        assert thread.is_alive()
+        assert region.memory is not None
+    thread.join(10)
+    assert region.memory is None
+
+
+def test_memory_keeps_what_it_belongs_to() -> None:
+    mapped = mmap.mmap(-1, 4096)
+    memory = memory_of(mapped)
+    with pytest.raises(BufferError):
+        mapped.close()
+    del memory
+    mapped.close()
+
+
+def test_a_limit_ends_by_time_and_by_cancel() -> None:
+    with pytest.raises(TimeoutError, match="reading took longer than 0 s"):
+        Limit(0.0, "reading").left()
+    limit = Limit(60.0, "reading")
+    assert 0 < limit.left() <= 60
+    limit.cancel()
+    with pytest.raises(TransferCancelledError, match="reading was cancelled"):
+        limit.left()
