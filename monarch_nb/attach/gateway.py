@@ -64,9 +64,9 @@ class GatewayHost(RemoteHost):
         self.gateway = gateway
         self._told: p.Introduced | None = None  # what the gateway has just said
 
-    def is_still(self, endpoint: str, life: int, keys: Keys | None) -> bool:
+    def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
         """Whether it is the host we know, in good order; the key is the gateway's own."""
-        return super().is_still(endpoint, life, self.keys) and ways.gateway is self.gateway
+        return super().is_still(endpoint, incarnation, self.keys) and ways.gateway is self.gateway
 
     def dials(self, other: "RemoteHost | LocalHost") -> bool:
         """Whether this host's agent can dial that one's: perhaps those that the same gateway can."""
@@ -74,7 +74,7 @@ class GatewayHost(RemoteHost):
 
     def join(self) -> Future[Done]:
         """Makes it reachable from here. Resolves when the agent has taken our lease."""
-        self.engine.node.learn(self.host, via=self.gateway.agent, life=self.life)
+        self.engine.node.learn(self.host, via=self.gateway.agent, incarnation=self.incarnation)
         return request(self.engine, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
 
     def _connected(self) -> bool:

@@ -66,10 +66,10 @@ def attach_hosts(
     joined = []
     for endpoint, state in zip(endpoints, states, strict=True):
         old = ways.remotes.get(state.host)
-        if isinstance(old, RemoteHost) and old.is_still(endpoint, state.life, keys):
+        if isinstance(old, RemoteHost) and old.is_still(endpoint, state.incarnation, keys):
             continue
         if isinstance(old, RemoteHost):
-            old.retire(state.life)
+            old.retire(state.incarnation)
         elif old is not None:
             old.end()
         if _leads_to(endpoint):

@@ -36,7 +36,7 @@ class LocalHost:
         self.endpoint = f"ipc://{folder}"
         self.state = state
         self.host = state.host
-        self.life = state.life
+        self.incarnation = state.incarnation
         self.pid = state.pid
         self.lost = ""  # why, once it is
         self._leaving = False  # its end is what we want
@@ -108,7 +108,7 @@ class LocalHost:
 
     def _forget(self, reason: str) -> None:
         self.engine.local_hosts.discard(self.host)
-        self.engine.node.forget(self.host, reason, self.life)
+        self.engine.node.forget(self.host, reason, self.incarnation)
 
     def _lose(self) -> None:
         if self._ended.is_set() or self.engine.closed:
@@ -119,9 +119,9 @@ class LocalHost:
             if self._killed:
                 self._forget("it was killed")
             return
-        self.engine.keeper.host_lost(self.host, self.lost, self.life)
+        self.engine.keeper.host_lost(self.host, self.lost, self.incarnation)
         self._forget(self.lost)
-        ways.tell_lost(self.engine, self.host, self.lost, self.life)
+        ways.tell_lost(self.engine, self.host, self.lost, self.incarnation)
 
 
 def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Path:

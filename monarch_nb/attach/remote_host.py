@@ -35,7 +35,7 @@ class RemoteHost:
         self.engine = engine
         self.endpoint = endpoint
         self.host = state.host
-        self.life = state.life
+        self.incarnation = state.incarnation
         self.pid = state.pid
         self.keys = keys
         self.insecure = insecure
@@ -47,14 +47,16 @@ class RemoteHost:
         self._patrol: threading.Thread | None = None
         self._cut_at = 0.0
         self._held: deque[tuple[Header, str]] = deque()
-        self._returning: threading.Event | None = None  # set once a new life of the agent, which is there, can be used
+        self._returning: threading.Event | None = (
+            None  # set once a new incarnation of the agent, which is there, can be used
+        )
 
     def __repr__(self) -> str:
         return f"<host {self.host} at {self.endpoint or 'its own call'}{', lost: ' + self.lost if self.lost else ''}>"
 
-    def is_still(self, endpoint: str, life: int, keys: Keys | None) -> bool:
+    def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
         """Whether it is the host we know, in good order."""
-        return not self.lost and (self.endpoint, self.life, self.keys) == (endpoint, life, keys)
+        return not self.lost and (self.endpoint, self.incarnation, self.keys) == (endpoint, incarnation, keys)
 
     def dials(self, other: "RemoteHost | LocalHost") -> bool:
         """Whether this host's agent can dial that one's where we do, with its own key."""
@@ -66,7 +68,7 @@ class RemoteHost:
     def join(self) -> Future[Done]:
         """Makes it reachable from here. Resolves when the agent has taken our lease."""
         self.engine.node.learn(
-            self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure, life=self.life
+            self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure, incarnation=self.incarnation
         )
         wish = p.Lease(seconds=self.lease)
         return request(self.engine, f"{self.host}/agent", verbs.LEASE, wish)
@@ -82,9 +84,9 @@ class RemoteHost:
         ended._on_done(lambda _: self.engine.node.forget(self.host, "it was shut down"))
         return ended
 
-    def retire(self, life: int) -> None:
-        """Somebody else watches it from now on; `life` is which one of the agent that is."""
-        if life != self.life and not self.lost:
+    def retire(self, incarnation: int) -> None:
+        """Somebody else watches it from now on; `incarnation` is which one of the agent that is."""
+        if incarnation != self.incarnation and not self.lost:
             self._lose(f"its agent{self._at} was restarted, and everything that ran there is gone")
         self.end()
 
@@ -151,7 +153,7 @@ class RemoteHost:
             now = time.monotonic()
             state = self._ask() if self._connected() else None
             if state is not None:
-                if (state.host, state.life) == (self.host, self.life):
+                if (state.host, state.incarnation) == (self.host, self.incarnation):
                     self._calm(now)
                     return
                 self._returning = threading.Event()
@@ -181,8 +183,8 @@ class RemoteHost:
             return
         self.lost = reason
         log.warning("host %s is lost: %s", self.host, reason)
-        self.engine.keeper.host_lost(self.host, reason, self.life)
-        ways.tell_lost(self.engine, self.host, reason, self.life)
+        self.engine.keeper.host_lost(self.host, reason, self.incarnation)
+        ways.tell_lost(self.engine, self.host, reason, self.incarnation)
 
     def _until_back(self) -> None:
         """Returns when the host can be used again, for procs that are spawned or healed from now on."""
@@ -194,8 +196,8 @@ class RemoteHost:
             state = self._ask()
             if state is None or state.host != self.host:
                 continue
-            same = state.life == self.life
-            self.life, self.pid = state.life, state.pid
+            same = state.incarnation == self.incarnation
+            self.incarnation, self.pid = state.incarnation, state.pid
             try:
                 joined = self.join()
                 if same:

@@ -66,7 +66,8 @@ class Agent:
         self._gateway = Gateway(self._node, self._post, self._keys, options.insecure_loopback, self._loop.post)
         self._service = Service(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
-            leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None, life=self._node.life,
+            leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None,
+            incarnation=self._node.incarnation,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
             later=self._loop.call_later, gateway=self._gateway,
         )  # fmt: skip
@@ -91,7 +92,7 @@ class Agent:
             self._children.forker.prewarm()
         say_ready(Ready(host=self._options.host, pid=os.getpid(), address=self.address, run_folder=str(self._folder),
                         endpoint=self._node.tcp_endpoint, python=sys.version.split()[0],
-                        version=__version__, life=self._node.life))  # fmt: skip
+                        version=__version__, incarnation=self._node.incarnation))  # fmt: skip
         if self._dialler is not None:
             self._dialler.start()
         try:
@@ -194,8 +195,8 @@ class Agent:
         else:
             self._give_up("no controller came back to this detached host in time")
 
-    def _host_lost(self, host: str, reason: str, life: int) -> None:
-        self._node.forget(host, reason, life)
+    def _host_lost(self, host: str, reason: str, incarnation: int) -> None:
+        self._node.forget(host, reason, incarnation)
         self._caster.host_lost(host, reason)
 
     def _stranger(self, address: str) -> None:
@@ -251,11 +252,11 @@ class Agent:
             if self._dialler is not None:
                 self._dialler.cut(address)
 
-    def _learn(self, host: str, endpoint: str, via: str, life: int) -> None:
+    def _learn(self, host: str, endpoint: str, via: str, incarnation: int) -> None:
         if endpoint.startswith("ipc://"):
-            self._node.learn(host, run_folder=Path(endpoint.removeprefix("ipc://")), via=via, life=life)
+            self._node.learn(host, run_folder=Path(endpoint.removeprefix("ipc://")), via=via, incarnation=incarnation)
         else:
-            self._node.learn(host, endpoint=endpoint or None, via=via, life=life)
+            self._node.learn(host, endpoint=endpoint or None, via=via, incarnation=incarnation)
 
     def _make_node(self) -> Node:
         options = self._options

@@ -47,7 +47,7 @@ class Gateway:
 
     def _found(self, asker: Asker[p.Introduced], endpoint: str, told: p.Introduced) -> None:
         if told.state is not None:
-            self._node.learn(told.state.host, endpoint, life=told.state.life)
+            self._node.learn(told.state.host, endpoint, incarnation=told.state.incarnation)
             self._behind.setdefault(asker.src, set()).add(told.state.host)
         asker.reply(told)
 

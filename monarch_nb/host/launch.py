@@ -32,7 +32,7 @@ class AgentHandle:
         self.address = ready.address
         self.endpoint = ready.endpoint
         self.pid = ready.pid
-        self.life = ready.life
+        self.incarnation = ready.incarnation
         self.run_folder = run_folder
         self._process = process
 

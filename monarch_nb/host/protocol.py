@@ -144,22 +144,22 @@ class Hosts(msgspec.Struct, frozen=True):
     """agent.hosts: ways to other hosts, which replace earlier ones.
 
     Endpoints are `tcp://...` of an agent or `ipc://<run folder>` on this machine; a via is the process address of
-    whoever passes messages on. `lives` tells which life of an agent is there, where that is known.
+    whoever passes messages on. `incarnations` tells which incarnation of an agent is there, where that is known.
     """
 
     endpoints: dict[str, str]
     vias: dict[str, str] = {}
-    lives: dict[str, int] = {}
+    incarnations: dict[str, int] = {}
 
 
 class Lost(msgspec.Struct, frozen=True):
     """agent.lost: these hosts are gone with all that ran there, and why. Passed on to procs as host.lost.
 
-    `lives` tells which life of an agent has ended: a later one, that is known by then, is not meant.
+    `incarnations` tells which incarnation of an agent has ended: a later one, that is known by then, is not meant.
     """
 
     hosts: dict[str, str]
-    lives: dict[str, int] = {}
+    incarnations: dict[str, int] = {}
 
 
 class Tail(msgspec.Struct, frozen=True):
@@ -254,7 +254,7 @@ class HostState(Harmless, frozen=True, kw_only=True):
     template_error: str = ""
     python: str = ""
     version: str = ""  # of monarch_nb
-    life: int = 0  # which life of this agent: a larger one after each start
+    incarnation: int = 0  # which incarnation of this agent: a larger one after each start
     lease_s: float = 0.0  # how long procs of a silent owner live
 
 
@@ -293,4 +293,4 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     run_folder: str
     python: str
     version: str
-    life: int = 0
+    incarnation: int = 0

@@ -31,12 +31,12 @@ _PATIENCE = 2.0  # seconds in which what others know of already is spawned here
 class Service:
     """Answers requests on the loop's thread.
 
-    `learn(host, endpoint, via, life)`, `forget(host, reason, life)`, `follow(owner, pid)`, `later(seconds, call)` and
-    `end(reason, timeout, done)` are the agent's.
+    `learn(host, endpoint, via, incarnation)`, `forget(host, reason, incarnation)`, `follow(owner, pid)`,
+    `later(seconds, call)` and `end(reason, timeout, done)` are the agent's.
     """
 
     def __init__(self, *, host: str, folder: Path, children: Children, stopper: Stopper, leases: Leases,
-                 logs: LogTailer, post: Post, kept: bool, life: int,
+                 logs: LogTailer, post: Post, kept: bool, incarnation: int,
                  learn: Callable[[str, str, str, int], None], forget: Callable[[str, str, int], None],
                  follow: Callable[[str, int], None], later: Callable[[float, Callable[[], None]], object],
                  gateway: Gateway,
@@ -55,7 +55,7 @@ class Service:
         self._later = later
         self._awaited: dict[str, set[str]] = {}  # who watches procs that were not spawned yet
         self._gateway = gateway
-        self._life = life
+        self._incarnation = incarnation
         self._end = end
         self._verbs = takes = Handlers("host agents", post.answer)
         takes.handle(verbs.SPAWN, self._spawn)
@@ -94,7 +94,7 @@ class Service:
             if host_of(address) != self._host:
                 raise ValueError(f"{address} does not live on host {self._host}")
             if self._children.find(address) is not None:
-                raise ValueError(f"{address} was started before; a new life needs a new incarnation")
+                raise ValueError(f"{address} was started before; its next start needs a new incarnation")
             name = address.partition("/")[2]
             spec = p.ProcSpec(
                 address=address, agent=self._post.address, host=self._host, run_folder=str(self._folder),
@@ -187,7 +187,8 @@ class Service:
     def introduction(self) -> p.HostState:
         """Who this host is, without what runs there. Any thread."""
         return p.HostState(host=self._host, pid=os.getpid(), procs=(), python=sys.version.split()[0],
-                           version=__version__, life=self._life, lease_s=self._leases.seconds)  # fmt: skip
+                           version=__version__, incarnation=self._incarnation,
+                           lease_s=self._leases.seconds)  # fmt: skip
 
     def _shutdown(self, wish: p.Shutdown, asker: Asker[p.Ended]) -> None:
         self._end(wish.reason, wish.timeout_s, lambda exits: asker.reply(p.Ended(tuple(exits))))
@@ -195,14 +196,14 @@ class Service:
     def _hosts(self, wish: p.Hosts, asker: Asker[Done]) -> Done:
         for host in {**wish.endpoints, **wish.vias}:
             if host != self._host:
-                self._learn(host, wish.endpoints.get(host, ""), wish.vias.get(host, ""), wish.lives.get(host, 0))
+                self._learn(host, wish.endpoints.get(host, ""), wish.vias.get(host, ""), wish.incarnations.get(host, 0))
         return Done()
 
     def _lost(self, wish: p.Lost, asker: Asker[Done]) -> Done:
         alive = self._children.alive()
         self._post.tell_all((child.address for child in alive), verbs.HOST_LOST, wish)  # before what comes back of it
         for host, reason in wish.hosts.items():
-            self._forget(host, reason, wish.lives.get(host, 0))
+            self._forget(host, reason, wish.incarnations.get(host, 0))
             for owner in {child.spec.owner for child in alive if host_of(child.spec.owner) == host}:
                 self.owner_gone(owner, reason)
         return Done()

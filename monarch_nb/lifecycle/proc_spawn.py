@@ -23,9 +23,9 @@ from monarch_nb.mesh.sending import send_each, send_region
 from monarch_nb.runtime import Future, Held, Instance, PendingCall, ProcState, Runtime, runtime
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import NDSlice, Region
+from monarch_nb.supervision import RankIncarnation
 from monarch_nb.wire import Layout
 
-Life = tuple[int, int]
 RUNNER = "monarch_nb.mesh.entry:run_proc"
 PYTHON = "MONARCH_NB_PYTHON"  # tells a process which Python its owner runs
 
@@ -73,16 +73,21 @@ def _environment(engine: Runtime, host: str) -> dict[str, str | None]:
     return changed
 
 
-def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[Any]:
-    """Asks the agents for these lives and runs their set-up; resolves when it is done, fails when one is lost."""
+def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnation]) -> Future[Any]:
+    """Asks the agents for these ranks and runs their set-up; resolves when it is done, fails when one is lost."""
     born: ProcBirth = state.born
     layout = state.layout
-    by_host: dict[str, list[Life]] = {}
-    for rank, incarnation in lives:
+    by_host: dict[str, list[RankIncarnation]] = {}
+    for rank, incarnation in incarnations:
         by_host.setdefault(layout.host_of(rank), []).append((rank, incarnation))
     engine.keeper.revive(by_host)
     call = PendingCall(
-        engine, f"{state.name}.set-up", state.uid, lambda: [rank for rank, _ in lives], len(lives), lambda replies: True
+        engine,
+        f"{state.name}.set-up",
+        state.uid,
+        lambda: [rank for rank, _ in incarnations],
+        len(incarnations),
+        lambda replies: True,
     )
     try:
         for host, there in by_host.items():
@@ -113,13 +118,13 @@ def start(engine: Runtime, state: ProcState, lives: Sequence[Life]) -> Future[An
             engine.later(settings.mesh_proc_spawn_max_idle, _silent(engine, host, asked, call))
         console = console_state(state)
         context = engine.root_context if born.instance is engine.root else engine.context()
-        whole = len(lives) == len(state.region)
+        whole = len(incarnations) == len(state.region)
         arguments = (*born.setup.load(engine)[0], ProcMesh(state, state.region))
         body = encode_arguments(f"{state.name}.set-up", arguments, {})
         if whole:
             send_region(engine, context, console, state.region, "setup", body, port=call.number, call=call.call)
         else:
-            send_each(engine, context, console, [rank for rank, _ in lives], "setup", body, call)
+            send_each(engine, context, console, [rank for rank, _ in incarnations], "setup", body, call)
     except BaseException:
         call.close()
         raise

@@ -96,9 +96,9 @@ class MeshLogs:
         elif kind == "stopped" and isinstance(about, ProcState):
             self._engine.later(FORGET_SECONDS, lambda: self._forget(about.uid))
         elif kind == "healed" and isinstance(about[0], ProcState):
-            state, lives = about
+            state, incarnations = about
             level = self.options.level(state.uid)
-            for rank, _ in lives if level else ():
+            for rank, _ in incarnations if level else ():
                 self._set_level(state, rank, level)
 
     def _forget(self, uid: str) -> None:

@@ -174,9 +174,9 @@ def _start(engine: Runtime, host: str, folder: Path) -> None:
         handle = begin_agent(host, folder, env=agent_environment(), lease_s=lease_s).wait(timeout_s)
     _agents[host] = handle
     _died.discard(host)
-    engine.node.learn(host, run_folder=folder, life=handle.life)
+    engine.node.learn(host, run_folder=folder, incarnation=handle.incarnation)
     engine.local_hosts.add(host)
-    ways.local[host] = handle.life
+    ways.local[host] = handle.incarnation
     ways.tell_ways(engine)
     threading.Thread(target=_watch_agent, args=(engine, handle), name="monarch-agent-watch", daemon=True).start()
 
@@ -192,8 +192,8 @@ def _watch_agent(engine: Runtime, handle: AgentHandle) -> None:
         ways.local.pop(handle.host, None)
         how = f"status {status}" if status >= 0 else f"signal {-status}"
         reason = f"its host agent (process {handle.pid}) ended with {how}"
-        engine.keeper.host_lost(handle.host, reason, handle.life)
-        ways.tell_lost(engine, handle.host, reason, handle.life)
+        engine.keeper.host_lost(handle.host, reason, handle.incarnation)
+        ways.tell_lost(engine, handle.host, reason, handle.incarnation)
         if handle.host == engine.host:
             clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
         else:
@@ -252,7 +252,7 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                 if handle.host == engine.host:  # this process listens in its run folder, which the next agent shares
                     stopped.exception(settings.mesh_terminate_timeout)
                     handle.kill()
-                    engine.node.forget(handle.address, "its host was shut down", handle.life)
+                    engine.node.forget(handle.address, "its host was shut down", handle.incarnation)
                     clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
                 else:
                     handle.close()
@@ -312,7 +312,7 @@ def give_up_hosts(hosts: Sequence[str], reason: str) -> None:
         elif known is not None:
             known.end()
             fail_requests(engine, (f"{host}/agent",), reason)
-            engine.node.forget(host, reason, known.life)
+            engine.node.forget(host, reason, known.incarnation)
 
 
 def shutdown(patience: float | None = None) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.mesh.verbs import ACTOR_FAILED
 from monarch_nb.runtime import Future, Instance
-from monarch_nb.supervision import Life, Refusal
+from monarch_nb.supervision import RankIncarnation, Refusal
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.keeper import Keeper
@@ -21,17 +21,17 @@ class MeshEffects:
         """Stops a mesh owned here."""
         return self._keeper().stop_mesh(uid, reason)
 
-    def respawn(self, uid: str, lives: Sequence[Life]) -> None:
+    def respawn(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Starts processes again; blocks until they are ready."""
-        self._keeper().heals.respawn(uid, lives)
+        self._keeper().heals.respawn(uid, incarnations)
 
-    def recreate(self, uid: str, lives: Sequence[Life]) -> None:
+    def recreate(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Creates actors again; blocks until they are there."""
-        self._keeper().heals.recreate(uid, lives)
+        self._keeper().heals.recreate(uid, incarnations)
 
-    def healed(self, lives: Sequence[tuple[str, Sequence[Life]]], await_hooks: bool) -> None:
+    def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
         """Tells everybody who holds a reference, then runs the hooks of survivors."""
-        self._keeper().heals.healed(lives, await_hooks)
+        self._keeper().heals.healed(incarnations, await_hooks)
 
     def tell_owner(self, process: str, refusal: Refusal) -> None:
         """Lets the process of a failed actor's owner know."""

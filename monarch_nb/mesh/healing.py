@@ -16,7 +16,7 @@ from monarch_nb.mesh.sending import send_each
 from monarch_nb.mesh.verbs import HEAL_MESH, HealMesh
 from monarch_nb.runtime import HOOK, SPAWN, ActorState, Future, MeshState, PendingCall, ProcState
 from monarch_nb.shape import Region, runs
-from monarch_nb.supervision import Cause, HealError, Life
+from monarch_nb.supervision import Cause, HealError, RankIncarnation
 from monarch_nb.transport import held_back
 from monarch_nb.wire import Asker, Done, text_of
 
@@ -104,22 +104,22 @@ class Heals:
 
     # -- on threads of their own ------------------------------------------------------------------------------------
 
-    def respawn(self, uid: str, lives: Sequence[Life]) -> None:
+    def respawn(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Starts processes again, their set-up included; blocks until they are ready."""
         state = self._engine.meshes[uid]
         assert isinstance(state, ProcState)
-        for host in {state.layout.host_of(rank) for rank, _ in lives}:
+        for host in {state.layout.host_of(rank) for rank, _ in incarnations}:
             remote = ways.remotes.get(host)
             if isinstance(remote, RemoteHost):
                 remote.await_return(_RETURN_S)
-        _renew(state, lives)
-        ready = start(self._engine, state, lives)
+        _renew(state, incarnations)
+        ready = start(self._engine, state, incarnations)
         if state.stopped is not None:  # meanwhile: what was just asked for may have come after the stop
             self._keeper.stops.again(state)
         ready.get()
         state.born.initialized = Future._resolved(True)
 
-    def recreate(self, uid: str, lives: Sequence[Life]) -> None:
+    def recreate(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Creates actors again, of the newest class, with their original arguments; blocks until they are there."""
         state = self._engine.meshes[uid]
         assert isinstance(state, ActorState)
@@ -128,8 +128,8 @@ class Heals:
         if state.cls is not born.cls:
             state.cls, state.kind = born.cls, born.spec.kind
             self._keeper.editions.publish(state)
-        _renew(state, lives)
-        ranks = [rank for rank, _ in lives]
+        _renew(state, incarnations)
+        ranks = [rank for rank, _ in incarnations]
         frames = spawn_frames(born.cls, born.arguments, born.spec)
         call = PendingCall(self._engine, f"{state.name}.__init__", uid, lambda: ranks, len(ranks), lambda replies: None)
         send_each(self._engine, self._engine.root_context, state, ranks, SPAWN, frames, call, ordered=False)
@@ -138,10 +138,10 @@ class Heals:
         call.future.get()
         born.initialized = Future._resolved(None)
 
-    def healed(self, lives: Sequence[tuple[str, Sequence[Life]]], await_hooks: bool) -> None:
+    def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
         """Tells everybody who holds a reference, then runs the hooks of survivors."""
-        self._keeper.news.healed(lives)
-        for uid, back in lives:
+        self._keeper.news.healed(incarnations)
+        for uid, back in incarnations:
             state = self._engine.meshes.get(uid)
             if isinstance(state, ActorState):
                 call = self._tell_survivors(state, back)
@@ -150,7 +150,7 @@ class Heals:
             if state is not None:
                 self._keeper.event("healed", (state, back))
 
-    def _tell_survivors(self, state: ActorState, back: Sequence[Life]) -> PendingCall | None:
+    def _tell_survivors(self, state: ActorState, back: Sequence[RankIncarnation]) -> PendingCall | None:
         if getattr(getattr(state.cls, HOOK), "_monarch_default", False):
             return None
         fresh = {rank for rank, _ in back}
@@ -172,9 +172,9 @@ class Heals:
         return call
 
 
-def _renew(state: MeshState, lives: Sequence[Life]) -> None:
+def _renew(state: MeshState, incarnations: Sequence[RankIncarnation]) -> None:
     with state.lock:
         if state.stopped is not None:
             raise RuntimeError(f"{state.name} was stopped while it was being healed")
-        state.incarnations = {**state.incarnations, **dict(lives)}
+        state.incarnations = {**state.incarnations, **dict(incarnations)}
         state.version += 1

@@ -98,10 +98,10 @@ class Keeper:
         if isinstance(state, ActorState):
             state.procs.actors[state.uid] = state
         self._owned.setdefault(instance.stream, []).append(state.uid)
-        life = (instance.base_rank, instance.incarnation) if instance.mesh else None
+        incarnation = (instance.base_rank, instance.incarnation) if instance.mesh else None
 
         def register(machine: Machine) -> list[Action]:
-            machine.join(instance.stream, str(instance), instance.mesh or None, life)
+            machine.join(instance.stream, str(instance), instance.mesh or None, incarnation)
             return machine.own(instance.stream, self._spec(state))
 
         self.driver.feed(register)
@@ -170,9 +170,9 @@ class Keeper:
         """Brings failed ranks of a slice back, or with `kill` all of them."""
         return self.heals.heal(state, region, kill=kill)
 
-    def host_lost(self, host: str, reason: str, life: int) -> None:
-        """A host agent is gone, and all processes of its host with it; `life` is which one that was, if it is known."""
-        self.watching.host_lost(host, reason, life)
+    def host_lost(self, host: str, reason: str, incarnation: int) -> None:
+        """A host agent is gone, and all processes of its host with it; `incarnation` is the agent's, if it is known."""
+        self.watching.host_lost(host, reason, incarnation)
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 

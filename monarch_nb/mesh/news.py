@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.verbs import STOPPED, SUBSCRIBE, UPDATE, Stopped, Subscribe, Update
 from monarch_nb.runtime import Future, MeshState, ProcState
-from monarch_nb.supervision import Life
+from monarch_nb.supervision import RankIncarnation
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done
 
@@ -40,10 +40,10 @@ class News:
         """Have the owner of a mesh tell this process."""
         self._engine.tell(state.home, SUBSCRIBE, Subscribe(state.uid))
 
-    def healed(self, lives: Sequence[tuple[str, Sequence[Life]]]) -> None:
+    def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
         """Tells everybody who holds a reference, and blocks until they know."""
         asked: list[tuple[str, str, Future[Any]]] = []
-        for uid, back in lives:
+        for uid, back in incarnations:
             state = self._engine.meshes.get(uid)
             if state is None:
                 continue
@@ -86,13 +86,13 @@ class News:
         state = self._engine.meshes.get(update.uid)
         if state is not None:
             state.renew(update.incarnations, update.version)
-            lives = update.lives or tuple(update.incarnations.items())
+            back = update.back or tuple(update.incarnations.items())
             known = "respawned" if isinstance(state, ProcState) else "recreated"
-            self._keeper.driver.feed(lambda machine: getattr(machine, known)(update.uid, lives))
+            self._keeper.driver.feed(lambda machine: getattr(machine, known)(update.uid, back))
             if isinstance(state, ProcState):
-                for rank, _ in lives:
+                for rank, _ in back:
                     self._engine.node.learn(state.layout.host_of(rank))  # it is there again, if it was lost
-                self._keeper.watching.watch(*(state.address(rank) for rank, _ in lives))
+                self._keeper.watching.watch(*(state.address(rank) for rank, _ in back))
         return Done()
 
     def _stopped(self, message: Stopped, asker: Asker[None]) -> None:

@@ -53,7 +53,7 @@ class Stops:
         return held_back(self._stop, state, ranks, reason)
 
     def again(self, state: MeshState) -> None:
-        """Lives of a stopped mesh came into being after its stop: they are stopped as well."""
+        """Incarnations of a stopped mesh came into being after its stop: they are stopped as well."""
         assert state.stopped is not None
         gone = self._under_way(state, self._keeper.ranks(state.region), state.stopped)
         gone._on_done(lambda _: self.mark(state, None, state.stopped or "", over=True))
@@ -103,7 +103,7 @@ class Stops:
             self._whole[state.uid] = future
         self.mark(state, ranks, reason, over=False)
         if ranks is None:
-            with state.lock:  # a heal either sees it, or has named the lives that end with it
+            with state.lock:  # a heal either sees it, or has named the incarnations that end with it
                 state.stopped = reason
         self._keeper.news.stopped(state, ranks, reason, over=False)
         under_way = self._under_way(state, self._keeper.ranks(state.region) if ranks is None else ranks, reason)

@@ -3,7 +3,7 @@
 import msgspec
 
 from monarch_nb.runtime.endpoint import Kind
-from monarch_nb.supervision import Life, Refusal
+from monarch_nb.supervision import RankIncarnation, Refusal
 from monarch_nb.wire import Done, Verb
 
 
@@ -19,7 +19,7 @@ class Update(msgspec.Struct, array_like=True, frozen=True):
     uid: str
     incarnations: dict[int, int]
     version: int
-    lives: tuple[Life, ...]
+    back: tuple[RankIncarnation, ...]
 
 
 class Stopped(msgspec.Struct, array_like=True, frozen=True):

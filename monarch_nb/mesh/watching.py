@@ -66,8 +66,8 @@ class Watching:
             self._owners.add(process)
             self.watch(process)
 
-    def host_lost(self, host: str, reason: str, life: int) -> None:
-        """A host agent is gone, and all processes of its host with it; `life` is which one that was, if it is known."""
+    def host_lost(self, host: str, reason: str, incarnation: int) -> None:
+        """A host agent is gone, and all processes of its host with it; `incarnation` is the agent's, if it is known."""
         cause = Cause(kind="host", text=reason, host=host, at=time.time())
         ranks = {
             rank
@@ -83,7 +83,7 @@ class Watching:
         self._engine.host_lost(host, reason)
         fail_requests(self._engine, gone, reason)
         for address in gone:
-            self._engine.node.forget(address, reason, life)
+            self._engine.node.forget(address, reason, incarnation)
         self._keeper.event("host lost", host)
 
     def _started(self, started: p.Started, asker: Asker[None]) -> None:
@@ -118,7 +118,7 @@ class Watching:
 
     def _hosts_lost(self, lost: p.Lost, asker: Asker[None]) -> None:
         for host, reason in lost.hosts.items():
-            self.host_lost(host, reason, lost.lives.get(host, 0))
+            self.host_lost(host, reason, lost.incarnations.get(host, 0))
 
     def _owner_gone(self, process: str, reason: str) -> None:
         self._keeper.driver.feed(lambda machine: machine.owner_gone(process, reason))

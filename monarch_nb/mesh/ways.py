@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from monarch_nb.attach.remote_host import RemoteHost
 
 remotes: "dict[str, RemoteHost | LocalHost]" = {}  # attached hosts, by id
-local: dict[str, int] = {}  # hosts whose agents this process has started, and which lives of these
+local: dict[str, int] = {}  # hosts whose agents this process has started, and their incarnations
 gateway: "Gateway | None" = None  # dials in place of this process those hosts that are attached from then on
 
 
@@ -35,7 +35,7 @@ def tell_ways(engine: Runtime, coming: "RemoteHost | None" = None) -> "dict[str,
     `coming` is a host that was lost, and counts as there.
     """
     living = [remote for remote in remotes.values() if not remote.lost or remote is coming]
-    lives = {**local, **{remote.host: remote.life for remote in living}}
+    incarnations = {**local, **{remote.host: remote.incarnation for remote in living}}
     here = {host: f"ipc://{run_folder_for(host)}" for host in local}
     here.update({remote.host: remote.endpoint for remote in living if remote.near})
     through = {remote.host: engine.address for remote in living if not remote.near}
@@ -45,7 +45,7 @@ def tell_ways(engine: Runtime, coming: "RemoteHost | None" = None) -> "dict[str,
         for host in here:
             leads = gateway is not None and gateway.remote.host == host
             vias = {other: via for other, via in through.items() if not (leads and other in own)}
-            asked[host] = _tell(engine, host, p.Hosts(here, vias, lives))
+            asked[host] = _tell(engine, host, p.Hosts(here, vias, incarnations))
     for remote in living:
         if remote.near:
             continue
@@ -60,7 +60,7 @@ def tell_ways(engine: Runtime, coming: "RemoteHost | None" = None) -> "dict[str,
         endpoints.pop(host, None)
         if gateway is not None and is_behind(remote):
             vias[gateway.remote.host] = gateway.agent  # which has dialled it
-        asked[host] = _tell(engine, host, p.Hosts(endpoints, vias, lives))
+        asked[host] = _tell(engine, host, p.Hosts(endpoints, vias, incarnations))
     return asked
 
 
@@ -93,11 +93,11 @@ def _settle(engine: Runtime, hosts: Iterable[str], timeout: float, coming: "Remo
             answer.exception(max(0.0, deadline - time.monotonic()))
 
 
-def tell_lost(engine: Runtime, host: str, reason: str, life: int) -> None:
-    """Tells every other agent, and through them all processes, that a host is gone; `life` is which of its agent."""
+def tell_lost(engine: Runtime, host: str, reason: str, incarnation: int) -> None:
+    """Tells every other agent, and through them all processes, that a host is gone; `incarnation` is its agent's."""
     for other in (*local, *(remote.host for remote in remotes.values() if not remote.lost)):
         if other != host:
-            engine.tell(f"{other}/agent", verbs.LOST, p.Lost({host: reason}, {host: life}))
+            engine.tell(f"{other}/agent", verbs.LOST, p.Lost({host: reason}, {host: incarnation}))
     if gateway is not None and gateway.remote.host == host:
         for remote in tuple(remotes.values()):
             if is_behind(remote):

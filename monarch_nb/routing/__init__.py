@@ -9,7 +9,7 @@ from monarch_nb.routing.actions import (
     Failed,
     LinkConfig,
     LinkState,
-    NewLife,
+    NewIncarnation,
     PrefixKind,
     Skipped,
     Transmit,
@@ -17,8 +17,14 @@ from monarch_nb.routing.actions import (
 )
 from monarch_nb.routing.cast import Branch, Delivery, Expansion, below, expand, indices, plan_cast, size_of
 from monarch_nb.routing.fold import Batch, Fold, Lost
+from monarch_nb.routing.incarnations import (
+    Incarnations,
+    LinkIncarnations,
+    first_link_incarnation,
+    new_incarnation,
+    process_incarnation,
+)
 from monarch_nb.routing.link import Link
-from monarch_nb.routing.lives import Epochs, Lives, first_epoch, life_of, new_life
 from monarch_nb.routing.order import Gap, Inbox, InboxOverflow, InboxStats, Outbox
 from monarch_nb.routing.routes import Hop, NoRoute, Routes
 
@@ -31,7 +37,6 @@ __all__ = [
     "Branch",
     "Deliver",
     "Delivery",
-    "Epochs",
     "Expansion",
     "Failed",
     "Fold",
@@ -40,12 +45,13 @@ __all__ = [
     "Inbox",
     "InboxOverflow",
     "InboxStats",
+    "Incarnations",
     "Link",
     "LinkConfig",
+    "LinkIncarnations",
     "LinkState",
-    "Lives",
     "Lost",
-    "NewLife",
+    "NewIncarnation",
     "NoRoute",
     "Outbox",
     "PrefixKind",
@@ -55,10 +61,10 @@ __all__ = [
     "Unblocked",
     "below",
     "expand",
-    "first_epoch",
+    "first_link_incarnation",
     "indices",
-    "life_of",
-    "new_life",
+    "new_incarnation",
     "plan_cast",
+    "process_incarnation",
     "size_of",
 ]

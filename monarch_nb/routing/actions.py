@@ -19,7 +19,7 @@ __all__ = [
     "Failed",
     "LinkConfig",
     "LinkState",
-    "NewLife",
+    "NewIncarnation",
     "PrefixKind",
     "Skipped",
     "Transmit",
@@ -29,7 +29,7 @@ __all__ = [
 T = TypeVar("T")
 
 PREFIX = struct.Struct("<BBxxIQQQQQ")
-"""kind u8, lane u8, charge u32 (KiB), epoch u64 (sender's), to u64 (receiver's epoch, 0 = not heard of yet),
+"""kind u8, lane u8, charge u32 (KiB), incarnation u64 (sender's), to u64 (receiver's, 0 = not heard of yet),
 seq u64 (DATA, CHUNK: own number; else: the lowest number still held), ack u64 (next number expected),
 credit u64 (KiB consumed so far)."""
 PREFIX_SIZE = PREFIX.size
@@ -76,7 +76,7 @@ class Acked(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Failed(msgspec.Struct, Generic[T], frozen=True):
-    """These items will never be sent again; whether the peer's old life saw them is unknown."""
+    """These items will never be sent again; whether the peer's old incarnation saw them is unknown."""
 
     reason: str
     items: Sequence[T]
@@ -89,17 +89,17 @@ class Skipped(msgspec.Struct, frozen=True):
     count: int
 
 
-class NewLife(msgspec.Struct, frozen=True):
-    """The peer is another one now (`epoch`): drop half-assembled chunks of the old one."""
+class NewIncarnation(msgspec.Struct, frozen=True):
+    """The peer is another one now (`incarnation`): drop half-assembled chunks of the old one."""
 
-    epoch: int
+    incarnation: int
 
 
 class Unblocked(msgspec.Struct, frozen=True):
     """Credits came back after `blocked` said yes: let waiting senders look again."""
 
 
-Action = Transmit[T] | Deliver[T] | Acked[T] | Failed[T] | Skipped | NewLife | Unblocked
+Action = Transmit[T] | Deliver[T] | Acked[T] | Failed[T] | Skipped | NewIncarnation | Unblocked
 
 
 class LinkConfig(Struct, frozen=True):

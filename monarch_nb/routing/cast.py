@@ -18,7 +18,7 @@ class Branch(NamedTuple):
 
 
 class Delivery(Struct, frozen=True):
-    """One receiver on this host: its process, its rank and life, and the message's number and place."""
+    """One receiver on this host: its process, its rank and incarnation, and the message's number and place."""
 
     address: str
     rank: int

@@ -4,8 +4,8 @@ Not thread-safe: the transport calls a link under that link's own lock. `now` is
 
 Numbers of one link object never start again, so no acknowledgement can be mistaken for an older one. What will never
 be sent again lies below the lowest number held, which every frame that is not a message carries: the peer skips to it.
-Frames name both lives (`epoch`, `to`): a peer that came back cannot take what was meant for its former life. Only
-those written before its first word name none; they are never written twice, except on an unbroken connection.
+Frames name both incarnations (`incarnation`, `to`): a peer that came back cannot take what was meant for its former
+one. Only those written before its first word name none; they are never written twice, except on an unbroken connection.
 """
 
 from monarch_nb.routing.actions import (
@@ -14,7 +14,7 @@ from monarch_nb.routing.actions import (
     Deliver,
     LinkConfig,
     LinkState,
-    NewLife,
+    NewIncarnation,
     PrefixKind,
     T,
 )
@@ -30,7 +30,7 @@ _DATA, _CHUNK, _ACK, _HELLO, _RESUME, _PROBE, _STATE = (int(kind) for kind in Pr
 class Link(Outgoing[T]):
     """Both directions to one peer on one lane.
 
-    `epoch` is this object's life: non-zero and larger for each later link between the same two addresses on a lane
+    `incarnation` is non-zero and larger for each later link between the same two addresses on a lane
     (time.time_ns() does). A dialling link starts UP: data may follow the first HELLO at once. A link made for an
     incoming connection is DOWN until the first frame was handed to `received`.
     """
@@ -54,14 +54,16 @@ class Link(Outgoing[T]):
         "since",
     )
 
-    def __init__(self, epoch: int, *, lane: int = 0, dials: bool = False, config: LinkConfig | None = None) -> None:
+    def __init__(
+        self, incarnation: int, *, lane: int = 0, dials: bool = False, config: LinkConfig | None = None
+    ) -> None:
         config = config or LinkConfig()
-        super().__init__(epoch, lane, _UP if dials else _DOWN, config)
-        self.since = 0  # epochs below are of lives that are over, as others have found
-        self.buried = False  # that life is over: what is kept was never written to it
+        super().__init__(incarnation, lane, _UP if dials else _DOWN, config)
+        self.since = 0  # links with smaller incarnations are over, as others have found
+        self.buried = False  # that incarnation is over: what is kept was never written to it
         self._dials = dials
         self._greeted = False
-        self._doubt = 0  # written before the peer's life was known, on a connection that broke
+        self._doubt = 0  # written before the peer's incarnation was known, on a connection that broke
         # time
         self._asked = -1  # the base when it was last seen unmoved
         self._asked_at = 0.0
@@ -85,21 +87,21 @@ class Link(Outgoing[T]):
         Deliver may name `item` or one kept earlier, and `item` may be kept inside. What the item needs from the
         sender (memfd) must be open before this call or before the lock is released: any later frame may acknowledge it.
         """
-        kind, _, charge, epoch, to, seq, ack, credit = _unpack_from(frame0)
+        kind, _, charge, incarnation, to, seq, ack, credit = _unpack_from(frame0)
         if (
             kind > _CHUNK
             or seq != self._expect
-            or epoch != self.peer_epoch
-            or to != self.epoch
+            or incarnation != self.peer_incarnation
+            or to != self.incarnation
             or self._buffer
             or self._wanted
             or self.state is not _UP
         ):
-            return self._received(kind, charge, epoch, to, seq, ack, credit, item, size, now) or -1
+            return self._received(kind, charge, incarnation, to, seq, ack, credit, item, size, now) or -1
         base = self._base
         if ack > base:
             if ack > self._next or self._holds:
-                return self._received(kind, charge, epoch, to, seq, ack, credit, item, size, now) or -1
+                return self._received(kind, charge, incarnation, to, seq, ack, credit, item, size, now) or -1
             self._base = ack
             popleft = self._kept.popleft
             popleft()
@@ -130,14 +132,14 @@ class Link(Outgoing[T]):
         """The connection is gone (monitor event, or EHOSTUNREACH on a ROUTER): frames are kept until resumed."""
         if self.state is _UP:
             self._down_since = now
-            if not self.peer_epoch:
+            if not self.peer_incarnation:
                 self._doubt = self._next
         self.state = _DOWN
         self._probed = -1
         return []
 
     def bury(self, reason: str, now: float) -> list[Action[T]]:
-        """The peer's life is over, or counts as such: what is kept fails, what is sent next is for who answers next."""
+        """The peer is gone, or counts as such: what is kept fails, what is sent next is for who answers next."""
         actions: list[Action[T]] = []
         self.disconnected(now)
         self._give_up(reason, actions)
@@ -200,7 +202,7 @@ class Link(Outgoing[T]):
         self,
         kind: int,
         charge: int,
-        epoch: int,
+        incarnation: int,
         to: int,
         seq: int,
         ack: int,
@@ -210,12 +212,12 @@ class Link(Outgoing[T]):
         now: float,
     ) -> list[Action[T]]:
         actions: list[Action[T]] = []
-        if epoch < self.peer_epoch or epoch < self.since:
-            return actions  # a former life of the peer
-        if epoch > self.peer_epoch:
-            self._meet(epoch, actions)
+        if incarnation < self.peer_incarnation or incarnation < self.since:
+            return actions  # a former incarnation of the peer
+        if incarnation > self.peer_incarnation:
+            self._meet(incarnation, actions)
         self.buried = False
-        if to != self.epoch and to:
+        if to != self.incarnation and to:
             # Meant for a former link object at our address: say who is here, but not once per frame in flight.
             if now - self._answered_at >= self._config.tick:
                 self._answered_at = now
@@ -239,13 +241,13 @@ class Link(Outgoing[T]):
                 actions.append(self._say(_PROBE))  # thought gone, yet here: its answer tells what it lacks
         return actions
 
-    def _meet(self, epoch: int, actions: list[Action[T]]) -> None:
-        """The first word of a life of the peer."""
-        former, self.peer_epoch = self.peer_epoch, epoch
+    def _meet(self, incarnation: int, actions: list[Action[T]]) -> None:
+        """The first word of an incarnation of the peer."""
+        former, self.peer_incarnation = self.peer_incarnation, incarnation
         if former:
             self._expect = self._credit = self._owed = self._owed_bytes = self._owed_credit = 0
             self._buffer.clear()
-            actions.append(NewLife(epoch))
+            actions.append(NewIncarnation(incarnation))
             if not self.buried:
                 self._fail("the peer was restarted", self._next, actions, charges=False)
             self._granted, self._forgiven = 0, self._spent - sum(charge for _, charge, _ in self._kept)

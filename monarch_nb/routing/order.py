@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Outbox:
     """The numbers one sender gives to its messages, run-length encoded over the ranks of each mesh.
 
-    Numbers count per (mesh, rank, life), a life being (proc incarnation, incarnation); a new life starts from 0.
+    Numbers count per (mesh, rank, incarnation), a pair: of the proc, and of the actor. A new one starts from 0.
     """
 
     __slots__ = ("_meshes",)
@@ -27,7 +27,7 @@ class Outbox:
     def number(self, mesh: str, runs: Sequence[Run]) -> list[Run]:
         """The same ranks with their next numbers; runs are split where numbers differ.
 
-        Costs per run and per stretch of ranks with equal history, not per rank. A life older than one already
+        Costs per run and per stretch of ranks with equal history, not per rank. An incarnation older than one already
         written to gets -1: the message has nobody to go to, and comes back unordered.
         """
         segments = self._meshes.get(mesh)

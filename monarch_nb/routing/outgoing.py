@@ -37,17 +37,17 @@ class Outgoing(Incoming[T]):
         "_spent",
         "_wanted",
         "_window",
-        "epoch",
+        "incarnation",
         "lane",
-        "peer_epoch",
+        "peer_incarnation",
         "state",
     )
 
-    def __init__(self, epoch: int, lane: int, state: LinkState, config: LinkConfig) -> None:
+    def __init__(self, incarnation: int, lane: int, state: LinkState, config: LinkConfig) -> None:
         super().__init__(config)
-        self.epoch = epoch
+        self.incarnation = incarnation
         self.lane = lane
-        self.peer_epoch = 0  # 0 until the peer was heard
+        self.peer_incarnation = 0  # 0 until the peer was heard
         self.state = state
         self._kept: deque[tuple[T, int, int]] = deque()  # (item, charge, kind) of numbers _base.._next-1
         self._holds: deque[tuple[int, T]] = deque()  # (number, item) of kept ones to be named in Acked
@@ -55,8 +55,8 @@ class Outgoing(Incoming[T]):
         self._next = 0
         self._window = max(1, config.window >> 10)
         self._spent = 0  # charges ever, KiB
-        self._granted = 0  # given back by this life of the peer
-        self._forgiven = 0  # never to be given back: failed, or gone with a former life
+        self._granted = 0  # given back by this incarnation of the peer
+        self._forgiven = 0  # never to be given back: failed, or gone with a former incarnation
         self._free = lane != 0
         self._wanted = False
 
@@ -76,7 +76,7 @@ class Outgoing(Incoming[T]):
         if self.state is not _UP:
             return None
         self._owed = self._owed_bytes = self._owed_credit = 0
-        return _pack(kind, self.lane, charge, self.epoch, self.peer_epoch, seq, self._expect, self._credit)
+        return _pack(kind, self.lane, charge, self.incarnation, self.peer_incarnation, seq, self._expect, self._credit)
 
     def blocked(self, size: int) -> bool:
         """Whether `size` more bytes do not fit the window; if True, an Unblocked action follows when credits come."""
@@ -90,12 +90,12 @@ class Outgoing(Incoming[T]):
         self._wanted = True
         return True
 
-    def consumed(self, charge: int, epoch: int) -> bytes | None:
-        """The application took a message: give `charge` back to the peer life `epoch` (link.peer_epoch at receipt).
+    def consumed(self, charge: int, incarnation: int) -> bytes | None:
+        """The application took a message: give `charge` back to the peer, if it still has that incarnation.
 
         Returns a prefix to write at once (alone) or None: the credit goes with the next frame or tick.
         """
-        if not charge or epoch != self.peer_epoch:
+        if not charge or incarnation != self.peer_incarnation:
             return None
         self._credit += charge
         self._owed_credit += charge
@@ -111,15 +111,23 @@ class Outgoing(Incoming[T]):
     def _say(self, kind: int) -> Transmit[T]:
         """A frame without a body: where we stand."""
         self._owed = self._owed_bytes = self._owed_credit = 0
-        prefix = _pack(kind, self.lane, 0, self.epoch, self.peer_epoch, self._base, self._expect, self._credit)
+        prefix = _pack(
+            kind, self.lane, 0, self.incarnation, self.peer_incarnation, self._base, self._expect, self._credit
+        )
         return Transmit(prefix, None)
 
     def _write(self, limit: int, actions: list[Action[T]]) -> None:
-        lane, epoch, to, expect, credit = self.lane, self.epoch, self.peer_epoch, self._expect, self._credit
+        lane, incarnation, to, expect, credit = (
+            self.lane,
+            self.incarnation,
+            self.peer_incarnation,
+            self._expect,
+            self._credit,
+        )
         for seq, (item, charge, kind) in enumerate(self._kept, self._base):
             if seq >= limit:
                 break
-            actions.append(Transmit(_pack(kind, lane, charge, epoch, to, seq, expect, credit), item))
+            actions.append(Transmit(_pack(kind, lane, charge, incarnation, to, seq, expect, credit), item))
 
     def _fail(self, reason: str, limit: int, actions: list[Action[T]], charges: bool = True) -> None:
         """Numbers below `limit` will never be sent again; tells the peer to skip them."""

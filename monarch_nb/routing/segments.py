@@ -12,7 +12,7 @@ _LONGEST_PERIOD = 64
 
 
 class _Cell(NamedTuple):
-    """What was written to a rank: its life and the next number in it."""
+    """What was written to a rank: its incarnation and the next number in it."""
 
     proc_incarnation: int
     incarnation: int
@@ -97,14 +97,14 @@ class Segments:
         at = bisect_right(self._starts, rank) - 1
         if at < 0 or segments[at].start != rank or segments[at].stop != rank + 1:
             return False
-        life, cell = (run.proc_incarnation, run.incarnation), segments[at].cells[0]
-        if cell[:2] != life:
+        incarnations, cell = (run.proc_incarnation, run.incarnation), segments[at].cells[0]
+        if cell[:2] != incarnations:
             return False
-        cells = (_Cell(*life, cell.seq + 1),)
+        cells = (_Cell(*incarnations, cell.seq + 1),)
         if (at and segments[at - 1].cells == cells) or (at + 1 < len(segments) and segments[at + 1].cells == cells):
             return False  # perhaps to be merged
         segments[at].cells = cells
-        out.append(Run(rank, 1, run.stride, *life, cell.seq, run.index, run.index_stride))
+        out.append(Run(rank, 1, run.stride, *incarnations, cell.seq, run.index, run.index_stride))
         return True
 
     def _periodic(self, start: int, stop: int, stride: int) -> bool:
@@ -159,15 +159,15 @@ class Segments:
         period = min(lcm(len(segment.cells), stride), length)
         cells = list(segment.cells) * -(-period // len(segment.cells))
         del cells[period:]
-        life = (run.proc_incarnation, run.incarnation)
+        incarnations = (run.proc_incarnation, run.incarnation)
         for place in range((run.rank - segment.start) % stride, period, stride):
             cell = cells[place]
-            if life > cell[:2]:
-                cell = _Cell(*life, 0)
-            stale = life < cell[:2]
+            if incarnations > cell[:2]:
+                cell = _Cell(*incarnations, 0)
+            stale = incarnations < cell[:2]
             seq = -1 if stale else cell.seq
             if not stale:
-                cells[place] = _Cell(*life, seq + 1)
+                cells[place] = _Cell(*incarnations, seq + 1)
             first = segment.start + place
             count = (length - place - 1) // period + 1
             _append(out, run, first, count, period if count > 1 else run.stride, seq)
@@ -177,18 +177,18 @@ class Segments:
 def _append(out: list[Run], run: Run, rank: int, count: int, step: int, seq: int) -> None:
     """Add a piece of `run`, as one with the piece before it where that ended just there with the same number."""
     index = run.index + (rank - run.rank) // run.stride * run.index_stride
-    life = run.proc_incarnation, run.incarnation
+    incarnations = run.proc_incarnation, run.incarnation
     if out:
         last = out[-1]
         if count == 1 and last.count > 1:
             step = last.stride
         index_stride = step // run.stride * run.index_stride
-        same = last.seq == seq and (last.proc_incarnation, last.incarnation) == life
+        same = last.seq == seq and (last.proc_incarnation, last.incarnation) == incarnations
         if same and (last.count == 1 or (last.stride, last.index_stride) == (step, index_stride)):
             follows = last.rank + last.count * step == rank and last.index + last.count * index_stride == index
             if follows and step % run.stride == 0:
-                out[-1] = Run(last.rank, last.count + count, step, *life, seq, last.index, index_stride)
+                out[-1] = Run(last.rank, last.count + count, step, *incarnations, seq, last.index, index_stride)
                 return
         if count == 1:
             step = run.stride
-    out.append(Run(rank, count, step, *life, seq, index, step // run.stride * run.index_stride))
+    out.append(Run(rank, count, step, *incarnations, seq, index, step // run.stride * run.index_stride))

@@ -23,7 +23,7 @@ from .failure import MeshFailure, decode_failure
 from .hooks import UndeliverableMessage
 from .machine import Machine, RootPolicy
 from .name import MeshName
-from .ranks import Extent, Life, Selection
+from .ranks import Extent, RankIncarnation, Selection
 
 __all__ = [
     "Action",
@@ -37,12 +37,12 @@ __all__ = [
     "HealError",
     "HealRefused",
     "Healed",
-    "Life",
     "Machine",
     "MeshFailure",
     "MeshKind",
     "MeshName",
     "MeshSpec",
+    "RankIncarnation",
     "RankStatus",
     "Recreate",
     "Refusal",

@@ -6,7 +6,7 @@ import msgspec
 
 from .cause import Cause
 from .failure import MeshFailure
-from .ranks import Life
+from .ranks import RankIncarnation
 
 
 class Supervise(msgspec.Struct, frozen=True):
@@ -30,10 +30,10 @@ class StopMesh(msgspec.Struct, frozen=True):
 
 
 class FailCalls(msgspec.Struct, frozen=True):
-    """Raise `failure` in this process's pending calls that wait for these lives; None is every rank."""
+    """Raise `failure` in this process's pending calls that wait for these incarnations; None is every rank."""
 
     mesh_uid: str
-    lives: tuple[Life, ...] | None
+    incarnations: tuple[RankIncarnation, ...] | None
     failure: MeshFailure
 
 
@@ -55,27 +55,27 @@ class Tell(msgspec.Struct, frozen=True):
 
 
 class Respawn(msgspec.Struct, frozen=True):
-    """Start these lives of a proc mesh, set-up cells and bootstrap included; report `respawned` or `heal_failed`."""
+    """Start these ranks of a proc mesh, set-up cells and bootstrap included; report `respawned` or `heal_failed`."""
 
     mesh_uid: str
-    lives: tuple[Life, ...]
+    incarnations: tuple[RankIncarnation, ...]
 
 
 class Recreate(msgspec.Struct, frozen=True):
-    """Create these lives of an actor mesh with its original arguments; report `recreated` or `heal_failed`."""
+    """Create these ranks of an actor mesh with its original arguments; report `recreated` or `heal_failed`."""
 
     mesh_uid: str
-    lives: tuple[Life, ...]
+    incarnations: tuple[RankIncarnation, ...]
 
 
 class Healed(msgspec.Struct, frozen=True):
-    """A heal is over: answer `requests`, then run the hooks for `lives` of each mesh.
+    """A heal is over: answer `requests`, then run the hooks for `incarnations` of each mesh.
 
-    `again` is what did not come back. No lives and nothing again: there was nothing to heal.
+    `again` is what did not come back. No incarnations and nothing again: there was nothing to heal.
     """
 
     requests: tuple[int, ...]
-    lives: tuple[tuple[str, tuple[Life, ...]], ...] = ()
+    incarnations: tuple[tuple[str, tuple[RankIncarnation, ...]], ...] = ()
     again: tuple[MeshFailure, ...] = ()
 
 

@@ -10,7 +10,7 @@ from monarch_nb.wire.header import Layout
 
 from .cause import Cause, stop_cause
 from .failure import MeshFailure
-from .ranks import Extent, Life, Selection, label, selects
+from .ranks import Extent, RankIncarnation, Selection, label, selects
 
 State = Literal["alive", "failed", "healing", "stopped"]
 MeshKind = Literal["procs", "actors"]
@@ -88,7 +88,7 @@ class Mesh(Struct, eq=False):
         return RankStatus(state, status.incarnation, self.ended)
 
     def is_current(self, rank: int, incarnation: int) -> bool:
-        """Whether something that happened to this life of a rank still matters."""
+        """Whether something that happened to this incarnation of a rank still matters."""
         status = self.at(rank)
         return rank in self and status.state in ("alive", "healing") and status.incarnation == incarnation
 
@@ -112,7 +112,7 @@ class Mesh(Struct, eq=False):
             if status.state in ("failed", "healing") and selects(selection, rank)
         )
 
-    def lives(self, ranks: Iterable[int]) -> tuple[Life, ...]:
+    def incarnations(self, ranks: Iterable[int]) -> tuple[RankIncarnation, ...]:
         """Ranks with the incarnation each is in."""
         return tuple((rank, self.odd.get(rank, ALIVE).incarnation) for rank in ranks)
 

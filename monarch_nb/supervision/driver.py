@@ -35,7 +35,7 @@ from monarch_nb.supervision.errors import HealError, SupervisionError
 from monarch_nb.supervision.failure import MeshFailure, gathered
 from monarch_nb.supervision.hooks import UndeliverableMessage, run_hook
 from monarch_nb.supervision.machine import Machine
-from monarch_nb.supervision.ranks import Life
+from monarch_nb.supervision.ranks import RankIncarnation
 from monarch_nb.transport import Clock, held_back
 from monarch_nb.wire import Header, Kind, error_line, format_exception
 from monarch_nb.wire.header import JUDGING
@@ -115,8 +115,8 @@ class Driver(Causes):
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case FailCalls(uid, lives, failure):
-                self._fail_calls(uid, lives, failure)
+            case FailCalls(uid, incarnations, failure):
+                self._fail_calls(uid, incarnations, failure)
             case Supervise(owner, failure):
                 self._supervise(owner, failure)
             case FailActor(actor, cause):
@@ -198,8 +198,8 @@ class Driver(Causes):
             )
         )
 
-    def _fail_calls(self, uid: str, lives: tuple[Life, ...] | None, failure: MeshFailure) -> None:
-        ranks = None if lives is None else {rank for rank, _ in lives}
+    def _fail_calls(self, uid: str, incarnations: tuple[RankIncarnation, ...] | None, failure: MeshFailure) -> None:
+        ranks = None if incarnations is None else {rank for rank, _ in incarnations}
         for call in tuple(self.local.calls.values()):
             places = call.places_of(ranks) if call.mesh == uid and ranks is not None else []
             if call.mesh != uid or (ranks is not None and not places):
@@ -402,25 +402,25 @@ class Driver(Causes):
     def _bring_back(
         self,
         uid: str,
-        lives: tuple[Life, ...],
-        bring: Callable[[str, Sequence[Life]], None],
-        done: Callable[[Machine, str, Sequence[Life]], list[Action]],
+        incarnations: tuple[RankIncarnation, ...],
+        bring: Callable[[str, Sequence[RankIncarnation]], None],
+        done: Callable[[Machine, str, Sequence[RankIncarnation]], list[Action]],
     ) -> None:
         try:
-            bring(uid, lives)
+            bring(uid, incarnations)
         except BaseException as error:
             cause = Cause(kind="spawn", text=error_line(error), at=time.time())
             if isinstance(error, SupervisionError) and error.failure is not None:
                 cause = msgspec.structs.replace(error.failure.cause)
-            self.feed(lambda machine: machine.heal_failed(uid, lives, cause))
+            self.feed(lambda machine: machine.heal_failed(uid, incarnations, cause))
             return
-        self.feed(lambda machine: done(machine, uid, lives))
+        self.feed(lambda machine: done(machine, uid, incarnations))
 
     def _healed(self, action: Healed) -> None:
         error: BaseException | None = None
         try:
-            if action.lives:
-                self._effects.healed(action.lives, not self._hasty.intersection(action.requests))
+            if action.incarnations:
+                self._effects.healed(action.incarnations, not self._hasty.intersection(action.requests))
         except BaseException as raised:
             error = raised
         if action.again:

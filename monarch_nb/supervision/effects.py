@@ -5,7 +5,7 @@ from typing import Protocol
 
 from monarch_nb.runtime import Future, Instance
 from monarch_nb.supervision.causes import Refusal
-from monarch_nb.supervision.ranks import Life
+from monarch_nb.supervision.ranks import RankIncarnation
 
 
 class SupervisorEffects(Protocol):
@@ -14,13 +14,13 @@ class SupervisorEffects(Protocol):
     def stop_mesh(self, uid: str, reason: str) -> Future[None]:
         """Stops a mesh owned here."""
 
-    def respawn(self, uid: str, lives: Sequence[Life]) -> None:
+    def respawn(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Starts processes again; may block; raises what went wrong."""
 
-    def recreate(self, uid: str, lives: Sequence[Life]) -> None:
+    def recreate(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Creates actors again; may block; raises what went wrong."""
 
-    def healed(self, lives: Sequence[tuple[str, Sequence[Life]]], await_hooks: bool) -> None:
+    def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
         """Tells everybody who holds a reference, then runs the hooks of survivors; may block."""
 
     def tell_owner(self, process: str, refusal: Refusal) -> None:

@@ -9,7 +9,7 @@ from .actions import Action, Healed, HealRefused, Recreate, Respawn, StopMesh
 from .book import Book, Mesh
 from .failure import MeshFailure
 from .intensity import Intensity
-from .ranks import Life, Selection, where
+from .ranks import RankIncarnation, Selection, where
 from .report import ending
 
 
@@ -25,7 +25,7 @@ class Request(Struct, frozen=True):
 class Heal(Struct):
     """The one heal that a proc mesh and the actors on it are in."""
 
-    targets: dict[str, dict[int, int]]  # of each mesh, the lives that are to come back
+    targets: dict[str, dict[int, int]]  # of each mesh, the incarnations that are to come back
     stages: deque[str]
     stage: str = ""
     waiting: set[int] = field(default_factory=set)  # ranks of `stage` not yet heard of
@@ -83,14 +83,14 @@ class Healing:
         needed = {mesh.uid: mesh.failed(wanted) for mesh in mine}
         return self._begin(procs, {uid: lost for uid, lost in needed.items() if lost}, [])
 
-    def arrived(self, mesh: Mesh, lives: Iterable[Life]) -> list[Action]:
-        """Lives of a mesh are there."""
+    def arrived(self, mesh: Mesh, incarnations: Iterable[RankIncarnation]) -> list[Action]:
+        """Incarnations of a mesh are there."""
         if mesh.ended is not None:
             return [StopMesh(mesh.uid)]  # stopped while they were being started
         heal = self._heals.get(self._root(mesh))
         if heal is None or heal.stage != mesh.uid:
             return []
-        for rank, incarnation in lives:
+        for rank, incarnation in incarnations:
             if rank in heal.waiting and heal.targets[mesh.uid].get(rank) == incarnation:
                 heal.waiting.discard(rank)
                 mesh.put(rank, "alive", incarnation)
@@ -148,11 +148,11 @@ class Healing:
             wanted = heal.targets.get(uid)
             if wanted:
                 heal.stage, heal.waiting = uid, set(wanted)
-                lives = tuple(wanted.items())
-                return [Respawn(uid, lives) if self._book.meshes[uid].is_procs else Recreate(uid, lives)]
+                incarnations = tuple(wanted.items())
+                return [Respawn(uid, incarnations) if self._book.meshes[uid].is_procs else Recreate(uid, incarnations)]
         del self._heals[root]
         numbers = tuple(request.number for request in heal.requests)
-        back = tuple((uid, tuple(lives.items())) for uid, lives in heal.targets.items() if lives)
+        back = tuple((uid, tuple(incarnations.items())) for uid, incarnations in heal.targets.items() if incarnations)
         hearing = {self._owner(request.mesh_uid) for request in heal.requests}
         again = [failure for failure in heal.again if self._owner(failure.mesh_uid) in hearing]
         actions: list[Action] = [Healed(numbers, back, tuple(again))] if numbers or back else []

@@ -12,7 +12,7 @@ from .cause import Cause, stop_cause
 from .failure import MeshFailure
 from .healing import Healing, Request
 from .intensity import Intensity
-from .ranks import Life, Selection
+from .ranks import RankIncarnation, Selection
 from .report import PROCS_STOPPED
 from .tree import Entry, Tree
 
@@ -50,9 +50,11 @@ class Machine:
 
     # What there is
 
-    def join(self, actor: str, name: str, mesh_uid: str | None = None, life: Life | None = None) -> None:
-        """Name an owner before it owns, and say which life in which mesh it is."""
-        self._tree.join(actor, name, mesh_uid, life)
+    def join(
+        self, actor: str, name: str, mesh_uid: str | None = None, incarnation: RankIncarnation | None = None
+    ) -> None:
+        """Name an owner before it owns, and say which incarnation in which mesh it is."""
+        self._tree.join(actor, name, mesh_uid, incarnation)
 
     def own(self, owner: str, spec: MeshSpec) -> list[Action]:
         """An actor of this process spawned a mesh."""
@@ -240,10 +242,10 @@ class Machine:
         actions: list[Action] = []
         for member, rank in self._book.hit_with(mesh, ranks):
             text = PROCS_STOPPED if member is not mesh else reason or "it was stopped"
-            life = (rank, member.at(rank).incarnation)
+            incarnation = (rank, member.at(rank).incarnation)
             actions += self._healing.dropped(member, [rank])
-            member.put(rank, "stopped", life[1], stop_cause(text))
-            for actor in list(self._tree.members(member.uid, life)):
+            member.put(rank, "stopped", incarnation[1], stop_cause(text))
+            for actor in list(self._tree.members(member.uid, incarnation)):
                 actions += self.owner_stopped(actor)
         return actions
 
@@ -258,7 +260,7 @@ class Machine:
                 gone = [rank for rank in ranks if rank in member and member.at(rank).state == "stopped"]
                 failure = self._book.broken(member, frozenset(gone))
                 if failure is not None:
-                    actions.append(FailCalls(member.uid, member.lives(gone), failure))
+                    actions.append(FailCalls(member.uid, member.incarnations(gone), failure))
             return actions
         for member in self._book.family(mesh) if mesh.is_procs else [mesh]:
             if member.ended is not None:
@@ -271,35 +273,35 @@ class Machine:
         """Bring the failed ranks of a mesh back. Each request is answered once, by Healed or HealRefused."""
         return self._healing.request(Request(request, mesh_uid, selection, now))
 
-    def respawned(self, mesh_uid: str, lives: Sequence[Life]) -> list[Action]:
+    def respawned(self, mesh_uid: str, incarnations: Sequence[RankIncarnation]) -> list[Action]:
         """Processes are back: those this process asked for, or those of another owner, whose actors here follow."""
         procs = self._book.meshes.get(mesh_uid)
         if procs is None:
             return []
         if procs.owner is not None:
-            return self._healing.arrived(procs, lives)
+            return self._healing.arrived(procs, incarnations)
         actions: list[Action] = []
-        for rank, incarnation in lives:
+        for rank, incarnation in incarnations:
             actions += self._replaced(procs, rank, incarnation)
-        return [*actions, *self._healing.follow(procs, [rank for rank, _ in lives])]
+        return [*actions, *self._healing.follow(procs, [rank for rank, _ in incarnations])]
 
-    def recreated(self, mesh_uid: str, lives: Iterable[Life]) -> list[Action]:
+    def recreated(self, mesh_uid: str, incarnations: Iterable[RankIncarnation]) -> list[Action]:
         """Actors are back."""
         mesh = self._book.meshes.get(mesh_uid)
         if mesh is None:
             return []
         if mesh.owner is not None:
-            return self._healing.arrived(mesh, lives)
-        for rank, incarnation in lives:
+            return self._healing.arrived(mesh, incarnations)
+        for rank, incarnation in incarnations:
             mesh.learn(rank, incarnation)
         return []
 
-    def heal_failed(self, mesh_uid: str, lives: Iterable[Life], cause: Cause) -> list[Action]:
-        """Some lives could not be started: the heal says so when it ends."""
+    def heal_failed(self, mesh_uid: str, incarnations: Iterable[RankIncarnation], cause: Cause) -> list[Action]:
+        """Some incarnations could not be started: the heal says so when it ends."""
         mesh = self._book.meshes.get(mesh_uid)
         if mesh is None:
             return []
-        current = [rank for rank, incarnation in lives if mesh.is_current(rank, incarnation)]
+        current = [rank for rank, incarnation in incarnations if mesh.is_current(rank, incarnation)]
         return self._fail(self._book.hit_with(mesh, current), cause)
 
     def _replaced(self, procs: Mesh, rank: int, incarnation: int) -> list[Action]:
@@ -342,12 +344,12 @@ class Machine:
             failure = touched[uid].failure(ranks, cause, failure_id, also)
             for mesh in touched.values():
                 lost = [rank for rank in ranks if mesh in by_owner[owner][rank]]
-                lives = mesh.lives(lost)
-                for life in lives:
-                    mesh.put(life[0], "failed", life[1], cause, failure_id)
-                    for actor in list(self._tree.members(mesh.uid, life)):
+                incarnations = mesh.incarnations(lost)
+                for incarnation in incarnations:
+                    mesh.put(incarnation[0], "failed", incarnation[1], cause, failure_id)
+                    for actor in list(self._tree.members(mesh.uid, incarnation)):
                         ends += self.owner_stopped(actor)
-                calls.append(FailCalls(mesh.uid, lives, mesh.failure(lost, cause, failure_id)))
+                calls.append(FailCalls(mesh.uid, incarnations, mesh.failure(lost, cause, failure_id)))
             if by_heal:
                 self._healing.report(touched[uid], failure)
             elif owner is not None:

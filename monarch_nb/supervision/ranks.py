@@ -8,7 +8,7 @@ from monarch_nb.wire.header import Run
 Extent = tuple[tuple[str, ...], tuple[int, ...]]
 """Labels and sizes of a mesh."""
 
-Life = tuple[int, int]
+RankIncarnation = tuple[int, int]
 """A rank and which of its incarnations."""
 
 Selection = Container[int] | Sequence[Run] | None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from msgspec import Struct, field
 
 from .failure import MeshFailure
-from .ranks import Life
+from .ranks import RankIncarnation
 
 
 class Entry(Struct, frozen=True):
@@ -22,7 +22,7 @@ class Owner(Struct):
     actor: str
     name: str
     mesh_uid: str | None = None  # the mesh it is a member of itself, if that is known here
-    life: Life | None = None
+    incarnation: RankIncarnation | None = None
     owned: dict[str, None] = field(default_factory=dict)  # in the order they were spawned
     queue: deque[Entry] = field(default_factory=deque)
     current: Entry | None = None
@@ -35,7 +35,9 @@ class Tree:
         self._owners: dict[str, Owner] = {}
         self._ended: set[str] = set()
 
-    def join(self, actor: str, name: str = "", mesh_uid: str | None = None, life: Life | None = None) -> Owner | None:
+    def join(
+        self, actor: str, name: str = "", mesh_uid: str | None = None, incarnation: RankIncarnation | None = None
+    ) -> Owner | None:
         """The record of an owner, made at first use; None if the owner is gone already."""
         if actor in self._ended:
             return None
@@ -43,16 +45,16 @@ class Tree:
         if name:
             owner.name = name
         if mesh_uid is not None:
-            owner.mesh_uid, owner.life = mesh_uid, life
+            owner.mesh_uid, owner.incarnation = mesh_uid, incarnation
         return owner
 
     def get(self, actor: str) -> Owner | None:
         """The record of an owner, if it has one."""
         return self._owners.get(actor)
 
-    def members(self, mesh_uid: str, life: Life | None = None) -> Iterator[str]:
-        """Owners that are members of a mesh, or the one with this life in it."""
-        found = [o for o in self._owners.values() if o.mesh_uid == mesh_uid and life in (None, o.life)]
+    def members(self, mesh_uid: str, incarnation: RankIncarnation | None = None) -> Iterator[str]:
+        """Owners that are members of a mesh, or the one with this incarnation in it."""
+        found = [o for o in self._owners.values() if o.mesh_uid == mesh_uid and incarnation in (None, o.incarnation)]
         yield from (owner.actor for owner in found)
 
     def end(self, actor: str) -> list[str]:

@@ -51,7 +51,7 @@ class Assembly:
 
     def __init__(self, header: Header, hops: int, announcement: Any, *, portable: bool) -> None:
         self.header = header
-        self.charge = self.life = 0  # to be given back, and to which life of the sender
+        self.charge = self.incarnation = 0  # to be given back, and to which incarnation of the sender
         self._hops = hops
         self._portable = portable
         self._left = list(_lengths.decode(announcement))

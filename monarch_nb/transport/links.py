@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.routing.lives import Epochs, Lives, first_epoch, life_of, new_life
+from monarch_nb.routing.incarnations import (
+    Incarnations,
+    LinkIncarnations,
+    first_link_incarnation,
+    new_incarnation,
+    process_incarnation,
+)
 from monarch_nb.routing.routes import Hop, NoRoute, Routes
 from monarch_nb.transport import monitor, sockets, streams
 from monarch_nb.transport.channels import Dialled, Inbound
@@ -55,23 +61,23 @@ class Links:
         self._peers: dict[tuple[str, int], Peer] = {}
         self._ways: dict[tuple[str, int], Peer] = {}
         self._by_id: dict[bytes, Peer] = {}
-        self._epochs = Epochs(new_life())
-        self._lives = Lives()
+        self._link_incarnations = LinkIncarnations(new_incarnation())
+        self._incarnations = Incarnations()
         self._lock = threading.RLock()
         self._closed = False
 
     # ways
 
     @property
-    def life(self) -> int:
-        """Which life of our address this is."""
-        return self._epochs.life
+    def incarnation(self) -> int:
+        """Which incarnation of our address this is."""
+        return self._link_incarnations.incarnation
 
     def learn(
         self, where: str, endpoint: str | None, run_folder: Path | None, via: str | None, trust: Trust | None,
-        life: int = 0,
+        incarnation: int = 0,
     ) -> None:  # fmt: skip
-        """A host or process can be reached; `life` is which of the host's agent. Raises TrustError without a key."""
+        """A host or process can be reached; `incarnation` is its agent's. Raises TrustError without a key."""
         trust = trust if trust is not None and any(trust) else self._trust
         if endpoint is not None:
             require_keys(endpoint, *trust)
@@ -80,19 +86,19 @@ class Links:
                 self._trusts[where.partition("/")[0]] = trust
             folder = None if run_folder is None else str(run_folder)
             self._routes.learn(where, endpoint=endpoint, run_folder=folder, via=via)
-            self._lives.back(where)
+            self._incarnations.back(where)
             self._ways.clear()
             agent = _agent_of(where)
             if agent:
-                self._lives.back(agent, life)
+                self._incarnations.back(agent, incarnation)
         if agent:
-            self._renew(agent, life)
+            self._renew(agent, incarnation)
 
-    def _renew(self, agent: str, life: int) -> None:
-        """An agent lives: links to it that know no way, or an earlier life only, begin anew."""
+    def _renew(self, agent: str, incarnation: int) -> None:
+        """An agent lives: links to it that know no way, or an earlier incarnation only, begin anew."""
         with self._lock:
             peers = [peer for (address, _), peer in self._peers.items() if address == agent]
-            old = [peer for peer in peers if 0 < life_of(peer.heard) < life]
+            old = [peer for peer in peers if 0 < process_incarnation(peer.heard) < incarnation]
             lame = [peer for peer in peers if peer in old or peer.gone is not None or peer.astray]
             self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in old}
             if lame:
@@ -102,7 +108,7 @@ class Links:
             except NoRoute:
                 hop = Hop("inbound", agent)
             endpoint = hop.endpoint if hop.address == agent else ""
-            since = first_epoch(self._lives.since(agent))
+            since = first_link_incarnation(self._incarnations.since(agent))
         for peer in old:
             peer.bury("its agent was restarted")
         for peer in peers:
@@ -122,12 +128,12 @@ class Links:
                 hop = self._routes.next_hop(destination)
             except NoRoute as error:
                 host = destination.partition("/")[0]
-                known = self._lives.gone.get(host) or self._lives.gone.get(f"{host}/agent")
+                known = self._incarnations.gone.get(host) or self._incarnations.gone.get(f"{host}/agent")
                 told = str(error) if known is None else f"{destination} cannot be reached: {known}"
                 raise UnreachableError(told) from None
             for address in (destination, hop.address):
-                if address in self._lives.gone:
-                    raise UnreachableError(f"{destination} cannot be reached: {self._lives.gone[address]}")
+                if address in self._incarnations.gone:
+                    raise UnreachableError(f"{destination} cannot be reached: {self._incarnations.gone[address]}")
             peer = self._peer(hop, lane)
             if len(self._ways) > 65536:
                 self._ways.clear()
@@ -148,9 +154,15 @@ class Links:
                 sockets.checked_path(hop.endpoint)
                 self.later(lambda: self._stranger(hop.address))
             peer = self._peers[key] = Peer(
-                self, hop.address, lane, hop.endpoint, self._epochs.next(), portable=self._portable, config=self._config
+                self,
+                hop.address,
+                lane,
+                hop.endpoint,
+                self._link_incarnations.next(),
+                portable=self._portable,
+                config=self._config,
             )
-            peer.since(first_epoch(self._lives.since(hop.address)))
+            peer.since(first_link_incarnation(self._incarnations.since(hop.address)))
         return peer
 
     def incoming(self, router: Socket, routing_id: bytes) -> Peer | None:
@@ -199,9 +211,9 @@ class Links:
 
     def _met(self, routing_id: bytes, *, tcp: bool) -> Peer | None:
         try:
-            address, lane, life = routing_id.decode().split("|")
+            address, lane, number = routing_id.decode().split("|")
             host, name = address.split("/")
-            key, epoch = (address, int(lane)), int(life, 16)
+            key, incarnation = (address, int(lane)), int(number, 16)
             if not (host and name and 0 <= key[1] < 256):
                 raise ValueError("no address")
         except ValueError:
@@ -210,7 +222,7 @@ class Links:
         with self._lock:
             if self._closed:
                 return None
-            if not self._lives.speaks(address, life_of(epoch)):
+            if not self._incarnations.speaks(address, process_incarnation(incarnation)):
                 return None
             self._routes.attached(address)
             peer = self._peers.get(key)
@@ -223,7 +235,7 @@ class Links:
                 del self._by_id[old]
             self._by_id[routing_id] = peer
             self._ways.clear()
-            since = first_epoch(self._lives.since(address))
+            since = first_link_incarnation(self._incarnations.since(address))
         if peer.gone is not None:
             peer.since(since)
             peer.revive("")
@@ -255,10 +267,10 @@ class Links:
             peers = [peer for (known, _), peer in self._peers.items() if known == address]
         return not any(peer.heard for peer in peers) and not all(peer.settled for peer in peers)
 
-    def forget(self, where: str, reason: str, life: int = 0) -> None:
-        """A process, or a host with all its processes, is dead; `life` is which of the host's agent, if that is known.
+    def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
+        """A process, or a host with all its processes, is dead; `incarnation` is the agent's, if it is known.
 
-        A later life of that agent, heard or learned of, stays.
+        A later incarnation of that agent, heard or learned of, stays.
         """
         agent = _agent_of(where)
         with self._lock:
@@ -266,13 +278,15 @@ class Links:
             dead = [p for p in self._peers.values() if p.address == where or p.address.startswith(prefix)]
             heard: dict[str, int] = {address: 0 for address in (where, agent) if address}
             for peer in dead:
-                heard[peer.address] = max(heard.get(peer.address, 0), life_of(peer.heard))
-            over = not agent or self._lives.lost(agent, life or self._last(agent, heard), reason, heard[agent])
+                heard[peer.address] = max(heard.get(peer.address, 0), process_incarnation(peer.heard))
+            over = not agent or self._incarnations.lost(
+                agent, incarnation or self._last(agent, heard), reason, heard[agent]
+            )
             ended = [peer for peer in dead if peer.address != agent]
             if over:
                 for address in heard:
                     if address != agent:
-                        self._lives.lost(address, self._last(address, heard), reason)
+                        self._incarnations.lost(address, self._last(address, heard), reason)
                 self._routes.forget(where)
                 self._trusts.pop(where, None)
                 for peer in ended:
@@ -280,21 +294,21 @@ class Links:
                 self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in dead}
                 self._ways.clear()
         if not over:
-            self._renew(agent, life + 1)
+            self._renew(agent, incarnation + 1)
             return
         for peer in ended:
             peer.close(reason)
         for peer in dead:
-            if peer.address == agent:  # another life of it will find the same link: one for each life of ours
+            if peer.address == agent:  # its next incarnation will find the same link: there is one for each of ours
                 peer.bury(reason)
-        if agent and agent not in self._lives.gone:  # it has spoken meanwhile
+        if agent and agent not in self._incarnations.gone:  # it has spoken meanwhile
             self._renew(agent, 0)
 
     def _last(self, address: str, heard: dict[str, int]) -> int:
-        """Which life of a process has just ended, as far as can be told here."""
+        """Which incarnation of a process has just ended, as far as can be told here."""
         if heard[address] or not self._routes.near(address):
             return heard[address]
-        return new_life()  # by the clock of this machine: what dials later began later
+        return new_incarnation()  # by the clock of this machine: what dials later began later
 
     # what a peer asks
 
@@ -302,7 +316,7 @@ class Links:
         """A connection to the peer; None if it cannot be had now. Raises DescriptorLimitError, TrustError."""
         if self._closed:
             return None
-        name = f"{self.address}|{peer.lane}|{peer.epoch:x}"
+        name = f"{self.address}|{peer.lane}|{peer.incarnation:x}"
         if peer.endpoint.startswith("ipc:"):
             return self._dial_inside(peer, name)
         trust = self._trusts.get(peer.address.partition("/")[0], self._trust)

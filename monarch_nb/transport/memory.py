@@ -129,8 +129,8 @@ class MemoryNode:
     def take(self) -> None:
         """The application takes all that was delivered while `takes` was False."""
         untaken, self._untaken = self._untaken, []
-        for end, charge, epoch in untaken:
-            self._consumed(end, charge, epoch)
+        for end, charge, incarnation in untaken:
+            self._consumed(end, charge, incarnation)
 
     def resume(self) -> None:
         """Read again, beginning with what waited at the door."""
@@ -176,7 +176,7 @@ class MemoryNode:
         end = self._ends.get(wire)
         if end is None:
             if wire[0] == self.address:
-                return  # an answer to a link of a former life
+                return  # an answer to a link of a former incarnation
             end = self._ends[wire] = self._network._end(wire, wire[0], dials=False)
         outcome = end.link.received(prefix, item, size, self._network.clock.now)
         if isinstance(outcome, int):
@@ -203,15 +203,15 @@ class MemoryNode:
                     pass
 
     def _deliver(self, end: _End, item: Any, charge: int) -> None:
-        epoch = end.link.peer_epoch
+        incarnation = end.link.peer_incarnation
         if self.takes:
-            self._consumed(end, charge, epoch)
+            self._consumed(end, charge, incarnation)
         else:
-            self._untaken.append((end, charge, epoch))
+            self._untaken.append((end, charge, incarnation))
         self._received(end.peer, item[0])
 
-    def _consumed(self, end: _End, charge: int, epoch: int) -> None:
-        prefix = end.link.consumed(charge, epoch)
+    def _consumed(self, end: _End, charge: int, incarnation: int) -> None:
+        prefix = end.link.consumed(charge, incarnation)
         if prefix is not None:
             self._network._carry(self, end, prefix, None, 0)
         self._keep_ticking(end)
@@ -269,7 +269,7 @@ class MemoryNetwork:
         self._generation: dict[_Wire, int] = {}  # of the connection: a cut loses what is under way
         self._last: dict[tuple[_Wire, str], float] = {}  # when the last frame arrives, per direction
         self._redials: dict[frozenset[str], list[tuple[MemoryNode, _End]]] = {}
-        self._epochs = count(1)
+        self._link_incarnations = count(1)
 
     def join(
         self,
@@ -277,7 +277,7 @@ class MemoryNetwork:
         received: Callable[[str, Any], object] = lambda src, item: None,
         failed: Callable[[str, str, list[Any]], object] = lambda dst, reason, items: None,
     ) -> MemoryNode:
-        """A new process at `address`; a new life if one was killed there."""
+        """A new process at `address`; a new incarnation if one was killed there."""
         if address in self._nodes and self._nodes[address].alive:
             raise ValueError(f"{address} is taken")
         node = self._nodes[address] = MemoryNode(self, address, received, failed)
@@ -313,7 +313,7 @@ class MemoryNetwork:
     # how
 
     def _end(self, wire: _Wire, peer: str, *, dials: bool) -> _End:
-        return _End(Link(next(self._epochs), lane=wire[2], dials=dials, config=self.config), peer, wire)
+        return _End(Link(next(self._link_incarnations), lane=wire[2], dials=dials, config=self.config), peer, wire)
 
     def _carry(self, node: MemoryNode, end: _End, prefix: bytes, item: Any, size: int) -> None:
         self.frames += 1

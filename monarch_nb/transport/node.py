@@ -106,13 +106,13 @@ class Node:
         self._file: SocketFile | None = None
         self._gatekeeper: Gatekeeper | None = None
         self._turnstile: Turnstile | None = None
-        self._life = threading.Lock()
+        self._incarnation = threading.Lock()
         self._state = "new"
 
     @property
-    def life(self) -> int:
+    def incarnation(self) -> int:
         """Which of the processes this is that have had its address, one after the other; later ones are larger."""
-        return self._links.life
+        return self._links.incarnation
 
     @property
     def run_folder(self) -> Path:
@@ -120,7 +120,7 @@ class Node:
         assert self._own_folder is not None
         return self._own_folder
 
-    # life
+    # incarnation
 
     def start(self) -> None:
         """Listen and start to read. Raises TrustError, DescriptorLimitError or TransportError; then nothing is left."""
@@ -128,7 +128,7 @@ class Node:
             self._tcp_bind = sockets.bound_at(self._tcp_bound)
         if self._tcp_bind is not None:
             require_keys(self._tcp_bind, self._keys, self._insecure_loopback)
-        with self._life:
+        with self._incarnation:
             if self._state != "new":
                 raise TransportError(f"this node is {self._state}")
             self._state = "started"
@@ -168,7 +168,7 @@ class Node:
         Raises TrustError without keys, TransportError for an endpoint that cannot be had.
         """
         require_keys(bind, keys, insecure_loopback)
-        with self._life:
+        with self._incarnation:
             if self._state != "started" or self._router is not None:
                 raise TransportError(self._why_not() if self._router is None else "this node listens already")
             try:
@@ -181,7 +181,7 @@ class Node:
 
     def close(self, linger_s: float = 1.0) -> None:
         """Stop; blocks up to `linger_s` seconds until what was sent is acknowledged. No thread or file is left."""
-        with self._life:
+        with self._incarnation:
             if self._state in ("closed", "inherited"):
                 return
             started, self._state = self._state == "started", "closed"
@@ -250,11 +250,11 @@ class Node:
         """The application took this message: its sender may send more."""
         origin, parcel.origin = parcel.origin, None
         if origin is not None:
-            peer, charge, epoch = origin
+            peer, charge, incarnation = origin
             if interrupts.inside():
-                self._reader.soon(peer.consumed, charge, epoch)
+                self._reader.soon(peer.consumed, charge, incarnation)
             else:
-                peer.consumed(charge, epoch)
+                peer.consumed(charge, incarnation)
 
     def _why_not(self) -> str:
         if self._state == "inherited":
@@ -272,14 +272,14 @@ class Node:
         *,
         keys: Keys | None = None,
         insecure_loopback: bool = False,
-        life: int = 0,
+        incarnation: int = 0,
     ) -> None:
         """A host (or one process, "host/name") is reached at a TCP endpoint, in a run folder here, or via a process.
 
-        `keys` are for this host alone; without them this node's own are used. `life` is which one of its agent is
-        there now: links to earlier ones begin anew. Raises TrustError for a TCP endpoint without any keys.
+        `keys` are for this host alone; without them this node's own are used. `incarnation` is that of its
+        agent now: links to earlier ones begin anew. Raises TrustError for a TCP endpoint without any keys.
         """
-        self._links.learn(where, endpoint, run_folder, via, (keys, insecure_loopback), life)
+        self._links.learn(where, endpoint, run_folder, via, (keys, insecure_loopback), incarnation)
 
     def connected(self, where: str) -> bool:
         """Whether the TCP connection on which urgent messages reach a process stands, as libzmq's heartbeats tell.
@@ -293,12 +293,12 @@ class Node:
         """Whether a process was written to and has never said a word: it may not exist."""
         return self._links.unheard(address)
 
-    def forget(self, where: str, reason: str, life: int = 0) -> None:
+    def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
         """A process (or host) is dead: its connections are closed; what it did not acknowledge is reported.
 
-        With the `life` of the agent that has ended, a later one that is known here already is left alone.
+        With the `incarnation` of the agent that has ended, a later one that is known here already is left alone.
         """
-        self._links.forget(where, reason, life)
+        self._links.forget(where, reason, incarnation)
 
     def settled(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` once what is here by now has been read: what came first may still be unread."""

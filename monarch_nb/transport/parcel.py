@@ -38,7 +38,7 @@ class Parcel:
         self.in_files = in_files  # whether any body is in a memory file
         self.hops = hops  # relays it passed
         self.lane = 0  # on which it arrived
-        self.origin: tuple[Any, int, int] | None = None  # (peer, charge, peer's epoch) until consumed
+        self.origin: tuple[Any, int, int] | None = None  # (peer, charge, peer's incarnation) until consumed
         self._frames: list[bytes | memoryview] | None = None
 
     @property

@@ -15,7 +15,7 @@ from monarch_nb.routing.actions import (
     Failed,
     LinkConfig,
     LinkState,
-    NewLife,
+    NewIncarnation,
     PrefixKind,
     Skipped,
     Transmit,
@@ -49,19 +49,19 @@ class Peer:
         address: str,
         lane: int,
         endpoint: str,
-        epoch: int,
+        incarnation: int,
         *,
         portable: bool,
         config: LinkConfig,
     ) -> None:
         self.address = address
         self.lane = lane
-        self.epoch = epoch
+        self.incarnation = incarnation
         self.gone: str | None = None  # why nothing can be sent any more
         self._owner = owner
         self._portable = portable
         self._endings = 0  # how often it was closed or buried
-        self._link: Link[Item] = Link(self.epoch, lane=lane, dials=bool(endpoint), config=config)
+        self._link: Link[Item] = Link(self.incarnation, lane=lane, dials=bool(endpoint), config=config)
         if endpoint.startswith("tcp:"):
             self._link.disconnected(_clock())  # messages are kept until the handshake went well
         self._lock = threading.Lock()
@@ -85,8 +85,8 @@ class Peer:
 
     @property
     def heard(self) -> int:
-        """The epoch of the peer's link as it was last heard; 0 if it never was, or its life is over."""
-        return 0 if self._link.buried else self._link.peer_epoch
+        """The incarnation of the peer's link as it was last heard; 0 if it never was, or its incarnation is over."""
+        return 0 if self._link.buried else self._link.peer_incarnation
 
     @property
     def astray(self) -> bool:
@@ -186,7 +186,7 @@ class Peer:
                 self.connection.open()
 
     def bury(self, reason: str) -> None:
-        """The life of the peer is over: what it has not acknowledged fails, and nothing is sent until `revive`."""
+        """The peer is gone: what it has not acknowledged fails, and nothing is sent until `revive`."""
         self._outside(uninterrupted(self._bury, reason))
 
     def _bury(self, reason: str) -> Sequence[Action[Item]]:
@@ -198,9 +198,9 @@ class Peer:
             self.connection.close(0)
             return [*self._link.bury(reason, _clock()), Unblocked()]
 
-    def since(self, epoch: int) -> None:
-        """Links of the peer with smaller epochs are of lives that are over."""
-        self._link.since = epoch
+    def since(self, incarnation: int) -> None:
+        """Links of the peer with smaller incarnations are over."""
+        self._link.since = incarnation
 
     def revive(self, endpoint: str) -> None:
         """Somebody lives at its address (again), to be dialled at `endpoint`, or "" where it dials us."""
@@ -301,12 +301,12 @@ class Peer:
                     continue
                 if type(outcome) is int:
                     if outcome >= 0:
-                        unpacker.take(item, outcome, link.peer_epoch)
+                        unpacker.take(item, outcome, link.peer_incarnation)
                 else:
                     for action in outcome:  # type: ignore[union-attr]
                         if type(action) is Deliver:
-                            unpacker.take(action.item, action.charge, link.peer_epoch)
-                        elif type(action) is Skipped or type(action) is NewLife:
+                            unpacker.take(action.item, action.charge, link.peer_incarnation)
+                        elif type(action) is Skipped or type(action) is NewIncarnation:
                             unpacker.broken()
                     rest = self.connection.transmit(outcome)  # type: ignore[arg-type]
             if not self._busy:
@@ -316,31 +316,31 @@ class Peer:
     def _hand_up(self) -> None:
         unpacker, lane, arrived, endings = self._unpacker, self.lane, self._owner.arrived, self._endings
         while unpacker.ready:
-            header, parcel, charge, life = unpacker.ready.popleft()
+            header, parcel, charge, incarnation = unpacker.ready.popleft()
             if self._endings != endings:  # by what came before
                 continue
             parcel.lane = lane
             if charge:
-                parcel.origin = (self, charge, life)
+                parcel.origin = (self, charge, incarnation)
             arrived(header, parcel)
         while unpacker.refused:
-            refused, reason, charge, life = unpacker.refused.popleft()
-            self.consumed(charge, life)
+            refused, reason, charge, incarnation = unpacker.refused.popleft()
+            self.consumed(charge, incarnation)
             if refused is None:
                 self._owner.dropped(self.address, reason)
             else:
                 self._owner.undeliverable(refused, Parcel(), reason)
 
-    def consumed(self, charge: int, epoch: int) -> None:
+    def consumed(self, charge: int, incarnation: int) -> None:
         """Our application took a message from this peer: its credits go back."""
         if charge:
-            uninterrupted(self._consumed, charge, epoch)
+            uninterrupted(self._consumed, charge, incarnation)
 
-    def _consumed(self, charge: int, epoch: int) -> None:
+    def _consumed(self, charge: int, incarnation: int) -> None:
         with self._lock:
             if self.gone is not None:
                 return
-            prefix = self._link.consumed(charge, epoch)
+            prefix = self._link.consumed(charge, incarnation)
             if prefix is not None:
                 self.connection.transmit([Transmit(prefix, None)])
             if not self._busy:

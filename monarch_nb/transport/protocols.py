@@ -33,7 +33,7 @@ class Transport(Protocol):
         """The address of this process."""
 
     @property
-    def life(self) -> int:
+    def incarnation(self) -> int:
         """Which of the processes this is that have had its address, one after the other; later ones are larger."""
 
     @property
@@ -83,11 +83,11 @@ class Transport(Protocol):
         *,
         keys: Keys | None = None,
         insecure_loopback: bool = False,
-        life: int = 0,
+        incarnation: int = 0,
     ) -> None:
         """A host, or a process, is there, and is reached in this way."""
 
-    def forget(self, where: str, reason: str, life: int = 0) -> None:
+    def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
         """A process, or host, is dead: what it did not acknowledge is reported as lost."""
 
     def connected(self, where: str) -> bool:

@@ -24,13 +24,13 @@ class Unpacker:
 
     def __init__(self, *, portable: bool, back: Callable[[int], None]) -> None:
         """`back` gives a loan of the peer's back; any thread."""
-        self.ready: deque[tuple[Header, Parcel, int, int]] = deque()  # with charge and life to give back to
+        self.ready: deque[tuple[Header, Parcel, int, int]] = deque()  # with charge and incarnation to give back to
         self.refused: deque[tuple[Header | None, str, int, int]] = deque()  # None: not even a header
         self._portable = portable
         self._back = back
         self._assembly: Assembly | None = None
 
-    def take(self, item: Item, charge: int, life: int) -> None:
+    def take(self, item: Item, charge: int, incarnation: int) -> None:
         """The next item in order. Called before the link can acknowledge it. Raises nothing."""
         header: Header | None = None
         try:
@@ -41,16 +41,16 @@ class Unpacker:
             header, hops, chunked = unpack(item.head, PREFIX_SIZE)
             if chunked:
                 self._assembly = Assembly(header, hops, item.frames[0], portable=self._portable)
-                self._assembly.charge, self._assembly.life = charge, life
+                self._assembly.charge, self._assembly.incarnation = charge, incarnation
                 self._finish()
             elif header.buffers:
-                self.ready.append((header, self._attached(header, item, hops), charge, life))
+                self.ready.append((header, self._attached(header, item, hops), charge, incarnation))
             else:
-                self.ready.append((header, Parcel(item.frames, hops=hops), charge, life))
+                self.ready.append((header, Parcel(item.frames, hops=hops), charge, incarnation))
         except _Nonsense as error:
-            self.refused.append((None, f"{type(error).__name__}: {error}", charge, life))
+            self.refused.append((None, f"{type(error).__name__}: {error}", charge, incarnation))
         except (TransportError, MemoryError) as error:
-            self.refused.append((header, str(error) or "out of memory", charge, life))
+            self.refused.append((header, str(error) or "out of memory", charge, incarnation))
 
     def _attached(self, header: Header, item: Item, hops: int) -> Parcel:
         loan = Loan(header.loan, self._back)  # given back at once if the files cannot be opened
@@ -71,19 +71,19 @@ class Unpacker:
             self._finish()
         except _Nonsense as error:
             self._assembly = None
-            self.refused.append((None, f"{type(error).__name__}: {error}", assembly.charge, assembly.life))
+            self.refused.append((None, f"{type(error).__name__}: {error}", assembly.charge, assembly.incarnation))
         except (TransportError, MemoryError) as error:
             self._assembly = None
-            self.refused.append((assembly.header, str(error) or "out of memory", assembly.charge, assembly.life))
+            self.refused.append((assembly.header, str(error) or "out of memory", assembly.charge, assembly.incarnation))
 
     def _finish(self) -> None:
         assembly = self._assembly
         if assembly is not None and assembly.complete:
             self._assembly = None
-            self.ready.append((assembly.header, assembly.parcel(), assembly.charge, assembly.life))
+            self.ready.append((assembly.header, assembly.parcel(), assembly.charge, assembly.incarnation))
 
     def broken(self) -> None:
         """Pieces of the message in assembly will never come; its sender knows."""
         assembly, self._assembly = self._assembly, None
         if assembly is not None:
-            self.refused.append((None, "the rest of a large message never came", assembly.charge, assembly.life))
+            self.refused.append((None, "the rest of a large message never came", assembly.charge, assembly.incarnation))

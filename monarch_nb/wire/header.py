@@ -45,7 +45,7 @@ class Layout(msgspec.Struct, array_like=True, frozen=True):
         return self.hosts[rank // self.per_host]
 
     def address(self, rank: int, incarnation: int = 0) -> str:
-        """The process address of one rank in one of its lives."""
+        """The process address of one rank in one of its incarnations."""
         return f"{self.host_of(rank)}/{self.uid}.{rank}.{incarnation}"
 
 

@@ -39,7 +39,7 @@ def test_a_death_told_twice_and_late(workers: Any, shown: list[MeshFailure]) -> 
     with pytest.raises(SupervisionError):
         workers.rank.call().get(SOON)
     heal_mesh(workers, timeout=SOON)
-    tell(exits[0])  # of the old life
+    tell(exits[0])  # of the old incarnation
     until(lambda: len(exits) == 3)
     assert workers.rank.call().get(SOON).values() == [0, 1]
     assert len(shown) == 1

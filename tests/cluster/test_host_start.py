@@ -202,7 +202,7 @@ def test_a_life_is_started_once() -> None:
         from monarch_nb.wire.header import Layout
 
         again = Layout(layout, (client.host,), 1)
-        with pytest.raises(Refusal, match="a new life needs a new incarnation"):
+        with pytest.raises(Refusal, match="its next start needs a new incarnation"):
             client.spawn(1, layout=again)
         assert client.started(*client.spawn(1, layout=again, incarnations=(1,)))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from monarch_nb.routing import Epochs, LinkConfig
+from monarch_nb.routing import LinkConfig, LinkIncarnations
 from monarch_nb.transport import monitor
 from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.links import Links
@@ -99,17 +99,17 @@ class _Links(Links):
     def __init__(self, agent: "Agent", *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._agent = agent
-        self._epochs = Epochs(agent.life)
+        self._link_incarnations = LinkIncarnations(agent.incarnation)
 
     def dial(self, peer: Any) -> Dealer:
-        return Dealer(self._agent, peer, f"{self.address}|{peer.lane}|{peer.epoch:x}".encode())
+        return Dealer(self._agent, peer, f"{self.address}|{peer.lane}|{peer.incarnation:x}".encode())
 
 
 class Agent:
-    """One life of an agent."""
+    """One incarnation of an agent."""
 
-    def __init__(self, world: "World", host: str, life: int) -> None:
-        self.world, self.host, self.life = world, host, life
+    def __init__(self, world: "World", host: str, incarnation: int) -> None:
+        self.world, self.host, self.incarnation = world, host, incarnation
         self.alive = True
         self.calls = Calls()
         self.wires: dict[bytes, Wire] = {}  # by routing id, as a ROUTER has them
@@ -156,7 +156,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.now = 0.0
-        self.lives = 0
+        self.incarnations = 0
         self.dealers: list[Dealer] = []
         self.wires: list[Wire] = []
         self.agents = {host: self._born(host) for host in ("h1", "h2")}
@@ -166,22 +166,22 @@ class World:
         return self.now
 
     def _born(self, host: str) -> Agent:
-        self.lives += 1
-        return Agent(self, host, self.lives)
+        self.incarnations += 1
+        return Agent(self, host, self.incarnations)
 
     def other(self, host: str) -> str:
         return "h2" if host == "h1" else "h1"
 
     def tell_back(self, host: str) -> None:
-        """The word, to the other agent, that the present life of this one is there."""
+        """The word, to the other agent, that the present incarnation of this one is there."""
         agent, hearer = self.agents[host], self.agents[self.other(host)]
         endpoint = f"tcp://127.0.0.1:{host[1:]}"
-        hearer.words.append(lambda: hearer.links.learn(host, endpoint, None, "", (None, True), agent.life))
+        hearer.words.append(lambda: hearer.links.learn(host, endpoint, None, "", (None, True), agent.incarnation))
 
-    def tell_lost(self, host: str, life: int) -> None:
-        """The word, to the other agent, that a life of this one is over."""
+    def tell_lost(self, host: str, incarnation: int) -> None:
+        """The word, to the other agent, that an incarnation of this one is over."""
         hearer = self.agents[self.other(host)]
-        hearer.words.append(lambda: hearer.links.forget(host, f"life {life} is lost", life))
+        hearer.words.append(lambda: hearer.links.forget(host, f"incarnation {incarnation} is lost", incarnation))
 
     def restart(self, host: str) -> None:
         """It is killed; what it had written may arrive yet."""

@@ -1,6 +1,6 @@
 """A make-believe cluster around one Machine: it carries out actions late and in odd orders, and keeps its own books.
 
-`reports` are things that happened but were not yet told to the machine. The books (`lives`, `dead`, `arrived`,
+`reports` are things that happened but were not yet told to the machine. The books (`incarnations`, `dead`, `arrived`,
 `ended`) are kept from what was told and what was asked for alone, so they can be compared with the machine's view.
 """
 
@@ -34,7 +34,7 @@ ACTORS_ON = {"P": ["A", "W"], "Q": ["B", "C"]}
 PROCS_OF = {actor: procs for procs, actors in ACTORS_ON.items() for actor in actors}
 LIMIT, WINDOW = 3, 60.0
 
-Life = tuple[str, int, int]
+RankIncarnation = tuple[str, int, int]
 
 
 def spec(uid: str, *, on: str | None = None, layout: Layout | None = None) -> MeshSpec:
@@ -58,11 +58,11 @@ class World:
     machine: Machine = field(init=False)
     now: float = 0.0
     reports: list[Callable[[], list[Action]]] = field(default_factory=list)
-    lives: dict[str, list[int]] = field(default_factory=dict)
-    dead: set[Life] = field(default_factory=set)
-    arrived: set[Life] = field(default_factory=set)
+    incarnations: dict[str, list[int]] = field(default_factory=dict)
+    dead: set[RankIncarnation] = field(default_factory=set)
+    arrived: set[RankIncarnation] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
-    failed_once: set[Life] = field(default_factory=set)
+    failed_once: set[RankIncarnation] = field(default_factory=set)
     owner_of_failure: dict[int, str] = field(default_factory=dict)
     hit: dict[int, set[str]] = field(default_factory=dict)  # failure -> the meshes it hit
     cut_short: set[str] = field(default_factory=set)  # meshes stopped while they were being healed
@@ -80,18 +80,18 @@ class World:
         assert self.machine.own(ROOT, spec("P", layout=LAYOUT)) == []
         for uid in ("A", "W"):
             assert self.machine.own(ROOT, spec(uid, on="P", layout=LAYOUT)) == []
-            self.lives[uid] = [0] * SIZE
-        self.lives["P"] = [0] * SIZE
+            self.incarnations[uid] = [0] * SIZE
+        self.incarnations["P"] = [0] * SIZE
         self.machine.join(self.owner, "worker", "W", (0, 0))
         self.settle_child()
 
     def settle_child(self) -> None:
-        """The owner spawns its meshes, under fresh names for each of its lives."""
+        """The owner spawns its meshes, under fresh names for each of its incarnations."""
         for uid, on in (("Q", None), ("B", "Q"), ("C", "Q")):
             self.ended.discard(uid)
-            self.lives[uid] = [0] * SIZE
+            self.incarnations[uid] = [0] * SIZE
             for books in (self.dead, self.arrived, self.failed_once):
-                books -= {life for life in books if life[0] == uid}
+                books -= {incarnation for incarnation in books if incarnation[0] == uid}
             self.restarts = {key: times for key, times in self.restarts.items() if key[0] != uid}
             self.carry_out(self.machine.own(self.owner, spec(uid, on=on)))
 
@@ -101,16 +101,16 @@ class World:
         return ROOT if uid in ("P", "A", "W") else self.owner
 
     def fine(self, uid: str, rank: int) -> bool:
-        life = (uid, rank, self.lives[uid][rank])
-        started = life[2] == 0 or life in self.arrived
-        return uid not in self.ended and started and life not in self.dead
+        incarnation = (uid, rank, self.incarnations[uid][rank])
+        started = incarnation[2] == 0 or incarnation in self.arrived
+        return uid not in self.ended and started and incarnation not in self.dead
 
     def bury(self, uid: str, rank: int, incarnation: int) -> None:
-        if uid in self.ended or self.lives[uid][rank] != incarnation:
+        if uid in self.ended or self.incarnations[uid][rank] != incarnation:
             return
         self.dead.add((uid, rank, incarnation))
         for actor in ACTORS_ON.get(uid, ()):
-            self.dead.add((actor, rank, self.lives[actor][rank]))
+            self.dead.add((actor, rank, self.incarnations[actor][rank]))
 
     def end(self, uid: str) -> None:
         self.ended.update([uid, *ACTORS_ON.get(uid, ())])
@@ -120,7 +120,7 @@ class World:
     # What can happen
 
     def kill(self, uid: str, rank: int) -> None:
-        incarnation = self.lives[uid][rank]
+        incarnation = self.incarnations[uid][rank]
         for _ in range(self.random.choice((1, 1, 2))):  # sometimes it is told twice
             self.reports.append(lambda: self.report_death(uid, rank, incarnation))
 
@@ -139,7 +139,7 @@ class World:
             for rank in (2 * host, 2 * host + 1):
                 if self.machine.status("P")[rank].state in ("alive", "healing"):
                     self.bury("P", rank, self.machine.status("P")[rank].incarnation)
-                    self.bury("P", rank, self.lives["P"][rank])
+                    self.bury("P", rank, self.incarnations["P"][rank])
             return self.machine.host_lost([f"h{host}"], Cause(kind="host"))
 
         self.reports.append(report)
@@ -168,15 +168,15 @@ class World:
 
     def carry_out_one(self, action: Action) -> None:
         match action:
-            case FailCalls(uid, lives, failure) if lives is not None:
+            case FailCalls(uid, incarnations, failure) if incarnations is not None:
                 assert uid not in self.ended, f"a stopped mesh failed: {action}"
-                for rank, incarnation in lives:
-                    assert incarnation >= self.lives[uid][rank], f"an old life is mentioned: {action}"
+                for rank, incarnation in incarnations:
+                    assert incarnation >= self.incarnations[uid][rank], f"an old incarnation is mentioned: {action}"
                     assert (uid, rank, incarnation) not in self.failed_once, f"failed twice: {action}"
                     self.failed_once.add((uid, rank, incarnation))
                 self.owner_of_failure[failure.failure_id] = self.owner_name(uid)
                 self.hit.setdefault(failure.failure_id, set()).add(uid)
-                if uid == "W" and (0, int(self.owner.partition(".")[2])) in lives:
+                if uid == "W" and (0, int(self.owner.partition(".")[2])) in incarnations:
                     self.lose_owner()
             case FailCalls(uid):
                 assert uid in self.ended
@@ -200,18 +200,18 @@ class World:
                 assert cause.chain is not None
                 assert actor == self.owner
                 self.lose_owner()
-                life = int(actor.partition(".")[2])
-                self.reports.append(lambda: self.report_death("W", 0, life, cause))
+                incarnation = int(actor.partition(".")[2])
+                self.reports.append(lambda: self.report_death("W", 0, incarnation, cause))
             case StopMesh(uid):
                 assert uid not in self.ended or self.owner in self.owners_gone
                 self.end(uid)
                 self.reports.append(lambda: self.machine.stopped(uid))
-            case Respawn(uid, lives) | Recreate(uid, lives):
-                self.start(uid, lives)
-            case Healed(requests, lives, again):
+            case Respawn(uid, incarnations) | Recreate(uid, incarnations):
+                self.start(uid, incarnations)
+            case Healed(requests, incarnations, again):
                 for number in requests:
                     self.answer(number, "healed")
-                for uid, back in lives:
+                for uid, back in incarnations:
                     assert all(self.fine(uid, rank) for rank, _ in back if uid not in self.ended)
                 for failure in again:
                     self.tell(failure, self.owner_of_failure[failure.failure_id])
@@ -234,22 +234,22 @@ class World:
         assert str(failure)
         self.told[failure.failure_id] = owner
 
-    def start(self, uid: str, lives: tuple[tuple[int, int], ...]) -> None:
+    def start(self, uid: str, incarnations: tuple[tuple[int, int], ...]) -> None:
         assert uid not in self.ended
-        for rank, incarnation in lives:
-            assert incarnation > self.lives[uid][rank]
+        for rank, incarnation in incarnations:
+            assert incarnation > self.incarnations[uid][rank]
             if uid in PROCS_OF:
                 assert self.fine(PROCS_OF[uid], rank), "an actor is created on a dead process"
-            self.lives[uid][rank] = incarnation
+            self.incarnations[uid][rank] = incarnation
             times = self.restarts.setdefault((uid, rank), [])
             times.append(self.now)
             assert len([time for time in times if time > self.now - WINDOW]) <= LIMIT + 1
-        lost = [life for life in lives if self.random.random() < 0.15]
-        back = [life for life in lives if life not in lost]
+        lost = [incarnation for incarnation in incarnations if self.random.random() < 0.15]
+        back = [incarnation for incarnation in incarnations if incarnation not in lost]
         for rank, incarnation in lost:
             self.reports.append(lambda r=rank, i=incarnation: self.fail_start(uid, r, i))  # type: ignore[misc]
-        for life in back:  # one by one, so that others can come between
-            self.reports.append(lambda life=life: self.arrive(uid, *life))  # type: ignore[misc]
+        for incarnation in back:  # one by one, so that others can come between
+            self.reports.append(lambda incarnation=incarnation: self.arrive(uid, *incarnation))  # type: ignore[misc]
 
     def fail_start(self, uid: str, rank: int, incarnation: int) -> list[Action]:
         self.bury(uid, rank, incarnation)
@@ -285,19 +285,19 @@ class World:
 
     def revive_owner(self) -> None:
         """If W's rank 0 was re-created, its `__init__` spawns its meshes again."""
-        name = f"W0.{self.lives['W'][0]}"
+        name = f"W0.{self.incarnations['W'][0]}"
         if self.owner in self.owners_gone and name not in self.owners_gone and self.fine("W", 0):
             for uid in ("C", "B", "Q"):
                 self.machine.disown(uid)
             self.reports = [report for report in self.reports if not _about_child(report)]
             self.owner = name
-            self.machine.join(name, "worker", "W", (0, self.lives["W"][0]))
+            self.machine.join(name, "worker", "W", (0, self.incarnations["W"][0]))
             self.settle_child()
 
     # What must always hold
 
     def verify(self) -> None:
-        for uid in self.lives:
+        for uid in self.incarnations:
             states = self.machine.status(uid)
             for rank in range(SIZE):
                 assert (states[rank].state == "alive") == self.fine(uid, rank), (uid, rank, states[rank])

@@ -10,7 +10,7 @@ from monarch_nb.routing import (
     Link,
     LinkConfig,
     LinkState,
-    NewLife,
+    NewIncarnation,
     PrefixKind,
     Skipped,
     Transmit,
@@ -48,7 +48,7 @@ class Pair:
                 self.queue(link).append((action.prefix, action.item, 10))
             elif isinstance(action, Deliver):
                 (self.got_a if link is self.a else self.got_b).append(action.item)
-                prefix = link.consumed(action.charge, link.peer_epoch)
+                prefix = link.consumed(action.charge, link.peer_incarnation)
                 if prefix:
                     self.queue(link).append((prefix, None, 0))
             else:
@@ -241,7 +241,7 @@ def test_a_restarted_peer_gets_nothing_old_and_the_failure_is_named():
     assert pair.got_a == ["hi"]
     assert pair.failed() == ["c", "d"]
     assert [action.reason for action in pair.seen if isinstance(action, Failed)] == ["the peer was restarted"]
-    assert NewLife(21) in pair.seen
+    assert NewIncarnation(21) in pair.seen
 
 
 def test_what_is_sent_once_a_life_is_known_to_be_over_is_for_the_next():
@@ -284,12 +284,12 @@ def test_late_words_of_a_life_that_is_over_are_not_heard():
     pair = Pair()
     pair.a.since = 21
     pair.pump()
-    assert pair.a.peer_epoch == 0
+    assert pair.a.peer_incarnation == 0
     pair.reconnect()
     pair.b = Link(21, config=pair.config)
     pair.do(pair.a, pair.a.connected(pair.now))
     pair.pump()
-    assert pair.a.peer_epoch == 21
+    assert pair.a.peer_incarnation == 21
 
 
 def test_frames_meant_for_a_former_life_are_not_taken_by_the_next():
@@ -311,7 +311,7 @@ def test_a_former_life_of_the_peer_is_not_heard():
     hello = pair.a.connected(0.0)[0].prefix
     for action in other.received(hello, None, 0, 0.0):
         pair.a.received(action.prefix, None, 0, 0.0)
-    assert pair.a.peer_epoch == 21
+    assert pair.a.peer_incarnation == 21
     assert pair.a.received(late, "late", 10, 0.0) == -1
 
 
@@ -396,7 +396,7 @@ def test_credits_block_until_the_application_took_something():
     for prefix in prefixes:
         outcome = peer.received(prefix, "x", 1000, 0.0)
     assert link.blocked(1000)
-    reply = peer.consumed(1, peer.peer_epoch)
+    reply = peer.consumed(1, peer.peer_incarnation)
     assert reply is not None
     outcome = link.received(reply, None, 0, 0.0)
     assert Unblocked() in outcome
@@ -441,7 +441,7 @@ def test_credits_come_back_when_the_frame_with_them_was_lost():
     for prefix, item, size in frames:
         outcome = pair.b.received(prefix, item, size, 0.0)
         if isinstance(outcome, int):
-            pair.b.consumed(outcome, pair.b.peer_epoch)
+            pair.b.consumed(outcome, pair.b.peer_incarnation)
     pair.b.tick(0.02)  # this acknowledgement is lost
     pair.wait(2.5)
     assert Unblocked() in pair.seen

@@ -23,12 +23,12 @@ class TwoLinks(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now = 0.0
-        self.epochs = 1
+        self.incarnations = 1
         self.links = {"a": self.link(True), "b": self.link(False)}
         self.flying = {"a": [], "b": []}  # frames on their way to ...
         self.connected = True
         self.sent = {"a": [], "b": []}
-        self.got = {"a": [], "b": []}  # (life of the receiver, item)
+        self.got = {"a": [], "b": []}  # (incarnation of the receiver, item)
         self.failed = {"a": [], "b": []}
         self.copies = []  # frames that arrived and will again; no copy outlives its connection
         self.restarts = 0
@@ -36,8 +36,8 @@ class TwoLinks(RuleBasedStateMachine):
         self.do("a", self.links["a"].connected(0.0))
 
     def link(self, dials):
-        self.epochs += 1
-        return Link(self.epochs, dials=dials, config=CONFIG)
+        self.incarnations += 1
+        return Link(self.incarnations, dials=dials, config=CONFIG)
 
     def do(self, who, actions):
         peer = "b" if who == "a" else "a"
@@ -52,8 +52,8 @@ class TwoLinks(RuleBasedStateMachine):
 
     def deliver(self, who, item, charge):
         link = self.links[who]
-        self.got[who].append((link.epoch, item))
-        prefix = link.consumed(charge, link.peer_epoch)
+        self.got[who].append((link.incarnation, item))
+        prefix = link.consumed(charge, link.peer_incarnation)
         if prefix:
             self.do(who, [Transmit(prefix, None)])
 
@@ -68,9 +68,9 @@ class TwoLinks(RuleBasedStateMachine):
     def send(self, who, count):
         link = self.links[who]
         for _ in range(count):
-            if (who == "b" and not link.peer_epoch) or link.blocked(2000):
+            if (who == "b" and not link.peer_incarnation) or link.blocked(2000):
                 return
-            item = (link.epoch, self.items)
+            item = (link.incarnation, self.items)
             self.items += 1
             self.sent[who].append(item)
             prefix = link.send(item, 2000)
@@ -142,8 +142,8 @@ class TwoLinks(RuleBasedStateMachine):
     @invariant()
     def at_most_once_in_order(self):
         for who, peer in (("a", "b"), ("b", "a")):
-            for life in {life for life, _ in self.got[who]}:
-                numbers = [item for at, item in self.got[who] if at == life]
+            for incarnation in {incarnation for incarnation, _ in self.got[who]}:
+                numbers = [item for at, item in self.got[who] if at == incarnation]
                 assert numbers == sorted(set(numbers))
             everything = [item for _, item in self.got[who]]
             assert len(everything) == len(set(everything)), "delivered to two lives"
@@ -163,7 +163,7 @@ class TwoLinks(RuleBasedStateMachine):
             link = self.links[who]
             assert link.unacked == 0, "it never came to rest"
             known = {item for _, item in self.got[peer]} | set(self.failed[who])
-            mine = [item for item in self.sent[who] if item[0] == link.epoch]  # a dead sender names nothing
+            mine = [item for item in self.sent[who] if item[0] == link.incarnation]  # a dead sender names nothing
             assert set(mine) <= known, "lost without a name"
             assert not link.blocked(2000)
 
@@ -182,7 +182,7 @@ class Traffic:
             VirtualClock(), seed=seed, faults=faults, config=LinkConfig(window=64 << 10, ack_frames=7)
         )
         self.names = [f"h{number}/agent" for number in range(nodes)]
-        self.nodes, self.lives = {}, defaultdict(int)
+        self.nodes, self.incarnations = {}, defaultdict(int)
         self.sent = []
         self.got = defaultdict(list)
         self.failed = set()
@@ -190,8 +190,8 @@ class Traffic:
             self.join(name)
 
     def join(self, name):
-        self.lives[name] += 1
-        key = (name, self.lives[name])
+        self.incarnations[name] += 1
+        key = (name, self.incarnations[name])
         self.nodes[name] = self.network.join(
             name, lambda src, item: self.got[key].append(item), lambda dst, reason, items: self.failed.update(items)
         )
@@ -199,7 +199,7 @@ class Traffic:
     def send(self):
         src, dst = self.random.sample(self.names, 2)
         lane = self.random.choice([0, 0, 0, 1])
-        item = (src, self.lives[src], dst, lane, len(self.sent))
+        item = (src, self.incarnations[src], dst, lane, len(self.sent))
         self.sent.append(item)
         self.nodes[src].send(dst, item, self.random.choice([10, 3000, 100_000]), lane=lane)
 
@@ -208,7 +208,7 @@ class Traffic:
         assert len(everything) == len(set(everything))
         known = set(everything) | self.failed
         for item in self.sent:
-            if self.lives[item[0]] == item[1]:
+            if self.incarnations[item[0]] == item[1]:
                 assert item in known, "lost without a name"
 
 

@@ -31,20 +31,20 @@ class PlainOutbox:
     """The same, one rank at a time."""
 
     def __init__(self):
-        self.lives = {}
+        self.incarnations = {}
 
     def number(self, runs):
         numbered = []
         for run in runs:
             for place in range(run.count):
-                rank, life = run.rank + place * run.stride, (run.proc_incarnation, run.incarnation)
-                known, following = self.lives.get(rank, ((0, 0), 0))
-                if life > known:
-                    known, following = life, 0
-                seq = -1 if life < known else following
+                rank, incarnation = run.rank + place * run.stride, (run.proc_incarnation, run.incarnation)
+                known, following = self.incarnations.get(rank, ((0, 0), 0))
+                if incarnation > known:
+                    known, following = incarnation, 0
+                seq = -1 if incarnation < known else following
                 if seq >= 0:
-                    self.lives[rank] = (known, following + 1)
-                numbered.append((rank, *life, seq, run.index + place * run.index_stride))
+                    self.incarnations[rank] = (known, following + 1)
+                numbered.append((rank, *incarnation, seq, run.index + place * run.index_stride))
         return sorted(numbered)
 
 
@@ -116,8 +116,8 @@ def test_any_history_gives_the_numbers_of_the_plain_way(seed):
         stride = dice.choice([1, 1, 1, 2, 3, 8] if not wild else [1, 2, 3, 5, 7, 8, 11, 70])
         rank = dice.randrange(size)
         count = dice.randint(1, (size - 1 - rank) // stride + 1) if dice.random() < 0.7 else 1
-        life = dice.choice([(0, 0)] * 6 + [(0, 1), (1, 0), (1, 1)])
-        run = Run(rank, count, stride, *life, index=dice.randrange(5), index_stride=dice.choice([1, 1, 2]))
+        incarnation = dice.choice([(0, 0)] * 6 + [(0, 1), (1, 0), (1, 1)])
+        run = Run(rank, count, stride, *incarnation, index=dice.randrange(5), index_stride=dice.choice([1, 1, 2]))
         assert spread(outbox.number("m", [run])) == plain.number([run])
 
 
@@ -206,12 +206,12 @@ def test_direct_sends_and_casts_along_the_tree_arrive_in_the_order_sent(seed):
     dice, clock = random.Random(seed), VirtualClock()
     hosts, per_host = dice.choice([(1, 1), (3, 4), (12, 3)])
     layout = Layout("p", tuple(f"h{number}" for number in range(hosts)), per_host)
-    outbox, lives = Outbox(), [0] * layout.size
+    outbox, incarnations = Outbox(), [0] * layout.size
     inboxes = {}
     handled, expected = {}, {}
 
-    def arrive(rank, life, seq, item):
-        key = rank, life
+    def arrive(rank, incarnation, seq, item):
+        key = rank, incarnation
         for ready in inboxes.setdefault(key, Inbox()).arrive("me", seq, item, clock.now):
             handled.setdefault(key, []).append(ready)
 
@@ -228,18 +228,18 @@ def test_direct_sends_and_casts_along_the_tree_arrive_in_the_order_sent(seed):
 
     for item in range(60):
         if dice.random() < 0.1:
-            lives[dice.randrange(layout.size)] += 1
+            incarnations[dice.randrange(layout.size)] += 1
         if dice.random() < 0.5:
-            runs = [Run(rank, 1, incarnation=life, index=rank) for rank, life in enumerate(lives)]
+            runs = [Run(rank, 1, incarnation=incarnation, index=rank) for rank, incarnation in enumerate(incarnations)]
             travel(plan_cast(layout, outbox.number("m", runs), fanout=2), item)
             sent_to = range(layout.size)
         else:
             rank = dice.randrange(layout.size)
-            (run,) = outbox.number("m", [Run(rank, 1, incarnation=lives[rank])])
-            later(0.1, rank, lives[rank], run.seq, item)
+            (run,) = outbox.number("m", [Run(rank, 1, incarnation=incarnations[rank])])
+            later(0.1, rank, incarnations[rank], run.seq, item)
             sent_to = [rank]
         for rank in sent_to:
-            expected.setdefault((rank, lives[rank]), []).append(item)
+            expected.setdefault((rank, incarnations[rank]), []).append(item)
         clock.advance(dice.choice([0.0, 0.1]))
     assert clock.settle()
     assert handled == expected

@@ -55,7 +55,7 @@ def test_a_failed_actor_is_told_to_its_owner_and_to_those_who_wait() -> None:
     actions = machine().actor_failed("A", 2, 0, RAISED)
     calls, supervise = actions
     assert isinstance(calls, FailCalls)
-    assert (calls.mesh_uid, calls.lives) == ("A", ((2, 0),))
+    assert (calls.mesh_uid, calls.incarnations) == ("A", ((2, 0),))
     assert isinstance(supervise, Supervise)
     assert supervise.owner == "owner"
     assert supervise.failure.mesh_name == "a"
@@ -161,7 +161,7 @@ def test_a_stop_is_no_failure() -> None:
     assert supervised.actor_failed("A", 0, 0, RAISED) == []
     assert supervised.host_lost({"h0"}, Cause(kind="host")) == []
     calls = supervised.stopped("P")
-    assert [(action.mesh_uid, action.lives) for action in calls if isinstance(action, FailCalls)] == [
+    assert [(action.mesh_uid, action.incarnations) for action in calls if isinstance(action, FailCalls)] == [
         ("P", None),
         ("A", None),
         ("B", None),
@@ -179,7 +179,7 @@ def test_a_single_rank_can_stop() -> None:
     assert supervised.actor_failed("A", 1, 0, RAISED) == []
     assert supervised.check("A", {0}) is None
     assert supervised.check("A", {1}) is not None
-    assert only(supervised.stopped("A", {1}), FailCalls).lives == ((1, 0),)
+    assert only(supervised.stopped("A", {1}), FailCalls).incarnations == ((1, 0),)
 
 
 def test_a_reference_learns_of_failures_and_heals_but_nobody_is_told() -> None:
@@ -198,7 +198,7 @@ def test_a_mesh_whose_owner_is_gone_answers_no_calls() -> None:
     supervised = Machine()
     supervised.know("h9/c", spec("A", "P"))
     calls = only(supervised.owner_gone("h9/c", "killed"), FailCalls)
-    assert calls.lives is None
+    assert calls.incarnations is None
     assert "timed out reaching controller" in calls.failure.report()
     assert supervised.check("A", {0}) is not None
     assert supervised.owner_gone("h9/c") == []

@@ -52,7 +52,7 @@ def heal_all(supervised: Machine, uid: str, now: float, request: int = 0) -> Act
     (action,) = heals(supervised.heal_requested(uid, now, request))
     while isinstance(action, Respawn | Recreate):
         event = supervised.respawned if isinstance(action, Respawn) else supervised.recreated
-        (action,) = heals(event(action.mesh_uid, action.lives))
+        (action,) = heals(event(action.mesh_uid, action.incarnations))
     return action
 
 
@@ -84,7 +84,7 @@ def test_healing_an_actor_mesh_brings_back_all_that_its_dead_processes_held() ->
     supervised.actor_failed("A", 3, 0, RAISED)
     healed = heal_all(supervised, "B", 0)
     assert isinstance(healed, Healed)
-    assert dict(healed.lives) == {"P": ((1, 1),), "A": ((1, 1),), "B": ((1, 1),)}
+    assert dict(healed.incarnations) == {"P": ((1, 1),), "A": ((1, 1),), "B": ((1, 1),)}
     assert supervised.check("A", {3}) is not None, "that is not what was asked for"
 
 
@@ -121,7 +121,7 @@ def test_a_rank_that_dies_during_the_heal_is_told_by_the_heal() -> None:
     assert not any(isinstance(action, RootFault) for action in died)
     (healed,) = heals(died)
     assert isinstance(healed, Healed)
-    assert healed.lives == ()
+    assert healed.incarnations == ()
     assert [failure.crashed_ranks for failure in healed.again] == [[1], [2]]
     assert supervised.check("A", {2}) is not None
 
@@ -170,9 +170,9 @@ def test_a_call_on_a_rank_being_healed_says_so() -> None:
 
 def test_a_rank_that_keeps_failing_is_not_healed_for_ever() -> None:
     supervised = machine()
-    for life in range(3):
-        supervised.actor_failed("A", 1, life, RAISED)
-        assert isinstance(heal_all(supervised, "A", 10.0 * life), Healed)
+    for incarnation in range(3):
+        supervised.actor_failed("A", 1, incarnation, RAISED)
+        assert isinstance(heal_all(supervised, "A", 10.0 * incarnation), Healed)
     supervised.actor_failed("A", 1, 3, RAISED)
     refused = heal_all(supervised, "A", 25.0)
     assert isinstance(refused, HealRefused)

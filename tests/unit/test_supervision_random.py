@@ -28,7 +28,7 @@ def wander(random: Random, steps: int) -> World:
 
 def step(world: World, random: Random) -> None:
     world.now += random.choice((0, 1, 5, 30))
-    uid = random.choice(list(world.lives))
+    uid = random.choice(list(world.incarnations))
     rank = random.randrange(SIZE)
     dice = random.randrange(100)
     if dice < 30:
@@ -67,4 +67,4 @@ def test_the_wandering_meets_what_it_is_about() -> None:
     assert answers == {"healed", "refused"}
     assert any(world.faults for world in worlds)
     assert any(len(world.owners_gone) > 1 for world in worlds)
-    assert any(incarnation > 2 for world in worlds for incarnation in world.lives["P"])
+    assert any(incarnation > 2 for world in worlds for incarnation in world.incarnations["P"])

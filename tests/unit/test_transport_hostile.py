@@ -61,8 +61,8 @@ def dealer() -> Iterator["zmq.Socket[bytes]"]:
     context.term()
 
 
-def message(address: str = "h9/x", dst: str = "h1/agent", seq: int = 0, epoch: int = 5) -> list[bytes]:
-    prefix = PREFIX.pack(0, 0, 1, epoch, 0, seq, 0, 0)
+def message(address: str = "h9/x", dst: str = "h1/agent", seq: int = 0, incarnation: int = 5) -> list[bytes]:
+    prefix = PREFIX.pack(0, 0, 1, incarnation, 0, seq, 0, 0)
     return [prefix + WHOLE[0] + encode_header(Header(Kind.CALL, dst, address)), b"body"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monarch_nb.routing import Epochs, Lives, life_of
+from monarch_nb.routing import Incarnations, LinkIncarnations, process_incarnation
 from monarch_nb.transport import links, peer
 from tests.effort import tries
 from tests.unit.agents_world import Back, World
@@ -28,16 +28,16 @@ def _history(world: World, steps: int) -> None:
         host = dice.choice(("h1", "h2"))
         match dice.randrange(24):
             case 0:
-                life = world.agents[host].life
+                incarnation = world.agents[host].incarnation
                 world.restart(host)
                 if dice.random() < 0.7:
-                    world.tell_lost(host, life)
+                    world.tell_lost(host, incarnation)
                 if dice.random() < 0.7:
                     world.tell_back(host)
                 if dice.random() < 0.5:
                     world.tell_back(world.other(host))
             case 1:  # a cut longer than the lease: it was taken for lost, and is not
-                world.tell_lost(host, world.agents[host].life)
+                world.tell_lost(host, world.agents[host].incarnation)
                 if dice.random() < 0.7:
                     world.tell_back(host)
             case 2:
@@ -61,7 +61,7 @@ def test_once_both_are_told_who_lives_all_that_is_sent_arrives(world: World) -> 
         while agent.words:
             agent.words.popleft()()
     for agent in world.dead:  # as another controller may, later
-        world.tell_lost(agent.host, agent.life)
+        world.tell_lost(agent.host, agent.incarnation)
     wanted: dict[str, list[str]] = {"h1": [], "h2": []}
     for number in range(12):
         host = world.dice.choice(told)
@@ -78,36 +78,36 @@ def test_once_both_are_told_who_lives_all_that_is_sent_arrives(world: World) -> 
 
 
 def test_a_later_life_is_not_hit_by_the_word_that_an_earlier_one_is_over() -> None:
-    lives = Lives()
-    lives.back("h1/agent", 7)
-    assert not lives.lost("h1/agent", 5, "late news")
-    assert lives.gone == {}
-    assert lives.lost("h1/agent", 7, "it has ended")
-    assert lives.gone == {"h1/agent": "it has ended"}
-    assert not lives.speaks("h1/agent", 7)
-    assert lives.speaks("h1/agent", 8)
-    assert lives.gone == {}
-    assert not lives.lost("h1/agent", 7, "told twice", heard=8)
+    incarnations = Incarnations()
+    incarnations.back("h1/agent", 7)
+    assert not incarnations.lost("h1/agent", 5, "late news")
+    assert incarnations.gone == {}
+    assert incarnations.lost("h1/agent", 7, "it has ended")
+    assert incarnations.gone == {"h1/agent": "it has ended"}
+    assert not incarnations.speaks("h1/agent", 7)
+    assert incarnations.speaks("h1/agent", 8)
+    assert incarnations.gone == {}
+    assert not incarnations.lost("h1/agent", 7, "told twice", heard=8)
 
 
 def test_a_life_that_was_taken_for_over_and_is_not_is_heard_again() -> None:
-    lives = Lives()
-    assert lives.lost("h1/agent", 7, "no connection for 60 s")
-    lives.back("h1/agent", 7)
-    assert lives.speaks("h1/agent", 7)
-    assert not lives.speaks("h1/agent", 6)
+    incarnations = Incarnations()
+    assert incarnations.lost("h1/agent", 7, "no connection for 60 s")
+    incarnations.back("h1/agent", 7)
+    assert incarnations.speaks("h1/agent", 7)
+    assert not incarnations.speaks("h1/agent", 6)
 
 
 def test_only_so_many_ends_are_remembered() -> None:
-    lives = Lives(remembered=10)
+    incarnations = Incarnations(remembered=10)
     for number in range(30):
-        lives.lost(f"h1/p{number}", 1, "it has ended")
-    assert len(lives.gone) == 10
-    assert "h1/p29" in lives.gone
+        incarnations.lost(f"h1/p{number}", 1, "it has ended")
+    assert len(incarnations.gone) == 10
+    assert "h1/p29" in incarnations.gone
 
 
 def test_links_of_one_life_are_numbered_upwards_and_name_it() -> None:
-    first, second = Epochs(1000), Epochs(1001)
+    first, second = LinkIncarnations(1000), LinkIncarnations(1001)
     numbers = [first.next(), first.next(), second.next()]
     assert numbers == sorted(set(numbers))
-    assert [life_of(number) for number in numbers] == [1000, 1000, 1001]
+    assert [process_incarnation(number) for number in numbers] == [1000, 1000, 1001]
