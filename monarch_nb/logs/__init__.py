@@ -4,8 +4,9 @@ A process writes to its journal; its host agent tails the spool in which that li
 has spawned it; there they become lines again, and are shown by a script's output or by the cells of a notebook.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from monarch_nb._lazy import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.logs.forwarding import Forwarding
@@ -40,35 +41,17 @@ __all__ = [
     "rank_of",
 ]
 
-# Loaded when they are first used: host agents and processes need little of this package.
-_HOMES = {
-    "Forwarding": "forwarding",
-    "Line": "lines",
-    "LogRecord": "records",
-    "Logs": "records",
-    "MeshLogs": "mesh_logs",
-    "OpenLine": "written",
-    "Presenter": "mesh_logs",
-    "SHOWN": "records",
-    "Source": "sources",
-    "Windows": "windows",
-    "Written": "written",
-    "briefly": "lines",
-    "follow_logs": "view",
-    "listen_to_logs": "view",
-    "logs_here": "view",
-    "logs_of": "view",
-    "merged": "lines",
-    "mesh_of": "sources",
-    "prefix": "sources",
-    "rank_of": "sources",
-}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+# Host agents and processes need little of this package.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "forwarding": ("Forwarding",),
+        "lines": ("Line", "briefly", "merged"),
+        "mesh_logs": ("MeshLogs", "Presenter"),
+        "records": ("SHOWN", "LogRecord", "Logs"),
+        "sources": ("Source", "mesh_of", "prefix", "rank_of"),
+        "view": ("follow_logs", "listen_to_logs", "logs_here", "logs_of"),
+        "windows": ("Windows",),
+        "written": ("OpenLine", "Written"),
+    },
+)

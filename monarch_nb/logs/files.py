@@ -14,28 +14,28 @@ class LogFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.why = ""  # it cannot be written, since the last try
+        self.error = ""  # why the last attempt to write has failed
         self._fd = -1
         self._size = 0
         self._most = settings.log_file_size
         self._count = settings.log_file_count
 
     def write(self, data: bytes) -> bool:
-        """Keep some output; whether that worked. Where it did not before, the file says so."""
+        """Append some output; whether that worked. Where an attempt before has failed, the file says so."""
         try:
             if self._fd < 0:
                 self._open()
             if self._size and self._size + len(data) > self._most:
                 self._rotate()
-            if self.why:
-                self._all(f"[output is missing here: {self.why}]\n".encode())
-                self.why = ""
-            self._all(data)
+            if self.error:
+                self._write_all(f"[output is missing here: {self.error}]\n".encode())
+                self.error = ""
+            self._write_all(data)
         except OSError as error:
-            self.why = error.strerror or str(error)
-        return not self.why
+            self.error = error.strerror or str(error)
+        return not self.error
 
-    def _all(self, data: bytes) -> None:
+    def _write_all(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
             done = os.write(self._fd, view)
@@ -71,5 +71,5 @@ def path_for(spec: ProcSpec, folder: Path) -> Path:
     """Where the log of a proc goes: in `folder`, or in what the setting log_folder says."""
     name = re.sub(r"[^\w.-]", "_", spec.name)[:40]
     place = spec.address.partition("/")[2]
-    wished = settings.log_folder
-    return (Path(wished).expanduser() if wished else folder) / f"{f'{name}.' if name else ''}{place}.log"
+    configured = settings.log_folder
+    return (Path(configured).expanduser() if configured else folder) / f"{f'{name}.' if name else ''}{place}.log"

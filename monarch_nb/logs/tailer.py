@@ -57,9 +57,9 @@ class _Proc:
 
     def _keep(self, blocks: tuple[LogBlock, ...]) -> tuple[LogBlock, ...]:
         """Write it to the log file; the first time that fails, that is part of the output."""
-        well = not self.file.why
+        well = not self.file.error
         if blocks and not self.file.write(b"".join(map(plain, blocks))) and well:
-            notice = f"[{self.file.path} cannot be written ({self.file.why}): lines are shown, but not kept]\n"
+            notice = f"[{self.file.path} cannot be written ({self.file.error}): lines are shown, but not kept]\n"
             return (*blocks, LogBlock(STDERR, logging.ERROR, time.time(), blocks[-1].call, notice.encode()))
         return blocks
 

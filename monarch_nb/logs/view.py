@@ -16,6 +16,62 @@ TICK = 0.25  # seconds, between looks whether somebody wants to stop following
 MOST_WAITING = 10_000  # lines that whoever follows has not taken yet
 
 
+class LogReader:
+    """Reads the wanted lines of a mesh of processes. `name` is that of the mesh that is looked at."""
+
+    def __init__(self, logs: MeshLogs, name: str, procs: ProcState, wanted: LogFilter) -> None:
+        self._logs = logs
+        self._name = name
+        self._procs = procs
+        self._wanted = wanted
+
+    def there(self, last: int | None = None) -> Logs:
+        """What has arrived, of each rank the `last` lines."""
+        records: list[LogRecord] = []
+        files: dict[int, str] = {}
+        missing = 0
+        receiver = self._logs.receiver
+        skipped = receiver.skipped()
+        for address in filter(self._wanted.wants, receiver.addresses(self._procs.uid)):
+            of_rank = list(self._wanted.records(address, receiver.written(address)))
+            records += of_rank if last is None else of_rank[max(0, len(of_rank) - last) :]
+            missing += skipped.get(address, 0)
+            files[self._wanted.rank(address)] = self._logs.file(address)
+        return Logs(self._name, records, files, missing)
+
+    def follow(self, until: Callable[[], bool]) -> Iterator[LogRecord]:
+        """What has arrived, then what comes, until the mesh is stopped or `until()`. Blocks."""
+        waiting: deque[LogRecord] = deque(maxlen=MOST_WAITING)
+        came = threading.Event()
+        missed = 0
+
+        def wrote(address: str, written: Sequence[Written]) -> None:
+            nonlocal missed
+            for record in self._wanted.records(address, written):
+                missed += len(waiting) == MOST_WAITING
+                waiting.append(record)
+                came.set()
+
+        with self._logs.receiver.still():  # or a line that comes between the two would be in neither
+            before = self.there()
+            stop = self._logs.receiver.listen(wrote)
+        try:
+            yield from before
+            while True:
+                over = self._procs.stopped is not None or until()
+                came.wait(0.0 if over else TICK)
+                came.clear()
+                while waiting:
+                    yield waiting.popleft()
+                if missed:
+                    lost, missed = missed, 0
+                    yield self._wanted.missed(lost)
+                if over:
+                    return
+        finally:
+            stop()
+
+
 def logs_here() -> MeshLogs:
     """The logs of the meshes that this process has spawned."""
     logs: MeshLogs = runtime().keeper.logs
@@ -37,23 +93,7 @@ def logs_of(
     how long ago: seconds or "5m"; `last` lines of each rank. Of an actor mesh: of the processes its actors live in.
     Raises ValueError, and RuntimeError for a mesh that another process has spawned.
     """
-    procs, wanted = _filter(mesh, grep=grep, level=level, since=since, stream=stream)
-    logs = logs_here()
-    return _there(logs, str(mesh._state.name), procs.uid, wanted, last)
-
-
-def _there(logs: MeshLogs, name: str, uid: str, wanted: LogFilter, last: int | None) -> Logs:
-    """What has arrived."""
-    records: list[LogRecord] = []
-    files: dict[int, str] = {}
-    missing = 0
-    skipped = logs.receiver.skipped()
-    for address in filter(wanted.wants, logs.receiver.addresses(uid)):
-        of_rank = list(wanted.records(address, logs.receiver.written(address)))
-        records += of_rank if last is None else of_rank[max(0, len(of_rank) - last) :]
-        missing += skipped.get(address, 0)
-        files[wanted.rank(address)] = logs.file(address)
-    return Logs(name, records, files, missing)
+    return _reader(mesh, grep=grep, level=level, since=since, stream=stream).there(last)
 
 
 def follow_logs(
@@ -69,37 +109,7 @@ def follow_logs(
 
     Whoever takes them too slowly misses some; that is said in a line of its own.
     """
-    procs, wanted = _filter(mesh, grep=grep, level=level, since=since, stream=stream)
-    logs = logs_here()
-    waiting: deque[LogRecord] = deque(maxlen=MOST_WAITING)
-    came = threading.Event()
-    missed = 0
-
-    def wrote(address: str, written: Sequence[Written]) -> None:
-        nonlocal missed
-        for record in wanted.records(address, written):
-            missed += len(waiting) == MOST_WAITING
-            waiting.append(record)
-            came.set()
-
-    with logs.receiver.still():  # or a line that comes between the two would be in neither
-        before = _there(logs, str(mesh._state.name), procs.uid, wanted, None)
-        stop = logs.receiver.listen(wrote)
-    try:
-        yield from before
-        while True:
-            over = procs.stopped is not None or until()
-            came.wait(0.0 if over else TICK)
-            came.clear()
-            while waiting:
-                yield waiting.popleft()
-            if missed:
-                lost, missed = missed, 0
-                yield wanted.missed(lost)
-            if over:
-                return
-    finally:
-        stop()
+    return _reader(mesh, grep=grep, level=level, since=since, stream=stream).follow(until)
 
 
 def listen_to_logs(listener: Listener) -> Callable[[], None]:
@@ -111,10 +121,9 @@ def listen_to_logs(listener: Listener) -> Callable[[], None]:
     return logs_here().receiver.listen(listener)
 
 
-def _filter(mesh: Any, **wanted: Any) -> tuple[ProcState, LogFilter]:
-    """The processes that a mesh, or slice, is of, and the lines of them that are wanted."""
+def _reader(mesh: Any, **wanted: Any) -> LogReader:
     state = mesh._state
     procs: ProcState = state.procs if isinstance(state, ActorState) else state
     if procs.born is None:
         raise RuntimeError(f"{procs.name} was spawned by another process: its logs are there ({procs.home})")
-    return procs, LogFilter(procs.uid, state.region, mesh._region.ranks(), **wanted)
+    return LogReader(logs_here(), state.name, procs, LogFilter(procs.uid, state.region, mesh._region.ranks(), **wanted))

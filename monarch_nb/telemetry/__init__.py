@@ -1,8 +1,8 @@
 """What a program reports while it runs: values as curves, and spans and measurements on OpenTelemetry's API."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from monarch_nb._lazy import lazy_names
 from monarch_nb.telemetry.meters import Meter, get_meter
 from monarch_nb.telemetry.traced import span, traced
 
@@ -12,14 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Meter", "Metrics", "get_meter", "log", "span", "traced"]
 
-# Loaded when they are first used.
-_HOMES = {"Metrics": "metrics", "log": "points"}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, {"metrics": ("Metrics",), "points": ("log",)})

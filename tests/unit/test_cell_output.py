@@ -2,7 +2,6 @@
 
 import random
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +9,10 @@ import pytest
 from monarch_kernel.grouping import MOST_PIECES, Grouping, Piece, joined
 from monarch_kernel.logs import CellOutput
 from monarch_kernel.pacing import LINES, LINES_BURST
-from monarch_nb.host.protocol import LogBlock, LogChunk
-from monarch_nb.logs import Line, MeshLogs
+from monarch_nb.logs import Line
 from monarch_nb.logs.options import LogOption
 from monarch_nb.logs.sources import Sources
-from monarch_nb.runtime.log_positions import LogPositions
-from monarch_nb.wire import Handlers
+from tests.unit.log_tools import Cluster
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,31 +44,18 @@ class Page:
         return None if call in self.homeless else f"cell of {call}" if call else self.parent
 
 
-class Ranks:
+class Ranks(Cluster):
     """Some ranks that write, and a page that shows it. Nothing is shown before `settle`."""
 
     def __init__(self) -> None:
-        engine: Any = SimpleNamespace(
-            meshes={},
-            calls={},
-            verbs=Handlers("processes", lambda *_: None),
-            tell=lambda *_: None,
-            log_positions=LogPositions(),
-            local_hosts={"h"},
-            later=lambda *_: None,
-        )
+        super().__init__(RANKS)
         self.page: Any = Page()
-        self.logs = MeshLogs(engine, lambda *_: None)
         self.output = CellOutput(self.page, self.logs, self.page)
         self.logs.present(self.output)
-        self._offsets = dict.fromkeys(range(RANKS), 0)
 
-    def write(self, rank: int, text: str, call: str = "", stream: int = 1, skipped: int = 0) -> None:
-        address, data, offset = f"h/p.{rank}.0", text.encode(), self._offsets[rank]
-        end = self._offsets[rank] = offset + len(data)
-        chunk = LogChunk(address, offset, end, (LogBlock(stream, 0, 1.0 + offset / 1e6, call, data),), skipped)
-        self.logs.receiver.take(chunk, "h/agent")
-        self.logs.positions[address] = end
+    def write(self, rank: int, text: str, call: str = "", **options: Any) -> int:
+        end = self.logs.positions[f"h/p.{rank}.0"] = super().write(rank, text, call, **options)
+        return end
 
     @property
     def shown(self) -> str:
@@ -99,14 +83,14 @@ def test_equal_lines_that_come_together_are_one(ranks: Ranks) -> None:
     for rank in range(RANKS):
         ranks.write(rank, f"same\nrank {rank}\n")
     ranks.output.settle()
-    assert ranks.shown.splitlines() == ["[rank=0-3] same", *(f"[rank={rank}] rank {rank}" for rank in range(RANKS))]
+    assert ranks.shown.splitlines() == ["[gpus=0-3] same", *(f"[gpus={rank}] rank {rank}" for rank in range(RANKS))]
 
 
 def test_many_lines_come_in_one_message(ranks: Ranks) -> None:
     for rank in range(RANKS):
         ranks.write(rank, "".join(f"{number}\n" for number in range(200)))
     ranks.output.settle()
-    assert ranks.shown.splitlines() == [f"[rank=0-3] {number}" for number in range(200)]
+    assert ranks.shown.splitlines() == [f"[gpus=0-3] {number}" for number in range(200)]
     assert ranks.page.messages == 1
 
 
@@ -115,7 +99,7 @@ def test_equal_lines_are_apart_where_that_is_wanted(ranks: Ranks) -> None:
     for rank in (0, 1):
         ranks.write(rank, "same\n")
     ranks.output.settle()
-    assert ranks.shown == "[rank=0] same\n[rank=1] same\n"
+    assert ranks.shown == "[gpus=0] same\n[gpus=1] same\n"
 
 
 def test_lines_go_to_the_cell_of_their_call_and_those_of_none_to_the_logs_only(ranks: Ranks) -> None:
@@ -123,7 +107,7 @@ def test_lines_go_to_the_cell_of_their_call_and_those_of_none_to_the_logs_only(r
     for call in ("1", "2", "thread"):
         ranks.write(0, f"of {call}\n", call)
     ranks.output.settle()
-    assert ranks.page.streams == {"cell of 1": "[rank=0] of 1\n", "cell of 2": "[rank=0] of 2\n"}
+    assert ranks.page.streams == {"cell of 1": "[gpus=0] of 1\n", "cell of 2": "[gpus=0] of 2\n"}
 
 
 def test_a_mesh_that_is_switched_off_is_silent_and_one_with_a_window_is_gathered(ranks: Ranks) -> None:
@@ -135,7 +119,7 @@ def test_a_mesh_that_is_switched_off_is_silent_and_one_with_a_window_is_gathered
     ranks.output.flush()
     assert ranks.shown == ""
     ranks.output.settle()
-    assert ranks.shown == "[rank=0-1] again (4 times)\n"
+    assert ranks.shown == "[gpus=0-1] again (4 times)\n"
 
 
 def test_a_flood_of_one_rank_is_folded_and_takes_nothing_from_the_others(ranks: Ranks, clock: list[float]) -> None:
@@ -148,11 +132,11 @@ def test_a_flood_of_one_rank_is_folded_and_takes_nothing_from_the_others(ranks: 
         clock[0] += 2.0
         ranks.output.settle()
     for rank in range(1, RANKS):
-        assert all(f"[rank={rank}] calm {rank} {number}\n" in ranks.shown for number in range(100))
+        assert all(f"[gpus={rank}] calm {rank} {number}\n" in ranks.shown for number in range(100))
     flood = ranks.shown.count("flood")
     calm = ranks.shown.count("calm 0")
     assert f"… {60_000 - flood + 100 - calm:,} more lines" in ranks.fold["text/plain"]
-    assert "[rank=0] calm 0 99" in ranks.fold["text/plain"], "the last of what was held back"
+    assert "[gpus=0] calm 0 99" in ranks.fold["text/plain"], "the last of what was held back"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -174,11 +158,11 @@ def test_a_storm_ends_in_one_fold_that_has_the_last_lines_of_each_rank(
     ranks.output.settle()
     shown = ranks.shown.count("rank ")
     assert shown <= LINES_BURST + LINES * (clock[0] - begun) + RANKS
-    assert f"[rank=0-3] … {24_000 - shown:,} more lines, the last 800 here" in ranks.fold["text/html"]
+    assert f"[gpus=0-3] … {24_000 - shown:,} more lines, the last 800 here" in ranks.fold["text/html"]
     inside, _, below = ranks.fold["text/html"].partition("</details>")
     for rank in range(RANKS):
-        assert f"[rank={rank}] rank {rank} line 5999\n" in inside
-        assert f"[rank={rank}] rank {rank} line 5999\n" in below
+        assert f"[gpus={rank}] rank {rank} line 5999\n" in inside
+        assert f"[gpus={rank}] rank {rank} line 5999\n" in below
     for begin in ranks.page.beginning:  # the next cell has room again
         begin()
     for rank in range(RANKS):
@@ -190,14 +174,14 @@ def test_a_storm_ends_in_one_fold_that_has_the_last_lines_of_each_rank(
 def test_lines_that_were_never_sent_are_counted_in_the_fold(ranks: Ranks) -> None:
     ranks.write(0, "seen\n", skipped=1234)
     ranks.output.settle()
-    assert ranks.shown == "[rank=0] seen\n"
+    assert ranks.shown == "[gpus=0] seen\n"
     assert "… 1,234 more lines" in ranks.fold["text/plain"]
 
 
 def test_bars_are_one_line_each_in_the_order_of_ranks(ranks: Ranks) -> None:
     for rank in (2, 0):
         ranks.write(rank, f"\r{rank} 10%\r{rank} 20%")
-    assert ranks.output.progress() == "[rank=0] 0 20%\n[rank=2] 2 20%"
+    assert ranks.output.progress() == "[gpus=0] 0 20%\n[gpus=2] 2 20%"
 
 
 def test_where_streams_take_turns_all_the_time_each_comes_as_one() -> None:

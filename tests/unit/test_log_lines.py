@@ -3,20 +3,17 @@
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monarch_nb.host.protocol import LogBlock, LogChunk
-from monarch_nb.logs import Line, MeshLogs, Written, merged
+from monarch_nb.logs import Line, Written, merged
 from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.logs.options import LogOption, LogOptions
 from monarch_nb.logs.sources import Sources, mesh_of, rank_of
 from monarch_nb.logs.windows import Windows
-from monarch_nb.runtime.log_positions import LogPositions
 from monarch_nb.settings import settings
-from monarch_nb.wire import Handlers
+from tests.unit.log_tools import Cluster
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -67,35 +64,12 @@ def test_what_is_set_for_a_mesh_keeps_whether_lines_are_merged() -> None:
     assert (options.merges("h/p.0.0"), options.level("p"), options.level("q")) == (False, 30, 0)
 
 
-class Script:
-    """A script that has spawned meshes of processes; what it shows is on its standard output."""
+class Script(Cluster):
+    """A script that has spawned a mesh of processes; what it shows is on its standard output."""
 
     def __init__(self) -> None:
-        self.levels: list[tuple[Any, int, int]] = []
-        self.later: list[Any] = []
-        meshes: dict[str, Any] = {}
-        engine: Any = SimpleNamespace(
-            meshes=meshes,
-            calls={},
-            verbs=Handlers("processes", lambda *_: None),
-            tell=lambda *_: None,
-            log_positions=LogPositions(),
-            local_hosts={"h"},
-            later=lambda _, function: self.later.append(function),
-        )
-        self.logs = MeshLogs(engine, lambda *level: self.levels.append(level))
-        self.forwarding = Forwarding(self.logs)
-        self.logs.present(self.forwarding)
-        self._offsets: dict[str, int] = {}
-
-    def write(self, rank: int, text: str) -> int:
-        """A process writes; gives the position of its log."""
-        address, data = f"h/p.{rank}.0", text.encode()
-        offset = self._offsets.get(address, 0)
-        end = self._offsets[address] = offset + len(data)
-        chunk = LogChunk(address, offset, end, (LogBlock(1, 0, 1.0, "c:1", data),))
-        self.logs.receiver.take(chunk, "h/agent")
-        return end
+        super().__init__()
+        self.logs.present(Forwarding(self.logs))
 
 
 @pytest.fixture
@@ -114,7 +88,7 @@ def test_lines_are_written_as_they_come_and_with_their_rank_if_that_is_asked_for
     script.logs.set_option("p", LogOption(stream=True))
     script.write(1, "after\n")
     script.logs.settle()
-    assert capsys.readouterr().out == "before\n[p rank=0] hello\n[p rank=1] after\n"
+    assert capsys.readouterr().out == "before\n[workers gpus=0] hello\n[workers gpus=1] after\n"
 
 
 def test_a_window_is_shown_when_it_is_over_or_all_is_shown(script: Script, capsys: Any) -> None:
@@ -122,14 +96,14 @@ def test_a_window_is_shown_when_it_is_over_or_all_is_shown(script: Script, capsy
     for rank in (0, 1, 1):
         script.write(rank, "same\n")
     script.logs.settle()
-    assert capsys.readouterr().out == "[p rank=0-1] same (3 times)\n"
+    assert capsys.readouterr().out == "[workers gpus=0-1] same (3 times)\n"
     script.logs.set_option("p", LogOption(stream=True, window=0.01))
     script.write(0, "soon\n")
     shown = ""
     while "soon" not in shown:  # by the thread of output
         shown += capsys.readouterr().out
         time.sleep(0.005)  # between looks
-    assert shown == "[p rank=0] soon\n"
+    assert shown == "[workers gpus=0] soon\n"
 
 
 def test_the_end_of_a_program_waits_for_what_was_written_before_its_replies(script: Script, capsys: Any) -> None:
@@ -151,4 +125,4 @@ def test_ranks_are_named_where_the_setting_says_so(script: Script, capsys: Any) 
         script.logs.settle()
     finally:
         settings.replace(before)
-    assert capsys.readouterr().out == "[p rank=0] x\n"
+    assert capsys.readouterr().out == "[workers gpus=0] x\n"

@@ -3,6 +3,9 @@
 import io
 import os
 import resource
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ from monarch_nb.logs.journal import Journal
 from monarch_nb.logs.last_lines import last_lines
 from monarch_nb.logs.marks import ERR, OUT, TEXT, UNCLAIMED, Mark
 from monarch_nb.logs.spool import PATIENCE_S, Spool
+from monarch_nb.runtime.displays import displays
+from monarch_nb.runtime.own_log import OwnLog
 from monarch_nb.settings import settings
 
 
@@ -134,7 +139,7 @@ def test_a_full_disk_is_noticed_and_said_in_the_file_once_there_is_room(tmp_path
     path.symlink_to("/dev/full")
     file = LogFile(path)
     assert not file.write(b"lost\n")
-    assert "No space left" in file.why
+    assert "No space left" in file.error
     path.unlink()
     file.close()
     assert file.write(b"kept\n")
@@ -172,3 +177,71 @@ def test_lost_output_is_said_when_there_is_room_again(tmp_path: Path) -> None:
     said = (tmp_path / "log").read_text()
     assert said.startswith("some outpu")
     assert said.endswith("[output was lost here: File too large]\nmore\n")
+
+
+def test_a_thread_that_writes_all_the_time_keeps_no_other_from_writing(base: str) -> None:
+    out = Journal(base).texts[0]
+    over = threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            out.write("over and over\n")
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        for number in range(200):
+            out.write(f"turn {number}\n")
+    finally:
+        over.set()
+        flooding.join()
+    spool, text = Spool(base), b""
+    while spool.backlog:
+        text += b"".join(data for _, _, data in taken(spool))
+    lines = text.splitlines()
+    assert [line for line in lines if line.startswith(b"turn")] == [b"turn %d" % number for number in range(200)]
+    assert set(lines) == {b"over and over", *(b"turn %d" % number for number in range(200))}
+
+
+class Kept:
+    """A journal that notes what is asked of it."""
+
+    texts = (sys.stdout, sys.stderr)
+
+    def __init__(self) -> None:
+        self.marks = 0
+        self.at = 0
+
+    def tag_by(self, tag: Callable[[], tuple[str, int]], sole: Callable[[], str]) -> None:
+        self.tag, self.sole = tag, sole
+
+    def display(self, line: bytes, tag: tuple[str, int]) -> bool:
+        return True
+
+    def mark(self) -> None:
+        self.marks += 1
+
+    def position(self) -> int:
+        return self.at
+
+
+def test_output_belongs_to_the_running_call_else_to_the_only_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(displays, "write_to", lambda journal: None)  # this process keeps printing
+    running = ""
+    log, journal = OwnLog(lambda: running), Kept()
+    log.begin("c:0")
+    assert (log.tag(), log.position()) == (("", 0), 0), "nobody keeps it"
+    log.keep(journal)
+    assert journal.tag() == ("", 0)
+    log.begin("c:1")
+    assert (journal.tag()[0], journal.sole()) == ("c:1", "c:1")
+    log.begin("c:2")
+    assert (journal.tag()[0], journal.sole()) == ("", "")
+    running = "c:2"
+    assert journal.tag()[0] == "c:2"
+    log.end("c:1")
+    assert journal.sole() == "c:2"
+    log.end("c:2")
+    assert journal.sole() == ""
+    journal.at = 7
+    assert log.position() == 7

@@ -1,0 +1,126 @@
+"""The lines of a mesh as values: which are found, in which order, whose they are, and following them."""
+
+import time
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from monarch_nb.logs import LogRecord, Logs
+from monarch_nb.logs.filters import LogFilter, level_of, since_of
+from monarch_nb.logs.options import LogOption
+from monarch_nb.logs.view import MOST_WAITING, LogReader
+from monarch_nb.shape import Point
+from tests.unit.log_tools import Cluster
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def reader(cluster: Cluster, *ranks: int, **wanted: Any) -> LogReader:
+    procs = cluster.procs
+    return LogReader(cluster.logs, "workers", procs, LogFilter("p", procs.region, ranks or range(4), **wanted))
+
+
+def texts(logs: Logs) -> list[str]:
+    return [record.text for record in logs]
+
+
+def test_lines_of_all_ranks_are_in_the_order_of_their_times_and_say_whose_they_are(cluster: Cluster) -> None:
+    cluster.write(1, "second\n", at=2.0)
+    cluster.write(0, "first\n", at=1.0)
+    cluster.write(1, "third\n", "c:2", stream=2, level=30, at=3.0)
+    logs = reader(cluster).there()
+    assert texts(logs) == ["first", "second", "third"]
+    third = logs[-1]
+    assert (third.rank["gpus"], third.stream, third.level, third.call, third.time) == (1, "stderr", 30, "c:2", 3.0)
+    assert "[gpus=1] third" in str(third)
+    assert repr(logs).startswith("3 lines of workers\n")
+
+
+def test_lines_are_found_by_rank_text_level_time_stream_and_number(cluster: Cluster) -> None:
+    now = time.time()
+    for rank in range(4):
+        for number in range(5):
+            cluster.write(rank, f"entry {number}\n", at=now - 60)
+        cluster.write(rank, "careful\n", stream=2, level=30, at=now)
+    assert len(reader(cluster, grep="entry [34]").there()) == 8
+    assert len(reader(cluster, 1, 2, grep="entry").there()) == 10
+    assert texts(reader(cluster, 1, grep="entry").there(last=2)) == ["entry 3", "entry 4"]
+    assert texts(reader(cluster, 0, level="warning").there()) == ["careful"]
+    assert len(reader(cluster, since="5s").there()) == len(reader(cluster, stream="stderr").there()) == 4
+    assert len(reader(cluster, since=-60).there()) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"grep": "("}, {"level": "LOUD"}, {"since": "soon"}, {"stream": "stdlog"}])
+def test_what_cannot_be_understood_is_refused_by_name(cluster: Cluster, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        reader(cluster, **wrong)
+
+
+def test_levels_and_times_may_be_written_in_several_ways() -> None:
+    assert [level_of(given) for given in (None, 10, "10", "info")] == [0, 10, 10, 20]
+    at = datetime.now()
+    assert since_of(at) == at.timestamp()
+    for ago in (300, "5m", timedelta(minutes=5)):
+        assert since_of(ago) == pytest.approx(time.time() - 300, abs=5)
+
+
+def test_the_files_of_all_incarnations_of_ranks_are_named_and_lines_that_only_they_have(cluster: Cluster) -> None:
+    for incarnation in (0, 1):
+        cluster.start(2, incarnation)
+        cluster.write(2, f"life {incarnation}\n", incarnation=incarnation, skipped=100)
+    logs = reader(cluster).there()
+    assert texts(logs) == ["life 0", "life 1"]
+    assert logs.files == {2: "/logs/2.1.log"}
+    assert logs.heading == "2 lines of workers, 200 more in the files only (see .files)"
+    assert texts(reader(cluster, 0).there()) == []
+
+
+def test_only_the_last_lines_are_shown_of_many(cluster: Cluster) -> None:
+    records = [
+        LogRecord(float(n), Point(0, cluster.procs.region.extent), "stdout", 0, f"line {n}") for n in range(1000)
+    ]
+    logs = Logs("workers", records, {})
+    assert "the last 200 of them" in logs.heading
+    assert logs.text.splitlines()[0].endswith("line 800")
+
+
+def test_lines_are_followed_from_those_there_are_to_the_end_of_the_mesh(cluster: Cluster) -> None:
+    cluster.write(0, "there\n")
+    followed = reader(cluster, 0, 1).follow(lambda: False)
+    assert next(followed).text == "there"
+    cluster.write(1, "news\n")
+    cluster.write(3, "of nobody here\n")
+    assert next(followed).text == "news"
+    cluster.write(0, "last words\n")
+    cluster.procs.stopped = "stopped by client"
+    assert [record.text for record in followed] == ["last words"]
+
+
+def test_who_follows_too_slowly_is_told_how_many_were_missed(cluster: Cluster) -> None:
+    cluster.write(0, "first\n")
+    over = False
+    followed = reader(cluster).follow(lambda: over)
+    assert next(followed).text == "first"
+    cluster.write(0, "".join(f"{number}\n" for number in range(MOST_WAITING + 5)))
+    over = True
+    records = [record.text for record in followed]
+    assert (records[0], records[-2]) == ("5", str(MOST_WAITING + 4))
+    assert records[-1] == "… 5 lines were missed; the files have them"
+
+
+def test_a_healed_rank_has_the_level_that_was_set_and_only_processes_of_its_own_are_followed(cluster: Cluster) -> None:
+    cluster.logs.happened("healed", (cluster.procs, [(1, 1)]))
+    assert cluster.levels == []
+    cluster.logs.set_option("p", LogOption(level=13))
+    cluster.logs.happened("healed", (cluster.procs, [(1, 1), (3, 2)]))
+    assert cluster.levels == [(1, 13), (3, 13)]
+    cluster.start(0)
+    cluster.procs.born = None
+    cluster.start(1)
+    assert cluster.logs.receiver.addresses("p") == ["h/p.0.0"]
