@@ -36,9 +36,9 @@ class Gateway:
 
     def ask(self, endpoint: str, timeout: float) -> p.Introduced:
         """What it finds at an endpoint; from then on it leads there. Blocks."""
-        wish = p.Introduce(endpoint, timeout)
+        question = p.Introduce(endpoint, timeout)
         try:
-            return request(self._engine, self.agent, verbs.INTRODUCE, wish).get(timeout + _MARGIN_S)
+            return request(self._engine, self.agent, verbs.INTRODUCE, question).get(timeout + _MARGIN_S)
         except (TimeoutError, RuntimeError) as error:
             return p.Introduced(error=f"the gateway {self.address} cannot tell who is at {endpoint}: {error}")
 
@@ -48,8 +48,8 @@ class Gateway:
             return []
 
         def ask(endpoint: str) -> Found:
-            told = self.ask(endpoint, timeout)
-            return told.state or UnreachableError(f"{told.error} (asked by the gateway {self.address})")
+            answer = self.ask(endpoint, timeout)
+            return answer.state or UnreachableError(f"{answer.error} (asked by the gateway {self.address})")
 
         with ThreadPoolExecutor(min(32, len(endpoints)), "monarch-gateway") as pool:
             return list(pool.map(ask, endpoints))
@@ -62,7 +62,7 @@ class GatewayHost(RemoteHost):
                  ) -> None:  # fmt: skip
         super().__init__(engine, endpoint, state, gateway.remote.keys, False, lease)
         self.gateway = gateway
-        self._told: p.Introduced | None = None  # what the gateway has just said
+        self._answer: p.Introduced | None = None  # what the gateway has just said
 
     def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
         """Whether it is the host we know, in good order; the key is the gateway's own."""
@@ -87,13 +87,13 @@ class GatewayHost(RemoteHost):
     def _knock(self) -> bool | None:
         if not self.gateway.up:
             return None
-        told = self._told or self.gateway.ask(self.endpoint, _ASK_S)
-        self._told = None
-        return True if told.state is not None else False if told.nobody else None
+        answer = self._answer or self.gateway.ask(self.endpoint, _ASK_S)
+        self._answer = None
+        return True if answer.state is not None else False if answer.nobody else None
 
     def _ask(self) -> p.HostState | None:
-        told = self._told = self.gateway.ask(self.endpoint, _ASK_S)
-        return told.state
+        answer = self._answer = self.gateway.ask(self.endpoint, _ASK_S)
+        return answer.state
 
     def _way_lost(self) -> str:
         return f"the gateway {self.gateway.address} to it is lost" if self.gateway.remote.lost else ""

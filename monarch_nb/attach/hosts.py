@@ -20,8 +20,10 @@ class AttachError(RuntimeError):
 
     def __init__(self, errors: dict[str, Exception], count: int) -> None:
         self.errors = errors
-        told = "\n".join(f"  {error}" for error in errors.values())
-        super().__init__(f"{len(errors)} of {count} hosts cannot be attached:\n{told}" if count > 1 else told.strip())
+        reasons = "\n".join(f"  {error}" for error in errors.values())
+        super().__init__(
+            f"{len(errors)} of {count} hosts cannot be attached:\n{reasons}" if count > 1 else reasons.strip()
+        )
 
 
 def attach_hosts(
@@ -52,10 +54,10 @@ def attach_hosts(
         split(endpoint)
     keys = read_key(key)
     engine = runtime()
-    found = _introduce(endpoints, keys, insecure_loopback, timeout)
+    answers = _introduce(endpoints, keys, insecure_loopback, timeout)
     states: list[p.HostState] = []
     errors: dict[str, Exception] = {}
-    for endpoint, state in zip(endpoints, found, strict=True):
+    for endpoint, state in zip(endpoints, answers, strict=True):
         wrong = state if isinstance(state, TransportError) else objection(endpoint, state, states)
         if wrong is not None:
             errors[endpoint] = wrong
@@ -110,11 +112,11 @@ def _introduce(endpoints: Sequence[str], keys: Keys | None, insecure_loopback: b
         return introduce(endpoints, keys, insecure_loopback=insecure_loopback, timeout=timeout)
     own = [endpoint for endpoint in endpoints if not _leads_to(endpoint)]
     far = [endpoint for endpoint in endpoints if _leads_to(endpoint)]
-    found = dict(zip(far, ways.gateway.introduce(far, timeout), strict=True))
+    by_endpoint = dict(zip(far, ways.gateway.introduce(far, timeout), strict=True))
     if own:
         answers = introduce(own, keys, insecure_loopback=insecure_loopback, timeout=timeout)
-        found.update(zip(own, answers, strict=True))
-    return [found[endpoint] for endpoint in endpoints]
+        by_endpoint.update(zip(own, answers, strict=True))
+    return [by_endpoint[endpoint] for endpoint in endpoints]
 
 
 def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) -> Exception | None:

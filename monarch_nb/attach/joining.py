@@ -82,10 +82,14 @@ class Reception:
             engine.verbs.release(verbs.HOST_JOINS)
             raise
 
+    def belongs_to(self, engine: Runtime) -> bool:
+        """Whether it takes hosts in for this process as it is now, not for one that has left its cluster."""
+        return self._engine is engine
+
     def _who(self, state: p.HostState, asker: Asker[p.Who]) -> p.Who:
         """Somebody wants to join; reading thread."""
-        known = isinstance(ways.remotes.get(state.host), JoinedHost)
-        wrong = None if known else objection(f"host {state.host}", state, ())
+        is_back = isinstance(ways.remotes.get(state.host), JoinedHost)
+        wrong = None if is_back else objection(f"host {state.host}", state, ())
         with self._changed:
             if wrong is None:
                 self.refused.pop(state.host, None)
@@ -141,12 +145,14 @@ def accept_hosts(
         raise ValueError(f"count={count!r} must be at least 1")
     keys = read_key(key)
     engine = runtime()
-    found = _reception
-    if found is None or found._engine is not engine:
-        found = _reception = Reception(engine, at, keys, insecure_loopback)
-    elif (found.at, found.keys) != (at, keys):
-        raise ValueError(f"this process accepts hosts at {found.at} already, and cannot accept them at {at} as well")
-    states = found.take(count, timeout)
+    reception = _reception
+    if reception is None or not reception.belongs_to(engine):
+        reception = _reception = Reception(engine, at, keys, insecure_loopback)
+    elif (reception.at, reception.keys) != (at, keys):
+        raise ValueError(
+            f"this process accepts hosts at {reception.at} already, and cannot accept them at {at} as well"
+        )
+    states = reception.take(count, timeout)
     joined = []
     for state in states:
         remote = ways.remotes[state.host] = JoinedHost(engine, state, keys, lease)

@@ -44,8 +44,8 @@ def _read(given: "bytes | Path | str | None", what: str) -> Keys | None:
             return Keys.load(given)
         except FileNotFoundError:
             raise TrustError(f"{what}: there is no key file {given}. {_HOW}") from None
-    known = "the path of a key file, its content as bytes" + (f", or {TRUST_ALL!r}" if what == "ca" else "")
-    raise TrustError(f"{what}={given!r} is not one of: {known}")
+    forms = "the path of a key file, its content as bytes" + (f", or {TRUST_ALL!r}" if what == "ca" else "")
+    raise TrustError(f"{what}={given!r} is not one of: {forms}")
 
 
 def check_trust(endpoint: Endpoint | str, keys: Keys | None) -> None:
@@ -69,11 +69,11 @@ def numeric(endpoint: Endpoint) -> Endpoint:
     except ValueError:
         pass
     try:
-        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise AddressError(f"{endpoint}: the name {endpoint.host} cannot be resolved here: {error}") from None
-    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return Endpoint("tcp", host=str(found[0][4][0]), port=endpoint.port)
+    addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return Endpoint("tcp", host=str(addresses[0][4][0]), port=endpoint.port)
 
 
 def is_loopback(endpoint: Endpoint) -> bool:
@@ -93,10 +93,10 @@ def local_name(endpoint: Endpoint, keys: Keys | None) -> Endpoint:
     if endpoint.host != "localhost" and keys is not None:
         return endpoint
     try:
-        found = numeric(endpoint)
+        address = numeric(endpoint)
     except AddressError:
         return endpoint
-    return found if is_loopback(found) else endpoint
+    return address if is_loopback(address) else endpoint
 
 
 def bound_end(address: WorkerAddress, keys: Keys | None) -> Endpoint:

@@ -37,18 +37,18 @@ def attach_to_workers(
         raise ValueError(f"{', '.join(twice)} is named more than once: list each worker once")
     engine = runtime()
     mesh = name or "hosts"
-    found: Future[tuple[str, ...]] = Future._make(story=lambda: f"the hosts of {mesh} have not all been reached yet")
+    hosts: Future[tuple[str, ...]] = Future._make(story=lambda: f"the hosts of {mesh} have not all been reached yet")
 
     ended: list[str] = []
 
     def attach() -> None:
         try:
-            found._set(_attach(engine, wanted, keys, lambda: bool(ended) or engine.closed))
+            hosts._set(_attach(engine, wanted, keys, lambda: bool(ended) or engine.closed))
         except BaseException as error:
-            found._fail(error)
+            hosts._fail(error)
 
     threading.Thread(target=attach, name="monarch-attach", daemon=True).start()
-    return HostMesh(mesh, found, host_labels([str(each) for each in wanted]), owned=True, ended=ended)
+    return HostMesh(mesh, hosts, host_labels([str(each) for each in wanted]), owned=True, ended=ended)
 
 
 def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> None:
@@ -86,7 +86,7 @@ def _attach(
     deadline = time.monotonic() + settings.mesh_attach_config_timeout
     errors: dict[str, Exception] = {}
 
-    def known(place: int, each: "Endpoint | Future[str]") -> Endpoint | None:
+    def resolved(place: int, each: "Endpoint | Future[str]") -> Endpoint | None:
         if isinstance(each, Endpoint):
             return each
         try:
@@ -96,7 +96,7 @@ def _attach(
             errors[f"worker {place}"] = error
             return None
 
-    endpoints = [known(place, each) for place, each in enumerate(wanted)]
+    endpoints = [resolved(place, each) for place, each in enumerate(wanted)]
     hosts: dict[str, str] = {}
     far = [each.url for each in endpoints if each is not None and each.scheme == "tcp"]
     jobs: list[Callable[[], dict[str, str]]] = [
