@@ -1,6 +1,6 @@
 """Jobs that this version does not have: their names are there, so that programs import."""
 
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 from monarch_nb._absent import refuse
 from monarch_nb.job.state import JobState
@@ -9,19 +9,25 @@ from monarch_nb.job.trait import JobTrait
 _WORKERS = "Start run_worker_loop_forever on each machine yourself, and attach_to_workers to them"
 
 
-class _Later(JobTrait):
-    """A job that cannot be made yet. Raises NotImplementedError."""
+class _Later:
+    """What imports, and says when it is used that it is not there. `_part` is what of torchmonarch it belongs to."""
 
-    _part = ""
+    _part: ClassVar[str]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        cls._refuse()
+
+    @classmethod
+    def _refuse(cls) -> NoReturn:
         refuse(cls.__name__, cls._part, _WORKERS)
 
+
+class _LaterJob(_Later, JobTrait):
     def _create(self, client_script: str | None) -> NoReturn:
-        refuse(type(self).__name__, self._part, _WORKERS)
+        self._refuse()
 
     def _state(self) -> JobState:
-        refuse(type(self).__name__, self._part, _WORKERS)
+        self._refuse()
 
     def can_run(self, spec: JobTrait) -> bool:
         """Never: there is no such job yet."""
@@ -38,7 +44,7 @@ class ProcessState(NamedTuple):
     channel: str
 
 
-class LoginJob(_Later):
+class LoginJob(_LaterJob):
     """Machines that one logs in to. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     _part = "jobs over SSH"
@@ -48,31 +54,53 @@ class SSHJob(LoginJob):
     """Machines reached by SSH. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
 
-class BatchJob(_Later):
+class BatchJob(_LaterJob):
     """A job whose client script runs inside it. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     _part = "batch jobs"
 
 
-class SlurmJob(_Later):
+class SlurmJob(_LaterJob):
     """Machines of a Slurm cluster. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     _part = "Slurm jobs"
 
 
-class KubernetesJob(_Later):
+class KubernetesJob(_LaterJob):
     """Pods of a Kubernetes cluster. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     _part = "Kubernetes jobs"
 
 
-class SPMDJob(_Later):
+class ImageSpec(_Later):
+    """The image of a KubernetesJob's pods. Raises NotImplementedError: it is not part of Monarch-NB yet."""
+
+    _part = "Kubernetes jobs"
+
+
+class KubeConfig(_Later):
+    """How a KubernetesJob reaches its cluster. Raises NotImplementedError: it is not part of Monarch-NB yet."""
+
+    _part = "Kubernetes jobs"
+
+    @classmethod
+    def from_path(cls, path: str) -> NoReturn:
+        """Raises NotImplementedError."""
+        cls._refuse()
+
+    @classmethod
+    def from_config(cls, config: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        cls._refuse()
+
+
+class SPMDJob(_LaterJob):
     """What `serve` gives. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     _part = "torchrun's arguments as a job"
 
 
-class StoreJob(_Later):
+class StoreJob(_LaterJob):
     """Workers that find each other by a torch.distributed store. Raises NotImplementedError: it is not there yet."""
 
     _part = "torchrun's arguments as a job"
@@ -80,33 +108,9 @@ class StoreJob(_Later):
     @classmethod
     def from_store(cls, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError."""
-        refuse("StoreJob", cls._part, _WORKERS)
+        cls._refuse()
 
 
 def serve(*args: Any, **kwargs: Any) -> SPMDJob:
     """Launches what torchrun would. Raises NotImplementedError: it is not part of Monarch-NB yet."""
     refuse("monarch.job.spmd.serve", SPMDJob._part, "monarch.spmd.SPMDActor runs such a script on a mesh of processes")
-
-
-class ImageSpec:
-    """The image of a KubernetesJob's pods. Raises NotImplementedError: it is not part of Monarch-NB yet."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        refuse("ImageSpec", KubernetesJob._part, _WORKERS)
-
-
-class KubeConfig:
-    """How a KubernetesJob reaches its cluster. Raises NotImplementedError: it is not part of Monarch-NB yet."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        refuse("KubeConfig", KubernetesJob._part, _WORKERS)
-
-    @classmethod
-    def from_path(cls, path: str) -> NoReturn:
-        """Raises NotImplementedError."""
-        refuse("KubeConfig", KubernetesJob._part, _WORKERS)
-
-    @classmethod
-    def from_config(cls, config: Any) -> NoReturn:
-        """Raises NotImplementedError."""
-        refuse("KubeConfig", KubernetesJob._part, _WORKERS)

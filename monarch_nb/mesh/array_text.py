@@ -24,12 +24,12 @@ def array_text(value: Any) -> str | None:
         return None
     device = getattr(value, "device", None) if kind == "tensor" else None
     where = f" {device}" if device is not None and device.type != "cpu" else ""
-    told = f"{kind} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}{where}"
+    heading = f"{kind} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}{where}"
     try:
         facts = _range(value, kind)
     except Exception:  # no numbers in it, or none that can be had here
         facts = ""
-    return f"{told}: {facts}" if facts else told
+    return f"{heading}: {facts}" if facts else heading
 
 
 def _range(value: Any, kind: str) -> str:

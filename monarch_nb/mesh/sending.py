@@ -126,12 +126,12 @@ def send_each(
     """Sends one message to some ranks, one by one: they need not make a region. `call` is closed if that fails."""
     try:
         for place, rank in enumerate(ranks):
-            one = Region((), NDSlice(rank, (), ()))
+            single = Region((), NDSlice(rank, (), ()))
             send_region(
                 runtime,
                 context,
                 actor,
-                one,
+                single,
                 method,
                 frames,
                 port=call.number,
@@ -174,7 +174,7 @@ def _send(
     layout = actor.procs.layout
     if _is_direct(runtime, actor, region):
         for rank, proc_incarnation, incarnation, seq, index in _each(runs):
-            one = Header(
+            copy = Header(
                 Kind.CALL,
                 layout.address(rank, proc_incarnation),
                 header.src,
@@ -193,14 +193,14 @@ def _send(
                 actor=header.actor,
                 trace=header.trace,
             )
-            runtime.send(one, parcel)
+            runtime.send(copy, parcel)
         return
     branches = plan_cast(layout, runs)
     waiting = runtime.calls.get(header.call)
     if waiting is not None:
         waiting.branches = [plan for _, plan in branches if len(plan.hosts) > 1]
     for dst, plan in branches:
-        one = Header(
+        copy = Header(
             Kind.CAST,
             dst,
             header.src,
@@ -215,4 +215,4 @@ def _send(
             actor=header.actor,
             trace=header.trace,
         )
-        runtime.send(one, parcel)
+        runtime.send(copy, parcel)

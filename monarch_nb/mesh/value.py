@@ -41,15 +41,15 @@ class ValueMesh(MeshTrait, Generic[T]):
         ValueError when a rank has no value, or a value no rank.
         """
         region = _region_of(shape)
-        found = {operator.index(rank): value for rank, value in pairs}
-        for rank in found:
+        by_rank = {operator.index(rank): value for rank, value in pairs}
+        for rank in by_rank:
             if not 0 <= rank < len(region):
                 raise out_of_range(f"a value for rank {rank}, but {region.extent!r} has {len(region)} places", rank)
-        missing = [rank for rank in range(len(region)) if rank not in found]
+        missing = [rank for rank in range(len(region)) if rank not in by_rank]
         if missing:
             raise ValueError(f"no value for {len(missing)} of the {len(region)} places of {region.extent!r}: "
                              f"ranks {spans(missing)}")  # fmt: skip
-        return cls(region, [found[rank] for rank in range(len(region))])
+        return cls(region, [by_rank[rank] for rank in range(len(region))])
 
     @classmethod
     def _of_lazy(cls, shape: Shape | Region | Extent, values: Iterable[T | Lazy[T]]) -> Self:

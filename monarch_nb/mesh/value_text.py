@@ -66,11 +66,11 @@ def grouped(count: int, get: Callable[[int], Any]) -> tuple[list[tuple[list[int]
         elif issubclass(type(value), (float, _Unreadable)):
             key = type(value), repr_of(value)  # nan and -0.0 differ from how they compare
         elif id(value) in costly or len(costly) < COSTLY:
-            known = costly.get(id(value))
-            if known is None:
+            entry = costly.get(id(value))
+            if entry is None:
                 text = _repr(value)
-                known = costly[id(value)] = value, text, (text, content(value))
-            key = known[2]
+                entry = costly[id(value)] = value, text, (text, content(value))
+            key = entry[2]
         else:  # thousands of tensors take seconds to print
             return list(groups.values()), count - rank
         if key not in groups:
@@ -108,7 +108,7 @@ def _line(text: str) -> str:
 def _named(ranks: list[int], count: int, where: Callable[[list[int]], str], whole: bool) -> str:
     if whole and len(ranks) == count > 1:
         return f"all {count} ranks: "
-    told = where(ranks)
-    if len(told) > PLACES:
-        told = f"{told[:PLACES].rpartition(',')[0]},… ({len(ranks)} ranks)"
-    return f"{told}: " if told else ""
+    places = where(ranks)
+    if len(places) > PLACES:
+        places = f"{places[:PLACES].rpartition(',')[0]},… ({len(ranks)} ranks)"
+    return f"{places}: " if places else ""
