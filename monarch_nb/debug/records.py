@@ -7,6 +7,7 @@ import msgspec
 from monarch_nb.wire import Harmless
 
 Motion = Literal["continue", "in", "over", "out", "until"]
+Event = Literal["asked", "line", "call", "return", "exception", "failure"]  # asked: by the code itself
 
 
 class Frame(Harmless, array_like=True, frozen=True):
@@ -37,7 +38,9 @@ class Stopped(Harmless, frozen=True, kw_only=True):
     call: str = ""
     chain: tuple[str, ...] = ()  # calls that wait for it
     thread: str = ""  # its name, where it is not the actor's own
-    reason: str = ""
+    event: Event = "asked"  # what it stands at
+    breakpoint: int = 0  # the number on the rank of the breakpoint that has stopped it
+    reason: str = ""  # in words
     note: str = ""
     post_mortem: bool = False
     stack: tuple[Frame, ...] = ()  # outermost first, without the engine's

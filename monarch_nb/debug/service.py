@@ -3,7 +3,8 @@
 import types
 
 from monarch_nb.debug.control.controller import Controller
-from monarch_nb.debug.session.worker import Worker
+from monarch_nb.debug.session.debuggers import Debuggers
+from monarch_nb.debug.session.handlers import Handlers
 from monarch_nb.runtime import Runtime, runtime
 
 
@@ -12,15 +13,16 @@ class Service:
 
     def __init__(self, engine: Runtime) -> None:
         self.controller = Controller(engine, attend=_attend)
-        self._worker = Worker(engine)
+        self._debuggers = Debuggers(engine)
+        self._handlers = Handlers(engine, self._debuggers)
 
     def stop(self, frame: types.FrameType, reason: str) -> None:
         """Stops the calling thread."""
-        self._worker.stop(frame, reason)
+        self._debuggers.stop(frame, reason)
 
     def freeze(self, error: BaseException) -> None:
         """Stops the calling thread at an error's raise."""
-        self._worker.freeze(error)
+        self._debuggers.freeze(error)
 
     def held_at(self, mesh: str, rank: int) -> str:
         """Where an actor is stopped that takes no messages for that; "" where it is not."""

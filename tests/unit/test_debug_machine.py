@@ -168,7 +168,10 @@ def test_a_breakpoint_stops_at_its_line_and_says_so() -> None:
     assert machine.at(Place("train.py", 43, "step", 40), never).stop is None
     assert machine.at(Place("other.py", 42, "step", 40), never).stop is None
     assert machine.at(HERE, lambda expression: expression == "loss > 2").stop is not None
-    assert standing(machine).reason == "breakpoint 1, if loss > 2"
+    stop = standing(machine)
+    assert (stop.reason, stop.breakpoint) == ("breakpoint 1, if loss > 2", 1)
+    machine.go("in")
+    assert standing(machine).breakpoint == 0
 
 
 def test_a_condition_that_does_not_hold_counts_as_a_hit_and_one_that_raises_stops_and_says_so() -> None:

@@ -176,6 +176,7 @@ def test_a_breakpoint_that_is_set_where_a_thread_stands_is_hit_in_functions_that
     script = iter([[go("over")], [go("over")], [go("in")], [pdb("b 15"), go()], [go()]])
     told, _ = program(lambda record: next(script))
     assert (at(told.stops[-1]), told.stops[-1].reason) == (("outer", 15), "breakpoint 1")
+    assert [(record.event, record.breakpoint) for record in told.stops][-2:] == [("call", 0), ("line", 1)]
 
 
 def test_there_is_no_breakpoint_where_there_is_no_line() -> None:

@@ -3,26 +3,45 @@
 import linecache
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from monarch_nb.debug import messages as m
-from monarch_nb.debug.records import RankBreakpoint
+from monarch_nb.debug.records import RankBreakpoint, Value
+from monarch_nb.debug.session.breakpoints import Breakpoint
 from monarch_nb.debug.session.frames import Frames, is_expression
-from monarch_nb.debug.session.machine import CommandError, Resume, Standing
+from monarch_nb.debug.session.machine import CommandError, Machine, Resume, Standing
 from monarch_nb.debug.session.values import value_of
 from monarch_nb.debug.session.variables import Variables
 from monarch_nb.wire import error_line, text_of
 
-if TYPE_CHECKING:
-    from monarch_nb.debug.session.thread import ThreadDebugger
-
 Handler = Callable[[Any], m.Answer]
+
+
+class Language(Protocol):
+    """A language of commands, such as pdb's."""
+
+    def run_line(self, commands: "Commands", text: str) -> tuple[Value | None, list[object]]:
+        """Carries a line out: the value that it had, and what went wrong."""
+
+
+class Debugger(Protocol):
+    """What the commands of a stop need of the debugger of the thread, which outlives them."""
+
+    @property
+    def machine(self) -> Machine:
+        """Where the thread stands."""
+
+    def add_breakpoint(self, file: str, line: int, **options: Any) -> Breakpoint:
+        """Sets a breakpoint. Raises ValueError."""
+
+    def pdb_text(self) -> Language:
+        """pdb's language."""
 
 
 class Commands:
     """Those of one stop. `resume` says how the thread is to go on, once a command has said that it is."""
 
-    def __init__(self, debugger: "ThreadDebugger", frames: Frames, tb: types.TracebackType | None) -> None:
+    def __init__(self, debugger: Debugger, frames: Frames, tb: types.TracebackType | None) -> None:
         self.debugger = debugger
         self.machine = debugger.machine
         self.frames = frames

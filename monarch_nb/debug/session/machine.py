@@ -4,12 +4,9 @@ Pure: it sees numbers, names and lines, never frames. What `bdb` tells comes in;
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from monarch_nb.debug.records import Motion
+from monarch_nb.debug.records import Event, Motion
 from monarch_nb.debug.session.breakpoints import BreakpointTable, Evaluate, Hit, Place
-
-Event = Literal["asked", "line", "call", "return", "exception", "failure"]
 
 _NOTES = {"call": "--Call--", "return": "--Return--"}
 
@@ -36,6 +33,7 @@ class Standing:
     note: str
     depth: int  # how many frames there are
     selected: int  # the frame that is looked at, 0 is the outermost
+    breakpoint: int = 0  # the one that has stopped it
 
     @property
     def traced(self) -> bool:
@@ -69,6 +67,7 @@ class Machine:
         self._number = 0
         self._reason = ""  # of the stop that is coming
         self._note = ""
+        self._breakpoint = 0
         self._jump: int | None = None
 
     # -- what bdb tells -----------------------------------------------------------------------------------------------
@@ -89,7 +88,7 @@ class Machine:
             return Hit()
         hit = self.breakpoints.hit(place, evaluate)
         if hit.stop is not None:
-            self._reason, self._note = hit.stop.reason, hit.note
+            self._reason, self._note, self._breakpoint = hit.stop.reason, hit.note, hit.stop.number
         return hit
 
     def stops(self, event: Event, depth: int, selected: int, *, reason: str = "", note: str = "") -> Standing | None:
@@ -101,8 +100,8 @@ class Machine:
         self._number += 1
         reason = reason or self._reason or "step"
         note = "; ".join(part for part in (self._note, note or _NOTES.get(event, "")) if part)
-        self._reason = self._note = ""
-        standing = Standing(self._number, event, reason, note, depth, selected)
+        standing = Standing(self._number, event, reason, note, depth, selected, self._breakpoint)
+        self._reason, self._note, self._breakpoint = "", "", 0
         self.state = standing
         return standing
 

@@ -5,30 +5,26 @@ import linecache
 import logging
 import os
 import queue
-import sys
 import threading
 import time
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from monarch_nb.debug import messages as m
 from monarch_nb.debug.errors import CommandTimeout, QuitDebugger
-from monarch_nb.debug.records import Frame, Stopped
+from monarch_nb.debug.records import Event, Frame, Stopped
 from monarch_nb.debug.session import stack as stacks
-from monarch_nb.debug.session.breakpoints import Breakpoint, Place
-from monarch_nb.debug.session.commands import Commands
+from monarch_nb.debug.session.breakpoints import Breakpoint
+from monarch_nb.debug.session.commands import Commands, Language
 from monarch_nb.debug.session.frames import Frames
-from monarch_nb.debug.session.machine import Event, Machine, Resume, Standing
+from monarch_nb.debug.session.machine import Machine, Resume, Standing
 from monarch_nb.debug.session.tracer import Tracer
 from monarch_nb.settings import settings
 from monarch_nb.transport import throw_into
 from monarch_nb.wire import text_of
-
-if TYPE_CHECKING:
-    from monarch_nb.debug.session.pdb_text import PdbText
 
 logger = logging.getLogger(__name__)
 TICK_S = 0.25  # between looks whether anybody still wants this thread to stand still
@@ -76,11 +72,11 @@ class ThreadDebugger:
         self._process = process
         self._ends = ends
         self._armed = armed  # called when what can stop it changes
-        self._tracer = Tracer(self)
+        self._tracer = Tracer(self.machine, self._stand, self._left)
         self._out = io.StringIO()
         self._posted: queue.SimpleQueue[tuple[m.Command, Send]] = queue.SimpleQueue()
         self._posting = threading.Lock()
-        self._pdb: PdbText | None = None
+        self._pdb: Language | None = None
 
     @property
     def stopped(self) -> bool:
@@ -125,7 +121,7 @@ class ThreadDebugger:
         self._armed()
         return len(gone)
 
-    def pdb_text(self) -> "PdbText":
+    def pdb_text(self) -> Language:
         """pdb's language on this thread; its aliases are kept from stop to stop."""
         if self._pdb is None:
             from monarch_nb.debug.session.pdb_text import PdbText  # pdb takes long to import
@@ -138,58 +134,20 @@ class ThreadDebugger:
         self.machine.raised = on
         self._armed()
 
-    # -- what is traced (Listener of the Tracer) ----------------------------------------------------------------------
+    # -- standing -----------------------------------------------------------------------------------------------------
 
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing stops it but its own code."""
-        return self.machine.quiet
-
-    @property
-    def raised(self) -> bool:
-        """Whether exceptions stop it where they are raised."""
-        return self.machine.raised
-
-    def breaks_in(self, file: str) -> bool:
-        """Whether any breakpoint is in this file."""
-        return self.machine.breakpoints.has_file(file)
-
-    def breaks_at(self, place: Place, frame: types.FrameType) -> bool:
-        """Whether one stops at this line; prints what others have to say there."""
-        hit = self.machine.at(place, lambda text: eval(text, {**frame.f_globals, **frame.f_locals}))
-        for line in hit.logs:
-            sys.stdout.write(f"{line}\n")
-        return hit.stop is not None
-
-    def line_to_run(self) -> int | None:
-        """The line that is to be run in place of the next one."""
-        return self.machine.line_to_run()
-
-    def cannot_jump(self, why: str) -> None:
-        """It could not be."""
-        self.machine.cannot_jump(why)
-
-    def arrived(
-        self, event: Event, frame: types.FrameType, tb: types.TracebackType | None = None, note: str = ""
-    ) -> None:
-        """The thread stops here; returns when it may go on. Raises QuitDebugger."""
-        self._stand(event, frame, tb, note=note)
-
-    def left(self) -> None:
-        """The outermost frame of the user's code has returned."""
+    def _left(self) -> None:
         if self.machine.outermost_returns():
             self._process.over(self, "the endpoint has ended")
-
-    # -- standing -----------------------------------------------------------------------------------------------------
 
     def _stand(
         self,
         event: Event,
         frame: types.FrameType | None,
         tb: types.TracebackType | None = None,
+        note: str = "",
         *,
         reason: str = "",
-        note: str = "",
     ) -> None:
         """Tells the controller and carries out its commands; on the stopped thread."""
         if self.stopped:  # inside of what a command evaluates
@@ -224,6 +182,8 @@ class ThreadDebugger:
         return msgspec.structs.replace(
             self.who,
             number=standing.number,
+            event=standing.event,
+            breakpoint=standing.breakpoint,
             reason=standing.reason,
             note=note,
             post_mortem=standing.event == "failure",

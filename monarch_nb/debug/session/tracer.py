@@ -7,52 +7,29 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
+from monarch_nb.debug.records import Event
 from monarch_nb.debug.session.breakpoints import Place
-from monarch_nb.debug.session.machine import Event, Resume
+from monarch_nb.debug.session.machine import Machine, Resume
 from monarch_nb.debug.session.stack import is_users
 
 _SKIPPED = ("monarch_nb.*", "asyncio.*", "threading", "weakref", "_weakrefset")
 
 
-class Listener(Protocol):
-    """The debugger of the thread that is traced; on that thread."""
-
-    def breaks_in(self, file: str) -> bool:
-        """Whether any breakpoint is in this file."""
-
-    def breaks_at(self, place: Place, frame: types.FrameType) -> bool:
-        """Whether one stops at this line."""
-
-    @property
-    def raised(self) -> bool:
-        """Whether exceptions stop it where they are raised."""
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing stops it but its own code."""
-
-    def line_to_run(self) -> int | None:
-        """The line that is to be run in place of the next one."""
-
-    def cannot_jump(self, why: str) -> None:
-        """It could not be."""
-
-    def arrived(
-        self, event: Event, frame: types.FrameType, tb: types.TracebackType | None = None, note: str = ""
-    ) -> None:
-        """The thread stops here; returns when it may go on. Raises QuitDebugger."""
-
-    def left(self) -> None:
-        """The outermost frame of the user's code has returned."""
+Arrived = Callable[[Event, types.FrameType, "types.TracebackType | None", str], None]
 
 
 class Tracer(bdb.Bdb):
     """Traces one thread for as long as something can stop it."""
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self, machine: Machine, arrived: Arrived, left: Callable[[], None]) -> None:
+        """`arrived(event, frame, traceback, note)` stops the thread, and returns when it may go on; `left()` is called
+        when the outermost frame of the user's code has returned.
+        """
+        self._machine = machine
+        self._arrived = arrived
+        self._left = left
         self.botframe: types.FrameType | None = None
         super().__init__(_SKIPPED)
         self._set_stopinfo(None, None, -1)  # type: ignore[attr-defined]
@@ -82,17 +59,17 @@ class Tracer(bdb.Bdb):
             self.set_return(start)
         else:
             self.set_until(start, resume.line)
-        if self._listener.quiet:
+        if self._machine.quiet:
             sys.settrace(None)
             return
-        stepping = resume.motion != "continue" or self._listener.raised
+        stepping = resume.motion != "continue" or self._machine.raised
         for frame in frames:  # also those that were not traced so far: a step may return to them
             file = self.canonic(frame.f_code.co_filename)
-            frame.f_trace = self.trace_dispatch if stepping or self._listener.breaks_in(file) else None
+            frame.f_trace = self.trace_dispatch if stepping or self._machine.breakpoints.has_file(file) else None
 
     def resume_tracing(self) -> None:
         """Traces this thread, which had stopped outside of tracing."""
-        if not self._listener.quiet:
+        if not self._machine.quiet:
             sys.settrace(self.trace_dispatch)
 
     def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,18 +106,21 @@ class Tracer(bdb.Bdb):
 
     def break_anywhere(self, frame: types.FrameType) -> bool:
         """Whether a frame is traced though no step goes through it."""
-        if self._listener.breaks_in(self.canonic(frame.f_code.co_filename)):
+        if self._machine.breakpoints.has_file(self.canonic(frame.f_code.co_filename)):
             return True
-        return self._listener.raised and is_users(frame)
+        return self._machine.raised and is_users(frame)
 
     def break_here(self, frame: types.FrameType) -> bool:
-        """Whether a breakpoint stops at the line that is about to be run."""
+        """Whether a breakpoint stops at the line that is about to be run; others print what they have to say there."""
         code = frame.f_code
         file = self.canonic(code.co_filename)
-        if not self._listener.breaks_in(file):
+        if not self._machine.breakpoints.has_file(file):
             return False
         place = Place(file, frame.f_lineno or 0, code.co_name, code.co_firstlineno)
-        return self._listener.breaks_at(place, frame)
+        hit = self._machine.at(place, lambda text: eval(text, {**frame.f_globals, **frame.f_locals}))
+        for line in hit.logs:
+            sys.stdout.write(f"{line}\n")
+        return hit.stop is not None
 
     # -- what bdb tells -----------------------------------------------------------------------------------------------
 
@@ -149,30 +129,30 @@ class Tracer(bdb.Bdb):
         result = super().trace_dispatch(frame, event, arg)
         if event == "return" and frame is self.botframe and _is_over(frame):
             self.set_continue()
-            self._listener.left()
-            if self._listener.quiet:
+            self._left()
+            if self._machine.quiet:
                 sys.settrace(None)
         return result
 
     def user_call(self, frame: types.FrameType, argument_list: None) -> None:
         """A function is entered."""
         if self.stop_here(frame):
-            self._listener.arrived("call", frame)
+            self._arrived("call", frame, None, "")
 
     def user_line(self, frame: types.FrameType) -> None:
         """A line is about to be run."""
-        line = self._listener.line_to_run()
+        line = self._machine.line_to_run()
         if line is not None:
             try:
                 frame.f_lineno = line  # type: ignore[misc]  # it can be set here, and only here
             except ValueError as error:
-                self._listener.cannot_jump(str(error))
-        self._listener.arrived("line", frame)
+                self._machine.cannot_jump(str(error))
+        self._arrived("line", frame, None, "")
 
     def user_return(self, frame: types.FrameType, return_value: Any) -> None:
         """A function returns."""
         frame.f_locals["__return__"] = return_value
-        self._listener.arrived("return", frame)
+        self._arrived("return", frame, None, "")
 
     def user_exception(self, frame: types.FrameType, exc_info: Any) -> None:
         """An exception passes a frame."""
@@ -180,12 +160,12 @@ class Tracer(bdb.Bdb):
         frame.f_locals["__exception__"] = kind, error
         inner = "Internal " if tb is None and kind is StopIteration else ""  # a generator has ended
         note = inner + traceback.format_exception_only(kind, error)[-1].strip()
-        self._listener.arrived("exception", frame, tb, note)
+        self._arrived("exception", frame, tb, note)
 
     def dispatch_exception(self, frame: types.FrameType, arg: Any) -> Any:
         """As bdb's; and where exceptions stop at their raise, in the innermost frame of the user's that they pass."""
         _, error, tb = arg
-        if self._listener.raised and not self.stop_here(frame) and _raised_here(error, tb):
+        if self._machine.raised and not self.stop_here(frame) and _raised_here(error, tb):
             self.user_exception(frame, arg)
             return self.trace_dispatch
         return super().dispatch_exception(frame, arg)

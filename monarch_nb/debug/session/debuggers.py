@@ -1,0 +1,177 @@
+"""The debuggers of a process that holds actors, one for each thread that stops."""
+
+import itertools
+import logging
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from monarch_nb.debug import verbs
+from monarch_nb.debug.records import Over
+from monarch_nb.debug.session.identity import home_of, identity
+from monarch_nb.debug.session.thread import ThreadDebugger
+from monarch_nb.runtime import ActorCell, Context, Runtime, current
+from monarch_nb.runtime.failures import Kept, frames_of
+from monarch_nb.settings import settings
+from monarch_nb.wire import Verb, error_line
+
+logger = logging.getLogger(__name__)
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+
+class Debuggers:
+    """Those of one process, made when they are first needed; by their sessions, and by their threads."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+        self._heard = time.monotonic()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._by_thread: dict[int, ThreadDebugger] = {}
+        self._by_session: dict[str, ThreadDebugger] = {}
+        self._warned: set[str] = set()  # threads of the engine that were to stop
+
+    def heard(self) -> None:
+        """A controller has said something: it lives."""
+        self._heard = time.monotonic()
+
+    # -- stopping, on the thread that stops ---------------------------------------------------------------------------
+
+    def stop(self, frame: types.FrameType, reason: str) -> None:
+        """Stops the calling thread at `frame` until a controller lets it go on."""
+        name = threading.current_thread().name
+        if current.get() is None and name.startswith("monarch-"):
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning("%s on the engine's own thread %s is passed by: it would stop the process", reason, name)
+            return
+        self.heard()
+        self._of_this_thread().stop(frame, reason)
+
+    def freeze(self, error: BaseException) -> None:
+        """Stops the calling thread where an exception was raised."""
+        tbs = frames_of(error)
+        if tbs:
+            self.heard()
+            self._of_this_thread().autopsy(tbs[0], _first_line(error))
+
+    def open(self, kept: Kept) -> str:
+        """Opens the frames of a failure that was kept, on a thread of its own: the session they are seen in."""
+        self.heard()
+        session = self._new_session()
+        name = f"autopsy of {kept.endpoint}"
+        threading.Thread(target=self._show, args=(kept, session), name=name, daemon=True).start()
+        return session
+
+    def _show(self, kept: Kept, session: str) -> None:
+        token = current.set(Context(kept.instance, kept.point, kept.call, kept.chain))
+        thread = threading.current_thread()
+        try:
+            who = identity(self._engine, kept.instance.cell, thread, session, 0)
+            who = msgspec.structs.replace(who, endpoint=kept.endpoint, call="", chain=())
+            debugger = ThreadDebugger(self, who, thread, ends=lambda: self._engine.closed)
+            tbs = frames_of(kept.error)
+            if tbs:
+                debugger.autopsy(tbs[0], f"post-mortem: {_first_line(kept.error)}")
+            self._forget(debugger)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            current.reset(token)
+
+    # -- which there are ----------------------------------------------------------------------------------------------
+
+    def of_session(self, session: str) -> ThreadDebugger | None:
+        """One that has stopped."""
+        return self._by_session.get(session)
+
+    def of_actor(self, mesh: str, rank: int) -> tuple[ThreadDebugger, Any]:
+        """That of an actor's thread, and the actor. Raises LookupError."""
+        cell = self._engine.cells.get((mesh, rank))
+        if cell is None or cell.obj is None:
+            raise LookupError("this process has no such actor, or its __init__ still runs")
+        return self._of(cell.executor.thread, cell), cell.obj
+
+    def _of_this_thread(self) -> ThreadDebugger:
+        context = current.get()
+        cell: ActorCell | None = context.actor_instance.cell if context is not None else None
+        debugger = self._of(threading.current_thread(), cell)
+        before = debugger.who
+        debugger.who = identity(self._engine, cell, debugger.thread, before.session, before.number)
+        return debugger
+
+    def _of(self, thread: threading.Thread, cell: ActorCell | None) -> ThreadDebugger:
+        ident = thread.ident or 0
+        with self._lock:
+            debugger = self._by_thread.get(ident)
+            if debugger is None or debugger.thread is not thread:  # its number was given to another one
+                debugger = self._by_thread[ident] = self._new(cell, thread)
+        return debugger
+
+    def _new_session(self) -> str:
+        return f"{self._engine.address}#{next(self._numbers)}"
+
+    def _new(self, cell: ActorCell | None, thread: threading.Thread) -> ThreadDebugger:
+        def armed() -> None:  # the actor's endpoints are run under the debugger's eyes, if anything can stop them
+            if cell is not None:
+                cell.watch = None if debugger.machine.quiet else debugger.watched
+
+        who = identity(self._engine, cell, thread, self._new_session(), 0)
+        debugger = ThreadDebugger(self, who, thread, ends=lambda: _ends(cell), armed=armed)
+        self._by_session[who.session] = debugger
+        if cell is not None:
+            cell.on_end(lambda: self._forget(debugger))
+        return debugger
+
+    def _forget(self, debugger: ThreadDebugger) -> None:
+        with self._lock:
+            self._by_session.pop(debugger.who.session, None)
+            for ident, known in tuple(self._by_thread.items()):
+                if known is debugger:
+                    del self._by_thread[ident]
+
+    # -- what debuggers tell and ask (Process of a ThreadDebugger) -----------------------------------------------------
+
+    def stopped(self, debugger: ThreadDebugger) -> None:
+        """A thread has stopped."""
+        with self._lock:
+            self._by_session[debugger.who.session] = debugger
+        self._tell(verbs.STOPPED, debugger.who)
+
+    def resumed(self, debugger: ThreadDebugger, why: str) -> None:
+        """It goes on."""
+        debugger.holder = ""
+        self._tell(verbs.RESUMED, Over(debugger.who.session, why))
+
+    def over(self, debugger: ThreadDebugger, why: str) -> None:
+        """Its endpoint has ended: no step of it will stop any more."""
+        self._tell(verbs.OVER, Over(debugger.who.session, why))
+
+    def _tell(self, verb: Verb[Q, None], message: Q) -> None:
+        """Tells the controller of all this: the process that nobody has started."""
+        try:
+            self._engine.tell(home_of(self._engine), verb, message)
+        except Exception:  # it is gone: the lease decides
+            logger.debug("%s could not be told", verb.name, exc_info=True)
+
+    def verdict(self) -> str:
+        """What is to become of stopped threads when nothing is heard of a controller: "", "resume" or "end"."""
+        if time.monotonic() - self._heard < settings.debug_lease:
+            return ""
+        return "end" if settings.debug_orphan == "end" else "resume"
+
+    def later(self, seconds: float, function: Callable[[], object]) -> None:
+        """Runs a function later, on the clock's thread."""
+        self._engine.later(seconds, function)
+
+
+def _ends(cell: ActorCell | None) -> bool:
+    return cell is not None and cell.cause is not None
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(error_line(error).splitlines()))

@@ -1,0 +1,130 @@
+"""What controllers ask of the debuggers of a process: the handlers of the debugger's verbs, on the reading thread."""
+
+from monarch_nb.debug import messages as m
+from monarch_nb.debug import verbs
+from monarch_nb.debug.session.debuggers import Debuggers
+from monarch_nb.debug.session.places import file_of, resolve
+from monarch_nb.debug.session.thread import NOT_STOPPED, ThreadDebugger
+from monarch_nb.debug.session.threads import threads
+from monarch_nb.runtime import Runtime
+from monarch_nb.settings import settings
+from monarch_nb.wire import Asker, Done, text_of
+
+
+class Handlers:
+    """Those of one process."""
+
+    def __init__(self, engine: Runtime, debuggers: Debuggers) -> None:
+        self._engine = engine
+        self._debuggers = debuggers
+        for command in verbs.COMMANDS.values():
+            engine.verbs.handle(command, self._command)
+        engine.verbs.handle(verbs.BREAK, self._break)
+        engine.verbs.handle(verbs.BREAK_FILE, self._break_file)
+        engine.verbs.handle(verbs.BREAK_RAISED, self._break_raised)
+        engine.verbs.handle(verbs.AUTOPSY, self._autopsy)
+        engine.verbs.handle(verbs.STACKS, self._stacks)
+        engine.verbs.handle(verbs.LEASE, self._lease)
+        engine.verbs.handle(verbs.FREEZE, self._freeze)
+
+    # -- commands for stopped threads ---------------------------------------------------------------------------------
+
+    def _command(self, command: m.Command, asker: Asker[m.Answer]) -> m.Answer | None:
+        self._debuggers.heard()
+        debugger = self._debuggers.of_session(command.session)
+        if debugger is None or not debugger.stopped:
+            return m.Answer(session=command.session, error=NOT_STOPPED, resumed=True)
+        if debugger.holder not in ("", asker.src) and not command.force:
+            wrong = (
+                f"another controller ({debugger.holder}) is debugging this rank: call monarch.debug.detach() there, "
+                "or monarch.debug.take() here"
+            )
+            return m.Answer(session=command.session, error=wrong, current=debugger.who.current)
+        if isinstance(command, m.Release):
+            debugger.holder = ""
+            return m.Answer(session=command.session, current=debugger.who.current)
+        debugger.holder = asker.src
+        if not debugger.post(command, asker.reply):
+            return m.Answer(session=command.session, error=NOT_STOPPED, resumed=True)
+        return None
+
+    def _lease(self, _: m.Lease, asker: Asker[None]) -> None:
+        self._debuggers.heard()
+
+    # -- breakpoints from outside --------------------------------------------------------------------------------------
+
+    def _break(self, wanted: m.Break, asker: Asker[m.Told]) -> m.Told:
+        set_by = f"{asker.src} {wanted.number}"
+        try:
+            debugger, obj = self._debuggers.of_actor(wanted.mesh, wanted.rank)
+            if wanted.clear:
+                return m.Told(f"{debugger.clear_breakpoints(set_by)} cleared")
+            file, line, function = resolve(wanted.where, obj)
+            added = debugger.add_breakpoint(
+                file,
+                line,
+                function=function,
+                condition=wanted.condition,
+                hit_condition=wanted.hit_condition,
+                log=wanted.log,
+                temporary=wanted.temporary,
+                set_by=set_by,
+            )
+        except (LookupError, ValueError) as error:
+            return m.Told(error=text_of(error.args[0]))
+        return m.Told(f"{added.file}:{added.line}")
+
+    def _break_file(self, wanted: m.BreakFile, asker: Asker[m.PlacedAll]) -> m.PlacedAll:
+        set_by = f"{asker.src} {wanted.file}"
+        try:
+            debugger, obj = self._debuggers.of_actor(wanted.mesh, wanted.rank)
+            file = file_of(wanted.file, obj)
+        except LookupError as error:
+            return m.PlacedAll(error=text_of(error.args[0]))
+        debugger.clear_breakpoints(set_by)
+        return m.PlacedAll(tuple(_placed(debugger, file, each, set_by) for each in wanted.lines))
+
+    def _break_raised(self, wanted: m.BreakRaised, asker: Asker[m.Told]) -> m.Told:
+        try:
+            debugger, _ = self._debuggers.of_actor(wanted.mesh, wanted.rank)
+        except LookupError as error:
+            return m.Told(error=text_of(error.args[0]))
+        debugger.stop_where_raised(wanted.on)
+        return m.Told("stops where exceptions are raised" if wanted.on else "does not stop there")
+
+    def _freeze(self, wanted: m.Freeze, asker: Asker[m.Told]) -> m.Told:
+        settings.configure({"debug_freeze_on_error": wanted.on})
+        return m.Told("frozen at errors" if wanted.on else "not frozen at errors")
+
+    # -- failures that are kept, and where everything is ---------------------------------------------------------------
+
+    def _autopsy(self, wanted: m.Autopsy, asker: Asker[m.Told]) -> m.Told:
+        failures = self._engine.failures
+        if wanted.release:
+            return m.Told(f"{failures.release(wanted.mesh or None, wanted.rank)} released")
+        kept = [each for each in failures.of(wanted.mesh, wanted.rank) if not wanted.call or each.call == wanted.call]
+        if not kept:
+            reason = (
+                "no frames of this rank are kept: it has not failed, it failed longer ago than debug_keep_failures "
+                "calls, its frames held more than debug_keep_bytes, or it ran out of memory"
+            )
+            return m.Told(error=reason)
+        return m.Told(session=self._debuggers.open(kept[0]))
+
+    def _stacks(self, _: Done, asker: Asker[m.Threads]) -> m.Threads:
+        return m.Threads(threads(tuple(self._engine.cells.values())))
+
+
+def _placed(debugger: ThreadDebugger, file: str, wanted: m.BreakLine, set_by: str) -> m.Placed:
+    try:
+        added = debugger.add_breakpoint(
+            file,
+            wanted.line,
+            condition=wanted.condition,
+            hit_condition=wanted.hit_condition,
+            log=wanted.log,
+            set_by=set_by,
+        )
+    except ValueError as error:
+        return m.Placed(error=text_of(error))
+    return m.Placed(added.number)

@@ -1,0 +1,53 @@
+"""Who a stopped thread is: which actor of which process it runs, and what it does there."""
+
+import os
+import threading
+
+from monarch_nb.debug.records import Stopped
+from monarch_nb.runtime import ActorCell, Runtime, current
+
+
+def identity(engine: Runtime, cell: ActorCell | None, thread: threading.Thread, session: str, number: int) -> Stopped:
+    """What is known of a thread before it has stopped; `cell` is the actor that it runs, if it runs one."""
+    context = current.get() or engine.root_context
+    if cell is None:
+        uid, _, rest = engine.address.partition("/")[2].partition(".")
+        rank, _, incarnation = rest.partition(".")
+        console = engine.cells.get((uid, int(rank or 0)))
+        point = console.instance.rank if console is not None else context.message_rank
+        name = console.spec.name if console is not None else "this process"
+        about = {
+            "mesh": uid,
+            "rank": int(rank or 0),
+            "incarnation": int(incarnation or 0),
+            "thread": thread.name,
+        }
+    else:
+        point, name = cell.instance.rank, cell.spec.name
+        about = {"mesh": cell.mesh, "rank": cell.rank, "incarnation": cell.incarnation}
+    running = cell.running if cell is not None else None
+    return Stopped(
+        session=session,
+        number=number,
+        address=engine.address,
+        host=engine.host,
+        pid=os.getpid(),
+        name=name,
+        labels=tuple(point.extent.labels),
+        point=tuple(point.values()),
+        sizes=tuple(point.extent.sizes),
+        endpoint=running[1] if running is not None else ("__init__" if cell is not None else ""),
+        call=context.call,
+        chain=context.chain,
+        **about,  # type: ignore[arg-type]
+    )
+
+
+def home_of(engine: Runtime) -> str:
+    """The process that has started this one; this one itself where nobody has."""
+    uid, _, rest = engine.address.partition("/")[2].partition(".")
+    mesh = engine.keeper._mesh
+    if mesh is not None:
+        return str(mesh._state.home)
+    console = engine.cells.get((uid, int(rest.partition(".")[0] or 0))) if engine.is_worker else None
+    return console.spec.owner_process if console is not None else engine.address
