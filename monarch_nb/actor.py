@@ -109,7 +109,7 @@ else:
 
 
 def _become_controller() -> Runtime:
-    from monarch_nb.mesh.controller import become_controller
+    from monarch_nb.engine.controller import become_controller
 
     return become_controller()
 

@@ -4,6 +4,7 @@ import bisect
 from typing import Any
 
 from monarch_nb.logs import mesh_of
+from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.runtime import ProcState
 
 from .front import Front
@@ -24,14 +25,14 @@ class Cells:
         )  # first calls, and cells; replaced, not changed
         self._homes: dict[str, Any] = {}  # cells in which meshes were spawned
         front.beginning.append(self._begin)
-        engine.keeper.on_event.append(self._happened)
+        engine.part(MeshEvents).listeners.append(self._happened)
 
     def close(self) -> None:
         """Look no longer."""
         if self._begin in self._front.beginning:
             self._front.beginning.remove(self._begin)
-        if self._happened in self._engine.keeper.on_event:
-            self._engine.keeper.on_event.remove(self._happened)
+        if self._happened in self._engine.part(MeshEvents).listeners:
+            self._engine.part(MeshEvents).listeners.remove(self._happened)
 
     def _begin(self) -> None:
         first = int(self._engine.new_call().removeprefix(self._prefix))

@@ -116,7 +116,7 @@ class _Attached:
         self.engine = engine
         self._front = front
         self._widgets = widgets
-        self._logs: MeshLogs = engine.keeper.logs
+        self._logs: MeshLogs = engine.part(MeshLogs)
         self._cells = Cells(front, engine)
         self._output = CellOutput(front, self._logs, self._cells)
         self._logs.present(self._output)

@@ -4,6 +4,7 @@ from collections import Counter
 from types import CodeType
 from typing import Any
 
+from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.runtime import ActorState, EndpointProperty, MeshState, Runtime
 
 from .files import cell_name
@@ -21,14 +22,14 @@ class Reruns:
         self._engine = engine
         self._told: dict[str, type] = {}  # by mesh, the newest class that was spoken of
         self._before: set[str] = set()  # meshes whose name another one has taken over in this cell
-        engine.keeper.on_call.append(self._called)
-        engine.keeper.on_event.append(self._happened)
+        engine.on_call.append(self._called)
+        engine.part(MeshEvents).listeners.append(self._happened)
         front.ending.append(self._ended)
 
     def close(self) -> None:
         """Listens no longer."""
-        self._engine.keeper.on_call.remove(self._called)
-        self._engine.keeper.on_event.remove(self._happened)
+        self._engine.on_call.remove(self._called)
+        self._engine.part(MeshEvents).listeners.remove(self._happened)
         self._front.ending.remove(self._ended)
 
     # -- classes ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from monarch_nb.host.folders import host_of
 from monarch_nb.host.linux import has_pidfd
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.requests import RequestError, fail_requests, request
+from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import TrustError, UnreachableError
 from monarch_nb.wire import Done
@@ -119,7 +120,7 @@ class LocalHost:
             if self._killed:
                 self._forget("it was killed")
             return
-        self.engine.keeper.host_lost(self.host, self.lost, self.incarnation)
+        self.engine.part(ProcessWatcher).host_lost(self.host, self.lost, self.incarnation)
         self._forget(self.lost)
         ways.tell_lost(self.engine, self.host, self.lost, self.incarnation)
 

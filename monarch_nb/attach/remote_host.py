@@ -10,7 +10,9 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.scout import introduce
 from monarch_nb.mesh import ways
+from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import DescriptorLimitError, Keys, knock, lost_here
 from monarch_nb.wire import Done, Header
@@ -183,7 +185,7 @@ class RemoteHost:
             return
         self.lost = reason
         log.warning("host %s is lost: %s", self.host, reason)
-        self.engine.keeper.host_lost(self.host, reason, self.incarnation)
+        self.engine.part(ProcessWatcher).host_lost(self.host, reason, self.incarnation)
         ways.tell_lost(self.engine, self.host, reason, self.incarnation)
 
     def _until_back(self) -> None:
@@ -210,7 +212,7 @@ class RemoteHost:
                 self._returning.set()
                 self._returning = None
             self._calm(time.monotonic())
-            self.engine.keeper.event("host back", self.host)
+            self.engine.part(MeshEvents).tell("host back", self.host)
             return
 
     # -- ways of asking, which depend on how it is reached -----------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, cast
 from monarch_nb.code.modules import Newest, newest
 from monarch_nb.mesh.actor import ActorMesh, check_class
 from monarch_nb.mesh.arguments import encode_arguments
+from monarch_nb.mesh.editions import ClassVersions
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.requests import gather
 from monarch_nb.mesh.sending import send_region
@@ -67,7 +68,7 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
     except BaseException:
         call.close()
         raise
-    published = engine.keeper.editions.publish(state)
+    published = engine.part(ClassVersions).publish(state)
     return gather([call.future, published], lambda: f"{state.name} does not have its new class on all ranks yet")
 
 

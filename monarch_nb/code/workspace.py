@@ -17,9 +17,11 @@ from monarch_nb.mesh.active import get_active_proc_meshes
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.host import HostMesh, host_labels
+from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import ActorState, Future, runtime
 from monarch_nb.shape import NDSlice, Region
+from monarch_nb.supervision import Driver
 from monarch_nb.wire import text_of
 
 
@@ -127,7 +129,7 @@ def _reload_owned(changed: frozenset[str]) -> list[tuple[tuple[str, ...], list[s
 def _on_living(mesh: ProcMesh, function: Callable[..., Any], *args: Any) -> list[Future[Any]]:
     """Runs a function in the processes of a mesh that have not failed."""
     state, region = state_of(mesh), region_of(mesh)
-    failed = runtime().keeper.driver.gone(state.uid)
+    failed = runtime().part(Driver).gone(state.uid)
     if not failed:
         return [mesh.run(function, *args)]
     living = [rank for rank in region.ranks() if rank not in failed]
@@ -159,7 +161,7 @@ def sync(name: str, hosts: Sequence[str], python: str | None, workspace: Any, au
     copied = _copy(name, python, far, dict(zip(names, folders, strict=True))) if far else {}
     by_host = {host: copied.get(host) or [str(folder) for folder in folders] for host in hosts}
     for host, places in by_host.items():
-        first_on_path = engine.keeper.workspaces.setdefault(host, [])
+        first_on_path = engine.part(MeshRegistry).workspaces.setdefault(host, [])
         first_on_path[:0] = [folder for folder in places if folder not in first_on_path]
     roots = list(dict.fromkeys(folder for places in by_host.values() for folder in places))
     procs = [mesh for mesh in get_active_proc_meshes() if not set(hosts).isdisjoint(state_of(mesh).layout.hosts)]

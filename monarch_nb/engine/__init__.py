@@ -1,1 +1,1 @@
-"""The composition root: what the rows below offer is put together here."""
+"""The composition root: builds the process of a controller, of a worker, and clusters in memory."""

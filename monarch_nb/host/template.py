@@ -27,7 +27,7 @@ from monarch_nb.host.environment import PRELOAD, held_back, install
 from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process, portable, thread_count
 
 ENGINE = ("msgspec", "cloudpickle", "zmq", "monarch_nb.runtime", "monarch_nb.transport", "monarch_nb.supervision",
-          "monarch_nb.mesh.entry", "monarch_nb.host.proc_main")  # fmt: skip
+          "monarch_nb.engine.worker", "monarch_nb.host.proc_main")  # fmt: skip
 QUICK = frozenset({"numpy"})  # of those: a tenth of a second, nobody waits for it
 # What the first optimizer of a training program imports, a second of work: done piece by piece while nobody asks.
 WORTH_IMPORTING_LATER = ("sympy", "torch._inductor.config", "torch._functorch.aot_autograd", "torch._dynamo")

@@ -10,8 +10,11 @@ from monarch_nb.lifecycle.stand_ins import stand_ins
 from monarch_nb.mesh.actor import ActorMesh, check_class
 from monarch_nb.mesh.arguments import check_arguments, encode_arguments
 from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.mesh.keeper import MeshRegistry
+from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.requests import RequestError
 from monarch_nb.mesh.sending import send_region
+from monarch_nb.mesh.stops import MeshStopper
 from monarch_nb.runtime import (
     SPAWN,
     Actor,
@@ -139,10 +142,10 @@ def spawn_actors(
         born=ActorBirth(cls, arguments, spec, instance),
     )
     try:
-        engine.keeper.own(instance, state)
+        engine.part(MeshRegistry).own(instance, state)
         state.born.initialized = send_spawn(state, region, frames)
-        engine.keeper.event("spawning", state)
+        engine.part(MeshEvents).tell("spawning", state)
     except BaseException:  # Ctrl-C too: nobody will ever hold it
-        engine.keeper.stop_mesh(state, "its spawn was interrupted")
+        engine.part(MeshStopper).stop(state, "its spawn was interrupted")
         raise
     return ActorMesh(state, region)

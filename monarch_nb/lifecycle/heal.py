@@ -4,7 +4,9 @@ import time
 from typing import TypeVar
 
 from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.mesh.healing import MeshHealer
 from monarch_nb.runtime import runtime
+from monarch_nb.supervision import Driver
 
 M = TypeVar("M")
 ROUNDS = 4
@@ -26,9 +28,9 @@ def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False) -> M
     until = None if timeout is None else time.monotonic() + timeout
     for _ in range(ROUNDS):
         left = None if until is None else max(0.0, until - time.monotonic())
-        runtime().keeper.heal(state, region, kill=kill).get(left)
+        runtime().part(MeshHealer).heal(state, region, kill=kill).get(left)
         kill = False
         # Ranks often die together, and the second death may be heard of after the heal of the first has begun.
-        if runtime().keeper.driver.failed(state.uid).isdisjoint(region.ranks()):
+        if runtime().part(Driver).failed(state.uid).isdisjoint(region.ranks()):
             break
     return mesh

@@ -16,17 +16,20 @@ from monarch_nb.lifecycle.stand_ins import with_stand_ins
 from monarch_nb.mesh.active import announce
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import console_state
+from monarch_nb.mesh.keeper import MeshRegistry
+from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.operations import ProcsWanted
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.mesh.sending import send_each, send_region
+from monarch_nb.mesh.stops import MeshStopper
 from monarch_nb.runtime import Future, Held, Instance, PendingCall, ProcState, Runtime, runtime
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import RankIncarnation
 from monarch_nb.wire import Layout
 
-RUNNER = "monarch_nb.mesh.entry:run_proc"
+RUNNER = "monarch_nb.engine.worker:run_proc"
 PYTHON = "MONARCH_NB_PYTHON"  # tells a process which Python its owner runs
 
 
@@ -64,7 +67,7 @@ def has_heavy_modules() -> bool:
 
 def _environment(engine: Runtime, host: str) -> dict[str, str | None]:
     """What has changed in this process's environment since its host agent was started."""
-    before: dict[str, str] | None = getattr(engine.keeper, "agent_environment", {}).get(host)
+    before = engine.part(MeshRegistry).agent_environment.get(host)
     if before is None:
         return {}
     now = dict(os.environ)
@@ -80,7 +83,7 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
     by_host: dict[str, list[RankIncarnation]] = {}
     for rank, incarnation in incarnations:
         by_host.setdefault(layout.host_of(rank), []).append((rank, incarnation))
-    engine.keeper.revive(by_host)
+    engine.part(MeshRegistry).revive(by_host)
     call = PendingCall(
         engine,
         f"{state.name}.set-up",
@@ -107,7 +110,10 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
                 bootstrap_env_cold=bool(born.proc_bind) or born.python is not None,
                 heavy=has_heavy_modules(),
                 cwd=os.getcwd(),
-                sys_path=(*engine.keeper.workspaces.get(host, ()), *(path or os.getcwd() for path in sys.path)),
+                sys_path=(
+                    *engine.part(MeshRegistry).workspaces.get(host, ()),
+                    *(path or os.getcwd() for path in sys.path),
+                ),
                 owner=engine.address,
                 name=state.name,
                 setup=1,
@@ -182,12 +188,12 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
     living = [mesh for mesh in proc_meshes if mesh.stopped is None and isinstance(mesh.born, ProcBirth)]
     warn_of_shared(name, wanted.hosts, env, living)
     try:
-        engine.keeper.own(instance, state)
+        engine.part(MeshRegistry).own(instance, state)
         born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
         mesh = ProcMesh(state, region)
-        engine.keeper.event("spawning", state)
+        engine.part(MeshEvents).tell("spawning", state)
         announce(mesh)
     except BaseException:  # Ctrl-C too: nobody will ever hold it
-        engine.keeper.stop_mesh(state, "its spawn was interrupted")
+        engine.part(MeshStopper).stop(state, "its spawn was interrupted")
         raise
     return mesh

@@ -9,10 +9,9 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from monarch_nb.runtime import fault_hook, forgotten, runtime
-from monarch_nb.supervision import MeshFailure
+from monarch_nb.supervision import Driver, MeshFailure
 from monarch_nb.wire import error_line
 
 # Interrupts whatever the main thread waits for. Ignored by default, and nobody else's business, unlike SIGINT, whose
@@ -123,8 +122,7 @@ def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
 
     global _notebook
     _notebook = True
-    keeper: Any = runtime().keeper
-    keeper.driver.in_notebook(tell)
+    runtime().part(Driver).in_notebook(tell)
 
 
 def _run(hook: Callable[[MeshFailure], None], failure: MeshFailure) -> None:

@@ -74,8 +74,7 @@ class LogReader:
 
 def logs_here() -> MeshLogs:
     """The logs of the meshes that this process has spawned."""
-    logs: MeshLogs = runtime().keeper.logs
-    return logs
+    return runtime().part(MeshLogs)
 
 
 def logs_of(

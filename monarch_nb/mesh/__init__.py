@@ -17,20 +17,11 @@ from monarch_nb.mesh.interrupts import interrupt
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.undeclared import as_endpoint
 from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.runtime import Runtime, set_factory
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.controller import local_hosts, prestart, shutdown, shutdown_context
     from monarch_nb.mesh.controllers import get_or_spawn_controller
 
-
-def _controller() -> Runtime:
-    from monarch_nb.mesh.controller import become_controller
-
-    return become_controller()
-
-
-set_factory(_controller)
 
 __all__ = [
     "Accumulator",

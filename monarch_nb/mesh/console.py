@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.mesh.actor import ActorMesh
-from monarch_nb.mesh.handle import Handle, region_of
+from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.runtime import Actor, ActorState, ProcState, current, endpoint, runtime
 from monarch_nb.runtime.context import Instance
 from monarch_nb.runtime.display_hooks import open_figures, show_figures
@@ -79,7 +80,7 @@ class Console(Actor):
     ) -> None:
         """Runs the set-up of the process, once, before any actor is constructed."""
         try:
-            runtime().keeper.belongs(mesh)
+            runtime().part(MeshRegistry).belongs(state_of(mesh))
             self._place(mesh)
             for source, filename in sources:
                 run_source(source, filename, self.namespace)

@@ -1,9 +1,7 @@
 """How a notebook kernel, or a script, becomes the controller: its runtime, and the host agents it starts."""
 
-import atexit
 import logging
 import os
-import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -11,40 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.attach.local_host import LocalHost
-from monarch_nb.attach.remote_host import connection, undelivered
 from monarch_nb.host import verbs
-from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with, take_ahead
-from monarch_nb.host.folders import clear_run_folder, make_run_folder, new_host_id, remove_run_folder, run_folder_for
+from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with
+from monarch_nb.host.folders import clear_run_folder, new_host_id, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, begin_agent
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.logs import MeshLogs
-from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.mesh import ways
-from monarch_nb.mesh.cells import run_in_actor
-from monarch_nb.mesh.controllers import Controllers
-from monarch_nb.mesh.effects import MeshEffects
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.mesh.keeper import Keeper
-from monarch_nb.mesh.parts import FEATURES
-from monarch_nb.mesh.proc import set_log_level
-from monarch_nb.mesh.process_operations import ProcessOperations
+from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.requests import fail_requests, gather, request
-from monarch_nb.routing.actions import LinkConfig
+from monarch_nb.mesh.stops import MeshStopper
+from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import (
     Future,
-    Local,
     ProcState,
     Runtime,
     forgotten,
     install,
-    install_breakpoints,
     runtime,
     started,
 )
 from monarch_nb.settings import settings
-from monarch_nb.supervision import Driver
-from monarch_nb.transport import Node, ThreadClock
-from monarch_nb.wire import Done, register_pickle_by_value
+from monarch_nb.wire import Done
 
 logger = logging.getLogger(__name__)
 
@@ -58,50 +45,9 @@ _ahead: dict[str, BegunWith] = {}  # hosts nobody has used yet: what their agent
 _died: set[str] = set()  # hosts of this process whose agent is gone
 
 
-def become_controller() -> Runtime:
-    """Makes this process a controller. No process is started yet."""
-    ahead = take_ahead()
-    host = new_host_id() if ahead is None else ahead.agent.host
-    if ahead is not None:
-        _coming[host] = ahead
-    folder = run_folder_for(host)
-    make_run_folder(folder)
-    local, clock = Local(f"{host}/c{secrets.token_hex(4)}.0.0"), ThreadClock()
-    node = Node(
-        local.address,
-        run_folders={host: Path(folder)},
-        agent=None,
-        handler=lambda header, parcel: engine.handle(header, parcel),
-        on_link_failed=lambda header, parcel, reason: undelivered(engine, header, reason),
-        on_connection=connection,
-        on_stranger=lambda address: keeper.watching.stranger(address),
-        config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
-    )
-    driver = Driver(local, clock, MeshEffects(lambda: keeper), root=local.root, fatal=unhandled.unhandled)
-    engine = Runtime(
-        local,
-        node,
-        driver,
-        clock,
-        agent=f"{host}/agent",
-        features=FEATURES,
-        this_proc=lambda: keeper.this_proc(),
-        proc_mesh=lambda: keeper.proc_mesh(),
-        run_in_actor=run_in_actor,
-    )
-    logs = MeshLogs(engine, set_log_level)
-    logs.present(Forwarding(logs))
-    keeper = Keeper(engine, driver, logs, ProcessOperations(engine))
-    keeper.controllers = Controllers(engine)
-    keeper.revive = lambda hosts: _revive(engine, hosts)
-    engine.start()
-    install_breakpoints()  # for actors of this process
-    main = sys.modules.get("__mp_main__")
-    if main is not None:  # that is what the script is called in a child of multiprocessing, and nowhere else
-        register_pickle_by_value(main)
-    unhandled.prepare()
-    atexit.register(_at_exit)
-    return engine
+def expect_agent(ahead: Ahead) -> None:
+    """The agent of this host was started before there was a runtime, and may not listen yet."""
+    _coming[ahead.agent.host] = ahead
 
 
 def ensure_host(engine: Runtime) -> None:
@@ -109,7 +55,7 @@ def ensure_host(engine: Runtime) -> None:
 
     One that was started ahead is replaced if what it should have been started with has changed since.
     """
-    if engine.keeper._mesh is not None or (engine.host in _agents and not _ahead):
+    if engine.is_worker or (engine.host in _agents and not _ahead):
         return
 
     def ensure() -> None:
@@ -165,7 +111,7 @@ def _start(engine: Runtime, host: str, folder: Path) -> None:
     if ahead is not None and ahead.begun_with != begun_with():  # the environment has changed meanwhile
         ahead.agent.kill()
         ahead = None
-    engine.keeper.agent_environment[host] = dict(os.environ) if ahead is None else ahead.environ
+    engine.part(MeshRegistry).agent_environment[host] = dict(os.environ) if ahead is None else ahead.environ
     timeout_s = settings.host_spawn_ready_timeout
     if ahead is not None:
         handle = ahead.agent.wait(timeout_s)
@@ -192,7 +138,7 @@ def _watch_agent(engine: Runtime, handle: AgentHandle) -> None:
         ways.local.pop(handle.host, None)
         how = f"status {status}" if status >= 0 else f"signal {-status}"
         reason = f"its host agent (process {handle.pid}) ended with {how}"
-        engine.keeper.host_lost(handle.host, reason, handle.incarnation)
+        engine.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
         ways.tell_lost(engine, handle.host, reason, handle.incarnation)
         if handle.host == engine.host:
             clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
@@ -200,7 +146,7 @@ def _watch_agent(engine: Runtime, handle: AgentHandle) -> None:
             remove_run_folder(handle.run_folder)
 
 
-def _revive(engine: Runtime, hosts: Iterable[str]) -> None:
+def revive(engine: Runtime, hosts: Iterable[str]) -> None:
     """Starts the agents of local hosts again that have died; they keep their names."""
     dead = [host for host in hosts if host in _died]
 
@@ -284,7 +230,7 @@ def stop_hosts(
     """
     engine = runtime()
     stops = [
-        engine.keeper.stop_mesh(state, reason)
+        engine.part(MeshStopper).stop(state, reason)
         for state in tuple(engine.meshes.values())
         if isinstance(state, ProcState) and not set(hosts).isdisjoint(state.layout.hosts)
         and state.born is not None and state.stopped is None and identity in (None, state.born.host_mesh)
@@ -292,7 +238,8 @@ def stop_hosts(
     return gather(stops, lambda: f"{len(hosts)} hosts have not stopped yet")
 
 
-def _at_exit() -> None:
+def at_exit() -> None:
+    """The program ends: so does what it has started."""
     if started() is not None:
         unhandled.end_quietly()
         shutdown()
@@ -321,7 +268,7 @@ def shutdown(patience: float | None = None) -> None:
     Actors have `patience` seconds to clean up, by default 2, or 0.3 where Ctrl-C has ended the program.
     """
     engine = started()
-    if engine is None or engine.keeper is None or engine.keeper._mesh is not None:
+    if engine is None or engine.is_worker:
         return
     with _lock:
         handles = list(_agents.values())
@@ -346,7 +293,7 @@ def _exit_patience() -> float:
 
 
 def _leave(engine: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[Any], patience: float) -> None:
-    engine.keeper.stops.leave("the program that spawned it ends", patience)
+    engine.part(MeshStopper).leave("the program that spawned it ends", patience)
     for cell in tuple(engine.cells.values()):
         cell.stop("its process ends")
     for cell in tuple(engine.cells.values()):
@@ -356,7 +303,7 @@ def _leave(engine: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[An
         remote.end()
         if not remote.lost:
             remote.leave()
-    engine.keeper.logs.close()
+    engine.part(MeshLogs).close()
     engine.close()
     for handle in handles:
         handle.close(settings.process_exit_timeout)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from monarch_nb.code.reload import reload_mesh
 from monarch_nb.mesh import verbs
 from monarch_nb.mesh.actor import ActorMesh, check_class
+from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Actor, Future, Runtime, concurrent_endpoint, current, runtime
 from monarch_nb.settings import settings
@@ -76,8 +77,8 @@ def _is_over(known: ActorMesh[Any]) -> bool:
 class Controllers:
     """A process's way to the registry, which lives in the client's process; it is asked for once."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
+    def __init__(self, engine: Runtime, registry: MeshRegistry) -> None:
+        self._engine, self._registry = engine, registry
         self._lock = threading.Lock()
         self._known: Any = None
         engine.verbs.handle(verbs.FIND_CONTROLLERS, self._asked)
@@ -92,8 +93,7 @@ class Controllers:
     @property
     def _owner(self) -> str:
         """The process that has started this one; none has in the client's."""
-        mesh = self._engine.keeper._mesh
-        return "" if mesh is None else str(mesh._state.home)
+        return self._registry.started_by
 
     def _spawn(self) -> Any:
         token = current.set(self._engine.root_context)  # it is the client's, whoever asks
@@ -131,5 +131,5 @@ def get_or_spawn_controller(name: str, Class: type[A], *args: Any, **kwargs: Any
     Raises ValueError for a class that cannot be spawned.
     """
     check_class(Class)
-    registry = runtime().keeper.controllers.registry()
+    registry = runtime().part(Controllers).registry()
     return cast("Future[A]", registry.get_or_spawn.call_one(name, Class, args, kwargs))

@@ -2,29 +2,26 @@
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_nb.code.modules import Newest
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.verbs import NEW_CLASS, NewClass
-from monarch_nb.runtime import ActorState, Future
+from monarch_nb.runtime import ActorState, Future, Runtime
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done, decode, encode, error_line
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.keeper import Keeper
 
 logger = logging.getLogger(__name__)
 
 PATIENCE = 5.0  # seconds; who does not take a new class in that time is not waited for
 
 
-class Editions:
+class ClassVersions:
     """Gives the processes that hold references to meshes of this one their new classes, and takes those of others."""
 
-    def __init__(self, keeper: "Keeper") -> None:
-        self._keeper = keeper
-        self._engine = keeper.engine
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+        self.holders: dict[str, set[str]] = {}  # the processes that hold references to a mesh, by its uid
         self._newest: dict[str, NewClass] = {}
         self._engine.verbs.handle(NEW_CLASS, self._arrived)
 
@@ -35,7 +32,7 @@ class Editions:
             frames = tuple(bytes(frame) for frame in encode(Newest(state.cls), self._engine))
             told = self._newest[state.uid] = NewClass(state.uid, state.edition, state.kind, frames)
         asked: list[Future[Any]] = [
-            request(self._engine, holder, NEW_CLASS, told) for holder in self._keeper.news.holders(state.uid)
+            request(self._engine, holder, NEW_CLASS, told) for holder in tuple(self.holders.get(state.uid, ()))
         ]
         done = settle(asked, lambda: f"some processes that refer to {state.name} do not have its new class yet")
         if asked:

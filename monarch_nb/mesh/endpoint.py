@@ -83,7 +83,7 @@ class Endpoint(Generic[P, R]):
         engine = runtime()
         context = engine.context()
         state = self._mesh._state
-        for listener in engine.keeper.on_call:
+        for listener in engine.on_call:
             listener(state)
         broken = engine.supervisor.check(state, region, call)
         if broken is not None:
@@ -199,7 +199,7 @@ def send(
     region = mesh._region
     engine = runtime()
     context = engine.context()
-    for listener in engine.keeper.on_call:
+    for listener in engine.on_call:
         listener(mesh._state)
     if selection == "choose":
         region = Region((), NDSlice(region.ndslice.get(random.randrange(len(region))), (), ()))

@@ -1,8 +1,8 @@
 """Heals: processes started again, actors re-created, survivors told."""
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.host import protocol as p
@@ -11,27 +11,37 @@ from monarch_nb.lifecycle.actor_spawn import ActorBirth, spawn_frames
 from monarch_nb.lifecycle.proc_spawn import start
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.arguments import encode_arguments
+from monarch_nb.mesh.editions import ClassVersions
+from monarch_nb.mesh.news import ReferenceUpdates
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
+from monarch_nb.mesh.stops import MeshStopper
 from monarch_nb.mesh.verbs import HEAL_MESH, HealMesh
-from monarch_nb.runtime import HOOK, SPAWN, ActorState, Future, MeshState, PendingCall, ProcState
+from monarch_nb.runtime import HOOK, SPAWN, ActorState, Future, MeshState, PendingCall, ProcState, Runtime
 from monarch_nb.shape import Region, runs
-from monarch_nb.supervision import Cause, HealError, RankIncarnation
+from monarch_nb.supervision import Cause, Driver, HealError, RankIncarnation
 from monarch_nb.transport import held_back
 from monarch_nb.wire import Asker, Done, text_of
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.keeper import Keeper
 
 _RETURN_S = 10.0  # for a host whose agent has been started anew until all know of it
 
 
-class Heals:
+class MeshHealer:
     """Carries out what supervision decides about heals of meshes that are owned here."""
 
-    def __init__(self, keeper: "Keeper") -> None:
-        self._keeper = keeper
-        self._engine = keeper.engine
+    def __init__(
+        self,
+        engine: Runtime,
+        driver: Driver,
+        *,
+        updates: ReferenceUpdates,
+        versions: ClassVersions,
+        stopper: MeshStopper,
+        tell: Callable[[str, Any], None],
+    ) -> None:
+        """`tell` is given what displays show of it."""
+        self._engine, self._driver = engine, driver
+        self._updates, self._versions, self._stopper, self._tell = updates, versions, stopper, tell
         self._engine.verbs.handle(HEAL_MESH, self._asked)
 
     def heal(self, state: MeshState, region: Region, *, kill: bool = False) -> Future[None]:
@@ -44,7 +54,7 @@ class Heals:
         if state.home == self._engine.address:
             if kill:
                 return held_back(lambda: self._anew(state, region.ranks(), await_hooks=True))
-            return self._keeper.driver.heal(state.uid, runs(region))
+            return self._driver.heal(state.uid, runs(region))
         future: Future[None] = Future._make(story=lambda: f"{state.name} is being healed")
 
         def done(asked: Future[Done]) -> None:
@@ -72,11 +82,11 @@ class Heals:
         if wish.kill and state is not None:
             self._anew(state, wish.ranks, await_hooks=False)._on_done(answer)
             return
-        self._keeper.driver.heal(wish.uid, frozenset(wish.ranks), await_hooks=False)._on_done(answer)
+        self._driver.heal(wish.uid, frozenset(wish.ranks), await_hooks=False)._on_done(answer)
 
     def _anew(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
         assert isinstance(state, ProcState)
-        driver, gone = self._keeper.driver, self._keeper.driver.gone(state.uid)
+        driver, gone = self._driver, self._driver.gone(state.uid)
         by_host: dict[str, list[str]] = {}
         for rank in ranks:
             if rank not in gone:
@@ -115,7 +125,7 @@ class Heals:
         _renew(state, incarnations)
         ready = start(self._engine, state, incarnations)
         if state.stopped is not None:  # meanwhile: what was just asked for may have come after the stop
-            self._keeper.stops.again(state)
+            self._stopper.again(state)
         ready.get()
         state.born.initialized = Future._resolved(True)
 
@@ -127,20 +137,20 @@ class Heals:
         born.renew()
         if state.cls is not born.cls:
             state.cls, state.kind = born.cls, born.spec.kind
-            self._keeper.editions.publish(state)
+            self._versions.publish(state)
         _renew(state, incarnations)
         ranks = [rank for rank, _ in incarnations]
         frames = spawn_frames(born.cls, born.arguments, born.spec)
         call = PendingCall(self._engine, f"{state.name}.__init__", uid, lambda: ranks, len(ranks), lambda replies: None)
         send_each(self._engine, self._engine.root_context, state, ranks, SPAWN, frames, call, ordered=False)
         if state.stopped is not None:
-            self._keeper.stops.again(state)
+            self._stopper.again(state)
         call.future.get()
         born.initialized = Future._resolved(None)
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
         """Tells everybody who holds a reference, then runs the hooks of survivors."""
-        self._keeper.news.healed(incarnations)
+        self._updates.healed(incarnations)
         for uid, back in incarnations:
             state = self._engine.meshes.get(uid)
             if isinstance(state, ActorState):
@@ -148,14 +158,14 @@ class Heals:
                 if call is not None and await_hooks:
                     call.future.get()
             if state is not None:
-                self._keeper.event("healed", (state, back))
+                self._tell("healed", (state, back))
 
     def _tell_survivors(self, state: ActorState, back: Sequence[RankIncarnation]) -> PendingCall | None:
         if getattr(getattr(state.cls, HOOK), "_monarch_default", False):
             return None
         fresh = {rank for rank, _ in back}
-        gone = self._keeper.driver.gone(state.uid)
-        survivors = [rank for rank in self._keeper.ranks(state.region) if rank not in fresh and rank not in gone]
+        gone = self._driver.gone(state.uid)
+        survivors = [rank for rank in state.ranks if rank not in fresh and rank not in gone]
         if not survivors:
             return None
         points = [state.region.point_of_base_rank(rank) for rank in sorted(fresh)]

@@ -2,35 +2,29 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from monarch_nb.mesh.editions import ClassVersions
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.verbs import STOPPED, SUBSCRIBE, UPDATE, Stopped, Subscribe, Update
-from monarch_nb.runtime import Future, MeshState, ProcState
-from monarch_nb.supervision import RankIncarnation
+from monarch_nb.mesh.watching import ProcessWatcher
+from monarch_nb.runtime import Future, MeshState, ProcState, Runtime
+from monarch_nb.supervision import Driver, RankIncarnation
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.keeper import Keeper
 
 PATIENCE = 5.0  # seconds; holders that do not take note of a heal in that time are not waited for
 
 
-class News:
+class ReferenceUpdates:
     """Knows which processes hold references to the meshes that are owned here, and tells them."""
 
-    def __init__(self, keeper: "Keeper") -> None:
-        self._keeper = keeper
-        self._engine = keeper.engine
-        self._holders: dict[str, set[str]] = {}
+    def __init__(self, engine: Runtime, driver: Driver, watcher: ProcessWatcher, versions: ClassVersions) -> None:
+        self._engine, self._driver, self._watcher, self._versions = engine, driver, watcher, versions
+        self._holders = versions.holders
         self._engine.verbs.handle(SUBSCRIBE, self._subscribe)
         self._engine.verbs.handle(UPDATE, self._update)
         self._engine.verbs.handle(STOPPED, self._stopped)
-
-    def holders(self, uid: str) -> tuple[str, ...]:
-        """The processes that hold references to a mesh."""
-        return tuple(self._holders.get(uid, ()))
 
     def forget(self, uid: str) -> None:
         """A mesh was stopped long ago, as all who hold references have been told."""
@@ -78,7 +72,7 @@ class News:
             return
         if state.version:
             self._engine.tell(holder, UPDATE, Update(uid, state.incarnations, state.version, ()))
-        self._keeper.editions.greet(holder, uid)
+        self._versions.greet(holder, uid)
         if state.stopped is not None:
             self._engine.tell(holder, STOPPED, Stopped(uid, None, state.stopped, True))
 
@@ -88,11 +82,11 @@ class News:
             state.renew(update.incarnations, update.version)
             back = update.back or tuple(update.incarnations.items())
             known = "respawned" if isinstance(state, ProcState) else "recreated"
-            self._keeper.driver.feed(lambda machine: getattr(machine, known)(update.uid, back))
+            self._driver.feed(lambda machine: getattr(machine, known)(update.uid, back))
             if isinstance(state, ProcState):
                 for rank, _ in back:
                     self._engine.node.learn(state.layout.host_of(rank))  # it is there again, if it was lost
-                self._keeper.watching.watch(*(state.address(rank) for rank, _ in back))
+                self._watcher.watch(*(state.address(rank) for rank, _ in back))
         return Done()
 
     def _stopped(self, message: Stopped, asker: Asker[None]) -> None:
@@ -101,4 +95,4 @@ class News:
             return
         if message.ranks is None:
             state.stopped = message.reason
-        self._keeper.stops.mark(state, message.ranks, message.reason, over=message.over)
+        self._driver.mark_stopped(state, message.ranks, message.reason, over=message.over)

@@ -1,7 +1,7 @@
 """What handles ask of the rooms above them: how meshes begin and end, and how hosts, code and logs are reached."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -82,4 +82,4 @@ class Operations(Protocol):
 
 def operations() -> Operations:
     """Those of this process; it becomes a controller if it is nothing yet."""
-    return cast(Operations, runtime().keeper.operations)
+    return runtime().part(Operations)  # type: ignore[type-abstract]

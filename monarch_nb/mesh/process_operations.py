@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
+from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh.handle import Handle, state_of
+from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.operations import ProcsWanted
+from monarch_nb.mesh.stops import MeshStopper
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 from monarch_nb.shape import Region
 
@@ -32,13 +35,12 @@ class ProcessOperations:
 
     def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:
         """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
-        keeper = self._engine.keeper
-        stopped = keeper.stop_mesh(state, reason, region)
-        return cast("Future[None]", keeper.logs.shown(stopped) if isinstance(state, ProcState) else stopped)
+        stopped = self._engine.part(MeshStopper).stop(state, reason, region)
+        return self._engine.part(MeshLogs).shown(stopped) if isinstance(state, ProcState) else stopped
 
     def refer(self, state: MeshState) -> None:
         """A reference to a mesh that is owned elsewhere has come here: its failures, heals and end are followed."""
-        self._engine.keeper.subscribe(state)
+        self._engine.part(MeshRegistry).subscribe(state)
 
     def reach(self, hosts: Iterable[str], name: str) -> None:
         """Makes hosts of this machine known that a reference names. Raises UnreachableError for others."""
@@ -53,7 +55,7 @@ class ProcessOperations:
         from monarch_nb.mesh.controller import ensure_host
 
         ensure_host(self._engine)
-        return self._engine.host, self._engine.keeper.python
+        return self._engine.host, self._engine.part(MeshRegistry).python
 
     def is_own_host(self, host: str) -> bool:
         """Whether this process is the controller, and this its host."""
@@ -101,7 +103,7 @@ class ProcessOperations:
         """Sets how what processes write is shown here."""
         from monarch_nb.logs.options import LogOption
 
-        self._engine.keeper.logs.set_option(state_of(procs).uid, LogOption(stream, window, level))
+        self._engine.part(MeshLogs).set_option(state_of(procs).uid, LogOption(stream, window, level))
 
     def metrics(self, mesh: Handle[Any]) -> Any:
         """What actors have told with `monarch.telemetry.log`."""

@@ -4,33 +4,40 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
+from monarch_nb.mesh.news import ReferenceUpdates
 from monarch_nb.mesh.requests import gather, request, settle
 from monarch_nb.mesh.verbs import STOP_ACTOR, STOP_MESH, ActorGone, StopActor, StopMesh
-from monarch_nb.runtime import ActorLife, ActorState, Future, Instance, MeshState, ProcState
+from monarch_nb.runtime import ActorLife, ActorState, Future, Instance, MeshState, ProcState, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, places_of
-from monarch_nb.supervision.report import PROCS_STOPPED
+from monarch_nb.supervision import Driver
 from monarch_nb.transport import held_back
 from monarch_nb.wire import Asker, Done
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.keeper import Keeper
 
 logger = logging.getLogger(__name__)
 KEPT = 64  # stopped meshes of this process that it can still tell of
 
 
-class Stops:
+class MeshStopper:
     """Stops what this process owns, and has the owners of other meshes stop theirs."""
 
-    def __init__(self, keeper: "Keeper") -> None:
-        self._keeper = keeper
-        self._engine = keeper.engine
+    def __init__(
+        self,
+        engine: Runtime,
+        driver: Driver,
+        updates: ReferenceUpdates,
+        *,
+        disown: Callable[[MeshState, Sequence[str]], None],
+        tell: Callable[[str, Any], None],
+    ) -> None:
+        """`disown` forgets a mesh that was stopped long ago; `tell` is given what displays show of it."""
+        self._engine, self._driver, self._updates = engine, driver, updates
+        self._disown, self._tell = disown, tell
         self._whole: dict[str, Future[None]] = {}
         self._former: deque[MeshState] = deque()
         self._forgetting = threading.Lock()
@@ -52,22 +59,16 @@ class Stops:
             raise RuntimeError("this process cannot stop itself: stop the actors on it, or leave by shutdown_context()")
         return held_back(self._stop, state, ranks, reason)
 
+    def stop_by_uid(self, uid: str, reason: str) -> Future[None]:
+        """The same for a mesh that is known by its uid; resolved where there is none any more."""
+        state = self._engine.meshes.get(uid)
+        return Future._resolved(None) if state is None else self.stop(state, reason)
+
     def again(self, state: MeshState) -> None:
         """Incarnations of a stopped mesh came into being after its stop: they are stopped as well."""
         assert state.stopped is not None
-        gone = self._under_way(state, self._keeper.ranks(state.region), state.stopped)
-        gone._on_done(lambda _: self.mark(state, None, state.stopped or "", over=True))
-
-    def mark(self, state: MeshState, ranks: Collection[int] | None, reason: str, *, over: bool) -> None:
-        """From now on nothing that happens to it is a failure; once it is `over`, calls that still wait end."""
-        if ranks is None and isinstance(state, ProcState):
-            for other in tuple(self._engine.meshes.values()):
-                if isinstance(other, ActorState) and other.procs is state and other.stopped is None:
-                    other.stopped = PROCS_STOPPED
-        if over:
-            self._keeper.driver.feed(lambda machine: machine.stopped(state.uid, ranks, reason))
-        else:
-            self._keeper.driver.feed(lambda machine: machine.stopping(state.uid, ranks, reason))
+        gone = self._under_way(state, state.ranks, state.stopped)
+        gone._on_done(lambda _: self._driver.mark_stopped(state, None, state.stopped or "", over=True))
 
     def await_all(self, uids: Sequence[str], owner: Instance) -> None:
         """Stops the meshes of an ending actor, the newest first, and blocks until they are gone; not for ever."""
@@ -87,9 +88,9 @@ class Stops:
         asked = []
         for state in states:
             if state.stopped is None and state.home == self._engine.address:
-                self.mark(state, None, reason, over=False)
+                self._driver.mark_stopped(state, None, reason, over=False)
                 state.stopped = reason
-                asked.append(self._stop_procs(state, self._keeper.ranks(state.region), reason, seconds))
+                asked.append(self._stop_procs(state, state.ranks, reason, seconds))
         deadline = time.monotonic() + seconds + 1
         for future in asked:
             try:
@@ -101,21 +102,21 @@ class Stops:
         future: Future[None] = Future._make(story=lambda: f"{state.name} has not stopped yet")
         if ranks is None:
             self._whole[state.uid] = future
-        self.mark(state, ranks, reason, over=False)
+        self._driver.mark_stopped(state, ranks, reason, over=False)
         if ranks is None:
             with state.lock:  # a heal either sees it, or has named the incarnations that end with it
                 state.stopped = reason
-        self._keeper.news.stopped(state, ranks, reason, over=False)
-        under_way = self._under_way(state, self._keeper.ranks(state.region) if ranks is None else ranks, reason)
-        self._keeper.event("stopping", state)
+        self._updates.stopped(state, ranks, reason, over=False)
+        under_way = self._under_way(state, state.ranks if ranks is None else ranks, reason)
+        self._tell("stopping", state)
 
         def done(_: Future[Any]) -> None:
             try:
-                self.mark(state, ranks, reason, over=True)
+                self._driver.mark_stopped(state, ranks, reason, over=True)
                 if ranks is None:
                     self._let_go(state)
-                self._keeper.news.stopped(state, ranks, reason, over=True)
-                self._keeper.event("stopped", state)
+                self._updates.stopped(state, ranks, reason, over=True)
+                self._tell("stopped", state)
                 if ranks is None:
                     self._forget_formers(state)
             finally:
@@ -143,7 +144,7 @@ class Stops:
                 self._whole.pop(one.uid, None)
             if isinstance(old, ActorState):
                 old.procs.actors.pop(old.uid, None)
-            self._keeper.disown(old, [one.uid for one in gone])
+            self._disown(old, [one.uid for one in gone])
 
     def _under_way(self, state: MeshState, ranks: Sequence[int], reason: str) -> Future[None]:
         if isinstance(state, ProcState):
@@ -172,7 +173,7 @@ class Stops:
 
     def _stop_actors(self, state: ActorState, ranks: Sequence[int], reason: str) -> Future[None]:
         asked: dict[int, Future[ActorGone]] = {}
-        failed = self._keeper.driver.failed(state.uid)
+        failed = self._driver.failed(state.uid)
         for rank in ranks:
             if rank not in failed:
                 message = StopActor(state.uid, rank, state.incarnation(rank), reason)
@@ -197,7 +198,7 @@ class Stops:
             )  # fmt: skip
 
     def _ask(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
-        self.mark(state, ranks, reason, over=False)
+        self._driver.mark_stopped(state, ranks, reason, over=False)
         asked = request(self._engine, state.home, STOP_MESH, StopMesh(state.uid, ranks, reason))
         return gather([asked], lambda: f"{state.name} has not stopped yet")
 

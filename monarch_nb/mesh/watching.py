@@ -2,28 +2,26 @@
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.requests import fail_requests
-from monarch_nb.runtime import ProcState
+from monarch_nb.runtime import ProcState, Runtime
 from monarch_nb.settings import settings
-from monarch_nb.supervision import Cause
+from monarch_nb.supervision import Cause, Driver
 from monarch_nb.wire import Asker, Done
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.keeper import Keeper
 
 logger = logging.getLogger(__name__)
 
 
-class Watching:
+class ProcessWatcher:
     """Takes what host agents tell of processes; on the reading thread."""
 
-    def __init__(self, keeper: "Keeper") -> None:
-        self._keeper = keeper
-        self._engine = keeper.engine
+    def __init__(self, engine: Runtime, driver: Driver, tell: Callable[[str, Any], None]) -> None:
+        """`tell` is given what displays show of it."""
+        self._engine, self._driver, self._tell = engine, driver, tell
         self.pids: dict[str, int] = {}
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
         self._owners: set[str] = set()  # processes elsewhere that own actors here
@@ -76,7 +74,7 @@ class Watching:
             for rank in range(state.layout.size)
             if state.layout.host_of(rank) == host
         }
-        driver = self._keeper.driver
+        driver = self._driver
         awaited, called = driver.called(*ranks)
         driver.feed(lambda machine: machine.host_lost([host], cause, awaited, called))
         gone = {f"{host}/agent", *(address for address in tuple(self.pids) if address.startswith(f"{host}/"))}
@@ -84,18 +82,18 @@ class Watching:
         fail_requests(self._engine, gone, reason)
         for address in gone:
             self._engine.node.forget(address, reason, incarnation)
-        self._keeper.event("host lost", host)
+        self._tell("host lost", host)
 
     def _started(self, started: p.Started, asker: Asker[None]) -> None:
         self.pids[started.address] = started.pid
         if started.why:
             logger.info("%s was started cold: %s", started.address, started.why)
-        self._keeper.event("started", started)
+        self._tell("started", started)
 
     def _exited(self, gone: p.Exited, asker: Asker[None]) -> None:
         self.unresponsive.pop(gone.address, None)
         if gone.log_bytes:
-            self._keeper.engine.log_positions.ended(gone.address)
+            self._engine.log_positions.ended(gone.address)
         if not gone.expected:
             lines = settings.tail_log_lines
             cause = Cause(
@@ -110,18 +108,18 @@ class Watching:
                 dump=gone.dump,
                 at=gone.at,
             )
-            self._keeper.driver.proc_exited(*_parts(gone.address), cause)
+            self._driver.proc_exited(*_parts(gone.address), cause)
         self._owner_gone(gone.address, gone.reason)
         fail_requests(self._engine, (gone.address,), gone.reason)
         self._engine.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
-        self._keeper.event("exited", gone)
+        self._tell("exited", gone)
 
     def _hosts_lost(self, lost: p.Lost, asker: Asker[None]) -> None:
         for host, reason in lost.hosts.items():
             self.host_lost(host, reason, lost.incarnations.get(host, 0))
 
     def _owner_gone(self, process: str, reason: str) -> None:
-        self._keeper.driver.feed(lambda machine: machine.owner_gone(process, reason))
+        self._driver.feed(lambda machine: machine.owner_gone(process, reason))
         if process not in self._owners:
             return
         self._owners.discard(process)
@@ -132,11 +130,11 @@ class Watching:
 
     def _unresponsive(self, proc: p.Pressed, asker: Asker[None]) -> None:
         self.unresponsive[proc.address] = proc.since
-        self._keeper.event("unresponsive", proc)
+        self._tell("unresponsive", proc)
 
     def _responsive(self, proc: p.Pressed, asker: Asker[None]) -> None:
         self.unresponsive.pop(proc.address, None)
-        self._keeper.event("responsive", proc)
+        self._tell("responsive", proc)
 
     def _ping(self, _: Done, asker: Asker[Done]) -> Done:
         return Done()

@@ -21,8 +21,9 @@ from monarch_nb.runtime.life import ActorLife, SpawnActor
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.losses import FILL_AGAIN_S
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
+from monarch_nb.runtime.parts import Parts
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
-from monarch_nb.runtime.process import Runtime, install, runtime, set_factory, started
+from monarch_nb.runtime.process import Loader, Runtime, install, runtime, set_factory, started
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.unhandled import fault_hook, set_hook_lookup
@@ -53,8 +54,10 @@ __all__ = [
     "Held",
     "Instance",
     "Interrupt",
+    "Loader",
     "Local",
     "MeshState",
+    "Parts",
     "PendingCall",
     "Port",
     "PortReceiver",

@@ -27,6 +27,14 @@ class MeshState(Struct, eq=False):
     def __post_init__(self) -> None:
         self.name = harmless(self.name)
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Its base ranks, in the order of its region; a range where they are one."""
+        pieces = runs(self.region)
+        if len(pieces) == 1 and pieces[0].stride == 1:
+            return range(pieces[0].rank, pieces[0].rank + pieces[0].count)
+        return self.region.ranks()
+
     def incarnation(self, rank: int) -> int:
         """The current life of a rank."""
         return self.incarnations.get(rank, 0)

@@ -23,7 +23,9 @@ from monarch_nb.runtime.interruptions import Interruptions
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.log_positions import LogPositions
 from monarch_nb.runtime.losses import Losses
+from monarch_nb.runtime.meshes import ActorState
 from monarch_nb.runtime.own_log import OwnLog
+from monarch_nb.runtime.parts import Parts
 from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.runtime.sender import InnerHost, Sender
 from monarch_nb.runtime.supervising import Supervising
@@ -53,13 +55,13 @@ class Runtime:
         *,
         agent: str | None,
         features: Mapping[str, Loader],
+        parts: Parts,
         this_proc: Callable[[], Any],
         proc_mesh: Callable[[], Any],
         run_in_actor: Callable[..., Any],
         root_id: str = "<root>",
         is_worker: bool = False,
     ) -> None:
-        self.keeper: Any = None  # the meshes this process owns and knows; set by the mesh layer
         self.address, self.host, self.agent = local.address, local.host, agent
         self.local, self.node, self.supervisor, self.clock = local, node, supervisor, clock
         self.local_hosts = {self.host}  # whose processes this one reaches without their agent
@@ -78,6 +80,8 @@ class Runtime:
 
         self.features = Features({name: partial(load, self) for name, load in features.items()})
         self.feature = self.features.get
+        self.part = parts.get
+        self.on_call: list[Callable[[ActorState], None]] = []  # told of each call that begins here, on its thread
         self.failures = Failures(clock.later, lambda error: self.feature("debug").freeze(error))
         losses = Losses(local, node, clock, self.ports, supervisor)
         sender = self._sender = Sender(local, node, self.log, supervisor, losses.lost, unanswered=_ENGINES)

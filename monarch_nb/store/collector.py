@@ -5,13 +5,15 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import MeshState, ProcState, Runtime
 from monarch_nb.store import events as e
 from monarch_nb.store.facts import is_ready, now, place_of, spawned, turned
 from monarch_nb.store.failures import record
 from monarch_nb.store.pending import Pending
 from monarch_nb.store.verbs import TOLD, WATCH, Activity, Watch
-from monarch_nb.supervision import MeshFailure, RankStatus
+from monarch_nb.supervision import Driver, MeshFailure, RankStatus
 from monarch_nb.supervision.actions import OwnerSaid, RootFault, Supervise, Tell
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker
@@ -21,13 +23,14 @@ FORGET_S = 30.0  # how long a mesh that has ended stays in sight
 
 
 class Collector:
-    """Listens to the keeper, supervision and the workers of one engine; calls `put` on their threads."""
+    """Listens to meshes, supervision and the workers of one engine; calls `put` on their threads."""
 
     def __init__(self, engine: Runtime, put: Callable[[e.Event], None]) -> None:
         self._engine = engine
         self._put = put
         self.readable: Callable[[str], str] = str  # file names in tracebacks as people know them
-        self._keeper = engine.keeper
+        self._driver, self._watcher = engine.part(Driver), engine.part(ProcessWatcher)
+        self._events = engine.part(MeshEvents)
         self._odd: dict[str, dict[int, RankStatus]] = {}  # of each mesh, the odd ranks as they were told
         self._starting: dict[str, MeshState] = {}  # meshes that are not ready, as far as the store knows
         self._ended: set[str] = set()
@@ -37,25 +40,23 @@ class Collector:
         self._watched = False
         self._pending = Pending(engine)
         engine.verbs.handle(TOLD, self._activity)
-        self._keeper.on_event.append(self._happened)
-        self._keeper.driver.listeners.append(self._supervised)
+        self._events.listeners.append(self._happened)
+        self._driver.listeners.append(self._supervised)
         for state in tuple(engine.meshes.values()):
             self._spawned(state)
             self._spawning(state)
-        for address, pid in tuple(self._keeper.pids.items()):
+        for address, pid in tuple(self._watcher.pids.items()):
             self._started(address, pid)
-        for address, since in tuple(self._keeper.unresponsive.items()):
+        for address, since in tuple(self._watcher.unresponsive.items()):
             self._put(e.Answers(*place_of(address), since, now()))
         self.look()
 
     def close(self) -> None:
         """Listens no longer."""
-        for registered, listener in (
-            (self._keeper.on_event, self._happened),
-            (self._keeper.driver.listeners, self._supervised),
-        ):
-            if listener in registered:
-                registered.remove(listener)
+        if self._happened in self._events.listeners:
+            self._events.listeners.remove(self._happened)
+        if self._supervised in self._driver.listeners:
+            self._driver.listeners.remove(self._supervised)
         self._engine.verbs.release(TOLD)
         self.watch(on=False)
 
@@ -83,7 +84,7 @@ class Collector:
                     self._ask(state.address(rank), on=on)
 
     def _ask(self, address: str, *, on: bool) -> None:
-        if self._keeper.pids.get(address):  # those that do not run yet are asked when they do
+        if self._watcher.pids.get(address):  # those that do not run yet are asked when they do
             try:
                 self._engine.tell(address, WATCH, Watch(on))
             except TransportError:
@@ -95,7 +96,7 @@ class Collector:
         if activity.used is not None:
             self._put(e.Usage(*place_of(asker.src), *msgspec.structs.astuple(activity.used)))
 
-    # -- the keeper -------------------------------------------------------------------------------------------------
+    # -- meshes -----------------------------------------------------------------------------------------------------
 
     def _happened(self, kind: str, about: Any) -> None:
         match kind:
@@ -169,14 +170,14 @@ class Collector:
                 self._owner(failure_id, owner, "handled" if handled else "not handled")
 
     def _owner(self, failure_id: int, owner: str, how: str) -> None:
-        self._put(e.Told(str(failure_id), self._keeper.driver.owner_name(owner), how))
+        self._put(e.Told(str(failure_id), self._driver.owner_name(owner), how))
 
     def _failed(self, failure: MeshFailure) -> None:
         if failure.failure_id in self._failures or not failure.failure_id:
             return
         self._failures.add(failure.failure_id)
         state = self._engine.meshes.get(failure.mesh_uid)
-        ranks: list[int] = [] if state is None else list(self._keeper.ranks(state.region))
+        ranks: list[int] = [] if state is None else list(state.ranks)
         hit = tuple(ranks[place] for place in failure.places if place < len(ranks))
         self._put(
             e.Failed(str(failure.failure_id), failure.mesh_uid, hit, record(failure, now(), self.readable), failure)
@@ -186,7 +187,7 @@ class Collector:
         """Tells what has changed in supervision since it was last looked at."""
         self._soon = False
         at = now()
-        for uid, ended, odd in self._keeper.driver.odd():
+        for uid, ended, odd in self._driver.odd():
             known = self._odd.setdefault(uid, {})
             for rank, status in odd.items():
                 if known.get(rank) is not status:

@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.store import events as e
-from monarch_nb.supervision import Cause, RankStatus
+from monarch_nb.supervision import Cause, Driver, RankStatus
 from monarch_nb.supervision.report import facts as report_facts
 
 
@@ -36,7 +37,7 @@ def spawned(engine: Runtime, state: MeshState, *, ready: bool = False) -> e.Spaw
         uid=state.uid,
         name=state.name,
         kind="procs" if procs else "actors",
-        ranks=engine.keeper.ranks(region),
+        ranks=state.ranks,
         labels=tuple(region.labels),
         sizes=tuple(region.extent.sizes),
         offset=region.ndslice.offset,
@@ -78,7 +79,7 @@ def how_it_ended(cause: Cause) -> str:
 
 def facts_of(engine: Runtime, state: MeshState) -> Iterator[e.Event]:
     """All that is known of one mesh and, for actors, of their processes: for who has no store that has listened."""
-    registry = engine.keeper
+    watcher = engine.part(ProcessWatcher)
     procs = state.procs if isinstance(state, ActorState) else state
     states: list[MeshState] = [procs] if procs is state else [procs, state]
     for each in states:
@@ -86,16 +87,16 @@ def facts_of(engine: Runtime, state: MeshState) -> Iterator[e.Event]:
     if isinstance(procs, ProcState):
         for rank in range(procs.layout.size):
             address = procs.address(rank)
-            if address in registry.pids:
-                yield e.Started(procs.uid, rank, registry.pids[address], now())
-            if address in registry.unresponsive:
-                yield e.Answers(procs.uid, rank, registry.unresponsive[address], now())
+            if address in watcher.pids:
+                yield e.Started(procs.uid, rank, watcher.pids[address], now())
+            if address in watcher.unresponsive:
+                yield e.Answers(procs.uid, rank, watcher.unresponsive[address], now())
     for rank in state.region.ranks():
         held = engine.held_at(state.uid, rank)
         if held:
             yield e.SessionOpened(f"{state.uid}.{rank}", state.uid, rank, now(), {"place": held})
     for each in states:
-        for uid, ended, odd in registry.driver.odd(each.uid):
+        for uid, ended, odd in engine.part(Driver).odd(each.uid):
             for rank, status in odd.items():
                 yield turned(uid, rank, status, now())
             if ended is not None:

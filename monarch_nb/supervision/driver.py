@@ -4,12 +4,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_nb.runtime import ActorCell, Future, Instance, Local, MeshState, PendingCall
+from monarch_nb.runtime import ActorCell, ActorState, Future, Instance, Local, MeshState, PendingCall, ProcState
 from monarch_nb.runtime.supervising import Actor
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, runs
@@ -36,6 +36,7 @@ from monarch_nb.supervision.failure import MeshFailure, gathered
 from monarch_nb.supervision.hooks import UndeliverableMessage, run_hook
 from monarch_nb.supervision.machine import Machine
 from monarch_nb.supervision.ranks import RankIncarnation
+from monarch_nb.supervision.report import PROCS_STOPPED
 from monarch_nb.transport import Clock, held_back
 from monarch_nb.wire import Header, Kind, error_line, format_exception
 from monarch_nb.wire.header import JUDGING
@@ -185,6 +186,20 @@ class Driver(Causes):
                 if not isinstance(action, RootFault)
             ]
         )
+
+    def mark_stopped(self, state: MeshState, ranks: Collection[int] | None, reason: str, *, over: bool) -> None:
+        """From now on nothing that happens to a mesh, or to some of its ranks, is a failure.
+
+        Once its stop is `over`, calls that still wait end.
+        """
+        if ranks is None and isinstance(state, ProcState):
+            for other in tuple(self.local.meshes.values()):
+                if isinstance(other, ActorState) and other.procs is state and other.stopped is None:
+                    other.stopped = PROCS_STOPPED
+        if over:
+            self.feed(lambda machine: machine.stopped(state.uid, ranks, reason))
+        else:
+            self.feed(lambda machine: machine.stopping(state.uid, ranks, reason))
 
     def refused(self, refusal: Refusal, awaited: set[str] | None = None) -> None:
         """An actor has failed, somewhere."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.runtime import Runtime, current, started
 from monarch_nb.telemetry.metrics import Metrics
 from monarch_nb.telemetry.series import ByName, Point, Series
@@ -63,8 +64,7 @@ class Points:
 
     def _home(self) -> str:
         """The process that this one was spawned from, "" if it is the first."""
-        mesh = self._engine.keeper._mesh
-        home = mesh._state.home if mesh is not None else ""
+        home = self._engine.part(MeshRegistry).started_by
         return "" if home == self._engine.address else home
 
     def note(self, points: list[Point]) -> None:

@@ -256,7 +256,16 @@ def cycles(times: str) -> None:
     say("done", cuts, left)
 
 
-STATEFUL = ("driver.py", "stops.py", "keeper.py", "proc_spawn.py", "healing.py", "heal.py", "requests.py", "future.py")
+STATEFUL = (
+    "driver.py",
+    "stops.py",
+    "registry.py",
+    "proc_spawn.py",
+    "healing.py",
+    "heal.py",
+    "requests.py",
+    "future.py",
+)
 
 
 def steps(part: str, of: str) -> None:

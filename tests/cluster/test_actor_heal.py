@@ -21,6 +21,7 @@ from monarch_nb.actor import (
     this_host,
     this_proc,
 )
+from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.supervision import HealError
 from tests.cluster.actor_tools import SECONDS, Faults
 
@@ -312,7 +313,7 @@ def test_calls_under_way_fail_and_are_not_repeated(counters: Any, faults: Faults
 def _pid_of(mesh: Any, rank: int) -> int:
     from monarch_nb.runtime import runtime
 
-    pid: int = runtime().keeper.pids[mesh._state.procs.address(rank)]
+    pid: int = runtime().part(ProcessWatcher).pids[mesh._state.procs.address(rank)]
     return pid
 
 

@@ -11,6 +11,7 @@ import pytest
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, SupervisionError, context, endpoint, this_host
 from monarch_nb.config import configured
 from monarch_nb.mesh import stops
+from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import runtime
 from tests.cluster.actor_tools import Faults
 
@@ -217,7 +218,7 @@ def test_what_was_stopped_long_ago_is_forgotten_and_who_still_has_it_is_told(
     for _ in range(2):
         quad.spawn("next", Stoppable).stop().get(20)
     assert not any(uid in runtime().meshes for uid in uids)
-    assert not any(uid in address for uid in uids for address in runtime().keeper.pids)
+    assert not any(uid in address for uid in uids for address in runtime().part(ProcessWatcher).pids)
     for mesh, why in ((on_them, "due to proc mesh shutdown"), (alone, "not needed")):
         with pytest.raises(SupervisionError, match=why):
             mesh.ping.call().get(20)

@@ -10,6 +10,7 @@ from monarch_nb.actor import Channel, MeshFailure, SupervisionError, heal_mesh, 
 from monarch_nb.exceptions import DeviceMeshError
 from monarch_nb.lifecycle import proc_spawn
 from monarch_nb.mesh import controller
+from monarch_nb.mesh.healing import MeshHealer
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, controlling, kill, spawned, still_works, until
 from tests.cluster.leftovers import marked
@@ -120,7 +121,7 @@ def test_during_a_heal(host: Any, tmp_path: Any) -> None:
         with pytest.raises(SupervisionError):
             actors.pid.call().get(SOON)
         before = set(marked())
-        healed = runtime().keeper.heal(actors._state, actors._region)
+        healed = runtime().part(MeshHealer).heal(actors._state, actors._region)
         until(lambda: [line for pid, line in marked().items() if pid not in before and line.startswith("mnb:")])
         lose_agent()
         with pytest.raises(RuntimeError, match="heals") as caught:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Channel, MeshFailure, SupervisionError
+from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, spawned, still_works, until
 from tests.processes import freeze
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: list[MeshFailure]) -> None:
-    keeper = runtime().keeper
+    watcher = runtime().part(ProcessWatcher)
     events: list[str] = []
     frozen = workers._state.procs.address(1)
 
@@ -24,7 +26,7 @@ def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: 
         if "responsive" in kind and about.address == frozen:
             events.append(kind)
 
-    keeper.on_event.append(heard)
+    runtime().part(MeshEvents).listeners.append(heard)
     port, receiver = Channel.open()
     pids = workers.pid.call().get(SOON).values()
     napping = workers.slice(gpus=1).nap.call_one(0.05, port)
@@ -35,8 +37,8 @@ def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: 
         call = workers.pid.call()
         stream = workers.pid.stream()
         workers.note.broadcast(7)
-        until(lambda: frozen in keeper.unresponsive, "it is seen to be unresponsive")
-        assert before - 1.5 <= keeper.unresponsive[frozen] <= time.time()
+        until(lambda: frozen in watcher.unresponsive, "it is seen to be unresponsive")
+        assert before - 1.5 <= watcher.unresponsive[frozen] <= time.time()
         assert workers.slice(gpus=0).pid.call_one().get(SOON) == pids[0]
         with pytest.raises(TimeoutError, match=r"1 of 2 ranks have answered workers\.pid"):
             call.get(0.05)
@@ -48,7 +50,7 @@ def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: 
     assert workers.noted.call().get(SOON).values() == [[7], [7]]
     until(lambda: "responsive" in events, "it is seen to answer")
     assert events == ["unresponsive", "responsive"]
-    assert frozen not in keeper.unresponsive
+    assert frozen not in watcher.unresponsive
     assert not shown
 
 

@@ -7,6 +7,7 @@ import pytest
 from monarch_nb.actor import MeshFailure, SupervisionError, heal_mesh
 from monarch_nb.host import protocol as p
 from monarch_nb.host.verbs import PROC_EXITED
+from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Parcel
 from monarch_nb.wire import Header, Kind, encode_body
@@ -22,7 +23,7 @@ def tell(exited: p.Exited) -> None:
 
 
 def test_a_death_told_twice_and_late(workers: Any, shown: list[MeshFailure]) -> None:
-    keeper = runtime().keeper
+    events = runtime().part(MeshEvents)
     exits: list[p.Exited] = []
     killed = workers._state.procs.address(1)
 
@@ -30,7 +31,7 @@ def test_a_death_told_twice_and_late(workers: Any, shown: list[MeshFailure]) -> 
         if kind == "exited" and about.address == killed:
             exits.append(about)
 
-    keeper.on_event.append(hear)
+    events.listeners.append(hear)
     kill(workers.slice(gpus=1).pid.call_one().get(SOON))
     until(lambda: shown and exits)
     tell(exits[0])
@@ -53,7 +54,7 @@ def test_the_death_of_nobody(workers: Any, shown: list[MeshFailure]) -> None:
         if kind == "exited" and about.address in nobodies:
             heard.append(about.address)
 
-    runtime().keeper.on_event.append(hear)
+    runtime().part(MeshEvents).listeners.append(hear)
     for address in nobodies:
         tell(p.Exited(address=address, host="hx", at=0.0, reason="never was"))
     until(lambda: len(heard) == 4)

@@ -97,7 +97,7 @@ def test_stop_during_a_heal(host: Any, impatient: None, tmp_path: Any) -> None:
         kill(pids[1])
         with pytest.raises(SupervisionError):
             actors.pid.call().get(SOON)
-        healed = host_keeper().heal(actors._state, actors._region)
+        healed = host_healer().heal(actors._state, actors._region)
         stopped = procs.stop()
         with pytest.raises(RuntimeError, match="was stopped while it was being healed"):
             healed.get(SOON)
@@ -107,7 +107,8 @@ def test_stop_during_a_heal(host: Any, impatient: None, tmp_path: Any) -> None:
     still_works(host)
 
 
-def host_keeper() -> Any:
+def host_healer() -> Any:
+    from monarch_nb.mesh.healing import MeshHealer
     from monarch_nb.runtime import runtime
 
-    return runtime().keeper
+    return runtime().part(MeshHealer)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from monarch_nb.logs import Written
+from monarch_nb.logs import MeshLogs, Written
 from monarch_nb.runtime import ActorState, ProcState, Runtime
 
 from .channel import Message
@@ -39,7 +39,7 @@ class Lines:
         self._lock = threading.Lock()
         self._planned = False
         self._closed = False
-        receiver = engine.keeper.logs.receiver
+        receiver = engine.part(MeshLogs).receiver
         self._stop = receiver.listen(self._wrote)
         first: list[Line] = []
         for base, index in self._index.items():

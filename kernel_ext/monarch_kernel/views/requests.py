@@ -7,6 +7,7 @@ from monarch_nb.debug.control import look
 from monarch_nb.debug.render import FileName, short
 from monarch_nb.debug.service import controller_of
 from monarch_nb.lifecycle import heal_mesh
+from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh import ActorMesh, ProcMesh, interrupt
 from monarch_nb.mesh.handle import state_of
 from monarch_nb.mesh.requests import request
@@ -14,6 +15,7 @@ from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.store import describe, store_of
 from monarch_nb.store.verbs import STACK, WhichStack
+from monarch_nb.supervision import Driver
 from monarch_nb.wire import text_of
 
 from ..session import Session
@@ -79,7 +81,7 @@ class Requests:
         if message.get("ranks") is None or state.home != engine.address:
             heal_mesh(self._meshes(state, {}, bases)[0])
         elif broken:
-            engine.keeper.driver.heal(state.uid, frozenset(broken)).get()
+            engine.part(Driver).heal(state.uid, frozenset(broken)).get()
         what = _what(state, len(broken))
         return {
             "text": f"healed {what} of {state.name}"
@@ -131,7 +133,7 @@ class Requests:
         most = min(int(message.get("lines") or 50), MOST_LINES)
         bases = self._bases(state, message)
         indices = message.get("ranks") or range(len(bases))
-        receiver = engine.keeper.logs.receiver
+        receiver = engine.part(MeshLogs).receiver
         kept = {}
         for index, base in zip(indices, bases, strict=False):
             written = receiver.written(procs.address(base))

@@ -13,6 +13,8 @@ from monarch_nb.debug.control.breakpoints import Breakpoints
 from monarch_nb.debug.control.stopped import StoppedThreads
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.records import Motion, Over, Stopped, Thread
+from monarch_nb.mesh.keeper import MeshRegistry
+from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.settings import settings
@@ -37,7 +39,7 @@ class Controller:
         engine.verbs.handle(verbs.STOPPED, self._is_stopped)
         engine.verbs.handle(verbs.RESUMED, self._is_resumed)
         engine.verbs.handle(verbs.OVER, self._is_over)
-        engine.keeper.on_event.append(self._happened)
+        engine.part(MeshEvents).listeners.append(self._happened)
 
     def mark_attended(self) -> None:
         """Waits show what is stopped from now on."""
@@ -46,10 +48,10 @@ class Controller:
     # -- hearing (reading thread) -------------------------------------------------------------------------------------
 
     def _passed_on(self, verb: Verb[Q, None], message: Q) -> bool:
-        mesh = self.engine.keeper._mesh
-        if mesh is None or mesh._state.home == self.engine.address:
+        home = self.engine.part(MeshRegistry).started_by
+        if home in ("", self.engine.address):
             return False
-        self.engine.tell(mesh._state.home, verb, message)
+        self.engine.tell(home, verb, message)
         return True
 
     def _is_stopped(self, record: Stopped, asker: Asker[None]) -> None:
@@ -58,7 +60,7 @@ class Controller:
         if not self._attended and not self.engine.is_worker:
             self._attend(self)
         self.stopped.add(record)
-        self.engine.keeper.event("paused", record)
+        self.engine.part(MeshEvents).tell("paused", record)
         self._keep_leases()
 
     def _is_resumed(self, message: Over, asker: Asker[None]) -> None:
@@ -71,7 +73,7 @@ class Controller:
 
     def _goes_on(self, record: Stopped | None) -> None:
         if record is not None:
-            self.engine.keeper.event("resumed", record)
+            self.engine.part(MeshEvents).tell("resumed", record)
 
     def _happened(self, kind: str, about: Any) -> None:
         if kind == "exited":

@@ -16,6 +16,7 @@ from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.records import Frame
 from monarch_nb.debug.render.groups import FileName, short, tree, tree_text
 from monarch_nb.host.folders import run_folder_for
+from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import dumps
 
 PATIENCE_S = 10.0
@@ -42,7 +43,7 @@ def look(
     silent: list[str] = []
     for rank in ranks:
         address = procs.address(rank)
-        pid = controller.engine.keeper.pids.get(address, 0)
+        pid = controller.engine.part(ProcessWatcher).pids.get(address, 0)
         found: list[Sequence[Frame]] = []
         if pid and address.partition("/")[0] in controller.engine.local_hosts:
             with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):

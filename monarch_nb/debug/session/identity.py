@@ -4,6 +4,7 @@ import os
 import threading
 
 from monarch_nb.debug.records import Stopped
+from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.runtime import ActorCell, Runtime, current
 
 
@@ -46,8 +47,8 @@ def identity(engine: Runtime, cell: ActorCell | None, thread: threading.Thread, 
 def home_of(engine: Runtime) -> str:
     """The process that has started this one; this one itself where nobody has."""
     uid, _, rest = engine.address.partition("/")[2].partition(".")
-    mesh = engine.keeper._mesh
-    if mesh is not None:
-        return str(mesh._state.home)
+    home = engine.part(MeshRegistry).started_by
+    if home:
+        return home
     console = engine.cells.get((uid, int(rest.partition(".")[0] or 0))) if engine.is_worker else None
     return console.spec.owner_process if console is not None else engine.address

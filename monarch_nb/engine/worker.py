@@ -6,22 +6,18 @@ import sys
 import threading
 from pathlib import Path
 
+from monarch_nb.engine.compose import Role, compose
 from monarch_nb.host.protocol import ProcSpec, ProcStop
 from monarch_nb.host.verbs import PROC_STOP
 from monarch_nb.lifecycle.proc_spawn import PYTHON, python_version
 from monarch_nb.logs import MeshLogs
-from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.logs.redirect import journal_of_this_process
-from monarch_nb.mesh.cells import run_in_actor
 from monarch_nb.mesh.console import Console
-from monarch_nb.mesh.controllers import Controllers
-from monarch_nb.mesh.effects import MeshEffects
-from monarch_nb.mesh.keeper import Keeper
-from monarch_nb.mesh.parts import FEATURES
-from monarch_nb.mesh.proc import set_log_level
-from monarch_nb.mesh.process_operations import ProcessOperations
+from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import (
     ROOT,
+    Actor,
+    ActorCell,
     Local,
     Runtime,
     SpawnActor,
@@ -33,7 +29,6 @@ from monarch_nb.runtime import (
 )
 from monarch_nb.runtime.log_prefix import levels_are_known
 from monarch_nb.settings import TRAVELS_IN, settings
-from monarch_nb.supervision import Driver
 from monarch_nb.transport import Node, ThreadClock
 from monarch_nb.wire import Asker
 
@@ -49,34 +44,17 @@ def run_proc(spec: ProcSpec) -> int:
         return 1
     settings.receive(spec.env.get(TRAVELS_IN) or "")
     os.environ.pop(TRAVELS_IN, None)
-    local, clock = Local(spec.address), ThreadClock()
+    local = Local(spec.address)
     node = Node(
         spec.address,
         run_folders={spec.host: Path(spec.run_folder)},
         agent=spec.agent,
         handler=lambda header, parcel: engine.handle(header, parcel),
         on_link_failed=lambda header, parcel, reason: engine.undelivered(header, reason),
-        on_stranger=lambda address: keeper.watching.stranger(address),
+        on_stranger=lambda address: engine.part(ProcessWatcher).stranger(address),
     )
-    driver = Driver(local, clock, MeshEffects(lambda: keeper))
-    engine = Runtime(
-        local,
-        node,
-        driver,
-        clock,
-        agent=spec.agent,
-        features=FEATURES,
-        this_proc=lambda: keeper.this_proc(),
-        proc_mesh=lambda: keeper.proc_mesh(),
-        run_in_actor=run_in_actor,
-        root_id=f"<{spec.name or 'proc'}>",
-        is_worker=True,
-    )
-    logs = MeshLogs(engine, set_log_level)
-    logs.present(Forwarding(logs))
-    keeper = Keeper(engine, driver, logs, ProcessOperations(engine))
-    keeper.python = spec.python
-    keeper.controllers = Controllers(engine)
+    role = Role(spec.agent, is_worker=True, root_id=f"<{spec.name or 'proc'}>", python=spec.python)
+    engine = compose(local, node, ThreadClock(), role)
     install_breakpoints()
     dumps.register(spec.run_folder, spec.address)
     install(engine)
@@ -87,25 +65,7 @@ def run_proc(spec: ProcSpec) -> int:
         levels_are_known()
         display_hooks.install()
     engine.begin_setup()
-    console = engine.host_actor(
-        SpawnActor(
-            name=spec.name,
-            class_name="Console",
-            kind="sync",
-            labels=(),
-            offset=spec.rank,
-            sizes=(),
-            strides=(),
-            owner="",
-            owner_process=spec.owner,
-            creators=(ROOT,),
-            where=1,
-        ),
-        spec.layout.uid,
-        spec.rank,
-        spec.incarnation,
-        Console(spec.rank),
-    )
+    console = host_console(engine, spec, Console(spec.rank), where=1)
 
     def stop(wish: ProcStop, asker: Asker[None]) -> None:
         threading.Thread(target=leave, args=(wish,), name="monarch-stop", daemon=True).start()
@@ -118,10 +78,28 @@ def run_proc(spec: ProcSpec) -> int:
     engine.verbs.handle(PROC_STOP, stop)
     engine.start()
     console.executor.run()  # type: ignore[union-attr]
-    logs.close()
+    engine.part(MeshLogs).close()
     dumps.file_of(spec.run_folder, spec.address).unlink(missing_ok=True)
     engine.close()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     return 0
+
+
+def host_console(engine: Runtime, spec: ProcSpec, console: Actor, *, where: int = 0) -> ActorCell:
+    """The actor on which a worker's set-up and cells run."""
+    about = SpawnActor(
+        name=spec.name,
+        class_name="Console",
+        kind="sync",
+        labels=(),
+        offset=spec.rank,
+        sizes=(),
+        strides=(),
+        owner="",
+        owner_process=spec.owner,
+        creators=(ROOT,),
+        where=where,
+    )
+    return engine.host_actor(about, spec.layout.uid, spec.rank, spec.incarnation, console)

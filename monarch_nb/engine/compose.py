@@ -1,0 +1,77 @@
+"""One process: its parts, each made with what it needs."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from monarch_nb.engine.features import FEATURES
+from monarch_nb.logs import MeshLogs
+from monarch_nb.logs.forwarding import Forwarding
+from monarch_nb.mesh.cells import run_in_actor
+from monarch_nb.mesh.controllers import Controllers
+from monarch_nb.mesh.editions import ClassVersions
+from monarch_nb.mesh.effects import MeshEffects
+from monarch_nb.mesh.healing import MeshHealer
+from monarch_nb.mesh.keeper import MeshRegistry
+from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.news import ReferenceUpdates
+from monarch_nb.mesh.operations import Operations
+from monarch_nb.mesh.own_proc import ThisProc
+from monarch_nb.mesh.proc import set_log_level
+from monarch_nb.mesh.process_operations import ProcessOperations
+from monarch_nb.mesh.stops import MeshStopper
+from monarch_nb.mesh.verbs import ACTOR_FAILED
+from monarch_nb.mesh.watching import ProcessWatcher
+from monarch_nb.runtime import Local, Parts, Runtime
+from monarch_nb.supervision import Driver, MeshFailure
+from monarch_nb.transport import Clock, Transport
+
+
+@dataclass(frozen=True)
+class Role:
+    """What differs between processes."""
+
+    agent: str  # the address of its host agent
+    is_worker: bool = False  # a host agent has started it, to hold actors
+    root_id: str = "<root>"  # how code outside actors is named
+    fatal: Callable[[MeshFailure], None] | None = None  # what becomes of a failure that nobody handles
+    revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
+    python: str | None = None  # the interpreter it was asked to run with
+
+
+def compose(local: Local, node: Transport, clock: Clock, role: Role) -> Runtime:
+    """A process that takes no messages yet."""
+    parts = Parts()
+    effects = MeshEffects(parts, lambda process, refusal: engine.tell(process, ACTOR_FAILED, refusal))
+    root = None if role.is_worker else local.root
+    driver = parts.add(Driver, Driver(local, clock, effects, root=root, fatal=role.fatal))
+    engine = Runtime(
+        local,
+        node,
+        driver,
+        clock,
+        agent=role.agent,
+        parts=parts,
+        features=FEATURES,
+        this_proc=lambda: this_proc.this_proc(),
+        proc_mesh=lambda: this_proc.proc_mesh(),
+        run_in_actor=run_in_actor,
+        root_id=role.root_id,
+        is_worker=role.is_worker,
+    )
+    logs = parts.add(MeshLogs, MeshLogs(engine, set_log_level))
+    logs.present(Forwarding(logs))
+    events = parts.add(MeshEvents, MeshEvents(logs.happened))
+    watcher = parts.add(ProcessWatcher, ProcessWatcher(engine, driver, events.tell))
+    versions = parts.add(ClassVersions, ClassVersions(engine))
+    updates = ReferenceUpdates(engine, driver, watcher, versions)
+    registry = parts.add(
+        MeshRegistry,
+        MeshRegistry(engine, driver, watcher, updates, tell=events.tell, revive=role.revive, python=role.python),
+    )
+    stopper = parts.add(MeshStopper, MeshStopper(engine, driver, updates, disown=registry.disown, tell=events.tell))
+    healer = MeshHealer(engine, driver, updates=updates, versions=versions, stopper=stopper, tell=events.tell)
+    parts.add(MeshHealer, healer)
+    this_proc = ThisProc(engine, registry)
+    parts.add(Operations, ProcessOperations(engine))  # type: ignore[type-abstract]
+    parts.add(Controllers, Controllers(engine, registry))
+    return engine

@@ -1,0 +1,49 @@
+"""The process of a notebook kernel, or of a script: the controller."""
+
+import atexit
+import secrets
+import sys
+from pathlib import Path
+
+from monarch_nb.attach.remote_host import connection, undelivered
+from monarch_nb.engine.compose import Role, compose
+from monarch_nb.host.ahead import take_ahead
+from monarch_nb.host.folders import make_run_folder, new_host_id, run_folder_for
+from monarch_nb.lifecycle import unhandled
+from monarch_nb.mesh.controller import at_exit, expect_agent, revive
+from monarch_nb.mesh.watching import ProcessWatcher
+from monarch_nb.routing.actions import LinkConfig
+from monarch_nb.runtime import Local, Runtime, install_breakpoints
+from monarch_nb.transport import Node, ThreadClock
+from monarch_nb.wire import register_pickle_by_value
+
+
+def become_controller() -> Runtime:
+    """Makes this process a controller. No process is started yet."""
+    ahead = take_ahead()
+    host = new_host_id() if ahead is None else ahead.agent.host
+    if ahead is not None:
+        expect_agent(ahead)
+    folder = run_folder_for(host)
+    make_run_folder(folder)
+    local = Local(f"{host}/c{secrets.token_hex(4)}.0.0")
+    node = Node(
+        local.address,
+        run_folders={host: Path(folder)},
+        agent=None,
+        handler=lambda header, parcel: engine.handle(header, parcel),
+        on_link_failed=lambda header, parcel, reason: undelivered(engine, header, reason),
+        on_connection=connection,
+        on_stranger=lambda address: engine.part(ProcessWatcher).stranger(address),
+        config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
+    )
+    role = Role(f"{host}/agent", fatal=unhandled.unhandled, revive=lambda hosts: revive(engine, hosts))
+    engine = compose(local, node, ThreadClock(), role)
+    engine.start()
+    install_breakpoints()  # for actors of this process
+    main = sys.modules.get("__mp_main__")
+    if main is not None:  # that is what the script is called in a child of multiprocessing, and nowhere else
+        register_pickle_by_value(main)
+    unhandled.prepare()
+    atexit.register(at_exit)
+    return engine
