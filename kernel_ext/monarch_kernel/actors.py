@@ -11,8 +11,7 @@ from msgspec import Struct
 
 from monarch_nb.code import objection, reload_mesh
 from monarch_nb.lifecycle import spawn_actors
-from monarch_nb.mesh import ActorMesh, ProcMesh
-from monarch_nb.mesh.handle import region_of, state_of
+from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import Actor
 from monarch_nb.store import describe
 from monarch_nb.wire import error_line, text_of

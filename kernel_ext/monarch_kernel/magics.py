@@ -8,8 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from monarch_nb.logs import logs_here
-from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh
-from monarch_nb.mesh.handle import state_of
+from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, state_of
 
 from .actors import Actors
 from .arguments import actor_wish, check_name, mesh_wish, names, place

@@ -7,8 +7,7 @@ from typing import Any, Literal
 from IPython.core.error import UsageError
 from msgspec import Struct
 
-from monarch_nb.mesh import ActorMesh, ProcMesh
-from monarch_nb.mesh.handle import region_of, state_of
+from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
 from monarch_nb.store import MeshView, describe
 

@@ -13,6 +13,7 @@ from monarch_nb.debug.records import Motion, Stopped, Value
 from monarch_nb.debug.render.answers import Answers
 from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers, plain
 from monarch_nb.debug.service import controller
+from monarch_nb.mesh import region_of, state_of
 from monarch_nb.runtime import ActorState, ProcState
 from monarch_nb.wire import ActorError
 
@@ -128,7 +129,7 @@ def group(mesh: Any = None, **picks: int | slice | Sequence[int]) -> Group:
     """The stopped ranks of a mesh (an ActorMesh, a slice of one, or its name), or all; `gpus=3` picks some of them."""
     engine_controller = controller()
     if mesh is not None and not isinstance(mesh, str) and picks:
-        mesh = mesh._new_with_region(mesh._region.pick(**picks))
+        mesh = mesh._new_with_region(region_of(mesh).pick(**picks))
         picks = {}
 
     def choose() -> list[Stopped]:
@@ -136,8 +137,8 @@ def group(mesh: Any = None, **picks: int | slice | Sequence[int]) -> Group:
         if isinstance(mesh, str):
             found = [record for record in found if record.name == mesh]
         elif mesh is not None:
-            ranks = set(mesh._region.ranks())
-            found = [record for record in found if record.mesh == mesh._state.uid and record.rank in ranks]
+            ranks = set(region_of(mesh).ranks())
+            found = [record for record in found if record.mesh == state_of(mesh).uid and record.rank in ranks]
         for label, pick in picks.items():
             found = [record for record in found if label in record.labels and _picked(record, label, pick)]
         return found
@@ -267,10 +268,10 @@ def _failed(what: Any, picks: Any) -> tuple[str, int, str]:
         mesh, rank, call = origin
         return str(mesh), int(rank), str(call)
     part = what.slice(**picks) if picks else what
-    ranks = list(part._region.ranks())
+    ranks = list(region_of(part).ranks())
     if len(ranks) != 1:
-        raise DebugError(f"{part._state.name} has {len(ranks)} ranks: say which, as in gpus=3")
-    return part._state.uid, ranks[0], ""
+        raise DebugError(f"{state_of(part).name} has {len(ranks)} ranks: say which, as in gpus=3")
+    return state_of(part).uid, ranks[0], ""
 
 
 def release(mesh: Any) -> None:
@@ -285,9 +286,9 @@ def freeze_on_error(mesh: Any, on: bool = True) -> None:
 
 def stacks(mesh: Any) -> str:
     """The Python stacks of every rank of a mesh, merged into one tree; of ranks stuck in C, too, if py-spy is there."""
-    return whereabouts.stacks_text(controller(), mesh._state, list(mesh._region.ranks()))
+    return whereabouts.stacks_text(controller(), state_of(mesh), list(region_of(mesh).ranks()))
 
 
 def _addresses(mesh: Any) -> Sequence[str]:
-    procs = getattr(mesh._state, "procs", None) or mesh._state
-    return [procs.address(rank) for rank in mesh._region.ranks()]
+    procs = getattr(state_of(mesh), "procs", None) or state_of(mesh)
+    return [procs.address(rank) for rank in region_of(mesh).ranks()]

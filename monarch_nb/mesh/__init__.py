@@ -12,6 +12,7 @@ from monarch_nb.mesh.active import (
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.cells import run_on
 from monarch_nb.mesh.endpoint import Endpoint, send
+from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
 from monarch_nb.mesh.interrupts import interrupt
 from monarch_nb.mesh.proc import ProcMesh
@@ -27,6 +28,7 @@ __all__ = [
     "Accumulator",
     "ActorMesh",
     "Endpoint",
+    "Handle",
     "HostMesh",
     "ProcMesh",
     "ValueMesh",
@@ -37,11 +39,13 @@ __all__ = [
     "interrupt",
     "local_hosts",
     "prestart",
+    "region_of",
     "register_proc_mesh_spawn_callback",
     "run_on",
     "send",
     "shutdown",
     "shutdown_context",
+    "state_of",
     "this_host",
     "this_proc",
     "unregister_proc_mesh_spawn_callback",

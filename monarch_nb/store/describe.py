@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from monarch_nb.mesh import region_of, state_of
 from monarch_nb.runtime import MeshState, runtime
 from monarch_nb.store.cluster import Cluster
 from monarch_nb.store.facts import facts_of, now
@@ -16,8 +17,8 @@ def describe(mesh: Any) -> MeshView:
     The store answers where this process has one that holds the mesh. Elsewhere, as in scripts and workers, the same
     reducer is given what is known of this one mesh.
     """
-    state: MeshState = mesh if isinstance(mesh, MeshState) else mesh._state
-    region = state.region if isinstance(mesh, MeshState) else mesh._region
+    state: MeshState = mesh if isinstance(mesh, MeshState) else state_of(mesh)
+    region = state.region if isinstance(mesh, MeshState) else region_of(mesh)
     engine = runtime()
     store = known_store(engine)
     view = None if store is None else store.mesh_view(state.uid, region)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from monarch_nb.mesh import region_of, state_of
 from monarch_nb.telemetry.series import ByName
 
 
@@ -24,13 +25,13 @@ class Metrics:
     @property
     def name(self) -> str:
         """Its name."""
-        return str(self._mesh._state.name)
+        return str(state_of(self._mesh).name)
 
     def _read(self) -> ByName:
         """By the ranks of the mesh, or slice."""
-        bases = {base: index for index, base in enumerate(self._mesh._region.ranks())}
+        bases = {base: index for index, base in enumerate(region_of(self._mesh).ranks())}
         by_name: ByName = {}
-        for state in (self._mesh._state, *getattr(self._mesh._state, "actors", {}).values()):
+        for state in (state_of(self._mesh), *getattr(state_of(self._mesh), "actors", {}).values()):
             for name, ranks in self._series_of(state.uid).items():
                 for base, samples in ranks.items():
                     if base in bases:

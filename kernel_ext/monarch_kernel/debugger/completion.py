@@ -1,8 +1,7 @@
 """Completion on the lines of the debugger's magics: names of meshes, dimensions, places."""
 
 from monarch_nb import debug
-from monarch_nb.mesh import ActorMesh
-from monarch_nb.mesh.handle import state_of
+from monarch_nb.mesh import ActorMesh, state_of
 
 from ..completion import LineCompletion
 

@@ -12,8 +12,7 @@ from monarch_nb.debug.prompt import DebugPrompt
 from monarch_nb.debug.records import Motion, Stopped
 from monarch_nb.debug.render import FileName, named, picture_of, values_by_rank, variables_by_rank
 from monarch_nb.debug.service import controller_of
-from monarch_nb.mesh import ActorMesh
-from monarch_nb.mesh.handle import state_of
+from monarch_nb.mesh import ActorMesh, state_of
 from monarch_nb.runtime import ActorState, Runtime
 from monarch_nb.wire import text_of
 

@@ -8,8 +8,7 @@ from monarch_nb.debug.render import FileName, short
 from monarch_nb.debug.service import controller_of
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.logs import MeshLogs
-from monarch_nb.mesh import ActorMesh, ProcMesh, interrupt
-from monarch_nb.mesh.handle import state_of
+from monarch_nb.mesh import ActorMesh, ProcMesh, interrupt, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.shape import NDSlice, Region

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import debug
-from monarch_nb.mesh import ActorMesh, ProcMesh
-from monarch_nb.mesh.handle import region_of, state_of
+from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import started
 from monarch_nb.store import store_of
 from monarch_nb.telemetry import Metrics

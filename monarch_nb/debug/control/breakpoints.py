@@ -10,6 +10,7 @@ from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
 from monarch_nb.debug.control.asking import asking, told_of
 from monarch_nb.debug.errors import DebugError
+from monarch_nb.mesh import region_of, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.settings import settings
@@ -33,7 +34,7 @@ class Breakpoint:
         condition = f" if {self.condition}" if self.condition else ""
         wrong = [f"rank {rank}: {told.error}" for rank, told in self.ranks.items() if told.error]
         told = f" (not {'; '.join(wrong)})" if wrong else ""
-        return f"breakpoint {self.number} at {self.where}{condition} on {self.mesh._state.name}{told}"
+        return f"breakpoint {self.number} at {self.where}{condition} on {state_of(self.mesh).name}{told}"
 
 
 class Breakpoints:
@@ -67,7 +68,7 @@ class Breakpoints:
         mesh.initialized.get()  # before, there is nothing in the ranks that it could be set in
         number = next(self._numbers)
         wanted = m.Break(
-            mesh=mesh._state.uid,
+            mesh=state_of(mesh).uid,
             rank=0,
             number=number,
             where=where,
@@ -90,7 +91,7 @@ class Breakpoints:
             numbers = ", ".join(map(str, self._by_number)) or "none"
             raise DebugError(f"there is no breakpoint {number}; the breakpoints are: {numbers}")
         mesh = cleared.mesh
-        self._tell_each(mesh, m.Break(mesh=mesh._state.uid, rank=0, number=number, clear=True))
+        self._tell_each(mesh, m.Break(mesh=state_of(mesh).uid, rank=0, number=number, clear=True))
 
     def _tell_each(self, mesh: Any, wanted: m.Break) -> dict[int, m.Told]:
         return {rank: told_of(future) for rank, future in self._send(mesh, verbs.BREAK, wanted).items()}
@@ -99,7 +100,7 @@ class Breakpoints:
         """The breakpoints of a file on each rank of a mesh, in place of those that were set so before, as a front end
         with a gutter has them. Blocks for the answers: by rank, what became of each.
         """
-        wanted = m.BreakFile(mesh=mesh._state.uid, rank=0, file=file, lines=lines)
+        wanted = m.BreakFile(mesh=state_of(mesh).uid, rank=0, file=file, lines=lines)
         placed: dict[int, m.PlacedAll] = {}
         for rank, future in self._send(mesh, verbs.BREAK_FILE, wanted).items():
             try:
@@ -113,14 +114,14 @@ class Breakpoints:
 
         Raises DebugError where no rank has taken it.
         """
-        wanted = m.BreakRaised(mesh=mesh._state.uid, rank=0, on=on)
+        wanted = m.BreakRaised(mesh=state_of(mesh).uid, rank=0, on=on)
         told = [told_of(each) for each in self._send(mesh, verbs.BREAK_RAISED, wanted).values()]
         if told and all(each.error for each in told):
             raise DebugError("; ".join(dict.fromkeys(each.error for each in told)))
 
     def _send(self, mesh: Any, verb: Verb[Q, R], wanted: Q) -> dict[int, Future[R]]:
-        procs = mesh._state.procs
+        procs = state_of(mesh).procs
         return {
             rank: request(self._engine, procs.address(rank), verb, msgspec.structs.replace(wanted, rank=rank))
-            for rank in mesh._region.ranks()
+            for rank in region_of(mesh).ranks()
         }
