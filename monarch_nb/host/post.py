@@ -38,12 +38,12 @@ class Post:
         for dst in sorted(addresses):
             self.tell(dst, verb, request)
 
-    def answer(self, request: Header, status: Status, body: msgspec.Struct) -> None:
+    def answer(self, request: Header, status: Status, body: msgspec.Struct, lane: Lane) -> None:
         """Reply to a request, if it wants one."""
         if request.port:
             header = Header(kind=Kind.CONTROL, dst=request.src, src=self.address, method=REPLY, port=request.port,
                             index=request.index, status=status, call=request.call)  # fmt: skip
-            self._send(header, body, Lane.URGENT)
+            self._send(header, body, lane)
 
     def _send(self, header: Header, body: msgspec.Struct, lane: Lane) -> bool:
         try:

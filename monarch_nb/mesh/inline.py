@@ -71,14 +71,14 @@ class InlineHost:
         if header.method in self._verbs:
             self._verbs.take(header, parcel.frames[0])
         else:
-            self._answer(header, Status.VALUE, Done())  # leases, logs, and what else a real agent sees to
+            self._answer(header, Status.VALUE, Done(), Lane.URGENT)  # leases, logs, and what else a real agent sees to
 
-    def _answer(self, header: Header, status: Status, body: msgspec.Struct) -> None:
+    def _answer(self, header: Header, status: Status, body: msgspec.Struct, lane: Lane) -> None:
         if header.port:
             reply = Header(
                 Kind.CONTROL, self.engine.address, self.address, method=REPLY, port=header.port, status=status
             )
-            self.engine.node.send(reply, self.engine.node.snapshot([encode_body(body)]), lane=Lane.URGENT)
+            self.engine.node.send(reply, self.engine.node.snapshot([encode_body(body)]), lane=lane)
 
     def _kill(self, wish: p.Kill, asker: Asker[Done]) -> Done:
         for address in wish.addresses:

@@ -89,12 +89,12 @@ class Sender:
         header = Header(Kind.CONTROL, dst, self._local.address, method=verb.name, port=port)
         self._send_control(header, request, verb.lane)
 
-    def answer(self, request: Header, status: Status, body: msgspec.Struct) -> None:
+    def answer(self, request: Header, status: Status, body: msgspec.Struct, lane: Lane) -> None:
         """Answers an engine message, if somebody waits for the answer."""
         if request.port:
             src = self._local.address
             header = Header(Kind.CONTROL, request.src, src, method=REPLY, port=request.port, status=status)
-            self._send_control(header, body, Lane.URGENT)
+            self._send_control(header, body, lane)
 
     def _send_control(self, header: Header, body: msgspec.Struct, lane: Lane) -> None:
         try:

@@ -8,13 +8,13 @@ import msgspec
 
 from monarch_nb.wire.header import Header, Status
 from monarch_nb.wire.texts import text_of
-from monarch_nb.wire.verb import MalformedMessageError, Refused, Verb
+from monarch_nb.wire.verb import Lane, MalformedMessageError, Refused, Verb
 
 logger = logging.getLogger(__name__)
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R")
-Answer = Callable[[Header, Status, msgspec.Struct], None]
+Answer = Callable[[Header, Status, msgspec.Struct, Lane], None]
 
 
 class VerbTakenError(ValueError):
@@ -24,10 +24,11 @@ class VerbTakenError(ValueError):
 class Asker(Generic[R]):
     """Who sent a request, to be answered from any thread: now or later, once or not at all."""
 
-    __slots__ = ("_answer", "header")
+    __slots__ = ("_answer", "header", "lane")
 
     def __init__(self, header: Header, answer: Answer) -> None:
         self.header = header
+        self.lane = Lane.URGENT  # of the reply: that of the verb
         self._answer = answer
 
     @property
@@ -43,12 +44,12 @@ class Asker(Generic[R]):
     def reply(self, reply: R) -> None:
         """Answers the request, where an answer is waited for."""
         if self.header.port and isinstance(reply, msgspec.Struct):
-            self._answer(self.header, Status.VALUE, reply)
+            self._answer(self.header, Status.VALUE, reply, self.lane)
 
     def refuse(self, reason: str) -> None:
         """Says why the request is not carried out, where an answer is waited for."""
         if self.header.port:
-            self._answer(self.header, Status.EXCEPTION, Refused(reason))
+            self._answer(self.header, Status.EXCEPTION, Refused(reason), self.lane)
 
 
 Handler = Callable[[Q, Asker[R]], R | None]
@@ -91,6 +92,7 @@ class Handlers:
                 asker.refuse(f"{self._who} know no {header.method!r}")
                 return
             verb, function = entry
+            asker.lane = verb.lane
             reply = function(verb.decode(body), asker)
             if reply is not None:
                 asker.reply(reply)

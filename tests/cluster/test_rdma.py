@@ -279,6 +279,7 @@ def test_a_stopped_owner_is_still_read_and_a_write_to_it_times_out(holder: Any) 
     target = bytearray(100)
     buffer.read_into(target).get(20)
     os.kill(pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     try:
         target[:] = bytes(100)
         buffer.read_into(target).get(20)
@@ -294,6 +295,7 @@ def test_a_transfer_is_cancelled(holder: Any) -> None:
     pid = holder.slice(gpus=1).pid.call_one().get()
     buffer = holder.slice(gpus=1).offer.call_one(100, 5).get()
     os.kill(pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     try:
         future = buffer.write_from(b"late")
         assert future.cancel()

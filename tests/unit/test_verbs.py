@@ -75,7 +75,12 @@ class Process:
 
     def __init__(self) -> None:
         self.answers: list[tuple[Status, Any]] = []
-        self.handlers = Handlers("processes", lambda header, status, body: self.answers.append((status, body)))
+        self.lanes: list[Lane] = []
+        self.handlers = Handlers("processes", self.answer)
+
+    def answer(self, header: Header, status: Status, body: Any, lane: Lane) -> None:
+        self.answers.append((status, body))
+        self.lanes.append(lane)
 
     def take(self, verb: str, body: bytes, port: int = 7) -> None:
         self.handlers.take(Header(Kind.CONTROL, "h/p.0.0", "h/c", method=verb, port=port), body)
@@ -90,6 +95,17 @@ class Told(msgspec.Struct, frozen=True):
 
 
 DOUBLE = Verb("test.double", Ask, Told, doc="what a number is twice")
+
+
+BULK = Verb("test.bulk", Ask, Told, doc="many bytes", lane=Lane.DATA)
+
+
+def test_a_reply_takes_the_lane_of_its_verb() -> None:
+    process = Process()
+    for verb in (DOUBLE, BULK):
+        process.handlers.handle(verb, lambda ask, asker: Told(str(ask.number)))
+        process.take(verb.name, encode_body(Ask(1)))
+    assert process.lanes == [Lane.URGENT, Lane.DATA]
 
 
 def test_the_handler_gets_the_request_and_what_it_returns_is_the_reply() -> None:
