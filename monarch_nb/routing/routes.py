@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["Hop", "NoRoute", "Routes"]
+__all__ = ["Hop", "NoRoute", "Routes", "agent_of"]
 
 HopKind = Literal["self", "ipc", "tcp", "inbound", "agent"]
 
@@ -128,3 +128,9 @@ class Routes:
         if head in self._inbound:
             return Hop("inbound", head)
         return None
+
+
+def agent_of(where: str) -> str:
+    """The agent that stands for a host, or is meant itself; "" for other processes."""
+    host, _, name = where.partition("/")
+    return f"{host}/agent" if name in ("", "agent") else ""

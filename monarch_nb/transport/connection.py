@@ -11,7 +11,7 @@ from monarch_nb.routing.link import Link
 from monarch_nb.transport.channels import Channel, Dialled, Inbound
 from monarch_nb.transport.envelope import Item
 from monarch_nb.transport.errors import TransportError
-from monarch_nb.transport.streams import Stream
+from monarch_nb.transport.streams import Message, Stream
 
 __all__ = ["Connection"]
 
@@ -125,18 +125,13 @@ class Connection:
 
     # connections that the peer has dialled
 
-    def attach(self, channel: Channel) -> None:
-        """The peer has dialled us, perhaps again: answer there, unless we dial it."""
-        if not self.endpoint:
+    def attach(self, channel: Channel, *, gone: bool) -> None:
+        """The peer has dialled us, perhaps again: answer there, unless we dial it, or it is gone."""
+        if not self.endpoint and not gone:
             if isinstance(self.channel, Inbound):
                 self.channel.close(0)  # what it has not written is kept: whoever dials says first what is lacking
             self.channel = channel
-        else:
-            self.attach_beside(channel)
-
-    def attach_beside(self, channel: Channel) -> None:
-        """The peer has dialled us, and we write elsewhere, or not at all."""
-        if isinstance(self.channel, Dialled):
+        elif isinstance(self.channel, Dialled):
             self.channel.answered_elsewhere = True
         elif type(channel) is Stream:
             self._theirs = channel
@@ -158,6 +153,13 @@ class Connection:
         channel, self.channel = self.channel, None
         if channel is not None:
             channel.close(linger_ms)
+
+    def read(self, limit: int) -> list[Message]:
+        """At most `limit` messages that have come on the connection that we have dialled."""
+        channel, messages = self.channel, list[Message]()
+        while isinstance(channel, Dialled) and len(messages) < limit and (message := channel.read()) is not None:
+            messages.append(message)
+        return messages
 
     # writing
 

@@ -13,7 +13,7 @@ from monarch_nb.routing.incarnations import (
     new_incarnation,
     process_incarnation,
 )
-from monarch_nb.routing.routes import Hop, NoRoute, Routes
+from monarch_nb.routing.routes import Hop, NoRoute, Routes, agent_of
 from monarch_nb.transport import monitor, sockets, streams
 from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.errors import TransportError, UnreachableError
@@ -88,7 +88,7 @@ class Links:
             self._routes.learn(where, endpoint=endpoint, run_folder=folder, via=via)
             self._incarnations.back(where)
             self._ways.clear()
-            agent = _agent_of(where)
+            agent = agent_of(where)
             if agent:
                 self._incarnations.back(agent, incarnation)
         if agent:
@@ -272,7 +272,7 @@ class Links:
 
         A later incarnation of that agent, heard or learned of, stays.
         """
-        agent = _agent_of(where)
+        agent = agent_of(where)
         with self._lock:
             prefix = f"{where}/"
             dead = [p for p in self._peers.values() if p.address == where or p.address.startswith(prefix)]
@@ -393,9 +393,3 @@ class Links:
     def settled(self) -> bool:
         """Whether every message was acknowledged by the next process on its way."""
         return all(peer.settled for peer in list(self._peers.values()))
-
-
-def _agent_of(where: str) -> str:
-    """The agent that stands for a host, or is meant itself; "" for other processes."""
-    host, _, name = where.partition("/")
-    return f"{host}/agent" if name in ("", "agent") else ""

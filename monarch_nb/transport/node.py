@@ -1,40 +1,39 @@
 """Node: the one place through which a process sends and receives messages."""
 
-import contextlib
 import logging
 import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import zmq
 
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.settings import settings
 from monarch_nb.transport import interrupts, shared, sockets
-from monarch_nb.transport.doors import Gatekeeper, Turnstile
 from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.folders import SocketFile, private_folder
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.links import Connection, Links
+from monarch_nb.transport.listener import Listener
+from monarch_nb.transport.loans import Loans
 from monarch_nb.transport.parcel import Parcel, snapshot
 from monarch_nb.transport.pool import Pool
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.shared import available
 from monarch_nb.transport.sockets import Limits, Socket
-from monarch_nb.transport.streams import Door, Message
+from monarch_nb.transport.streams import Message
+from monarch_nb.transport.tcp_listener import TcpListener
+from monarch_nb.transport.undelivered import missed, returned
 from monarch_nb.wire.header import Header, Kind
 
 log = logging.getLogger("monarch_nb.transport")
 _EXEMPT = frozenset(
     {Kind.REPLY, Kind.FOLDED, Kind.CONTROL, Kind.RETURNED, Kind.GIVEN_BACK}
 )  # waiting for credits here could deadlock
-_AT_ONCE = 256  # messages read before timers and calls are looked at
 _MAX_HOPS = 8  # relays a message passes at most
 _ANYBODY = "*"  # as a destination: whoever gets it
 
@@ -86,7 +85,7 @@ class Node:
             shared.threshold = settings.shared_memory_threshold
         self._reader = Reader(f"monarch-nb-{self.name}", config.tick)
         self._pool = Pool(self._reader.busy)
-        self._back: deque[tuple[str, int]] = deque()
+        self._loans = Loans(address, self._pool, self._reader, self.send)
         self._links = Links(
             address,
             agent,
@@ -101,12 +100,10 @@ class Node:
         )
         for host, folder in run_folders.items():
             self._links.learn(host, None, folder, None, None)
-        self._door: Door | None = None
-        self._router: Socket | None = None
+        self._listener: Listener | None = None
         self._file: SocketFile | None = None
-        self._gatekeeper: Gatekeeper | None = None
-        self._turnstile: Turnstile | None = None
-        self._incarnation = threading.Lock()
+        self._tcp: TcpListener | None = None
+        self._state_lock = threading.Lock()
         self._state = "new"
 
     @property
@@ -128,7 +125,7 @@ class Node:
             self._tcp_bind = sockets.bound_at(self._tcp_bound)
         if self._tcp_bind is not None:
             require_keys(self._tcp_bind, self._keys, self._insecure_loopback)
-        with self._incarnation:
+        with self._state_lock:
             if self._state != "new":
                 raise TransportError(f"this node is {self._state}")
             self._state = "started"
@@ -145,22 +142,23 @@ class Node:
         if self._own_folder is not None:
             path = sockets.ipc_endpoint(self._own_folder, self.name).removeprefix("ipc://")
             private_folder(self._own_folder)
-            self._door = Door(path, self._limits.backlog, self._reader, self._links.come_in)
+            self._listener = Listener(path, self._limits.backlog, self._reader, self._links.come_in)
             self._file = SocketFile(Path(path))
         if self._tcp_bind is not None:
             self._listen_tcp(self._tcp_bind, self._keys)
 
     def _listen_tcp(self, bind: str, keys: Keys | None) -> str:
-        context = self._links.context()
-        if keys is not None:
-            self._gatekeeper = Gatekeeper(context, self._reader, keys)
-        router = sockets.listen_tcp(context, bind, keys, self._limits, self._tcp_bound)
-        found = self.tcp_endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._turnstile = Turnstile(router, self._reader, int(found.rpartition(":")[2]), self._limits)
-        self._router = router
-        self._reader.watch(int(router.FD), lambda: self._read(router))
-        self._reader.look_again(int(router.FD))
-        return found
+        self._tcp = TcpListener(
+            self._links.context(),
+            bind,
+            keys,
+            reader=self._reader,
+            limits=self._limits,
+            bound=self._tcp_bound,
+            received=self._received,
+        )
+        self.tcp_endpoint = self._tcp.endpoint
+        return self._tcp.endpoint
 
     def listen(self, bind: str, keys: Keys | None, insecure_loopback: bool = False) -> str:
         """Listen on TCP from now on too; the endpoint, with its port. Once only.
@@ -168,20 +166,14 @@ class Node:
         Raises TrustError without keys, TransportError for an endpoint that cannot be had.
         """
         require_keys(bind, keys, insecure_loopback)
-        with self._incarnation:
-            if self._state != "started" or self._router is not None:
-                raise TransportError(self._why_not() if self._router is None else "this node listens already")
-            try:
-                return self._listen_tcp(bind, keys)
-            except BaseException:
-                if self._gatekeeper is not None:
-                    self._gatekeeper.close()
-                    self._gatekeeper = None
-                raise
+        with self._state_lock:
+            if self._state != "started" or self._tcp is not None:
+                raise TransportError(self._why_not() if self._tcp is None else "this node listens already")
+            return self._listen_tcp(bind, keys)
 
     def close(self, linger_s: float = 1.0) -> None:
         """Stop; blocks up to `linger_s` seconds until what was sent is acknowledged. No thread or file is left."""
-        with self._incarnation:
+        with self._state_lock:
             if self._state in ("closed", "inherited"):
                 return
             started, self._state = self._state == "started", "closed"
@@ -192,17 +184,15 @@ class Node:
         self._reader.stop()
         self._links.close(int(linger_s * 1000))
         self._reader.run_calls()
-        if self._turnstile is not None:
-            self._turnstile.close()
-        if self._gatekeeper is not None:
-            self._gatekeeper.close()
+        if self._tcp is not None:
+            self._tcp.stop()
         self._reader.run_calls()
         if self._file is not None:
             self._file.remove()
-        if self._door is not None:
-            self._door.close()
-        if self._router is not None:
-            self._router.close(0 if linger_s == 0 else None)
+        if self._listener is not None:
+            self._listener.close()
+        if self._tcp is not None:
+            self._tcp.close(now=linger_s == 0)
         self._links.destroy()
         self._pool.close()
         self._reader.close()
@@ -306,32 +296,15 @@ class Node:
 
     # receiving; the reader thread calls these
 
-    def _read(self, router: Socket) -> bool:
-        """Hand on what has come from other hosts, together what came on one connection."""
-        name, messages = b"", list[Message]()
-        for _ in range(_AT_ONCE):
-            message = sockets.read_router(router)
-            if message is None:
-                self._received(router, name, messages)
-                return False
-            routing_id, frame0, frames = message
-            if routing_id != name:
-                self._received(router, name, messages)
-                name, messages = routing_id, []
-            messages.append((frame0, frames))
-        self._received(router, name, messages)
-        return True
-
-    def _received(self, router: Socket, routing_id: bytes, messages: list[Message]) -> None:
-        peer = self._links.incoming(router, routing_id) if messages else None
+    def _received(self, router: Socket, routing_id: bytes, messages: Sequence[Message]) -> None:
+        peer = self._links.incoming(router, routing_id)
         if peer is not None:
             self._links.receive(peer, messages)
 
     def arrived(self, header: Header, parcel: Parcel) -> None:
         """A whole message: for us, or to be passed on."""
         if header.kind == Kind.GIVEN_BACK:
-            with contextlib.suppress(msgspec.MsgspecError, IndexError):
-                self._pool.returned(msgspec.msgpack.decode(parcel.frames[0], type=list[int]), header.src)
+            self._loans.returned(header, parcel)
         elif header.dst == self.address or header.dst == _ANYBODY:
             try:
                 self._handler(header, parcel)
@@ -374,23 +347,11 @@ class Node:
 
     def lend(self, parcel: Parcel, to: str) -> int:
         """A number for the loan of a message's memory files to `to`; 0 if they are for good."""
-        return self._pool.lend(parcel.bodies, to)
+        return self._loans.lend(parcel, to)
 
     def give_back(self, to: str, number: int) -> None:
         """A loan of `to` is not needed any more; it hears of it soon. Any thread, also in a finalizer."""
-        self._back.append((to, number))
-        self._reader.sometime(self._send_back)
-
-    def _send_back(self) -> None:
-        loans: dict[str, list[int]] = {}
-        while self._back:
-            to, number = self._back.popleft()
-            loans.setdefault(to, []).append(number)
-        for to, numbers in loans.items():
-            if self._state == "started":
-                with contextlib.suppress(TransportError):  # nobody is there to use them again
-                    body = Parcel([msgspec.msgpack.encode(numbers)])
-                    self.send(Header(Kind.GIVEN_BACK, to, self.address), body, lane=0)
+        self._loans.give_back(to, number)
 
     def stranger(self, address: str) -> None:
         """A process on this machine is dialled for the first time; whether it exists is for others to find out."""
@@ -406,20 +367,6 @@ class Node:
     def _inherit(self) -> None:
         self._state = "inherited"
         _inherited.append(self)  # never finalized: the sockets belong to the parent
-
-
-def returned(header: Header, by: str) -> Header:
-    """The header of an undeliverable message on its way back; `status` is what kind it was, the body says why."""
-    return msgspec.structs.replace(
-        header, kind=int(Kind.RETURNED), dst=header.src, src=by, status=int(header.kind), buffers=()
-    )
-
-
-def missed(reply: Header, by: str) -> Header:
-    """What tells the one who waits for a reply, rather than its sender, that it will never come."""
-    return Header(
-        int(Kind.RETURNED), reply.dst, by, port=reply.port, index=reply.index, status=int(Kind.CALL), call=reply.call
-    )
 
 
 _alive: "weakref.WeakSet[Node]" = weakref.WeakSet()

@@ -4,7 +4,6 @@ import functools
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -22,13 +21,14 @@ from monarch_nb.routing.actions import (
     Unblocked,
 )
 from monarch_nb.routing.link import Link
-from monarch_nb.transport.channels import Channel, Dialled
+from monarch_nb.transport.channels import Channel
 from monarch_nb.transport.chunks import SIZE, pack_chunked
 from monarch_nb.transport.connection import Connection
 from monarch_nb.transport.envelope import Item, pack_local, pack_whole
-from monarch_nb.transport.errors import TransportError, UnreachableError
+from monarch_nb.transport.errors import UnreachableError
 from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.parcel import Parcel
+from monarch_nb.transport.relays import RelayQueue
 from monarch_nb.transport.sink import PeerOwner
 from monarch_nb.transport.streams import Message, Stream
 from monarch_nb.transport.unpacking import Unpacker
@@ -37,7 +37,6 @@ from monarch_nb.wire.header import Header, Kind
 _CHUNK = int(PrefixKind.CHUNK)
 _AT_ONCE = 64
 _clock = time.monotonic
-_Items = Sequence[Item]
 
 
 class Peer:
@@ -76,7 +75,10 @@ class Peer:
         self._busy = False
         self._unpacker = Unpacker(portable=portable, back=functools.partial(owner.give_back, address))
         self._credits = threading.Condition()
-        self._parked: deque[tuple[Header, Parcel, Callable[[], None]]] = deque()
+        self._relays = RelayQueue(
+            lambda header, parcel: uninterrupted(self._send, self._pack(header, parcel), parcel.nbytes, False),
+            lambda header, parcel, reason: owner.undeliverable(header, parcel, self.gone or reason),
+        )
 
     @property
     def endpoint(self) -> str:
@@ -114,25 +116,13 @@ class Peer:
 
     def relay(self, header: Header, parcel: Parcel, exempt: bool, handed_on: Callable[[], None]) -> None:
         """Write one message without waiting: kept here while credits lack. `handed_on` is called when it is written."""
-        if not exempt and (self._parked or uninterrupted(self._blocked, parcel.nbytes)):
-            self._parked.append((header, parcel, handed_on))
+        if not exempt and (self._relays or uninterrupted(self._blocked, parcel.nbytes)):
+            self._relays.append(header, parcel, handed_on)
             if self.gone is not None:
-                self._owner.later(self._unpark)
+                self._owner.later(self._relays.send)
             return
         uninterrupted(self._send, self._pack(header, parcel), parcel.nbytes, True, not exempt)
         handed_on()
-
-    def _unpark(self) -> None:
-        """Write what was kept; reader thread only."""
-        while self._parked:
-            header, parcel, handed_on = self._parked[0]
-            try:
-                if not uninterrupted(self._send, self._pack(header, parcel), parcel.nbytes, False):
-                    return
-            except TransportError as error:
-                self._owner.undeliverable(header, parcel, self.gone or str(error))
-            self._parked.popleft()
-            handed_on()
 
     def _pack(self, header: Header, parcel: Parcel) -> Item | list[Item]:
         if self.connection.inside and not self._portable:
@@ -177,13 +167,16 @@ class Peer:
 
     def redirect(self, endpoint: str) -> None:
         """It dialled us and is gone: from now on we dial it."""
-        uninterrupted(self._redirect, endpoint)
+        uninterrupted(self._locked, self._redirect, endpoint)
 
     def _redirect(self, endpoint: str) -> None:
+        if self.gone is None and not self.endpoint:
+            self.connection.dial_at(endpoint)
+            self.connection.open()
+
+    def _locked(self, function: Callable[..., None], *args: str) -> None:
         with self._lock:
-            if self.gone is None and not self.endpoint:
-                self.connection.dial_at(endpoint)
-                self.connection.open()
+            function(*args)
 
     def bury(self, reason: str) -> None:
         """The peer is gone: what it has not acknowledged fails, and nothing is sent until `revive`."""
@@ -217,12 +210,11 @@ class Peer:
 
     def begin(self) -> None:
         """Dial, before there is anything to send."""
-        uninterrupted(self._begin)
+        uninterrupted(self._locked, self._begin)
 
     def _begin(self) -> None:
-        with self._lock:
-            if self.gone is None and self.connection.channel is None:
-                self.connection.reach()
+        if self.gone is None and self.connection.channel is None:
+            self.connection.reach()
 
     def cut(self, stream: Stream) -> bool:
         """That connection is gone; whether it was ours to write to. Reader thread."""
@@ -230,8 +222,7 @@ class Peer:
 
     def _cut(self, stream: Stream) -> bool:
         with self._lock:
-            ours = self.connection.cut(stream)
-            if ours and not self._busy:
+            if ours := self.connection.cut(stream):
                 self._keep_time()
             return ours
 
@@ -244,25 +235,12 @@ class Peer:
 
     def attach(self, channel: Channel) -> None:
         """The peer has dialled us, perhaps again: answer there, unless we dial it."""
-        uninterrupted(self._attach, channel)
-
-    def _attach(self, channel: Channel) -> None:
-        with self._lock:
-            if self.gone is None:
-                self.connection.attach(channel)
-            else:
-                self.connection.attach_beside(channel)
+        uninterrupted(self._locked, lambda: self.connection.attach(channel, gone=self.gone is not None))
 
     def _read(self) -> bool:
         """Read our dialled connection."""
-        messages: list[Message] = []
-        for _ in range(_AT_ONCE):
-            with self._lock:
-                channel = self.connection.channel
-                message = channel.read() if isinstance(channel, Dialled) else None
-            if message is None:
-                break
-            messages.append(message)
+        with self._lock:
+            messages = self.connection.read(_AT_ONCE)
         if messages:
             self.receive(messages)
         return len(messages) == _AT_ONCE
@@ -411,10 +389,10 @@ class Peer:
             elif type(action) is Unblocked:
                 with self._credits:
                     self._credits.notify_all()
-                if self._parked:
-                    self._owner.later(self._unpark)
+                if self._relays:
+                    self._owner.later(self._relays.send)
 
-    def _report(self, items: _Items, reason: str) -> None:
+    def _report(self, items: Sequence[Item], reason: str) -> None:
         last = None
         for item in items:
             if item.header is not None and item.header is not last:  # pieces of one message share its header

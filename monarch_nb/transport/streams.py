@@ -6,7 +6,6 @@ claims takes no memory: only what has come does. One that claims more than this 
 """
 
 import contextlib
-import errno
 import os
 import socket
 import struct
@@ -22,7 +21,7 @@ from monarch_nb.transport.bursts import Burst
 from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.reader import Reader
 
-__all__ = ["Door", "Message", "Stream", "dial"]
+__all__ = ["NO_ROOM", "Message", "Stream", "dial"]
 
 _ROOM = 4 << 20  # bytes the kernel is asked to hold, if it lets us
 _MOST_FRAMES = 1 << 20
@@ -55,7 +54,7 @@ def _table(lengths: Sequence[int]) -> bytes:
     return form.pack(count, *lengths)
 
 
-_NO_ROOM = _table([])  # no message: says that there is no descriptor for a connection, before it is closed
+NO_ROOM = _table([])  # no message: says that there is no descriptor for a connection, before it is closed
 
 
 class Stream:
@@ -323,86 +322,3 @@ def dial(path: str, name: bytes) -> socket.socket | None:
         connection.close()
         return None
     return connection
-
-
-class Door:
-    """A listening unix socket in a run folder; whoever comes in belongs to the same user."""
-
-    def __init__(self, path: str, backlog: int, reader: Reader, come: Callable[[socket.socket], None]) -> None:
-        """`come` gets each new connection, on the reading thread. Raises TransportError, DescriptorLimitError."""
-        try:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            if is_descriptor_limit(error):
-                raise descriptor_limit(f"listening on {path}") from error
-            raise TransportError(f"cannot listen on {path}: {error}") from error
-        try:
-            _clear(path)
-            self._socket.bind(path)
-            self._socket.listen(backlog)
-        except OSError as error:
-            self._socket.close()
-            os.close(self._spare)
-            raise TransportError(f"cannot listen on {path}: {error.strerror or error}") from error
-        self._socket.setblocking(False)
-        self._reader, self._come = reader, come
-        self._fd = self._socket.fileno()
-        reader.watch(self._fd, self._knocked)
-
-    def _knocked(self) -> bool:
-        try:
-            connection, _ = self._socket.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._turn_away()
-            return False
-        if _same_user(connection):
-            self._come(connection)
-        else:
-            connection.close()
-        return True
-
-    def _turn_away(self) -> None:
-        """No descriptors are left: the caller is told so."""
-        self._give_up_spare()
-        with contextlib.suppress(OSError), self._socket.accept()[0] as connection:
-            connection.sendall(_NO_ROOM)
-        with contextlib.suppress(OSError):
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-    def _give_up_spare(self) -> None:
-        """Once only: if another thread takes its number and none is left for us, closing it again would hit that."""
-        spare, self._spare = self._spare, -1
-        if spare >= 0:
-            os.close(spare)
-
-    def close(self) -> None:
-        """Listen no more; after the reading thread has ended."""
-        self._reader.unwatch(self._fd)
-        self._socket.close()
-        self._give_up_spare()
-
-
-def _same_user(connection: socket.socket) -> bool:
-    """The folder keeps others out; this is the second lock."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return user in (os.geteuid(), 0)
-
-
-def _clear(path: str) -> None:
-    """Remove what a process that was killed has left behind. Raises OSError if somebody listens there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.setblocking(False)
-        try:
-            caller.connect(path)
-        except FileNotFoundError:
-            return
-        except BlockingIOError:  # a full waiting room is somebody's
-            pass
-        except OSError:
-            os.unlink(path)
-            return
-    raise OSError(errno.EADDRINUSE, "another process listens there")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from monarch_nb.transport import streams
 from monarch_nb.transport.bursts import ALONE, APART_S, LARGEST, LONGEST_S, MOST, Burst
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import Stream
@@ -84,7 +85,10 @@ def texts(stream: Stream, far: socket.socket, count: int) -> list[bytes]:
     return [found[place + 12 : place + 13] for place in range(0, len(found), 13)]
 
 
-def test_held_messages_leave_in_order_when_their_thread_begins_to_wait(reader: Reader) -> None:
+def test_held_messages_leave_in_order_when_their_thread_begins_to_wait(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_clock", lambda: 7.0)
     with sender(reader) as (stream, far):
         sent = [bytes([number]) for number in range(ALONE + 5)]
         for text in sent:

@@ -198,12 +198,14 @@ def test_whoever_never_finishes_the_handshake_is_cut_off(target: Target) -> None
 def test_many_strangers_at_a_time_are_cut_off_at_once_and_friends_still_come_in(target: Target) -> None:
     strangers = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(60)]
     try:
-        turnstile = target.end.node._turnstile
-        assert turnstile is not None
+        tcp = target.end.node._tcp
+        assert tcp is not None
+        limiter = tcp._limiter
+        assert limiter is not None
         end = time.monotonic() + 20
-        while turnstile.refused < 40 and time.monotonic() < end:
+        while limiter.refused < 40 and time.monotonic() < end:
             time.sleep(0.01)
-        assert turnstile.refused >= 40
+        assert limiter.refused >= 40
         target.still_serves()
     finally:
         for stranger in strangers:

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.transport import TransportError
+from monarch_nb.transport.listener import Listener
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.streams import Door, Message, Stream, dial
+from monarch_nb.transport.streams import Message, Stream, dial
 from tests.effort import tries
 from tests.unit.transport_tools import End, ends, run_folder, wait_until
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.timeout(tries(60))
 opened: list[socket.socket] = []
 
 
-class Listener:
+class Receiver:
     """The reading end of a pair, with what it has got."""
 
     def __init__(self, reader: Reader) -> None:
@@ -73,7 +74,7 @@ def messages(seed: int, count: int) -> list[tuple[bytes, list[bytes]]]:
 
 
 def test_messages_of_any_shape_arrive_whole_and_in_order_though_the_pipe_is_full(reader: Reader) -> None:
-    end = Listener(reader)
+    end = Receiver(reader)
     sender = Stream(end.far, reader, lambda *_: None, lambda: None)
     sender.listen()
     sent = messages(1, 200)
@@ -83,7 +84,7 @@ def test_messages_of_any_shape_arrive_whole_and_in_order_though_the_pipe_is_full
 
 
 def test_messages_that_come_byte_by_byte_are_put_together(reader: Reader) -> None:
-    copy = Listener(reader)
+    copy = Receiver(reader)
     whole = bytearray()
     sent = [(b"head", [b"", b"x" * 300]), (b"h2", []), (b"h3", [b"y"] * 20)]
     left, right = socket.socketpair()
@@ -100,7 +101,7 @@ def test_messages_that_come_byte_by_byte_are_put_together(reader: Reader) -> Non
 
 
 def test_more_frames_than_the_kernel_takes_at_a_time(reader: Reader) -> None:
-    end = Listener(reader)
+    end = Receiver(reader)
     sender = Stream(end.far, reader, lambda *_: None, lambda: None)
     sender.listen()
     many = [str(number).encode() for number in range(5000)]
@@ -113,7 +114,7 @@ def test_more_frames_than_the_kernel_takes_at_a_time(reader: Reader) -> None:
     "garbage", [b"\0" * 64, b"\xff" * 64, b"\2\0\0\0" + b"\xff" * 32], ids=["none", "many", "huge"]
 )
 def test_garbage_ends_the_connection_and_nothing_else(reader: Reader, garbage: bytes) -> None:
-    end, other = Listener(reader), Listener(reader)
+    end, other = Receiver(reader), Receiver(reader)
     end.far.sendall(garbage)
     assert end.lost.wait(10)
     assert end.got == []
@@ -135,7 +136,7 @@ def memory() -> int:
 def test_a_table_that_claims_more_than_there_is_ends_the_connection_and_takes_no_memory(
     reader: Reader, claim: int, count: int
 ) -> None:
-    end, before = Listener(reader), resident()
+    end, before = Receiver(reader), resident()
     end.far.sendall(struct.pack(f"<I{count}Q", count, *[40] * (count - 1), claim) + b"x" * 100)
     assert end.lost.wait(10)
     assert end.got == []
@@ -143,10 +144,10 @@ def test_a_table_that_claims_more_than_there_is_ends_the_connection_and_takes_no
 
 
 def test_a_claim_takes_memory_only_as_its_bytes_come(reader: Reader) -> None:
-    end, before = Listener(reader), resident()
+    end, before = Receiver(reader), resident()
     half = memory() // 2
     end.far.sendall(struct.pack("<I2Q", 2, 4, half) + b"head" + b"x" * 600_000)
-    other = Listener(reader)
+    other = Receiver(reader)
     other.far.sendall(struct.pack("<IQ", 1, 5) + b"after")
     assert other.wait(1) == [(b"after", [])]
     assert resident() - before < 64 << 20
@@ -159,7 +160,7 @@ def test_a_claim_takes_memory_only_as_its_bytes_come(reader: Reader) -> None:
 @settings(max_examples=tries(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=400), places=st.lists(st.integers(0, 400), max_size=5))
 def test_any_bytes_are_messages_or_end_the_connection(reader: Reader, data: bytes, places: list[int]) -> None:
-    end = Listener(reader)
+    end = Receiver(reader)
     cuts = [0, *sorted(min(place, len(data)) for place in places), len(data)]
     with contextlib.suppress(OSError):  # it hangs up on nonsense
         for start, stop in itertools.pairwise(cuts):
@@ -177,7 +178,7 @@ def test_any_bytes_are_messages_or_end_the_connection(reader: Reader, data: byte
 def test_messages_cut_anywhere_arrive_whole(
     reader: Reader, sent: list[tuple[bytes, list[bytes]]], places: list[int]
 ) -> None:
-    end = Listener(reader)
+    end = Receiver(reader)
     data = b"".join(
         struct.pack(f"<I{1 + len(frames)}Q", 1 + len(frames), len(frame0), *map(len, frames))
         + frame0
@@ -193,7 +194,7 @@ def test_messages_cut_anywhere_arrive_whole(
 
 
 def test_a_write_to_who_is_gone_says_so(reader: Reader) -> None:
-    end = Listener(reader)
+    end = Receiver(reader)
     end.far.close()
     assert end.lost.wait(10)
     with pytest.raises(zmq.Again):
@@ -212,9 +213,9 @@ def test_a_name_left_by_the_dead_is_taken_over_and_one_in_use_is_not(reader: Rea
         dead.bind(path)
         dead.close()
         come: list[socket.socket] = []
-        door = Door(path, 8, reader, come.append)
+        door = Listener(path, 8, reader, come.append)
         with pytest.raises(TransportError, match="another process listens there"):
-            Door(path, 8, reader, come.append)
+            Listener(path, 8, reader, come.append)
         caller = dial(path, b"me")
         assert caller is not None
         wait_until(lambda: len(come) == 2)  # the second door has knocked, too
@@ -265,14 +266,14 @@ def test_processes_of_one_host_need_no_threads_of_libzmq() -> None:
 
 def test_who_is_turned_away_for_want_of_descriptors_is_told_so(tmp_path: Path, reader: Reader) -> None:
     idle = Reader("idle-reader", 0.02)  # nobody answers the door
-    door = Door(str(tmp_path / "door"), 5, idle, lambda connection: None)
+    door = Listener(str(tmp_path / "door"), 5, idle, lambda connection: None)
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(tmp_path / "door"))
         door._turn_away()  # what a knock does where accept() finds no descriptor
         said = caller.recv(100)
         assert caller.recv(100) == b""
     door.close()
-    listener = Listener(reader)
+    listener = Receiver(reader)
     assert not listener.stream.turned_away
     listener.far.sendall(said)
     assert listener.lost.wait(5)

@@ -1,4 +1,4 @@
-"""The listening ends of a process, and who may come in."""
+"""Who may come in over TCP: those who show our key, and only so many who have not shown one yet."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from monarch_nb.transport.sockets import Context, Limits, Socket
 _ZAP = "inproc://zeromq.zap.01"
 
 
-class Gatekeeper:
+class KeyChecker:
     """Answers libzmq's question whether a client key may come in (ZAP, RFC 27): exactly our own may."""
 
     def __init__(self, context: Context, reader: Reader, keys: Keys) -> None:
@@ -49,7 +49,7 @@ class Gatekeeper:
         self._socket.close(0)
 
 
-class Turnstile:
+class HandshakeLimiter:
     """Caps the TCP connections that have not shown the key yet, since each costs a descriptor.
 
     libzmq says when it accepted a descriptor and how many handshakes went well, but not whose. Those accepted within
