@@ -1,4 +1,4 @@
-"""Lines that a cell does not show one by one: how many, the last of them behind a fold, and where all of them are."""
+"""Lines that a cell does not show one by one: their number, the last of them behind a fold, and the files of all."""
 
 import secrets
 from collections import OrderedDict, deque
@@ -12,9 +12,9 @@ from .display.html import folded, framed, table
 from .front import Bundle, Front
 from .pacing import LAST
 
-LINES = 1000  # behind the fold
-FEWEST = 10  # of each rank, however many there are
-BELOW = 8  # of them in sight
+LINES = 1000  # lines behind the fold, of all ranks together
+FEWEST = 10  # lines of each rank, however many ranks there are
+BELOW = 8  # lines in sight below the fold
 FILES = 16
 KEPT = 64  # folds that may still grow
 
@@ -22,7 +22,7 @@ Texts = Callable[[Iterable[Line]], str]
 
 
 class _Fold:
-    """Those of one mesh in one cell."""
+    """The lines of one mesh that one cell does not show."""
 
     def __init__(self, cell: Any) -> None:
         self.cell = cell
@@ -78,7 +78,7 @@ class _Fold:
 
 
 class Folds:
-    """Those of a kernel, each replaced in place when it grows. One thread at a time."""
+    """The folds of all cells; each is replaced in place when it grows. One thread at a time."""
 
     def __init__(self, front: Front) -> None:
         self._front = front

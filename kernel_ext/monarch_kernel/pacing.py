@@ -10,21 +10,21 @@ from collections.abc import Collection, Sequence
 
 from monarch_nb.logs import Line, Written
 
-RANK_LINES = 50.0  # of one rank in a second
-RANK_BURST = 300.0  # and at once, after a while of silence
-LINES = 100.0  # different ones of all ranks in a second
+RANK_LINES = 50.0  # lines of one rank that are shown in a second
+RANK_BURST = 300.0  # lines of one rank that are shown at once, after a while of silence
+LINES = 100.0  # different lines of all ranks that are shown in a second, and at once:
 LINES_BURST = 600.0
-BEGINNING = 50  # lines of a rank that are shown of what is too much
-FEW = 20  # so many lines of a rank are shown, whatever the others write
-BYTES = 400_000.0  # of all ranks in a second
+BEGINNING = 50  # lines that are shown of a rank that writes too much
+FEW = 20  # lines of a rank that are shown whatever the others write
+BYTES = 400_000.0  # characters of all ranks that are shown in a second, and at once:
 BYTES_BURST = 400_000.0
-WAITING = 256 * 1024  # characters of one rank that wait to be shown; what comes on top is held back at once
-LAST = 200  # lines of those held back that are kept
-LONGEST = 500  # characters of one of these
+WAITING = 256 * 1024  # characters of one rank that wait to be shown; what is more is held back at once
+LAST = 200  # lines that are kept of those held back
+LONGEST = 500  # characters that are kept of each of these
 
 
 class Bucket:
-    """So much is allowed in a second, and what was not used is saved up to a limit."""
+    """Allows `rate` in a second; what was not used is saved, up to `most`."""
 
     def __init__(self, rate: float, most: float) -> None:
         self._rate, self.most = rate, most
@@ -79,7 +79,7 @@ class _Share:
 
 
 class Pacing:
-    """One thread at a time."""
+    """Decides what is shown of each batch of lines, and what is held back. One thread at a time."""
 
     def __init__(self) -> None:
         self._bytes = Bucket(BYTES, BYTES_BURST)
@@ -119,7 +119,7 @@ class Pacing:
             lines = written.text.split("\n", room)  # the end of the last one is behind its \n
             rest = lines.pop()
             share.shown += [(written, line) for line in lines]
-            # Also by what is held back: only who writes less is let on again.
+            # What is held back counts too: a rank is shown again only once it writes less.
             left = max(0, left - written.line_count)
             if rest:
                 self._flooding.add(address)

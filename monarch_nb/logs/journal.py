@@ -1,4 +1,4 @@
-"""Where a proc writes: files its agent tails. Writing never blocks on a reader, and a full disk harms nobody."""
+"""What a proc prints goes to files that its agent reads: no reader is ever waited for, and a full disk harms nobody."""
 
 import io
 import os
@@ -14,7 +14,7 @@ MARK_SECONDS = 0.05  # text is marked anew after that long, so that its time is 
 
 
 class MarkedText(ForgivingText):
-    """sys.stdout or sys.stderr of a proc: before its text goes a mark, where that is of another call or kind."""
+    """sys.stdout or sys.stderr of a proc: text of another call or kind than the text before it begins with a mark."""
 
     journal: "Journal"
     stream = STDOUT
@@ -33,7 +33,7 @@ class MarkedText(ForgivingText):
                 self.unfinished = bool(self._why) or ("\n" not in text and "\r" not in text)
         finally:
             queue.discard(me)
-        if queue and not self.unfinished:  # or a thread that writes and writes has the lock again before others wake
+        if queue and not self.unfinished:  # else who writes all the time has the lock again before others wake
             time.sleep(TURN_SECONDS)
         return done
 
@@ -106,7 +106,7 @@ class Journal:
         return True
 
     def mark(self) -> None:
-        """Say whose raw output this is, if there is any."""
+        """Mark which call raw output since the last mark belongs to, if there is any."""
         if self._raw_sizes() != self._sizes and self._marking:
             with self.lock:
                 self._mark(self._key, time.time())
@@ -135,7 +135,7 @@ class Journal:
         return True
 
     def _in_child(self) -> None:
-        """A process forked by the user's code: the marks are its parent's, so its text is raw output."""
+        """In a process forked by the user's code text is raw output, for the marks are those of its parent."""
         self.lock = threading.RLock()
         self.queue.clear()
         self._marking = False

@@ -1,28 +1,28 @@
-"""What is left of text that overwrites itself, as progress bars do: carriage returns, and going up a line again."""
+"""Text that overwrites itself, as progress bars do with carriage returns and by going up a line: what is left of it."""
 
 from collections.abc import Iterable
 
-UP = "\x1b[A"  # bars below a bar end with it
+UP = "\x1b[A"  # the cursor goes up a line; a bar that stands below another ends with it
 
 
 def overwritten(line: str) -> str:
-    """What a terminal would show of a line with carriage returns in it: the text after the last one that is any."""
+    """What a terminal shows of a line with carriage returns: the last part between them that has text."""
     if "\r" not in line:
         return line
     return next((part for part in reversed(line.split("\r")) if part), "")
 
 
 class Rows:
-    """Tells lines from the steps of bars that stand below others: those are drawn again and again, each a line down."""
+    """Tells lines that stay from the steps of bars below other bars, each of which is drawn on a line of its own."""
 
     __slots__ = ("_at", "_deepest")
 
     def __init__(self) -> None:
-        self._at = 0  # the row that is written, from where all began
+        self._at = 0  # the row that is being written, from the one of the first bar
         self._deepest = -1  # the lowest one with a bar in it
 
     def lines(self, ended: Iterable[str]) -> list[str]:
-        """Of lines that have ended, those that stay, as they are left."""
+        """The lines that stay, of some that have ended; each as it was overwritten last."""
         left = []
         for raw in ended:
             line = overwritten(raw.removesuffix("\r"))
@@ -37,7 +37,7 @@ class Rows:
         return left
 
     def up(self, count: int) -> None:
-        """A bar was drawn, and then the writer has gone up so many rows."""
+        """After drawing a bar the writer has gone up so many rows."""
         if count:
             self._deepest = max(self._deepest, self._at)
             self._at -= count

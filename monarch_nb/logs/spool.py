@@ -68,7 +68,7 @@ class Spool:
     def _pieces(self, now: float, all_of_it: bool) -> Iterator[tuple[int, int, float, str, bytes]]:
         buffer = b""
         while True:
-            yield from self._raw(self._mark.out, self._mark.err, self._mark.at, self._mark.raw)
+            yield from self._raw(self._mark.out, self._mark.err, self._mark.at, self._mark.raw_call)
             if not buffer:
                 buffer = self._text.read(self._text.at, CHUNK)
                 if not buffer:

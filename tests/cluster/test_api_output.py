@@ -11,7 +11,6 @@ pytestmark = pytest.mark.timeout(120)
 PROGRAM = """
 import os, sys
 from monarch.actor import Actor, current_rank, endpoint, this_host
-from monarch.config import configure
 
 class Talker(Actor):
     @endpoint
@@ -40,29 +39,9 @@ def run(tmp_path: Path, body: str, *, status: int = 0) -> list[str]:
     return sorted(line.rstrip() for line in done.stdout.splitlines())
 
 
-def test_prints_of_ranks_come_out_at_the_script(tmp_path: Path) -> None:
-    lines = run(tmp_path, "talkers(2).say.call('hello').get(30)")
-    assert lines == ["bye", "bye", "hello 0", "hello 1"]
-
-
-def test_they_come_out_when_nobody_waits_for_an_answer_too(tmp_path: Path) -> None:
+def test_prints_of_ranks_come_out_at_the_script_also_when_nobody_waits_for_an_answer(tmp_path: Path) -> None:
     body = "t = talkers(1)\nt.say.broadcast('one')\nt.say.call('two', end='').get(30)"
     assert run(tmp_path, body) == ["one 0", "two 0bye"]
-
-
-def test_forwarded_lines_begin_with_their_rank(tmp_path: Path) -> None:
-    body = "configure(enable_log_forwarding=True)\ntalkers(2).say.call('hello').get(30)"
-    assert run(tmp_path, body) == [
-        "[talk gpus=0] bye",
-        "[talk gpus=0] hello 0",
-        "[talk gpus=1] bye",
-        "[talk gpus=1] hello 1",
-    ]
-
-
-def test_unless_that_is_not_wanted(tmp_path: Path) -> None:
-    body = "configure(enable_log_forwarding=True, prefix_with_rank=False)\ntalkers(1).say.call('hello').get(30)"
-    assert run(tmp_path, body) == ["bye", "hello 0"]
 
 
 def test_processes_that_processes_start_are_heard_too(tmp_path: Path) -> None:

@@ -117,12 +117,13 @@ def test_the_end_of_a_program_waits_for_what_was_written_before_its_replies(scri
     assert capsys.readouterr().out == ""
 
 
-def test_ranks_are_named_where_the_setting_says_so(script: Script, capsys: Any) -> None:
+@pytest.mark.parametrize(("named", "line"), [(True, "[workers gpus=0] x\n"), (False, "x\n")])
+def test_ranks_are_named_where_the_settings_say_so(script: Script, capsys: Any, named: bool, line: str) -> None:
     before = settings.runtime()
-    settings.configure({"enable_log_forwarding": True})
+    settings.configure({"enable_log_forwarding": True, "prefix_with_rank": named})
     try:
         script.write(0, "x\n")
         script.logs.settle()
     finally:
         settings.replace(before)
-    assert capsys.readouterr().out == "[workers gpus=0] x\n"
+    assert capsys.readouterr().out == line

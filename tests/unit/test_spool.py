@@ -2,6 +2,7 @@
 
 import io
 import os
+import random
 import resource
 import sys
 import threading
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb.host.protocol import LogBlock
 from monarch_nb.logs import marks
 from monarch_nb.logs.files import LogFile
 from monarch_nb.logs.forgiving import ForgivingText
 from monarch_nb.logs.journal import Journal
 from monarch_nb.logs.last_lines import last_lines
-from monarch_nb.logs.marks import ERR, OUT, TEXT, UNCLAIMED, Mark
+from monarch_nb.logs.marks import ERR, OUT, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
 from monarch_nb.logs.spool import PATIENCE_S, Spool
 from monarch_nb.runtime.displays import displays
 from monarch_nb.runtime.own_log import OwnLog
@@ -41,7 +43,7 @@ def taken(spool: Spool, **options: object) -> list[tuple[int, str, bytes]]:
 def test_marks_survive_being_written_and_garbage_is_none() -> None:
     mark = Mark(1.5, 2, 30, "h/c:1", 10, 20, "h/c:2")
     assert marks.decode(mark.encode()[:-1]) == mark
-    empty = mark._replace(call="", raw="")
+    empty = mark._replace(call="", raw_call="")
     assert marks.decode(empty.encode()[:-1]) == empty
     for garbage in (b"", b"\x1e", b"\x1e1.5 2 30", b"\x1ex 2 3 4 5 - -", b"\x1e1 7 0 0 0 - -", b"\x1e1 1 0 -1 0 - -"):
         assert marks.decode(garbage) is None
@@ -245,3 +247,54 @@ def test_output_belongs_to_the_running_call_else_to_the_only_one_that_runs(monke
     assert journal.sole() == ""
     journal.at = 7
     assert log.position() == 7
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_written_and_whenever_it_is_taken_nothing_is_lost_and_all_before_a_reply_is_there(
+    base: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    writer, spool = Journal(base), Spool(base)
+    call = "c:0"
+    writer.tag_by(lambda: (call, 0), lambda: call)
+    python: dict[int, bytes] = {STDOUT: b"", STDERR: b""}  # what was written, by stream
+    raw_text: dict[int, bytes] = {STDOUT: b"", STDERR: b""}
+    by_call: dict[str, bytes] = {}
+    blocks: list[LogBlock] = []
+    replies: list[tuple[int, dict[int, int]]] = []  # positions, and how much of each stream was written before
+
+    for step in range(200):
+        match chance.choice(["print", "print", "raw", "take", "call", "reply"]):
+            case "print":
+                stream = chance.choice([STDOUT, STDERR])
+                text = f"{stream} python {step}".ljust(chance.choice([1, 100, 70_000]), ".") + "\n"
+                writer.texts[stream - 1].write(text)
+                python[stream] += text.encode()
+                by_call[call] = by_call.get(call, b"") + text.encode()
+            case "raw":
+                stream = chance.choice([STDOUT, STDERR])
+                data = f"{stream} raw {step}\n".encode()
+                raw(base, OUT if stream == STDOUT else ERR, data)
+                raw_text[stream] += data
+            case "take":
+                blocks += spool.take(chance.choice([1, 1000, 1 << 20]), 0.0)
+            case "call":
+                writer.mark()  # as the end of a call does
+                call = f"c:{step}"
+            case "reply":
+                written = {stream: len(python[stream]) + len(raw_text[stream]) for stream in python}
+                replies.append((writer.position(), written))
+        for position, before in replies:
+            if spool.position >= position:
+                for stream, count in before.items():
+                    assert sum(len(block.data) for block in blocks if block.stream == stream) >= count
+    writer.position()
+    while block := spool.take(1 << 20, 0.0, all_of_it=True):
+        blocks += block
+    for stream in (STDOUT, STDERR):
+        lines = b"".join(block.data for block in blocks if block.stream == stream).splitlines(keepends=True)
+        assert b"".join(line for line in lines if b" raw " not in line) == python[stream]
+        assert b"".join(line for line in lines if b" raw " in line) == raw_text[stream]
+    for name, text in by_call.items():
+        of_call = b"".join(block.data for block in blocks if block.call == name).splitlines(keepends=True)
+        assert sorted(line for line in of_call if b" raw " not in line) == sorted(text.splitlines(keepends=True))
