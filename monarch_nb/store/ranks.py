@@ -37,8 +37,9 @@ class Ranks:
             "detail": event.detail or None,
             "failure": failure or None,
         }
+        if event.condition == "failed" or event.life != rank.life:
+            rank.unanswered = None  # of the process before
         if event.condition == "failed":
-            rank.unanswered = None
             fields.update(dict.fromkeys(_STATISTICS))
         rank.condition, rank.life, rank.since = event.condition, event.life, event.at
         self._board.change_rank(event.uid, str(index), fields)

@@ -86,6 +86,11 @@ def test_a_proc_that_does_not_answer_is_unresponsive_with_its_actors_until_it_an
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("busy", "busy")
 
 
+def test_a_process_in_its_next_life_is_not_unresponsive_even_if_nobody_saw_the_one_before_end() -> None:
+    made = cluster(e.Answers("p1", 1, 6.0, 6.5), e.Turned("p1", 1, "alive", 1, 8.0))
+    assert (state(made, "p1", 1), state(made, "a1", 0)) == ("idle", "idle")
+
+
 def test_a_failed_rank_is_healing_and_then_idle_in_its_next_life() -> None:
     made = cluster(
         e.Doings("a1", 1, 0, "busy", 5.0, "step"),
