@@ -16,7 +16,7 @@ from monarch_nb.host.linux import has_pidfd
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.requests import RequestError, fail_requests, request
 from monarch_nb.mesh.watching import ProcessWatcher
-from monarch_nb.runtime import Future, Runtime
+from monarch_nb.runtime import Future, Runtime, when_done
 from monarch_nb.transport import TrustError, UnreachableError
 from monarch_nb.wire import Done
 
@@ -70,7 +70,7 @@ class LocalHost:
             self.end()
             self._forget("it was shut down")
 
-        ended._on_done(done)
+        when_done(ended, done)
         return ended
 
     def about_to_be_killed(self) -> None:

@@ -13,7 +13,7 @@ from monarch_nb.mesh import ways
 from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.watching import ProcessWatcher
-from monarch_nb.runtime import Future, Runtime
+from monarch_nb.runtime import Future, Runtime, when_done
 from monarch_nb.transport import DescriptorLimitError, Keys, knock, lost_here
 from monarch_nb.wire import Done, Header
 
@@ -83,7 +83,7 @@ class RemoteHost:
         """Ends the agent and all processes there."""
         self.end()
         ended = request(self.engine, self._agent, verbs.SHUTDOWN, p.Shutdown())
-        ended._on_done(lambda _: self.engine.node.forget(self.host, "it was shut down"))
+        when_done(ended, lambda _: self.engine.node.forget(self.host, "it was shut down"))
         return ended
 
     def retire(self, incarnation: int) -> None:

@@ -16,7 +16,7 @@ from monarch_nb.host.linux import become_subreaper
 from monarch_nb.host.reaper import end_all_descendants
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_worker_address
-from monarch_nb.runtime import Future
+from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future
 from monarch_nb.settings import settings
 from monarch_nb.transport import Keys, TrustError, bound_at
 
@@ -125,24 +125,24 @@ def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address
 
 def serve(address: WorkerAddress, keys: Keys | None, *, exits: bool) -> Future[None]:
     """Keeps a worker; the future resolves when its host is shut down, unless that `exits`: ends this process."""
-    future: Future[None] = Future._make(story=lambda: f"the worker at {address} runs")
+    future: Future[None] = pending_future(story=lambda: f"the worker at {address} runs")
     unhandled.prepare()
     try:
         worker = _Worker(address, keys)
     except (AddressError, TrustError):
         raise
     except Exception as error:
-        future._fail(error)
+        fail_future(future, error)
         return future
 
     def wait() -> None:
         try:
             worker.wait()
         except BaseException as error:
-            future._fail(error)
+            fail_future(future, error)
             return
         if not exits or unhandled.in_notebook():
-            future._set(None)
+            resolve_future(future, None)
         elif not unhandled.end_program(0):
             unhandled.leave_now(0)
 

@@ -12,7 +12,7 @@ from monarch_nb.attach.trust import CA, TRUST_ALL, PrivateKey, check_trust, loca
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.routing.addresses import Endpoint, parse_dialled
-from monarch_nb.runtime import Future, Runtime, runtime
+from monarch_nb.runtime import Future, Runtime, fail_future, pending_future, resolve_future, runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import Keys
 
@@ -37,15 +37,15 @@ def attach_to_workers(
         raise ValueError(f"{', '.join(twice)} is named more than once: list each worker once")
     engine = runtime()
     mesh = name or "hosts"
-    hosts: Future[tuple[str, ...]] = Future._make(story=lambda: f"the hosts of {mesh} have not all been reached yet")
+    hosts: Future[tuple[str, ...]] = pending_future(story=lambda: f"the hosts of {mesh} have not all been reached yet")
 
     ended: list[str] = []
 
     def attach() -> None:
         try:
-            hosts._set(_attach(engine, wanted, keys, lambda: bool(ended) or engine.closed))
+            resolve_future(hosts, _attach(engine, wanted, keys, lambda: bool(ended) or engine.closed))
         except BaseException as error:
-            hosts._fail(error)
+            fail_future(hosts, error)
 
     threading.Thread(target=attach, name="monarch-attach", daemon=True).start()
     return HostMesh(mesh, hosts, host_labels([str(each) for each in wanted]), owned=True, ended=ended)
@@ -119,13 +119,13 @@ def _attach(
 
 def _start(job: Callable[[], dict[str, str]]) -> Future[dict[str, str]]:
     """On a thread that no end of a program waits for, as it would for one of a pool."""
-    future: Future[dict[str, str]] = Future._make()
+    future: Future[dict[str, str]] = pending_future()
 
     def run() -> None:
         try:
-            future._set(job())
+            resolve_future(future, job())
         except BaseException as error:
-            future._fail(error)
+            fail_future(future, error)
 
     threading.Thread(target=run, name="monarch-attach", daemon=True).start()
     return future

@@ -4,7 +4,7 @@ from monarch_nb.attach.trust import TRUST_ALL, read_keys
 from monarch_nb.attach.worker_loop import serve
 from monarch_nb.host import AgentStartError
 from monarch_nb.routing.addresses import parse_worker_address
-from monarch_nb.runtime import Future
+from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, when_done
 from monarch_nb.transport import TransportError
 
 
@@ -20,16 +20,16 @@ def start_worker_loop_until_shutdown(address: str) -> Future[None]:
 
 def _start(address: str, *, exits: bool) -> Future[None]:
     started = serve(parse_worker_address(address), read_keys(None, TRUST_ALL), exits=exits)
-    answer: Future[None] = Future._make(story=lambda: f"the worker at {address} runs")
+    answer: Future[None] = pending_future(story=lambda: f"the worker at {address} runs")
 
     def settle(future: Future[None]) -> None:
         error = future.exception(0)
         if isinstance(error, (AgentStartError, OSError, TransportError)):
-            answer._fail(ValueError(f"listen: {error}"))
+            fail_future(answer, ValueError(f"listen: {error}"))
         elif error is not None:
-            answer._fail(error)
+            fail_future(answer, error)
         else:
-            answer._set(None)
+            resolve_future(answer, None)
 
-    started._on_done(settle)
+    when_done(started, settle)
     return answer

@@ -14,6 +14,7 @@ from monarch_nb.debug.render.answers import Answers
 from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers, plain
 from monarch_nb.debug.service import controller
 from monarch_nb.mesh import region_of, state_of
+from monarch_nb.mesh.handle import part_of
 from monarch_nb.runtime import ActorState, ProcState
 from monarch_nb.wire import ActorError
 
@@ -129,7 +130,7 @@ def group(mesh: Any = None, **picks: int | slice | Sequence[int]) -> Group:
     """The stopped ranks of a mesh (an ActorMesh, a slice of one, or its name), or all; `gpus=3` picks some of them."""
     engine_controller = controller()
     if mesh is not None and not isinstance(mesh, str) and picks:
-        mesh = mesh._new_with_region(region_of(mesh).pick(**picks))
+        mesh = part_of(mesh, region_of(mesh).pick(**picks))
         picks = {}
 
     def choose() -> list[Stopped]:

@@ -26,6 +26,7 @@ from monarch_nb.runtime import (
     ProcState,
     SpawnActor,
     kind_of,
+    resolved_future,
     runtime,
 )
 from monarch_nb.settings import settings
@@ -41,13 +42,13 @@ class ActorBirth:
         self.arguments = arguments
         self.spec = spec
         self.instance = instance
-        self.initialized: Future[None] = Future._resolved(None)
+        self.initialized: Future[None] = resolved_future(None)
 
     def let_go(self) -> None:
         """The mesh has stopped: nothing of it is created again."""
         self.arguments = Held(())
         if self.initialized.done() and self.initialized.exception() is None:
-            self.initialized = Future._resolved(None)
+            self.initialized = resolved_future(None)
 
     def renew(self) -> None:
         """Takes the newest definition of the class. Raises ValueError if that cannot be spawned."""

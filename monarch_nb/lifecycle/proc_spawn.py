@@ -23,7 +23,17 @@ from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.mesh.sending import send_each, send_region
 from monarch_nb.mesh.stops import MeshStopper
-from monarch_nb.runtime import Future, Held, Instance, PendingCall, ProcState, Runtime, runtime
+from monarch_nb.runtime import (
+    Future,
+    Held,
+    Instance,
+    PendingCall,
+    ProcState,
+    Runtime,
+    resolved_future,
+    runtime,
+    when_done,
+)
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import RankIncarnation
@@ -48,12 +58,12 @@ class ProcBirth(Struct, eq=False):
     launch: tuple[Launch, ...]  # by rank, if not the default command
     python: str | None
     host_mesh: str  # the identity of the host mesh it was spawned on
-    initialized: Future[Any] = field(default_factory=lambda: Future._resolved(True))
+    initialized: Future[Any] = field(default_factory=lambda: resolved_future(True))
 
     def let_go(self) -> None:
         """The mesh has stopped: nothing of it is started again."""
         self.setup, self.env, self.proc_bind, self.launch = Held(()), (), (), ()
-        self.initialized = Future._resolved(True)
+        self.initialized = resolved_future(True)
 
     def inherits(self, rank: int) -> bool:
         """Whether a rank gets this process's environment."""
@@ -120,7 +130,7 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
                 runner=RUNNER,
             )
             asked = request(engine, f"{host}/agent", host_verbs.SPAWN, request_body)
-            asked._on_done(_refused(call))
+            when_done(asked, _refused(call))
             engine.later(settings.mesh_proc_spawn_max_idle, _silent(engine, host, asked, call))
         console = console_state(state)
         context = engine.root_context if born.instance is engine.root else engine.context()

@@ -11,7 +11,7 @@ from monarch_nb.logs.claims import only_call
 from monarch_nb.logs.options import LogOption, LogOptions
 from monarch_nb.logs.receiver import LogReceiver
 from monarch_nb.logs.sources import Sources, mesh_of
-from monarch_nb.runtime import Future, ProcState, Runtime
+from monarch_nb.runtime import Future, ProcState, Runtime, fail_future, pending_future, resolve_future, when_done
 
 FORGET_SECONDS = 5.0  # after the end of a mesh: its last words may still be on their way
 
@@ -72,7 +72,7 @@ class MeshLogs:
         future = self._shown_ends.get(stopped)  # a second stop gives the first one's future
         if future is not None:
             return future
-        whole: Future[None] = Future._make(story=stopped.story)
+        whole: Future[None] = pending_future(story=stopped.story)
         self._shown_ends[stopped] = whole
 
         def show() -> None:
@@ -81,10 +81,10 @@ class MeshLogs:
             except Exception:  # who shows it has gone
                 logger.debug("output could not be shown", exc_info=True)
             error = stopped.exception(0)
-            whole._set(None) if error is None else whole._fail(error)
+            resolve_future(whole, None) if error is None else fail_future(whole, error)
 
         # Not on the reading thread, which is to bring what is waited for.
-        stopped._on_done(lambda _: threading.Thread(target=show, name="monarch-last-words", daemon=True).start())
+        when_done(stopped, lambda _: threading.Thread(target=show, name="monarch-last-words", daemon=True).start())
         return whole
 
     # -- what happens to meshes ---------------------------------------------------------------------------------------

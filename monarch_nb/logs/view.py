@@ -10,6 +10,7 @@ from monarch_nb.logs.filters import LogFilter
 from monarch_nb.logs.mesh_logs import MeshLogs
 from monarch_nb.logs.records import LogRecord, Logs
 from monarch_nb.logs.written import Listener, Written
+from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.runtime import ActorState, ProcState, runtime
 
 TICK = 0.25  # seconds, between looks whether somebody wants to stop following
@@ -121,8 +122,10 @@ def listen_to_logs(listener: Listener) -> Callable[[], None]:
 
 
 def _reader(mesh: Any, **wanted: Any) -> LogReader:
-    state = mesh._state
+    state = state_of(mesh)
     procs: ProcState = state.procs if isinstance(state, ActorState) else state
     if procs.born is None:
         raise RuntimeError(f"{procs.name} was spawned by another process: its logs are there ({procs.home})")
-    return LogReader(logs_here(), state.name, procs, LogFilter(procs.uid, state.region, mesh._region.ranks(), **wanted))
+    return LogReader(
+        logs_here(), state.name, procs, LogFilter(procs.uid, state.region, region_of(mesh).ranks(), **wanted)
+    )

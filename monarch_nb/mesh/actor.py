@@ -7,7 +7,7 @@ from monarch_nb.mesh.handle import Handle
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.reference import ActorForm, actor_form, actor_record
 from monarch_nb.mesh.undeclared import NotAnEndpoint
-from monarch_nb.runtime import Actor, ActorState, EndpointProperty, Future, endpoints_of
+from monarch_nb.runtime import Actor, ActorState, EndpointProperty, Future, endpoints_of, resolved_future
 from monarch_nb.shape import Region
 from monarch_nb.supervision import MeshName
 
@@ -45,11 +45,11 @@ class ActorMesh(Handle[ActorState], Generic[A]):
     def initialized(self) -> Future[None]:
         """Resolves once every member's `__init__` has run; fails with SupervisionError if one has raised."""
         born = self._state.born
-        return cast(Future[None], born.initialized) if born is not None else Future._resolved(None)
+        return cast(Future[None], born.initialized) if born is not None else resolved_future(None)
 
     @property
     def _name(self) -> Future[str]:
-        return Future._resolved(MeshName(self._state.name, self._state.uid))
+        return resolved_future(MeshName(self._state.name, self._state.uid))
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the actors after their current messages; that is no failure. The future resolves when all have."""

@@ -25,8 +25,12 @@ from monarch_nb.runtime import (
     Future,
     ProcState,
     Runtime,
+    fail_future,
     forgotten,
     install,
+    pending_future,
+    resolve_future,
+    resolved_future,
     runtime,
     started,
 )
@@ -186,7 +190,7 @@ def hosts_answer(hosts: Sequence[str]) -> "Future[Any]":
 
 def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
     """Ends these hosts' agents and all processes on them."""
-    done: Future[None] = Future._make(story=lambda: "hosts are being shut down")
+    done: Future[None] = pending_future(story=lambda: "hosts are being shut down")
     engine = runtime()
 
     def end() -> None:
@@ -213,9 +217,9 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                     answer.exception(settings.mesh_terminate_timeout)
             for remote in remotes:
                 engine.node.forget(f"{remote.host}/agent", "its host was shut down")
-            done._set(None)
+            resolve_future(done, None)
         except BaseException as error:
-            done._fail(error)
+            fail_future(done, error)
 
     threading.Thread(target=end, name="monarch-shutdown", daemon=True).start()
     return done
@@ -314,4 +318,4 @@ def _leave(engine: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[An
 def shutdown_context(host_timeout: float | None = None) -> "Future[None]":
     """Ends what this process has started and leaves the cluster. Blocks until it is done."""
     shutdown(host_timeout)
-    return Future._resolved(None)
+    return resolved_future(None)

@@ -7,7 +7,7 @@ from typing import Any
 from monarch_nb.code.modules import Newest
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.verbs import NEW_CLASS, NewClass
-from monarch_nb.runtime import ActorState, Future, Runtime
+from monarch_nb.runtime import ActorState, Future, Runtime, resolve_future
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done, decode, encode, error_line
 
@@ -36,7 +36,7 @@ class ClassVersions:
         ]
         done = settle(asked, lambda: f"some processes that refer to {state.name} do not have its new class yet")
         if asked:
-            self._engine.later(PATIENCE, lambda: done._set(None))
+            self._engine.later(PATIENCE, lambda: resolve_future(done, None))
         return done
 
     def greet(self, holder: str, uid: str) -> None:

@@ -17,7 +17,21 @@ from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
 from monarch_nb.mesh.stops import MeshStopper
 from monarch_nb.mesh.verbs import HEAL_MESH, HealMesh
-from monarch_nb.runtime import HOOK, SPAWN, ActorState, Future, MeshState, PendingCall, ProcState, Runtime
+from monarch_nb.runtime import (
+    HOOK,
+    SPAWN,
+    ActorState,
+    Future,
+    MeshState,
+    PendingCall,
+    ProcState,
+    Runtime,
+    fail_future,
+    pending_future,
+    resolve_future,
+    resolved_future,
+    when_done,
+)
 from monarch_nb.shape import Region, runs
 from monarch_nb.supervision import Cause, Driver, HealError, RankIncarnation
 from monarch_nb.transport import held_back
@@ -55,17 +69,17 @@ class MeshHealer:
             if kill:
                 return held_back(lambda: self._anew(state, region.ranks(), await_hooks=True))
             return self._driver.heal(state.uid, runs(region))
-        future: Future[None] = Future._make(story=lambda: f"{state.name} is being healed")
+        future: Future[None] = pending_future(story=lambda: f"{state.name} is being healed")
 
         def done(asked: Future[Done]) -> None:
             error = asked.exception(0)
             if error is None:
-                future._set(None)
+                resolve_future(future, None)
             else:
-                future._fail(HealError(text_of(error)))
+                fail_future(future, HealError(text_of(error)))
 
         wish = HealMesh(state.uid, tuple(region.ranks()), kill)
-        request(self._engine, state.home, HEAL_MESH, wish)._on_done(done)
+        when_done(request(self._engine, state.home, HEAL_MESH, wish), done)
         return future
 
     def _asked(self, wish: HealMesh, asker: Asker[Done]) -> None:
@@ -80,9 +94,9 @@ class MeshHealer:
 
         # Who asks may be a survivor itself, busy until the heal is done: its hook runs after that.
         if wish.kill and state is not None:
-            self._anew(state, wish.ranks, await_hooks=False)._on_done(answer)
+            when_done(self._anew(state, wish.ranks, await_hooks=False), answer)
             return
-        self._driver.heal(wish.uid, frozenset(wish.ranks), await_hooks=False)._on_done(answer)
+        when_done(self._driver.heal(wish.uid, frozenset(wish.ranks), await_hooks=False), answer)
 
     def _anew(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
         assert isinstance(state, ProcState)
@@ -100,16 +114,16 @@ class MeshHealer:
         for host, addresses in by_host.items():
             wish = p.Stop(tuple(addresses), timeout_s=0.0, reason="killed so that it is started again", grace_s=0.0)
             asked.append(request(self._engine, f"{host}/agent", host_verbs.STOP, wish))
-        whole: Future[None] = Future._make(story=lambda: f"{state.name} is being healed")
+        whole: Future[None] = pending_future(story=lambda: f"{state.name} is being healed")
 
         def over(future: Future[None]) -> None:
             error = future.exception(0)
-            whole._set(None) if error is None else whole._fail(error)
+            resolve_future(whole, None) if error is None else fail_future(whole, error)
 
         def ended(_: Future[None]) -> None:  # devices and ports are free again
-            driver.heal(state.uid, frozenset(ranks), await_hooks=await_hooks)._on_done(over)
+            when_done(driver.heal(state.uid, frozenset(ranks), await_hooks=await_hooks), over)
 
-        settle(asked, lambda: f"processes of {state.name} have not ended yet")._on_done(ended)
+        when_done(settle(asked, lambda: f"processes of {state.name} have not ended yet"), ended)
         return whole
 
     # -- on threads of their own ------------------------------------------------------------------------------------
@@ -127,7 +141,7 @@ class MeshHealer:
         if state.stopped is not None:  # meanwhile: what was just asked for may have come after the stop
             self._stopper.again(state)
         ready.get()
-        state.born.initialized = Future._resolved(True)
+        state.born.initialized = resolved_future(True)
 
     def recreate(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Creates actors again, of the newest class, with their original arguments; blocks until they are there."""
@@ -146,7 +160,7 @@ class MeshHealer:
         if state.stopped is not None:
             self._stopper.again(state)
         call.future.get()
-        born.initialized = Future._resolved(None)
+        born.initialized = resolved_future(None)
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
         """Tells everybody who holds a reference, then runs the hooks of survivors."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, cast
 from monarch_nb.host.command import BootstrapCommand, launches
 from monarch_nb.mesh.operations import ProcsWanted, operations
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.runtime import Future, runtime
+from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, resolved_future, runtime, when_done
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Point, Region
 from monarch_nb.transport import UnreachableError
 
@@ -32,7 +32,7 @@ class HostMesh(MeshTrait):
         identity: str = "",
     ) -> None:
         self._name = name
-        self._ids = hosts if isinstance(hosts, Future) else Future._resolved(tuple(hosts))
+        self._ids = hosts if isinstance(hosts, Future) else resolved_future(tuple(hosts))
         self.__region = region
         self._python = python
         self._owned = owned
@@ -165,19 +165,21 @@ class HostMesh(MeshTrait):
     @property
     def initialized(self) -> Future[Literal[True]]:
         """Resolves when every host's agent has answered."""
-        answered: Future[Literal[True]] = Future._make(story=lambda: f"the hosts of {self._name} have not all answered")
+        answered: Future[Literal[True]] = pending_future(
+            story=lambda: f"the hosts of {self._name} have not all answered"
+        )
 
         def settle(future: "Future[Any]") -> None:
             error = future.exception(0)
-            answered._set(True) if error is None else answered._fail(error)
+            resolve_future(answered, True) if error is None else fail_future(answered, error)
 
         def ask(future: "Future[tuple[str, ...]]") -> None:
             if future.exception(0) is None:
-                operations().hosts_answer(self._used_hosts())._on_done(settle)
+                when_done(operations().hosts_answer(self._used_hosts()), settle)
             else:
                 settle(future)
 
-        self._ids._on_done(ask)
+        when_done(self._ids, ask)
         return answered
 
     def shutdown(self) -> Future[None]:

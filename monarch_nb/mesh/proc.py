@@ -14,7 +14,7 @@ from monarch_nb.mesh.handle import Handle
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.proc_table import proc_table
 from monarch_nb.mesh.reference import ProcForm, proc_form, proc_record
-from monarch_nb.runtime import Future, ProcState
+from monarch_nb.runtime import Future, ProcState, fail_future, pending_future, resolved_future
 from monarch_nb.shape import NDSlice, Region
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ class ProcMesh(Handle[ProcState]):
         """Resolves when all processes run and their set-up is done; fails with SupervisionError otherwise."""
         born = self._state.born
         if self._state.stopped is not None:
-            failed: Future[Literal[True]] = Future._make()
-            failed._fail(RuntimeError(f"`ProcMesh` has already been stopped: {self._state.name}"))
+            failed: Future[Literal[True]] = pending_future()
+            fail_future(failed, RuntimeError(f"`ProcMesh` has already been stopped: {self._state.name}"))
             return failed
-        return cast("Future[Literal[True]]", born.initialized) if born is not None else Future._resolved(True)
+        return cast("Future[Literal[True]]", born.initialized) if born is not None else resolved_future(True)
 
     @property
     def host_mesh(self) -> "HostMesh":

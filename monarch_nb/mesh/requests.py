@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from monarch_nb.runtime import Future, Runtime
+from monarch_nb.runtime import Future, Runtime, fail_future, pending_future, resolve_future, when_done
 from monarch_nb.wire import Header, Status, Verb, decode_refusal
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class _Request(Generic[R]):
         self.dst = dst
         self.verb = verb
         self.number = engine.ports.open(self)
-        self.future: Future[R] = Future._make(story=lambda: f"{verb.name} of {dst} has not been answered yet")
+        self.future: Future[R] = pending_future(story=lambda: f"{verb.name} of {dst} has not been answered yet")
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """The answer."""
@@ -39,14 +39,14 @@ class _Request(Generic[R]):
                 raise RequestError(decode_refusal(body))
             answer = self.verb.decode_reply(body)
         except Exception as error:
-            self.future._fail(error)
+            fail_future(self.future, error)
         else:
-            self.future._set(answer)
+            resolve_future(self.future, answer)
 
     def lost(self, reason: str) -> None:
         """It will not be answered."""
         self.engine.ports.close(self.number)
-        self.future._fail(RequestError(reason))
+        fail_future(self.future, RequestError(reason))
 
 
 def request(engine: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]":
@@ -68,23 +68,23 @@ def fail_requests(engine: Runtime, dsts: Collection[str], reason: str) -> None:
 
 def gather(futures: "list[Future[Any]]", story: Callable[[], str], result: Any = None) -> Future[Any]:
     """Resolves when all have; with the first error, if any, as soon as it is there."""
-    whole: Future[Any] = Future._make(story=story)
+    whole: Future[Any] = pending_future(story=story)
 
     def look(future: Future[Any]) -> None:
         error = future.exception(0)
         if error is not None:
-            whole._fail(error)
+            fail_future(whole, error)
 
     for future in futures:
-        future._on_done(look)
-    _when_all_are_over(futures, lambda: whole._set(result))
+        when_done(future, look)
+    _when_all_are_over(futures, lambda: resolve_future(whole, result))
     return whole
 
 
 def settle(futures: "list[Future[Any]]", story: Callable[[], str]) -> Future[None]:
     """Resolves when all are over, whatever came of them."""
-    whole: Future[None] = Future._make(story=story)
-    _when_all_are_over(futures, lambda: whole._set(None))
+    whole: Future[None] = pending_future(story=story)
+    _when_all_are_over(futures, lambda: resolve_future(whole, None))
     return whole
 
 
@@ -103,4 +103,4 @@ def _when_all_are_over(futures: "list[Future[Any]]", function: Callable[[], obje
             function()
 
     for future in futures:
-        future._on_done(one)
+        when_done(future, one)

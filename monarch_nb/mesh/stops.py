@@ -12,7 +12,19 @@ from monarch_nb.host import verbs as host_verbs
 from monarch_nb.mesh.news import ReferenceUpdates
 from monarch_nb.mesh.requests import gather, request, settle
 from monarch_nb.mesh.verbs import STOP_ACTOR, STOP_MESH, ActorGone, StopActor, StopMesh
-from monarch_nb.runtime import ActorLife, ActorState, Future, Instance, MeshState, ProcState, Runtime
+from monarch_nb.runtime import (
+    ActorLife,
+    ActorState,
+    Future,
+    Instance,
+    MeshState,
+    ProcState,
+    Runtime,
+    pending_future,
+    resolve_future,
+    resolved_future,
+    when_done,
+)
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, places_of
 from monarch_nb.supervision import Driver
@@ -54,7 +66,7 @@ class MeshStopper:
         if state.home != self._engine.address:
             return self._ask(state, ranks, reason)
         if state.uid not in self._engine.meshes:
-            return Future._resolved(None)  # it was forgotten long ago, or cut off before it was anything
+            return resolved_future(None)  # it was forgotten long ago, or cut off before it was anything
         if isinstance(state, ProcState) and state.born is None:
             raise RuntimeError("this process cannot stop itself: stop the actors on it, or leave by shutdown_context()")
         return held_back(self._stop, state, ranks, reason)
@@ -62,13 +74,13 @@ class MeshStopper:
     def stop_by_uid(self, uid: str, reason: str) -> Future[None]:
         """The same for a mesh that is known by its uid; resolved where there is none any more."""
         state = self._engine.meshes.get(uid)
-        return Future._resolved(None) if state is None else self.stop(state, reason)
+        return resolved_future(None) if state is None else self.stop(state, reason)
 
     def again(self, state: MeshState) -> None:
         """Incarnations of a stopped mesh came into being after its stop: they are stopped as well."""
         assert state.stopped is not None
         gone = self._under_way(state, state.ranks, state.stopped)
-        gone._on_done(lambda _: self._driver.mark_stopped(state, None, state.stopped or "", over=True))
+        when_done(gone, lambda _: self._driver.mark_stopped(state, None, state.stopped or "", over=True))
 
     def await_all(self, uids: Sequence[str], owner: Instance) -> None:
         """Stops the meshes of an ending actor, the newest first, and blocks until they are gone; not for ever."""
@@ -99,7 +111,7 @@ class MeshStopper:
                 return  # their agents go next, and they with them
 
     def _stop(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
-        future: Future[None] = Future._make(story=lambda: f"{state.name} has not stopped yet")
+        future: Future[None] = pending_future(story=lambda: f"{state.name} has not stopped yet")
         if ranks is None:
             self._whole[state.uid] = future
         self._driver.mark_stopped(state, ranks, reason, over=False)
@@ -120,9 +132,9 @@ class MeshStopper:
                 if ranks is None:
                     self._forget_formers(state)
             finally:
-                future._set(None)
+                resolve_future(future, None)
 
-        under_way._on_done(done)
+        when_done(under_way, done)
         return future
 
     def _let_go(self, state: MeshState) -> None:
@@ -163,7 +175,7 @@ class MeshStopper:
         for host, addresses in by_host.items():
             wish = p.Stop(tuple(addresses), timeout_s=limit, reason=reason)
             asked.append(request(self._engine, f"{host}/agent", host_verbs.STOP, wish))
-            asked[-1]._on_done(self._forget)
+            when_done(asked[-1], self._forget)
         return settle(asked, lambda: f"{state.name} has not stopped yet")
 
     def _forget(self, future: Future[Any]) -> None:
@@ -179,7 +191,7 @@ class MeshStopper:
                 message = StopActor(state.uid, rank, state.incarnation(rank), reason)
                 asked[rank] = request(self._engine, state.procs.address(rank), STOP_ACTOR, message)
         under_way = settle(list(asked.values()), lambda: f"{state.name} has not stopped yet")
-        under_way._on_done(lambda _: self._tell_left(state, asked))
+        when_done(under_way, lambda _: self._tell_left(state, asked))
         return under_way
 
     @staticmethod
@@ -211,7 +223,7 @@ class MeshStopper:
             return
         first = self._whole.get(state.uid)
         future = first if first is not None else self._stop(state, wish.ranks, wish.reason)
-        future._on_done(lambda _: asker.reply(Done()))
+        when_done(future, lambda _: asker.reply(Done()))
 
     def _stop_actor(self, wish: StopActor, asker: Asker[ActorGone]) -> ActorGone | None:
         cell = self._engine.cells.get((wish.mesh, wish.rank))

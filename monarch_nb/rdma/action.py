@@ -11,7 +11,7 @@ from monarch_nb.rdma.memory import Memory, Ranges, memory_of
 from monarch_nb.rdma.movers import Move
 from monarch_nb.rdma.movers.messages import checked
 from monarch_nb.rdma.service import WORD, Service
-from monarch_nb.runtime import Future
+from monarch_nb.runtime import Future, resolved_future
 
 __all__ = ["RDMAAction"]
 
@@ -94,7 +94,7 @@ class RDMAAction:
             if errors:
                 raise errors[0]
 
-        return aside(work, limit) if by_process else Future._resolved(None)
+        return aside(work, limit) if by_process else resolved_future(None)
 
     def _add_atomic(self, buffer: RDMABuffer, dst: Any, operand: int, expected: int | None) -> Self:
         target = memory_of(dst, writable=True, what="dst")

@@ -14,7 +14,17 @@ from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import Move
 from monarch_nb.rdma.movers.messages import checked
 from monarch_nb.rdma.service import Service
-from monarch_nb.runtime import Future, runtime
+from monarch_nb.runtime import (
+    Future,
+    cancel_with,
+    fail_future,
+    give_up,
+    hand_out,
+    pending_future,
+    resolve_future,
+    resolved_future,
+    runtime,
+)
 
 __all__ = ["RDMABuffer", "service", "transfer"]
 
@@ -100,7 +110,7 @@ class RDMABuffer:
         mine, handle = service(), self._handle
         if handle.process == mine.engine.address:
             mine.regions.withdraw(handle.number)
-            return Future._resolved(None)
+            return resolved_future(None)
 
         def work(limit: Limit) -> None:
             question = verbs.Drop(handle.number, handle.secret)
@@ -141,38 +151,38 @@ def transfer(moves: Sequence[Move], timeout: float, *, write: bool) -> Future[No
     first = moves[0].handle
     limit = Limit(timeout, "writing" if write else "reading", first)
     if not write and sum(move.local.size for move in moves) <= _INLINE and mine.routes.quick(first.process):
-        done: Future[None] = Future._make()
+        done: Future[None] = pending_future()
         try:
             mine.routes.transfer(moves, limit, write=False)
         except Exception as error:
-            done._hand_out()
-            done._fail(error)
+            hand_out(done)
+            fail_future(done, error)
         else:
-            done._set(None)
+            resolve_future(done, None)
         return done
     return aside(lambda limit: mine.routes.transfer(moves, limit, write=write), limit)
 
 
 def aside(work: Callable[[Limit], None], limit: Limit) -> Future[None]:
     """Does it on a thread of its own; cancelling the future ends it at the next piece."""
-    future: Future[None] = Future._make(story=lambda: f"{limit.title} is under way")
-    future._hand_out()
+    future: Future[None] = pending_future(story=lambda: f"{limit.title} is under way")
+    hand_out(future)
 
     def cancel(_: Future[Any]) -> bool:
         limit.cancel()
-        return future._give_up()
+        return give_up(future)
 
-    future._cancel = cancel
+    cancel_with(future, cancel)
 
     def run() -> None:
         try:
             work(limit)
         except TransferCancelledError as error:
-            future._fail(CancelledError(str(error)))
+            fail_future(future, CancelledError(str(error)))
         except BaseException as error:
-            future._fail(error)
+            fail_future(future, error)
         else:
-            future._set(None)
+            resolve_future(future, None)
 
     threading.Thread(target=run, name="monarch-rdma", daemon=True).start()
     return future

@@ -24,6 +24,17 @@ from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
 from monarch_nb.runtime.parts import Parts
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
 from monarch_nb.runtime.process import Loader, Runtime, install, runtime, set_factory, started
+from monarch_nb.runtime.settling import (
+    cancel_with,
+    error_of,
+    fail_future,
+    give_up,
+    hand_out,
+    pending_future,
+    resolve_future,
+    resolved_future,
+    when_done,
+)
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.unhandled import fault_hook, set_hook_lookup
@@ -72,15 +83,23 @@ __all__ = [
     "WhatRuns",
     "WouldBlockRuntime",
     "breakpoint_if",
+    "cancel_with",
     "concurrent_endpoint",
     "current",
     "endpoint",
     "endpoints_of",
+    "error_of",
+    "fail_future",
     "fault_hook",
+    "give_up",
+    "hand_out",
     "install",
     "install_breakpoints",
     "kind_of",
     "number_for",
+    "pending_future",
+    "resolve_future",
+    "resolved_future",
     "returns_future",
     "runtime",
     "set_factory",
@@ -88,4 +107,5 @@ __all__ = [
     "started",
     "undeclared_name",
     "waiters",
+    "when_done",
 ]

@@ -41,7 +41,7 @@ def _patch_pdb(module: Any) -> None:
         return _stop(sys._getframe(1), "pdb.set_trace()", before, args, kwargs)
 
     set_trace._monarch = True  # type: ignore[attr-defined]
-    set_trace._before = before  # type: ignore[attr-defined]
+    set_trace.monarch_before = before  # type: ignore[attr-defined]
     module.set_trace = set_trace
 
 
@@ -76,7 +76,7 @@ def _elsewhere(frame: FrameType, before: Callable[..., Any], args: Any, kwargs: 
     """No actor's breakpoint: what would have been without us, and at the frame that asked, not at ours."""
     if before is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
         before = sys.modules["pdb"].set_trace if "pdb" in sys.modules else importlib.import_module("pdb").set_trace
-        before = getattr(before, "_before", before)
+        before = getattr(before, "monarch_before", before)
     code = getattr(before, "__code__", None)
     if code is not None and "frame" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
         return before(*args, **{"frame": frame, **kwargs})

@@ -7,7 +7,7 @@ import msgspec
 
 from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.watching import ProcessWatcher
-from monarch_nb.runtime import MeshState, ProcState, Runtime
+from monarch_nb.runtime import MeshState, ProcState, Runtime, when_done
 from monarch_nb.store import events as e
 from monarch_nb.store.facts import is_ready, now, place_of, spawned, turned
 from monarch_nb.store.failures import record
@@ -132,7 +132,7 @@ class Collector:
         born: Any = getattr(state, "born", None)
         if born is not None and state.stopped is None:
             self._starting[state.uid] = state
-            born.initialized._on_done(lambda _: self._ready(state.uid))
+            when_done(born.initialized, lambda _: self._ready(state.uid))
 
     def _ready(self, uid: str) -> None:
         if self._starting.pop(uid, None) is not None:

@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_nb.runtime import ActorCell, ActorState, Future, Instance, Local, MeshState, PendingCall, ProcState
+from monarch_nb.runtime import (
+    ActorCell,
+    ActorState,
+    Future,
+    Instance,
+    Local,
+    MeshState,
+    PendingCall,
+    ProcState,
+    error_of,
+    fail_future,
+    pending_future,
+    resolve_future,
+    when_done,
+)
 from monarch_nb.runtime.supervising import Actor
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, runs
@@ -140,7 +154,7 @@ class Driver(Causes):
             case HealRefused(request, _, text, _):
                 future = self._heals.pop(request, None)
                 if future is not None:
-                    future._fail(HealError(text))
+                    fail_future(future, HealError(text))
 
     @staticmethod
     def _in_thread(function: Callable[[], None]) -> None:
@@ -267,7 +281,7 @@ class Driver(Causes):
 
     def _stop(self, uid: str) -> None:
         future = self._effects.stop_mesh(uid, "its owner ended")
-        future._on_done(lambda _: self.feed(lambda machine: machine.stopped(uid)))
+        when_done(future, lambda _: self.feed(lambda machine: machine.stopped(uid)))
 
     # -- what the runtime asks (Supervising) ------------------------------------------------------------------------
 
@@ -298,8 +312,9 @@ class Driver(Causes):
         known = refusal.cause.kind in FAILED
         if known:
             self.refused(refusal, {refusal.mesh} if call.watched else None)
-            if call.future._error is not None:  # the machine has told it already
-                return call.future._error
+            raised = error_of(call.future)
+            if raised is not None:  # the machine has told it already
+                return raised
         with self._lock:
             if known:
                 story = self.machine.check(call.mesh, {refusal.rank})
@@ -405,7 +420,7 @@ class Driver(Causes):
         with self._lock:
             self._heal_number += 1
             number = self._heal_number
-            future: Future[None] = Future._make(story=lambda: "the heal is not done yet")
+            future: Future[None] = pending_future(story=lambda: "the heal is not done yet")
             self._heals[number] = future
             if not await_hooks:
                 self._hasty.add(number)
@@ -447,9 +462,9 @@ class Driver(Causes):
             if future is None:
                 continue
             if error is None:
-                future._set(None)
+                resolve_future(future, None)
             else:
-                future._fail(error)
+                fail_future(future, error)
 
 
 def _log(failure: MeshFailure) -> None:

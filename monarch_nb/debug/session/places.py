@@ -6,6 +6,8 @@ import re
 import sys
 from typing import Any
 
+from monarch_nb.runtime import EndpointProperty
+
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)")
 
 
@@ -18,7 +20,7 @@ def resolve(where: str, obj: Any) -> tuple[str, int, str]:
     target: Any = next(
         (each for each in (_dig(scope, names) for scope in _scopes(obj, names[0])) if each is not None), None
     )
-    target = getattr(target, "_method", target)
+    target = target.method if isinstance(target, EndpointProperty) else target
     while hasattr(target, "__wrapped__"):
         target = target.__wrapped__
     code = getattr(target, "__code__", None)
@@ -33,7 +35,7 @@ def _scopes(obj: Any, first: str) -> list[Any]:
     scopes: list[Any] = [{first: cls}] if first == cls.__name__ else []
     scopes.append(cls)
     for method in vars(cls).values():
-        inner = getattr(method, "_method", method)
+        inner = method.method if isinstance(method, EndpointProperty) else method
         if hasattr(inner, "__globals__"):
             scopes.append(inner.__globals__)
             break

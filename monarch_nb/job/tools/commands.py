@@ -9,7 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_nb.mesh import HostMesh
-from monarch_nb.runtime import Actor, Channel, Future, Port, PortReceiver, endpoint, runtime
+from monarch_nb.runtime import (
+    Actor,
+    Channel,
+    Future,
+    Port,
+    PortReceiver,
+    endpoint,
+    fail_future,
+    pending_future,
+    resolve_future,
+    runtime,
+)
 
 Line = tuple[str, bytes]  # which stream, what; an empty stream: this rank is done
 
@@ -116,13 +127,13 @@ def exec_command(
         hosts = hosts.slice(**point)
     elif rank is not None:
         hosts = hosts.flatten("rank").slice(rank=rank)
-    future: Future[int] = Future._make(story=lambda: f"{' '.join(cmd)} runs")
+    future: Future[int] = pending_future(story=lambda: f"{' '.join(cmd)} runs")
 
     def work() -> None:
         try:
-            future._set(_run(hosts, list(cmd), dict(env or {}), workdir, output_dir, per_host))
+            resolve_future(future, _run(hosts, list(cmd), dict(env or {}), workdir, output_dir, per_host))
         except BaseException as error:
-            future._fail(error)
+            fail_future(future, error)
 
     context = contextvars.copy_context()
     # Not a daemon: the program's end waits for what it has begun.
@@ -139,7 +150,7 @@ def _run(
     per_host: Mapping[str, int] | None,
 ) -> int:
     if command[0] == "-m" or command[0].endswith(".py"):
-        command = [hosts._python or sys.executable, *command]
+        command = [hosts.python or sys.executable, *command]
     procs = hosts.spawn_procs(per_host=per_host, name="exec")
     try:
         port, receiver = Channel[Line].open()

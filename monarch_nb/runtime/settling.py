@@ -1,0 +1,53 @@
+"""Futures from the side that settles them: for operations of the library. Users only look at theirs."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from monarch_nb.runtime.future import Future
+
+R = TypeVar("R")
+
+
+def pending_future(*, story: Callable[[], str] | None = None, start: Callable[[], None] | None = None) -> Future[Any]:
+    """A future without a result yet. `story` says what is waited for; `start` runs when somebody first looks."""
+    return Future._make(start=start, story=story)
+
+
+def resolved_future(value: R) -> Future[R]:
+    """A future that has its value already."""
+    return Future._resolved(value)
+
+
+def resolve_future(future: Future[R], value: R) -> bool:
+    """Gives a future its value, and calls back whoever waits; False if it was settled before."""
+    return future._set(value)
+
+
+def fail_future(future: Future[Any], error: BaseException) -> bool:
+    """Ends a future with an error, and calls back whoever waits; False if it was settled before."""
+    return future._fail(error)
+
+
+def when_done(future: Future[R], callback: Callable[[Future[R]], None]) -> None:
+    """Calls back once: on the thread that settles the future, or at once where it is settled already."""
+    future._on_done(callback)
+
+
+def error_of(future: Future[Any]) -> BaseException | None:
+    """The error that a future has failed with so far; this does not count as having looked at it."""
+    return future._error
+
+
+def cancel_with(future: Future[Any], cancel: Callable[[Future[Any]], bool]) -> None:
+    """What `future.cancel()` does from now on."""
+    future._cancel = cancel
+
+
+def hand_out(future: Future[Any]) -> None:
+    """It goes to somebody who may forget it: an error that nobody looks at is told."""
+    future._hand_out()
+
+
+def give_up(future: Future[Any]) -> bool:
+    """Ends a future as cancelled; False if it was settled before."""
+    return future._give_up()
