@@ -22,6 +22,16 @@ from tests.benchmarks.rows import ROWS, Figures, markdown, table
 HERE = Path(__file__).resolve().parent
 OURS = "ours"
 SECONDS = 900  # for one program
+PROGRAMS = (
+    (OURS, "program_actors.py"),
+    (f"{OURS}, scale", "program_scale.py"),
+    (f"{OURS}, logs", "program_logs.py"),
+    (f"{OURS}, debugger", "program_debug.py"),
+    (f"{OURS}, live displays", "program_faces.py"),
+    (f"{OURS}, faces of kernels", "program_sight.py"),
+    (f"{OURS}, page", "program_page.py"),
+)
+DATA = ((f"{OURS}, data", "program_data.py"),)
 
 
 def run(program: str, python: str, plan: Plan, *, ours: bool) -> tuple[Figures, str]:
@@ -82,6 +92,7 @@ def main(argv: list[str]) -> int:
     asked = [name for name in os.environ.get("PEERS", "").replace(",", " ").split() if name]
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny counts: only whether it runs")
+    parser.add_argument("--data", action="store_true", help="only the data plane: RDMABuffer and its kin")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args(argv)
     unknown = sorted(set(asked) - set(PEERS))
@@ -99,20 +110,18 @@ def main(argv: list[str]) -> int:
             problems.append(f"{name}: {wrong}")
         return figures
 
-    floor = measure("pyzmq", "program_pyzmq.py", sys.executable)
-    measured = {OURS: measure(OURS, "program_actors.py", sys.executable)}
-    measured[OURS] |= measure(f"{OURS}, scale", "program_scale.py", sys.executable)
-    measured[OURS] |= measure(f"{OURS}, logs", "program_logs.py", sys.executable)
-    measured[OURS] |= measure(f"{OURS}, debugger", "program_debug.py", sys.executable)
-    measured[OURS] |= measure(f"{OURS}, live displays", "program_faces.py", sys.executable)
-    measured[OURS] |= measure(f"{OURS}, faces of kernels", "program_sight.py", sys.executable)
-    measured[OURS] |= measure(f"{OURS}, page", "program_page.py", sys.executable)
+    floor: Figures = {} if options.data else measure("pyzmq", "program_pyzmq.py", sys.executable)
+    measured: dict[str, Figures] = {OURS: {}}
+    for title, program in DATA if options.data else (*PROGRAMS, *DATA):
+        measured[OURS] |= measure(title, program, sys.executable)
     for name in asked:
+        peer, measured[name] = PEERS[name], {}
+        programs = ((name, peer.program), (f"{name}, scale", peer.scale), (f"{name}, data", peer.data))
         try:
             python = interpreter(name)
-            measured[name] = measure(name, PEERS[name].program, python)
-            if PEERS[name].scale:
-                measured[name] |= measure(f"{name}, scale", PEERS[name].scale, python)
+            for title, program in programs[2:] if options.data else programs:
+                if program:
+                    measured[name] |= measure(title, program, python)
         except subprocess.CalledProcessError as error:
             problems.append(f"{name}: its environment cannot be made: {error}")
 

@@ -15,10 +15,13 @@ class Peer:
     program: str
     requirements: tuple[str, ...]
     scale: str = ""  # its program for many processes
+    data: str = ""  # and that for memory of other processes
 
 
 PEERS = {
-    "torchmonarch": Peer("program_actors.py", ("torchmonarch==0.7.0", "torch", "numpy"), "program_scale.py"),
+    "torchmonarch": Peer(
+        "program_actors.py", ("torchmonarch==0.7.0", "torch", "numpy"), "program_scale.py", "program_data.py"
+    ),
     "ray": Peer("program_ray.py", ("ray>=2.40,<3", "numpy")),
 }
 

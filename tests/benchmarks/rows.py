@@ -67,6 +67,11 @@ ROWS = (
     Row("64 MB array made and given back", "GB/s", "64 MB result", times_better=5, stretch=7, more_is_better=True),
     Row("64 MB to 8 procs, all together", "GB/s", "64 MB broadcast", times_better=5, more_is_better=True),
     Row("64 MB held by 8 procs, copies in memory", "", "64 MB broadcast, copies", target=1.2),
+    Row("RDMABuffer: 256 MB read, same host", "GB/s", "data: read 256 MB", times_better=5, more_is_better=True),
+    Row("RDMABuffer: 256 MB read, of a memcpy", "×", "data: read 256 MB", "part", 0.9, more_is_better=True),
+    Row("RDMABuffer: 256 MB written, of a memcpy", "×", "data: write 256 MB", "part", more_is_better=True),
+    Row("RDMABuffer: 64 bytes read p50", "ms", "data: read 64 B", "p50", 0.015),
+    Row("RDMAAction: 1,000 reads of 64 kB, of a memcpy", "×", "data: batch", "part", 0.7, more_is_better=True),
     Row("template ready", "s", "template ready"),
     Row("8 procs to first reply, warm p50", "ms", "8 procs to first reply", "p50", 400),
     Row(
