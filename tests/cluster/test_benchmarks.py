@@ -45,6 +45,7 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
         *("logs", "call_one, idle", "call_one, 8 ranks write"),
         *("debug: unattached", "debug: frames kept"),
         *("faces: reducer", "faces: nobody looks"),
+        *(f"data: {what}" for what in ("memcpy 256 MB", "read 256 MB", "write 256 MB", "read 64 B", "batch")),
         *(f"sight: {what}, installed" for what in ("killed", "busy", "stopped")),
     } == set(report["figures"]["ours"])
     readable = written.with_suffix(".md").read_text(encoding="utf-8")
