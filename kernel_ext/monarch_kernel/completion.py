@@ -7,7 +7,7 @@ from monarch_nb.runtime import Actor
 
 from .actors import is_actor_class
 from .arguments import USUAL_DIMS
-from .log_magics import OPTIONS
+from .output.log_magics import OPTIONS
 from .session import Session
 
 MOST_INDICES = 16  # of a dimension are offered one by one

@@ -12,7 +12,6 @@ from monarch_nb.supervision import MeshFailure
 from monarch_nb.wire import ActorError
 
 from . import display
-from .cells import Cells
 from .completion import Completion
 from .debugger import CellPrompt, DebugMagics, with_remote
 from .display.errors import Errors
@@ -22,9 +21,9 @@ from .files import cell_name
 from .forgotten import Forgotten
 from .front import Front
 from .guide import GuideMagics
-from .log_magics import LogMagics
-from .logs import CellOutput
 from .magics import MonarchMagics
+from .output import CellOutput, Cells
+from .output.log_magics import LogMagics
 from .progress import Progress
 from .reruns import Reruns
 from .session import Session

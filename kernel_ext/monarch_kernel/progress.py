@@ -12,7 +12,7 @@ from monarch_nb.shape import places_of
 from monarch_nb.store import describe
 
 from .front import Front, Line
-from .logs import CellOutput
+from .output import CellOutput
 from .reactions import at, grouped, what
 
 AFTER_SECONDS = 2.0

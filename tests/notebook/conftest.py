@@ -57,7 +57,7 @@ def kernel() -> Iterator[Notebook]:
         patch.setenv("MONARCH_NB_HEAL_MAX_RESTARTS", "1000")  # each test that kills a rank has it healed, at any pace
         notebook = Notebook()
     # A cell waits so long for lines written before its replies; on a busy machine they may need more than 1 s.
-    notebook.run("from monarch_kernel import logs; logs.DRAIN_SECONDS = 10.0").ok()
+    notebook.run("from monarch_kernel.output import cell_output; cell_output.SILENCE_SECONDS = 10.0").ok()
     try:
         yield notebook
     finally:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.grouping import MOST_PIECES, Grouping, Piece, joined
-from monarch_kernel.logs import CellOutput
-from monarch_kernel.pacing import LINES, LINES_BURST
+from monarch_kernel.output import CellOutput
+from monarch_kernel.output.grouping import MOST_PIECES, Grouping, Piece, joined
+from monarch_kernel.output.pacing import LINES, LINES_BURST
 from monarch_nb.logs import Line
 from monarch_nb.logs.options import LogOption
 from monarch_nb.logs.sources import Sources
@@ -70,7 +70,7 @@ class Ranks(Cluster):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     clock = [100.0]
-    monkeypatch.setattr("monarch_kernel.pacing.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("monarch_kernel.output.pacing.time.monotonic", lambda: clock[0])
     return clock
 
 

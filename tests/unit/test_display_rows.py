@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel import rows as module
-from monarch_kernel.rows import Rows
+from monarch_kernel.output import rows as module
+from monarch_kernel.output.rows import Rows
 from monarch_nb.logs.lines import Line, Source
 from monarch_nb.wire import Display
 from monarch_nb.wire.display import LATER, NOW

@@ -2,7 +2,17 @@
 
 import pytest
 
-from monarch_kernel.pacing import BEGINNING, BYTES_BURST, FEW, LAST, LINES_BURST, LONGEST, RANK_BURST, Held, Pacing
+from monarch_kernel.output.pacing import (
+    BEGINNING,
+    BYTES_BURST,
+    FEW,
+    LAST,
+    LINES_BURST,
+    LONGEST,
+    RANK_BURST,
+    Held,
+    Pacing,
+)
 from monarch_nb.logs.receiver import Written
 
 
@@ -68,7 +78,7 @@ def test_a_rank_that_floods_shows_nothing_more_until_it_has_written_little_for_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr("monarch_kernel.pacing.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("monarch_kernel.output.pacing.time.monotonic", lambda: clock[0])
     pacing, held = Pacing(), dict[str, Held]()
     assert shown_of(pacing, {"h/p.0.0": different(0, 5000)}, held) == {"h/p.0.0": BEGINNING}
     for second in range(5):  # as fast as it may at most

@@ -8,9 +8,9 @@ from typing import Any
 
 from monarch_nb.logs import Line, MeshLogs, Source, Windows, Written, briefly, merged
 
+from ..front import Front
 from .cells import Cells
 from .folds import BELOW, Folds
-from .front import Front
 from .grouping import Grouping, Piece, joined
 from .pacing import WAITING, Held, Pacing
 from .rows import Row, Rows

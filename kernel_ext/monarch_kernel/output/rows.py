@@ -15,8 +15,8 @@ from monarch_nb.logs import Line, Source, prefix
 from monarch_nb.wire import Display
 from monarch_nb.wire.display import LATER
 
-from .display.rich import can_stand_beside, part_of, side_by_side
-from .front import Bundle, Front
+from ..display.rich import can_stand_beside, part_of, side_by_side
+from ..front import Bundle, Front
 
 MOST = 64  # different displays in a cell
 MOST_BYTES = 24 << 20  # of them

@@ -7,7 +7,7 @@ from monarch_nb.logs import mesh_of
 from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.runtime import ProcState
 
-from .front import Front
+from ..front import Front
 
 KEPT = 2000  # cells
 

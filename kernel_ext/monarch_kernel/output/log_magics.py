@@ -10,10 +10,10 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from monarch_nb.logs import Logs, follow_logs, logs_of
 
-from .arguments import Place, place
+from ..arguments import Place, place
+from ..session import Session
+from ..views.displays import LogView
 from .pacing import BYTES, BYTES_BURST, Bucket
-from .session import Session
-from .views.displays import LogView
 
 OPTIONS = ("--follow", "--grep", "--level", "--since", "--last", "--stderr", "--stdout")
 _VALUED = frozenset({"--grep", "--level", "--since", "--last"})

@@ -8,8 +8,8 @@ from typing import Any
 
 from monarch_nb.logs import Line, Source, prefix
 
-from .display.html import folded, framed, table
-from .front import Bundle, Front
+from ..display.html import folded, framed, table
+from ..front import Bundle, Front
 from .pacing import LAST
 
 LINES = 1000  # lines behind the fold, of all ranks together
