@@ -1,6 +1,16 @@
-"""For tests: actors without processes; and of the engine itself, a clock that is told the time, a network in memory."""
+"""For tests: actors without processes, clusters without hosts; a clock that is told the time, a network in memory."""
 
+from monarch_nb.engine.cluster import Cluster, cluster
 from monarch_nb.mesh.inline import in_process_host, kill
 from monarch_nb.transport.memory import MemoryNetwork, MemoryNode, NetworkFaults, VirtualClock
 
-__all__ = ["MemoryNetwork", "MemoryNode", "NetworkFaults", "VirtualClock", "in_process_host", "kill"]
+__all__ = [
+    "Cluster",
+    "MemoryNetwork",
+    "MemoryNode",
+    "NetworkFaults",
+    "VirtualClock",
+    "cluster",
+    "in_process_host",
+    "kill",
+]

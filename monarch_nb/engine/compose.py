@@ -38,7 +38,14 @@ class Role:
     python: str | None = None  # the interpreter it was asked to run with
 
 
-def compose(local: Local, node: Transport, clock: Clock, role: Role) -> Runtime:
+def compose(
+    local: Local,
+    node: Transport,
+    clock: Clock,
+    role: Role,
+    *,
+    operations: Callable[[Runtime], Operations] = ProcessOperations,
+) -> Runtime:
     """A process that takes no messages yet."""
     parts = Parts()
     effects = MeshEffects(parts, lambda process, refusal: engine.tell(process, ACTOR_FAILED, refusal))
@@ -72,6 +79,6 @@ def compose(local: Local, node: Transport, clock: Clock, role: Role) -> Runtime:
     healer = MeshHealer(engine, driver, updates=updates, versions=versions, stopper=stopper, tell=events.tell)
     parts.add(MeshHealer, healer)
     this_proc = ThisProc(engine, registry)
-    parts.add(Operations, ProcessOperations(engine))  # type: ignore[type-abstract]
+    parts.add(Operations, operations(engine))  # type: ignore[type-abstract]
     parts.add(Controllers, Controllers(engine, registry))
     return engine

@@ -11,9 +11,10 @@ import msgspec
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.console import Console, run_source
+from monarch_nb.mesh.handle import Handle
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.runtime import ROOT, ActorCell, ActorState, Runtime, SpawnActor, endpoint, runtime
+from monarch_nb.runtime import ROOT, ActorCell, ActorState, ProcState, Runtime, SpawnActor, endpoint, runtime
 from monarch_nb.transport import UnreachableError, held_back
 from monarch_nb.wire import REPLY, Asker, Done, Handlers, Header, Kind, Lane, Status, encode_body
 
@@ -31,8 +32,15 @@ class InlineConsole(Console):
         self.namespace: dict[str, Any] = ModuleType("__main__").__dict__
 
     @endpoint
-    def setup(self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: ProcMesh) -> None:
+    def setup(
+        self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: Handle[ProcState]
+    ) -> None:
         """Runs the set-up of the would-be process."""
+        self._prepare(sources, bootstrap, mesh)
+
+    def _prepare(
+        self, sources: list[tuple[str, str]], bootstrap: Callable[[], Any] | None, mesh: Handle[ProcState]
+    ) -> None:
         self._place(mesh)
         for source, filename in sources:
             run_source(source, filename, self.namespace)

@@ -196,11 +196,14 @@ def set_factory(factory: Callable[[], Runtime]) -> None:
     here.set_factory(lambda: install(factory()))
 
 
-def install(new: Runtime | None) -> None:
-    """Makes `new` the process's runtime; None after the old one was closed."""
+def install(new: Runtime | None, *, several: bool = False) -> None:
+    """Makes `new` the process's runtime; None after the old one was closed.
+
+    With `several` others are simulated here, too: code in an actor finds its own.
+    """
     if here.started() is not None:
         waiting.guards.clear()
-    here.install(new)
+    here.install(new, several=several)
     if new is not None:
         log_prefix.install(running_actor)
         waiting.guards.append(new.waits.guard)

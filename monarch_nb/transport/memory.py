@@ -126,6 +126,16 @@ class MemoryNode:
         else:
             self._write(end, item, size, exempt)
 
+    def bury(self, peer: str, reason: str) -> None:
+        """The process there, or on that host, is dead: what it has not acknowledged fails, and a new one may come."""
+        for wire, end in tuple(self._ends.items()):
+            if end.peer == peer or _host(end.peer) == peer:
+                waiting = [item for item, _ in end.waiting]
+                self._do(end, end.link.bury(reason, self._network.clock.now))
+                del self._ends[wire]
+                if waiting:
+                    self._failed(end.peer, reason, waiting)
+
     def take(self) -> None:
         """The application takes all that was delivered while `takes` was False."""
         untaken, self._untaken = self._untaken, []
@@ -266,6 +276,8 @@ class MemoryNetwork:
         self._random = random.Random(seed)
         self._nodes: dict[str, MemoryNode] = {}
         self._cuts: set[frozenset[str]] = set()
+        self._partitions: set[frozenset[str]] = set()  # pairs of hosts
+        self.travelling = 0  # frames on their way
         self._generation: dict[_Wire, int] = {}  # of the connection: a cut loses what is under way
         self._last: dict[tuple[_Wire, str], float] = {}  # when the last frame arrives, per direction
         self._redials: dict[frozenset[str], list[tuple[MemoryNode, _End]]] = {}
@@ -300,6 +312,17 @@ class MemoryNetwork:
         self._cuts.discard(pair)
         self._mended(lambda other_pair: other_pair == pair)
 
+    def part_hosts(self, one: str, other: str) -> None:
+        """Break all connections between two hosts, for processes that begin later too, until `join_hosts`."""
+        self._partitions.add(frozenset((one, other)))
+        self._break(lambda wire: {_host(wire[0]), _host(wire[1])} == {one, other})
+
+    def join_hosts(self, one: str, other: str) -> None:
+        """Let them connect again."""
+        hosts = frozenset((one, other))
+        self._partitions.discard(hosts)
+        self._mended(lambda pair: frozenset(map(_host, pair)) == hosts)
+
     def flap(self, one: str, other: str) -> None:
         """Break their connections, to be made again at the next attempt."""
         self.cut(one, other)
@@ -308,7 +331,12 @@ class MemoryNetwork:
     def reachable(self, one: str, other: str) -> bool:
         """Whether a connection could be made."""
         node = self._nodes.get(other)
-        return node is not None and node.alive and frozenset((one, other)) not in self._cuts
+        return node is not None and node.alive and not self._apart(one, other)
+
+    def _apart(self, one: str, other: str) -> bool:
+        if frozenset((one, other)) in self._cuts:
+            return True
+        return bool(self._partitions) and frozenset((_host(one), _host(other))) in self._partitions
 
     # how
 
@@ -331,7 +359,10 @@ class MemoryNetwork:
                 self._last[way] = when
             peer = self._nodes[end.peer]
 
+            self.travelling += 1
+
             def arrive(peer: MemoryNode = peer) -> None:
+                self.travelling -= 1
                 if self._generation.get(wire, 0) == generation:
                     peer._arrived(wire, prefix, item, size)
 
@@ -350,6 +381,10 @@ class MemoryNetwork:
         self._redials.setdefault(frozenset((node.address, end.peer)), []).append((node, end))
 
     def _mended(self, which: Callable[[frozenset[str]], bool]) -> None:
-        for pair in [pair for pair in self._redials if which(pair) and pair not in self._cuts]:
+        for pair in [pair for pair in self._redials if which(pair) and not self._apart(*sorted(pair))]:
             for node, end in self._redials.pop(pair):
                 self.clock.later(self.redial, lambda node=node, end=end: node._redial(end))  # type: ignore[misc]
+
+
+def _host(address: str) -> str:
+    return address.partition("/")[0]

@@ -1,0 +1,280 @@
+"""A whole cluster inside this process, for tests: actors, supervision and meshes are real, hosts and time simulated."""
+
+import contextlib
+import threading
+import time as wall
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from monarch_nb.engine.compose import Role, compose
+from monarch_nb.engine.memory_host import MemoryHost
+from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
+from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.mesh.host import HostMesh, host_labels
+from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.process_operations import ProcessOperations
+from monarch_nb.mesh.stops import MeshStopper
+from monarch_nb.mesh.watching import ProcessWatcher
+from monarch_nb.runtime import (
+    ActorCell,
+    Future,
+    Local,
+    ProcState,
+    Runtime,
+    current,
+    fault_hook,
+    install,
+    started,
+    waiting,
+)
+from monarch_nb.settings import settings
+from monarch_nb.supervision import MeshFailure
+from monarch_nb.transport import TransportError
+from monarch_nb.transport.memory import MemoryNetwork, NetworkFaults
+from monarch_nb.transport.memory_time import MemoryTime, ProcessClock
+from monarch_nb.transport.memory_transport import MemoryTransport
+
+R = TypeVar("R")
+QUIET_S = 0.3  # real seconds that actors may take for what falls due at one moment before time goes on without them
+_LOOK_S = 0.0005
+
+
+class _MemoryOperations(ProcessOperations):
+    """Those of a controller whose hosts are simulated."""
+
+    def own_host(self) -> tuple[str, str | None]:
+        """The first host."""
+        return self._engine.host, None
+
+
+class Cluster:
+    """Hosts in memory, and this process as their controller. Leave it with `with`, or `close`.
+
+    Actors run for real, each on its own thread or loop; time-outs, lost links, killed processes, delays and partitions
+    are simulated: time passes only by `advance`, and by the delays of messages. The same `seed` gives the same delays.
+    """
+
+    def __init__(self, *, hosts: int = 1, seed: int = 0, faults: NetworkFaults | None = None) -> None:
+        if started() is not None:
+            raise RuntimeError("this process is part of a cluster already: call shutdown_context() first")
+        self.failures: list[MeshFailure] = []  # that nobody handled; a program's own unhandled_fault_hook goes before
+        self._network = MemoryNetwork(seed=seed, faults=faults, redial=0.0)
+        self._time = MemoryTime(self._network)
+        self._hosts = {f"m{number}": MemoryHost(self._time, f"m{number}") for number in range(hosts)}
+        self._lost: set[str] = set()  # hosts
+        self._waiting: Counter[ActorCell] = Counter()  # how many waits each actor is in
+        local = Local("m0/c0.0.0")
+        self._node = MemoryTransport(
+            self._time,
+            local.address,
+            handler=self._take,
+            on_link_failed=lambda h, _, reason: engine.undelivered(h, reason),
+        )
+        role = Role("m0/agent", fatal=self._unhandled)
+        clock = ProcessClock(self._time, lambda function: function())
+        engine = self._engine = compose(local, self._node, clock, role, operations=_MemoryOperations)
+        install(engine, several=True)
+        waiting.guards.append(self._wait)
+        engine.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all that runs in it; blocks. This process is part of no cluster then."""
+        if self._engine.closed:
+            return
+        self._engine.part(MeshStopper).leave("the cluster is closed", 0.2)
+        for cell in tuple(self._engine.cells.values()):
+            cell.stop("its process ends")
+        for host in self._hosts.values():
+            host.die()
+        self._engine.close(0)
+        self._time.close()
+        install(None)
+
+    # -- hosts ------------------------------------------------------------------------------------------------------
+
+    def this_host(self) -> HostMesh:
+        """The controller's host, without dimensions."""
+        return HostMesh.of_host(self._engine.host)
+
+    def hosts(self) -> HostMesh:
+        """All hosts, with dimension `hosts`. The controller runs on the first."""
+        names = tuple(self._hosts)
+        return HostMesh("hosts", names, host_labels(names), owned=True)
+
+    def kill(self, procs: Handle[ProcState]) -> None:
+        """Ends the processes of a mesh, or of a slice, as SIGKILL does. What is told of it is on its way then."""
+        state = state_of(procs)
+        for rank in region_of(procs).ranks():
+            host = self._hosts.get(state.layout.host_of(rank))
+            if host is None:
+                raise ValueError(f"{state.name} is not part of this cluster")
+            with self._time.lock:
+                host.kill(state.address(rank))
+        self.settle()
+
+    def kill_host(self, number: int) -> None:
+        """Ends a host, with all that runs on it; the others learn of it at once. Raises ValueError for the first."""
+        name = self._name(number)
+        if number == 0:
+            raise ValueError("the controller runs on host 0: it cannot be killed")
+        self._hosts[name].die()
+        self._lose(name, "its machine is gone")
+        self.settle()
+
+    def partition(self, *numbers: int) -> None:
+        """Cuts the network between these hosts and all others, until `mend`.
+
+        A host that the controller has not reached for `mesh_orphan_timeout` seconds counts as lost.
+        """
+        inside = {self._name(number) for number in numbers}
+        with self._time.lock:
+            for one in inside:
+                for other in set(self._hosts) - inside:
+                    self._network.part_hosts(one, other)
+        for name in self._away(inside):
+            self._time.later(settings.mesh_orphan_timeout, lambda name=name: self._expire(name))  # type: ignore[misc]
+        self.settle()
+
+    def mend(self) -> None:
+        """The network is whole again, and hosts that were lost, but live, can be used."""
+        with self._time.lock:
+            names = tuple(self._hosts)
+            for place, one in enumerate(names):
+                for other in names[place + 1 :]:
+                    self._network.join_hosts(one, other)
+        for name in tuple(self._lost):
+            if self._network.reachable(self._engine.address, f"{name}/agent"):
+                self._lost.discard(name)
+                for node in (self._node, *(host.node for host in self._hosts.values())):
+                    node.learn(name)
+                self._engine.part(MeshEvents).tell("host back", name)
+        self.settle()
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Seconds that have passed in it."""
+        return self._time.monotonic()
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass. What falls due is done at its time, and actors react to it before time goes on."""
+        end = self._time.monotonic() + seconds
+        self.settle()
+        while (due := self._time.next_due) is not None and due <= end:
+            self._pass_to(due)
+        self._time.pass_to(end)
+        self.settle()
+
+    def settle(self) -> None:
+        """Blocks until messages have arrived and actors do nothing but wait; an actor that is busy is not waited for
+        for long."""
+        until = wall.monotonic() + QUIET_S
+        before = -1
+        while wall.monotonic() < until:
+            self._time.settle(max(0.0, until - wall.monotonic()))
+            count = self._time.deliveries
+            if self._resting() and count == before:
+                return
+            before = count if self._resting() else -1
+            wall.sleep(_LOOK_S)
+
+    def result(self, future: Future[R], within: float = 60.0) -> R:
+        """What a future gives, letting time pass for it, `within` seconds at most. Raises what `Future.get` does."""
+        end = self._time.monotonic() + within
+        self.settle()
+        while not future.done():
+            due = self._time.next_due
+            if due is None or due > end:
+                self._time.pass_to(end)
+                break
+            self._pass_to(due)
+        return future.get(QUIET_S)
+
+    # -- how --------------------------------------------------------------------------------------------------------
+
+    def _pass_to(self, when: float) -> None:
+        before = self._time.deliveries
+        self._time.pass_to(when)
+        if self._time.deliveries != before:  # else it was of interest to links only
+            self.settle()
+
+    def _name(self, number: int) -> str:
+        name = f"m{number}"
+        if name not in self._hosts:
+            raise ValueError(f"there is no host {number}: this cluster has {len(self._hosts)}")
+        return name
+
+    def _take(self, header: Any, parcel: Any) -> None:
+        self._engine.handle(header, parcel)
+
+    def _unhandled(self, failure: MeshFailure) -> None:
+        fault_hook(self.failures.append)(failure)
+
+    def _away(self, inside: set[str]) -> set[str]:
+        """The hosts on the far side of a partition, as the controller sees it."""
+        return set(self._hosts) - inside if self._engine.host in inside else inside
+
+    def _expire(self, name: str) -> None:
+        if name in self._lost or self._network.reachable(self._engine.address, f"{name}/agent"):
+            return
+        lease = settings.mesh_orphan_timeout
+        self._hosts[name].end_owned(lambda owner: not owner.startswith(f"{name}/"), "it was silent for its lease")
+        self._lose(name, f"no connection to its agent for {lease:g} s")
+
+    def _lose(self, name: str, reason: str) -> None:
+        self._lost.add(name)
+        self._engine.part(ProcessWatcher).host_lost(name, reason, 0)
+        for other in self._hosts:
+            if other != name and other not in self._lost:
+                with contextlib.suppress(TransportError):
+                    self._engine.tell(f"{other}/agent", verbs.LOST, p.Lost({name: reason}))
+
+    def _runtimes(self) -> list[Runtime]:
+        workers = [worker.engine for host in self._hosts.values() for worker in tuple(host.workers.values())]
+        return [self._engine, *workers]
+
+    def _resting(self) -> bool:
+        return all(self._rests(cell) for engine in self._runtimes() for cell in tuple(engine.cells.values()))
+
+    def _rests(self, cell: ActorCell) -> bool:
+        if cell.ended or cell.ending:
+            return True
+        running = len(cell.running_now()) or int(cell.state == "starting")
+        return running <= self._waiting[cell] and (running > 0 or not cell.queued())
+
+    def _wait(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
+        context = current.get()
+        cell = context.actor_instance.cell if context is not None else None
+        if not isinstance(cell, ActorCell):
+            return None
+        with _counting:
+            self._waiting[cell] += 1
+
+        def leave() -> None:
+            with _counting:
+                self._waiting[cell] -= 1
+
+        return leave
+
+
+_counting = threading.Lock()
+
+
+def cluster(*, hosts: int = 1, seed: int = 0, faults: NetworkFaults | None = None) -> Cluster:
+    """A cluster inside this process: `hosts` simulated hosts, and this process as their controller.
+
+    Blocks for nothing. Raises RuntimeError where this process is part of a cluster already.
+    """
+    return Cluster(hosts=hosts, seed=seed, faults=faults)

@@ -1,0 +1,196 @@
+"""A host that is simulated inside this process: its agent, and the processes that the agent starts."""
+
+import itertools
+import sys
+import threading
+import time as wall
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from monarch_nb._version import __version__
+from monarch_nb.engine.memory_worker import MemoryWorker
+from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
+from monarch_nb.host.casting import Caster
+from monarch_nb.host.post import Post
+from monarch_nb.transport.memory_time import MemoryTime
+from monarch_nb.transport.memory_transport import MemoryTransport
+from monarch_nb.wire import Asker, Done, Handlers, Header, Kind, Lane, Status
+
+if TYPE_CHECKING:
+    from monarch_nb.transport import Parcel
+
+KILLED = "it was killed: signal 9"
+_PATIENCE = 2.0  # seconds in which a process that others know of already is started here
+_pids = itertools.count(1_000_001)  # no process of a real system has these
+
+
+class MemoryHost:
+    """Carries out what real agents do for processes; leases, logs and routes are not needed here."""
+
+    def __init__(self, time: MemoryTime, host: str) -> None:
+        self.host = host
+        self.address = f"{host}/agent"
+        self.workers: dict[str, MemoryWorker] = {}  # that live, by address
+        self._time = time
+        self._exits: dict[str, p.Exited] = {}
+        self._watchers: dict[str, set[str]] = {}
+        self._pids: dict[str, int] = {}
+        self.node = MemoryTransport(time, self.address, handler=self._take, on_link_failed=self._lost)
+        self._post = Post(self.node, self.address)
+        self._caster = Caster(self.node, self.address, time.later)
+        self._verbs = Handlers("hosts in memory", self._post.answer)
+        self._verbs.handle(verbs.SPAWN, self._spawn)
+        self._verbs.handle(verbs.WATCH, self._watch)
+        self._verbs.handle(verbs.STOP, self._stop)
+        self._verbs.handle(verbs.KILL, self._kill)
+        self._verbs.handle(verbs.STATUS, self._status)
+        self._verbs.handle(verbs.SHUTDOWN, self._shutdown)
+        self._verbs.handle(verbs.LOST, self._host_lost)
+        self.node.start()
+
+    # -- what comes in (the time's thread) --------------------------------------------------------------------------
+
+    def _take(self, header: Header, parcel: "Parcel") -> None:
+        if header.kind == Kind.CAST:
+            self._caster.cast(header, parcel)
+        elif header.kind in (Kind.REPLY, Kind.FOLDED, Kind.RETURNED):
+            self._caster.reply(header, parcel)
+        elif header.method in self._verbs:
+            self._verbs.take(header, parcel.frames[0] if parcel.frames else b"")
+        else:
+            self._post.answer(header, Status.VALUE, Done(), Lane.URGENT)
+
+    def _lost(self, header: Header, parcel: "Parcel", reason: str) -> None:
+        if header.kind in (Kind.CALL, Kind.CAST) and header.src == self.address:
+            self._caster.lost(header, reason)
+
+    def _spawn(self, request: p.SpawnProcs, asker: Asker[p.Spawning]) -> p.Spawning:
+        addresses = []
+        for place, rank in enumerate(request.ranks):
+            incarnation = request.incarnations[place] if request.incarnations else 0
+            address = request.layout.address(rank, incarnation)
+            spec = p.ProcSpec(
+                address=address,
+                agent=self.address,
+                host=self.host,
+                run_folder="",
+                layout=request.layout,
+                rank=rank,
+                incarnation=incarnation,
+                owner=request.owner or asker.src,
+                name=request.name,
+            )
+            worker = self.workers[address] = MemoryWorker(self._time, spec)
+            self._watchers.setdefault(address, set()).update({spec.owner, asker.src})
+            pid = self._pids[address] = next(_pids)
+            worker.start()
+            started = p.Started(address=address, pid=pid, how="memory")
+            self._post.tell_all(self._watchers[address], verbs.PROC_STARTED, started)
+            addresses.append(address)
+        return p.Spawning(tuple(addresses))
+
+    def _watch(self, request: p.Addresses, asker: Asker[Done]) -> Done:
+        for address in request.addresses:
+            exited = self._exits.get(address)
+            if exited is not None:
+                self._post.tell(asker.src, verbs.PROC_EXITED, exited)
+                continue
+            self._watchers.setdefault(address, set()).add(asker.src)
+            if address not in self.workers:
+                self._time.later(_PATIENCE, partial(self._never_came, address))
+        return Done()
+
+    def _never_came(self, address: str) -> None:
+        if address not in self.workers and address not in self._exits:
+            why = f"not known on host {self.host}: never started here, or ended long ago"
+            unknown = p.Exited(address=address, host=self.host, reason=why, at=wall.time())
+            self._post.tell_all(self._watchers.pop(address, set()), verbs.PROC_EXITED, unknown)
+
+    def _status(self, _: Done, asker: Asker[p.HostState]) -> p.HostState:
+        return p.HostState(host=self.host, pid=0, procs=(), python=sys.version.split()[0], version=__version__)
+
+    def _kill(self, request: p.Kill, asker: Asker[Done]) -> Done:
+        for address in request.addresses:
+            self.kill(address)
+        return Done()
+
+    def _stop(self, request: p.Stop, asker: Asker[p.Ended]) -> None:
+        def stop() -> None:
+            asker.reply(p.Ended(tuple(self.stop(request.addresses, request.reason, request.timeout_s))))
+
+        threading.Thread(target=stop, name="monarch-memory-stop", daemon=True).start()
+
+    def _shutdown(self, request: p.Shutdown, asker: Asker[p.Ended]) -> None:
+        def stop() -> None:
+            asker.reply(p.Ended(tuple(self.stop(tuple(self.workers), request.reason, request.timeout_s))))
+            self.node.close()
+
+        threading.Thread(target=stop, name="monarch-memory-stop", daemon=True).start()
+
+    def _host_lost(self, request: p.Lost, asker: Asker[Done]) -> Done:
+        for address in tuple(self.workers):
+            self._post.tell(address, verbs.HOST_LOST, request)
+        for host, reason in request.hosts.items():
+            self.node.forget(host, reason)
+            self._caster.host_lost(host, reason)
+            self.end_owned(lambda owner, host=host: owner.startswith(f"{host}/"), reason)  # type: ignore[misc]
+        return Done()
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+
+    def stop(self, addresses: Iterable[str], reason: str, timeout: float) -> list[p.Exited]:
+        """Ends processes with the clean-up of their actors; blocks. How each has ended."""
+        exits = []
+        for address in addresses:
+            worker = self.workers.get(address)
+            if worker is not None:
+                worker.kill(reason) if timeout <= 0 else worker.stop(reason, timeout)
+            exits.append(self._gone(address, reason or "it was stopped", expected=True))
+        return exits
+
+    def end_owned(self, owned: Callable[[str], bool], reason: str) -> None:
+        """The owners of processes are gone: so are these."""
+        for address, worker in tuple(self.workers.items()):
+            if owned(worker.spec.owner):
+                worker.kill(reason)
+                self._gone(address, f"its owner {worker.spec.owner} is gone: {reason}", expected=True)
+
+    def kill(self, address: str) -> None:
+        """Ends a process as SIGKILL does."""
+        worker = self.workers.get(address)
+        if worker is not None:
+            worker.kill(KILLED)
+            self._gone(address, KILLED, signal=9)
+
+    def die(self) -> None:
+        """The machine is gone, with all on it; nobody is told."""
+        for address, worker in tuple(self.workers.items()):
+            worker.kill("its host is gone")
+            del self.workers[address]
+        self.node.close(0)
+
+    def _gone(self, address: str, reason: str, *, signal: int | None = None, expected: bool = False) -> p.Exited:
+        known = self._exits.get(address)
+        if known is not None:
+            return known
+        self.workers.pop(address, None)
+        exited = self._exits[address] = p.Exited(
+            address=address,
+            host=self.host,
+            reason=reason,
+            pid=self._pids.get(address, 0),
+            signal=signal,
+            expected=expected,
+            at=wall.time(),
+        )
+        self._caster.proc_gone(address, reason)
+        watchers = self._watchers.pop(address, set()) - self._exits.keys()
+        self.node.forget(address, reason)
+        self._post.tell_all(watchers, verbs.PROC_EXITED, exited)
+        for other, worker in tuple(self.workers.items()):
+            if worker.spec.owner == address:
+                worker.kill(reason)
+                self._gone(other, f"its owner {address} is gone: {reason}", expected=True)
+        return exited

@@ -1,0 +1,165 @@
+"""A cluster of several hosts inside the test: real actors, supervision and meshes; simulated network and time."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ActorError, Channel, DeadlockError, SupervisionError, endpoint, heal_mesh
+from monarch_nb.testing import Cluster, NetworkFaults, cluster
+
+pytestmark = pytest.mark.timeout(60)
+SOON = 10.0  # real seconds
+
+
+class Counter(Actor):
+    def __init__(self) -> None:
+        self.count = 0
+
+    @endpoint
+    def add(self, number: int) -> int:
+        self.count += number
+        return self.count
+
+    @endpoint
+    def wait(self) -> Any:
+        return Channel.open()[1].recv().get()
+
+    @endpoint
+    def ask(self, other: Any) -> list[int]:
+        return list(other.add.call(1).get().values())
+
+    @endpoint
+    def ask_back(self, other: Any, me: Any) -> Any:
+        return other.ask.call_one(me).get()
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("no")
+
+
+@pytest.fixture
+def two() -> Iterator[Cluster]:
+    with cluster(hosts=2) as made:
+        yield made
+
+
+def counters(of: Cluster, gpus: int = 2) -> tuple[Any, Any]:
+    procs = of.hosts().spawn_procs(per_host={"gpus": gpus}, name="procs")
+    return procs, procs.spawn("counters", Counter)
+
+
+def test_actors_on_several_hosts_answer_and_call_each_other(two: Cluster) -> None:
+    _, actors = counters(two)
+    assert actors.add.call(2).get(SOON).values() == [2, 2, 2, 2]
+    assert actors.slice(hosts=0, gpus=0).ask.call_one(actors.slice(hosts=1)).get(SOON) == [3, 3]
+    with pytest.raises(ActorError, match="no"):
+        actors.slice(hosts=1, gpus=1).fail.call_one().get(SOON)
+
+
+def test_a_killed_process_fails_its_calls_and_comes_back_healed(two: Cluster) -> None:
+    procs, actors = counters(two)
+    actors.add.call(1).get(SOON)
+    two.kill(procs.slice(hosts=1, gpus=0))
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        actors.add.call(1).get(SOON)
+    assert len(two.failures) == 1
+    heal_mesh(actors, timeout=SOON)
+    assert actors.add.call(1).get(SOON).values() == [2, 2, 1, 2]
+
+
+def test_a_call_is_late_only_once_so_much_time_has_passed(two: Cluster) -> None:
+    _, actors = counters(two)
+    late = actors.wait.options(timeout=30).call()
+    two.advance(29)
+    assert not late.done()
+    two.advance(2)
+    with pytest.raises(TimeoutError, match="30 s"):
+        late.get(SOON)
+
+
+def test_a_host_that_cannot_be_reached_is_lost_after_its_lease_and_can_be_healed_once_it_is_back(two: Cluster) -> None:
+    _, actors = counters(two)
+    actors.add.call(1).get(SOON)
+    two.partition(1)
+    call = actors.add.call(1)
+    two.advance(59)
+    assert not call.done()
+    two.advance(2)
+    with pytest.raises(SupervisionError, match="no connection to its agent for 60 s"):
+        call.get(SOON)
+    assert actors.slice(hosts=0).add.call(1).get(SOON).values() == [3, 3]
+    two.mend()
+    heal_mesh(actors, timeout=SOON)
+    assert actors.add.call(1).get(SOON).values() == [4, 4, 1, 1]
+
+
+def test_a_partition_that_is_mended_in_time_is_only_a_delay(two: Cluster) -> None:
+    _, actors = counters(two)
+    actors.add.call(1).get(SOON)
+    two.partition(1)
+    call = actors.add.call(1)
+    two.advance(30)
+    two.mend()
+    assert two.result(call).values() == [2, 2, 2, 2]
+    assert two.failures == []
+
+
+def test_a_host_that_dies_takes_its_processes_along(two: Cluster) -> None:
+    _, actors = counters(two)
+    actors.add.call(1).get(SOON)
+    two.kill_host(1)
+    with pytest.raises(SupervisionError, match="machine is gone"):
+        actors.add.call(1).get(SOON)
+    assert actors.slice(hosts=0).add.call(1).get(SOON).values() == [2, 2]
+
+
+def test_actors_that_wait_for_each_other_are_told(two: Cluster) -> None:
+    _, actors = counters(two, gpus=1)
+    first, second = actors.slice(hosts=0), actors.slice(hosts=1)
+    circle = first.ask_back.call_one(second, first)
+    two.advance(5)
+    with pytest.raises(ActorError) as told:
+        circle.get(SOON)
+    assert DeadlockError.__name__ in str(told.value)
+
+
+def test_lost_frames_are_sent_again() -> None:
+    with cluster(hosts=2, seed=7, faults=NetworkFaults(drop=0.2)) as lossy:
+        _, actors = counters(lossy)
+        for number in range(1, 6):
+            assert lossy.result(actors.add.call(1), within=300).values() == [number] * 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_dies_everything_that_was_healed_answers(seed: int) -> None:
+    dice = random.Random(seed)
+    with cluster(hosts=3, seed=seed) as random_cluster:
+        procs, actors = counters(random_cluster)
+        for _ in range(8):
+            match dice.choice(["call", "kill", "cut", "wait"]):
+                case "call":
+                    call = actors.add.call(1)
+                    try:
+                        random_cluster.result(call, within=200)
+                    except SupervisionError:
+                        continue
+                case "kill":
+                    random_cluster.kill(procs.slice(hosts=dice.randrange(3), gpus=dice.randrange(2)))
+                case "cut":
+                    random_cluster.partition(dice.choice([1, 2]))
+                    random_cluster.advance(dice.choice([1, 70]))
+                    random_cluster.mend()
+                case "wait":
+                    random_cluster.advance(dice.random())
+        random_cluster.advance(120)
+        heal_mesh(actors, timeout=SOON)
+        assert len(random_cluster.result(actors.add.call(0)).values()) == 6
+
+
+def test_a_process_has_one_cluster_at_a_time(two: Cluster) -> None:
+    with pytest.raises(RuntimeError, match="shutdown_context"):
+        cluster()
+    with pytest.raises(ValueError, match="there is no host 2"):
+        two.kill_host(2)
