@@ -177,8 +177,7 @@ trainers = workers.spawn("trainers", Trainer)
 trainers.step.call(30).get()
 clear_output()
 import os, signal
-from monarch_nb.runtime import runtime
-os.kill(runtime().keeper.pids[workers._state.address(2)], signal.SIGKILL)
+os.kill(workers.slice(gpus=2).run(os.getpid).get().item(), signal.SIGKILL)
 workers
 """,
         '[data-state="failed"]',
@@ -186,13 +185,10 @@ workers
     ),
     "failure": Scene(
         """
-def kill():
-    import threading
-    threading.Timer(1.0, os.kill, (runtime().keeper.pids[trainers._state.procs.address(1)], signal.SIGKILL)).start()
-
+import threading
 from monarch.actor import heal_mesh
 heal_mesh(workers)
-kill()
+threading.Timer(1.0, os.kill, (workers.slice(gpus=1).run(os.getpid).get().item(), signal.SIGKILL)).start()
 trainers.step.call(39, 0.1).get()
 """,
         ".mnb-failure",
@@ -261,8 +257,7 @@ shown("huge")
     "panel-failed": Scene(
         """
 import os, signal
-from monarch_nb.runtime import runtime
-os.kill(runtime().keeper.pids[workers._state.address(2)], signal.SIGKILL)
+os.kill(workers.slice(gpus=2).run(os.getpid).get().item(), signal.SIGKILL)
 workers
 """,
         '[data-state="failed"]',
