@@ -24,7 +24,7 @@ import os, random, resource, threading, time
 import msgspec
 from monarch_nb.runtime import runtime
 from monarch_nb.store import store_of, events as e
-from monarch_nb.store.activity import Activity, Doing
+from monarch_nb.store.verbs import Activity, Doing
 from monarch_kernel import _loaded
 
 engine = runtime()
