@@ -12,7 +12,7 @@ from monarch_nb.mesh import ways
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, UnreachableError
-from monarch_nb.wire import Asker, Done
+from monarch_nb.wire import Asker, Done, agent_of
 
 _MARGIN_S = 5.0  # for the gateway's own answer, beyond what it may take to find out
 _ASK_S = 0.5  # for a connection; an answer on it may take longer
@@ -23,7 +23,7 @@ class Gateway:
 
     def __init__(self, engine: Runtime, remote: "RemoteHost | LocalHost", address: str) -> None:
         self.remote = remote
-        self.agent = f"{remote.host}/agent"
+        self.agent = agent_of(remote.host)
         self.address = address  # as it was given
         self._engine = engine
         if verbs.HOST_CUT.name not in engine.verbs:

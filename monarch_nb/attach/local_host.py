@@ -11,14 +11,14 @@ from pathlib import Path
 from monarch_nb._private import is_private
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
-from monarch_nb.host.folders import host_of
+from monarch_nb.host.folders import host_of_folder
 from monarch_nb.host.linux import has_pidfd
 from monarch_nb.mesh import ways
 from monarch_nb.mesh.requests import RequestError, fail_requests, request
 from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import Future, Runtime, when_done
 from monarch_nb.transport import TrustError, UnreachableError
-from monarch_nb.wire import Done
+from monarch_nb.wire import Done, agent_of
 
 _LOOK_S = 0.02  # between looks for a socket that is not there yet
 _ANSWER_S = 3.0  # after which the path is looked at again
@@ -55,16 +55,16 @@ class LocalHost:
         """Has the agent notice this process's end, and this process the agent's. Resolves when the agent has agreed."""
         self.engine.local_hosts.add(self.host)
         threading.Thread(target=self._watch, name=f"monarch-host-{self.host}", daemon=True).start()
-        return request(self.engine, f"{self.host}/agent", verbs.LEASE, p.Lease(pid=os.getpid()))
+        return request(self.engine, agent_of(self.host), verbs.LEASE, p.Lease(pid=os.getpid()))
 
     def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""
-        return request(self.engine, f"{self.host}/agent", verbs.LEAVE, Done())
+        return request(self.engine, agent_of(self.host), verbs.LEAVE, Done())
 
     def shutdown(self) -> Future[p.Ended]:
         """Ends the agent and all processes there."""
         self._leaving = True
-        ended = request(self.engine, f"{self.host}/agent", verbs.SHUTDOWN, p.Shutdown())
+        ended = request(self.engine, agent_of(self.host), verbs.SHUTDOWN, p.Shutdown())
 
         def done(_: Future[p.Ended]) -> None:
             self.end()
@@ -116,7 +116,7 @@ class LocalHost:
             return
         self.lost = f"its host agent (process {self.pid}) has ended"
         if self._leaving:
-            fail_requests(self.engine, (f"{self.host}/agent",), self.lost)
+            fail_requests(self.engine, (agent_of(self.host),), self.lost)
             if self._killed:
                 self._forget("it was killed")
             return
@@ -154,13 +154,13 @@ def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], boo
     """The host that listens at a path; blocks until it has answered, or raises as `find_folder` does."""
     while True:
         folder = find_folder(path, deadline, given_up)
-        host = host_of(folder)
+        host = host_of_folder(folder)
         if not host:
             raise UnreachableError(f"ipc://{path} leads to {folder}, which is not named after a host")
         if host == engine.host or host in ways.local:
             raise ValueError(f"ipc://{path} is host {host}, which this process has started itself")
         engine.node.learn(host, run_folder=folder)
-        asked = request(engine, f"{host}/agent", verbs.STATUS, Done())
+        asked = request(engine, agent_of(host), verbs.STATUS, Done())
         left = deadline - time.monotonic()
         try:
             state = asked.get(max(0.5, min(left, _ANSWER_S)))

@@ -13,6 +13,7 @@ from monarch_nb.mesh import ways
 from monarch_nb.runtime import Runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import UnreachableError
+from monarch_nb.wire import parse_address
 
 _lock = threading.Lock()
 _learned: set[str] = set()  # hosts without an agent: programs that have spawned nothing on this machine
@@ -24,7 +25,7 @@ def reach(engine: Runtime, hosts: Iterable[str], name: str) -> None:
     Only a controller needs it: the agent of a process that was spawned knows the ways. Raises UnreachableError for a
     host that is neither here nor attached.
     """
-    if not engine.address.partition("/")[2].startswith("c"):
+    if not parse_address(engine.address).is_controller:
         return
     with _lock:
         unknown = [host for host in dict.fromkeys(hosts) if not _is_known(engine, host)]

@@ -15,7 +15,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import Future, Runtime, when_done
 from monarch_nb.transport import DescriptorLimitError, Keys, knock, lost_here
-from monarch_nb.wire import Done, Header
+from monarch_nb.wire import Done, Header, agent_of, host_of
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +73,11 @@ class RemoteHost:
             self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure, incarnation=self.incarnation
         )
         wish = p.Lease(seconds=self.lease)
-        return request(self.engine, f"{self.host}/agent", verbs.LEASE, wish)
+        return request(self.engine, agent_of(self.host), verbs.LEASE, wish)
 
     def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""
-        return request(self.engine, f"{self.host}/agent", verbs.LEAVE, Done())
+        return request(self.engine, agent_of(self.host), verbs.LEAVE, Done())
 
     def shutdown(self) -> Future[p.Ended]:
         """Ends the agent and all processes there."""
@@ -146,7 +146,7 @@ class RemoteHost:
 
     @property
     def _agent(self) -> str:
-        return f"{self.host}/agent"
+        return agent_of(self.host)
 
     def _until_up(self) -> None:
         """Returns when the same agent answers again, or the host is lost."""
@@ -242,7 +242,7 @@ class RemoteHost:
 
 def undelivered(engine: Runtime, header: Header, reason: str) -> None:
     """A message of this process will not arrive; reading thread."""
-    remote = ways.remotes.get(header.dst.partition("/")[0])
+    remote = ways.remotes.get(host_of(header.dst))
     mine = isinstance(lost_here(reason), DescriptorLimitError)  # whatever became of the host
     if isinstance(remote, RemoteHost) and not (remote.lost or engine.closed or mine):
         remote.undelivered(header, reason)
@@ -252,6 +252,6 @@ def undelivered(engine: Runtime, header: Header, reason: str) -> None:
 
 def connection(address: str, up: bool, word: str) -> None:
     """What the transport tells of TCP connections; reading thread."""
-    remote = ways.remotes.get(address.partition("/")[0])
+    remote = ways.remotes.get(host_of(address))
     if isinstance(remote, RemoteHost) and not up:
         remote.cut()

@@ -15,7 +15,7 @@ from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Local, Runtime, install_breakpoints
 from monarch_nb.transport import Node, ThreadClock
-from monarch_nb.wire import register_pickle_by_value
+from monarch_nb.wire import agent_of, controller_address, register_pickle_by_value
 
 
 def become_controller() -> Runtime:
@@ -26,7 +26,7 @@ def become_controller() -> Runtime:
         expect_agent(ahead)
     folder = run_folder_for(host)
     make_run_folder(folder)
-    local = Local(f"{host}/c{secrets.token_hex(4)}.0.0")
+    local = Local(controller_address(host, secrets.token_hex(4)))
     node = Node(
         local.address,
         run_folders={host: Path(folder)},
@@ -37,7 +37,7 @@ def become_controller() -> Runtime:
         on_stranger=lambda address: engine.part(ProcessWatcher).stranger(address),
         config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
     )
-    role = Role(f"{host}/agent", fatal=unhandled.unhandled, revive=lambda hosts: revive(engine, hosts))
+    role = Role(agent_of(host), fatal=unhandled.unhandled, revive=lambda hosts: revive(engine, hosts))
     engine = compose(local, node, ThreadClock(), role)
     engine.start()
     install_breakpoints()  # for actors of this process

@@ -20,7 +20,7 @@ from monarch_nb.host.child import Child
 from monarch_nb.host.children import Children
 from monarch_nb.host.dialler import Dialler
 from monarch_nb.host.gateway import Gateway
-from monarch_nb.host.leases import Leases, is_proc
+from monarch_nb.host.leases import Leases
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.loop import READ, Loop
 from monarch_nb.host.options import Options, parse, ready_text
@@ -35,6 +35,7 @@ from monarch_nb.host.verbs import PROC_EXITED, PROC_STARTED
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Keys, Node, Parcel, TransportError, split
+from monarch_nb.wire import agent_of, host_of, parse_address
 from monarch_nb.wire.header import Header, Kind
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Agent:
     """Joins the parts of an agent; `run()` returns once it has ended and nothing of it is left."""
 
     def __init__(self, options: Options, cord: tuple[int, int], early: Early | None = None) -> None:
-        self.address = f"{options.host}/agent"
+        self.address = agent_of(options.host)
         self._options = options
         self._folder = options.run_folder
         self._lock = folders.hold(self._folder)
@@ -204,7 +205,7 @@ class Agent:
         wait = settings.message_delivery_timeout
 
         def look() -> None:
-            if is_proc(address) and self._children.find(address) is None and self._node.unheard(address):
+            if parse_address(address).is_proc and self._children.find(address) is None and self._node.unheard(address):
                 self._node.forget(address, f"no such process: none was started on host {self._options.host} "
                                            f"within {wait:g} s (message_delivery_timeout)")  # fmt: skip
 
@@ -248,7 +249,7 @@ class Agent:
         if word == "refused":
             log.warning("%s does not accept our key, or is not a monarch-nb process", address)
         elif not up:
-            self._loop.post(lambda: self._gateway.cut(address.partition("/")[0], word))
+            self._loop.post(lambda: self._gateway.cut(host_of(address), word))
             if self._dialler is not None:
                 self._dialler.cut(address)
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from monarch_nb.host.post import Sender
 from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
 from monarch_nb.transport import Parcel
-from monarch_nb.wire import Header, Kind, decode_plain, fold, unfold
+from monarch_nb.wire import Header, Kind, agent_of, decode_plain, fold, host_of, parse_address, unfold
 from monarch_nb.wire.header import JUDGING, SKIP, TOLD_ELSEWHERE, CastPlan
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
@@ -36,7 +36,7 @@ class Caster:
     def __init__(self, node: Sender, address: str, later: Callable[[float, Callable[[], None]], None]) -> None:
         self._node = node
         self._address = address
-        self._host = address.partition("/")[0]
+        self._host = host_of(address)
         self._later = later
         self._ports = itertools.count(1000)
         self._casts: dict[int, _Cast] = {}
@@ -120,7 +120,7 @@ class Caster:
             self._stand_in(replace(header, kind=int(Kind.CALL), dst=dst))
         elif kind == Kind.CAST and header.plan is not None:
             plan = header.plan
-            head = Branch(f"{plan.layout.hosts[plan.hosts[0]]}/agent", plan)
+            head = Branch(agent_of(plan.layout.hosts[plan.hosts[0]]), plan)
             for agent, part in (head, *below(plan)):
                 self._stand_in(replace(header, kind=int(Kind.CAST), dst=agent, plan=part))
 
@@ -139,7 +139,7 @@ class Caster:
             gone = cast.fold.waits_for(places)
             batch = cast.fold.lost(gone, reason, time.monotonic())
             request = cast.request
-            if not told_elsewhere or request.src.endswith("/agent"):
+            if not told_elsewhere or parse_address(request.src).is_agent:
                 for place in gone:
                     self._return(request, place, reason, TOLD_ELSEWHERE if told_elsewhere else 0)
             self._settle(port, cast, batch)

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from monarch_nb._private import is_private, open_private
+from monarch_nb.wire import parse_address
 
 _MARK = "mnb"
 _STALE_AFTER_S = 1.0
@@ -91,12 +92,12 @@ def find_run_folder(host: str) -> Path | None:
     """The run folder of a host that somebody else of this user has started on this machine; None if there is none."""
     for place in (run_folder_for(host).parent, *_places()):
         for folder in place.glob(f"{_MARK}-{os.geteuid()}-*{host}"):
-            if host_of(folder) == host and is_private(folder):
+            if host_of_folder(folder) == host and is_private(folder):
                 return folder
     return None
 
 
-def host_of(folder: Path) -> str:
+def host_of_folder(folder: Path) -> str:
     """The host that a run folder is named after, "" if it is not named as they are."""
     mark, _, rest = folder.name.partition("-")
     user, _, host = rest.partition("-")
@@ -180,7 +181,7 @@ def _hold(folder: int) -> int:
 def remove_socket(path: Path, address: str) -> None:
     """Remove the socket a dead process listened on; never raises."""
     with contextlib.suppress(OSError):
-        (path / address.partition("/")[2]).unlink()
+        (path / parse_address(address).name).unlink()
 
 
 def clear_run_folder(path: Path, keep: str) -> None:

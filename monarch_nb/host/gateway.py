@@ -8,7 +8,7 @@ from monarch_nb.host import verbs
 from monarch_nb.host.post import Post
 from monarch_nb.host.scout import introduce
 from monarch_nb.transport import Keys, Node, TransportError, knock
-from monarch_nb.wire import Asker
+from monarch_nb.wire import Asker, agent_of, host_of
 
 _KNOCK_S = 1.0
 
@@ -60,4 +60,4 @@ class Gateway:
     def gone(self, controller: str, why: str) -> None:
         """A controller has left or is gone: to the hosts behind, this agent still is there, so they must be told."""
         for host in self._behind.pop(controller, ()):
-            self._post.tell(f"{host}/agent", verbs.LOST, p.Lost({controller.partition("/")[0]: why}))
+            self._post.tell(agent_of(host), verbs.LOST, p.Lost({host_of(controller): why}))

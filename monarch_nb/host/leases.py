@@ -62,14 +62,3 @@ class Leases:
         for owner in late:
             self.end(owner)
         return late
-
-
-def host_of(address: str) -> str:
-    """The host part of a process address."""
-    return address.partition("/")[0]
-
-
-def is_proc(address: str) -> bool:
-    """Whether an address is that of a proc: not an agent, not a controller ("c...")."""
-    name = address.partition("/")[2]
-    return "." in name and not name.startswith("c")

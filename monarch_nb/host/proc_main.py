@@ -19,6 +19,7 @@ from monarch_nb.host.leash import Tether
 from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process
 from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.logs.redirect import redirect
+from monarch_nb.wire import parse_address
 
 _keep: list[object] = []
 DESCRIPTORS = "MONARCH_NB_DESCRIPTORS"  # of leash and cord, for a command of the user's own
@@ -112,7 +113,7 @@ def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
     _keep.append(sys.modules["__main__"])
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.modules["__main__"].__dict__["__builtins__"] = __builtins__
-    name_process(f"mnb:{spec.address.partition('/')[2]}")
+    name_process(f"mnb:{parse_address(spec.address).name}")
 
 
 def _default_signals() -> None:

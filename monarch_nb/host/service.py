@@ -17,11 +17,11 @@ from monarch_nb.host.child import Child
 from monarch_nb.host.children import Children, Start
 from monarch_nb.host.environment import HELD_BACK
 from monarch_nb.host.gateway import Gateway
-from monarch_nb.host.leases import Leases, host_of, is_proc
+from monarch_nb.host.leases import Leases
 from monarch_nb.host.post import Post
 from monarch_nb.host.stopping import Stopper
 from monarch_nb.logs.tailer import LogTailer
-from monarch_nb.wire import REPLY, Asker, Done, Handlers
+from monarch_nb.wire import REPLY, Asker, Done, Handlers, agent_of, host_of, parse_address
 from monarch_nb.wire.header import Header
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Service:
                 raise ValueError(f"{address} does not live on host {self._host}")
             if self._children.find(address) is not None:
                 raise ValueError(f"{address} was started before; its next start needs a new incarnation")
-            name = address.partition("/")[2]
+            name = parse_address(address).name
             spec = p.ProcSpec(
                 address=address, agent=self._post.address, host=self._host, run_folder=str(self._folder),
                 layout=wish.layout, rank=rank, incarnation=incarnation, owner=owner, name=wish.name,
@@ -127,8 +127,8 @@ class Service:
     def ask_after(self, owner: str) -> None:
         """Ask an owner for a sign of life, which renews its lease. A proc's own agent also tells of its end at once."""
         self._post.tell(owner, verbs.PROC_PING, Done(), port=1)
-        if is_proc(owner) and host_of(owner) != self._host:
-            self._post.tell(f"{host_of(owner)}/agent", verbs.WATCH, p.Addresses((owner,)))
+        if parse_address(owner).is_proc and host_of(owner) != self._host:
+            self._post.tell(agent_of(host_of(owner)), verbs.WATCH, p.Addresses((owner,)))
 
     def owner_ended(self, owner: str, why: str) -> None:
         """The process of an owner on this machine has ended, which is no proc: its actors may be in anybody's procs."""

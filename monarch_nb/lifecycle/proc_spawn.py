@@ -37,7 +37,7 @@ from monarch_nb.runtime import (
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import RankIncarnation
-from monarch_nb.wire import Layout
+from monarch_nb.wire import Layout, agent_of
 
 RUNNER = "monarch_nb.engine.worker:run_proc"
 PYTHON = "MONARCH_NB_PYTHON"  # tells a process which Python its owner runs
@@ -129,7 +129,7 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
                 setup=1,
                 runner=RUNNER,
             )
-            asked = request(engine, f"{host}/agent", host_verbs.SPAWN, request_body)
+            asked = request(engine, agent_of(host), host_verbs.SPAWN, request_body)
             when_done(asked, _refused(call))
             engine.later(settings.mesh_proc_spawn_max_idle, _silent(engine, host, asked, call))
         console = console_state(state)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.settings import settings
+from monarch_nb.wire import parse_address
 
 
 class LogFile:
@@ -70,6 +71,6 @@ class LogFile:
 def path_for(spec: ProcSpec, folder: Path) -> Path:
     """Where the log of a proc goes: in `folder`, or in what the setting log_folder says."""
     name = re.sub(r"[^\w.-]", "_", spec.name)[:40]
-    place = spec.address.partition("/")[2]
+    place = parse_address(spec.address).name
     configured = settings.log_folder
     return (Path(configured).expanduser() if configured else folder) / f"{f'{name}.' if name else ''}{place}.log"

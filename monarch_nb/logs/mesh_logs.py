@@ -12,6 +12,7 @@ from monarch_nb.logs.options import LogOption, LogOptions
 from monarch_nb.logs.receiver import LogReceiver
 from monarch_nb.logs.sources import Sources, mesh_of
 from monarch_nb.runtime import Future, ProcState, Runtime, fail_future, pending_future, resolve_future, when_done
+from monarch_nb.wire import host_of
 
 FORGET_SECONDS = 5.0  # after the end of a mesh: its last words may still be on their way
 
@@ -108,5 +109,5 @@ class MeshLogs:
     def file(self, address: str) -> str:
         """Where all that a process wrote is: a path, with its host before it if that is not this one; "" if unknown."""
         path = self.receiver.file(address)
-        host = address.partition("/")[0]
+        host = host_of(address)
         return path if not path or host in self._engine.local_hosts else f"{host}:{path}"

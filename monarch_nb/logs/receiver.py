@@ -14,7 +14,7 @@ from monarch_nb.logs.drain import Drain
 from monarch_nb.logs.sources import mesh_of
 from monarch_nb.logs.written import Listener, OpenLine, Written
 from monarch_nb.settings import settings
-from monarch_nb.wire import Verb
+from monarch_nb.wire import Verb, agent_of, host_of, parse_address, proc_address
 
 FORMER = 16  # stopped meshes whose lines are kept
 INCARNATIONS = 3  # of one rank, whose output is kept
@@ -42,15 +42,15 @@ class LogReceiver:
         with self._arrived:
             self._log(address).file = file
         # On the urgent lane, as the request that spawned it: it comes after it.
-        self._send(f"{address.partition('/')[0]}/agent", TAIL, Tail((address,)))
+        self._send(agent_of(host_of(address)), TAIL, Tail((address,)))
 
     def _log(self, address: str) -> ArrivedLog:
         log = self._logs.get(address)
         if log is None:
             log = self._logs[address] = ArrivedLog(address, settings.log_kept_lines, self._claim)
-            place, _, incarnation = address.rpartition(".")
-            if incarnation.isdigit():  # of a rank that is healed again and again the latest incarnations are kept
-                self._logs.pop(f"{place}.{int(incarnation) - INCARNATIONS}", None)
+            host, _, mesh, rank, incarnation = parse_address(address)
+            if mesh:  # of a rank that is healed again and again the latest incarnations are kept
+                self._logs.pop(proc_address(host, mesh, rank, incarnation - INCARNATIONS), None)
         return log
 
     def listen(self, listener: Listener) -> Callable[[], None]:

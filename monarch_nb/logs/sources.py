@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from monarch_nb.runtime import MeshState, ProcState
 from monarch_nb.shape import places
+from monarch_nb.wire import parse_address
 
 
 class Source(NamedTuple):
@@ -46,12 +47,12 @@ class Sources:
 
 def mesh_of(address: str) -> str:
     """The uid of the mesh that a process belongs to."""
-    return address.partition("/")[2].partition(".")[0]
+    return parse_address(address).mesh
 
 
 def rank_of(address: str) -> int:
     """The base rank of a process in its mesh."""
-    return int(address.partition("/")[2].split(".")[1])
+    return parse_address(address).rank
 
 
 def prefix(sources: Sequence[Source], *, named: bool) -> str:

@@ -23,6 +23,7 @@ from monarch_nb.logs.last_lines import plain
 from monarch_nb.logs.marks import STDERR
 from monarch_nb.logs.spool import CHUNK, PATIENCE_S, Spool
 from monarch_nb.logs.tail import BEHIND_S, RECENT, Sending, Tail
+from monarch_nb.wire import host_of
 
 BACKLOG = 32 << 20  # bytes in a spool: when so much waits there, no subscriber is waited for
 _ENDED = 64  # procs that have ended and whose output is kept here for who comes late,
@@ -170,7 +171,7 @@ class LogTailer(threading.Thread):
         while at + _EVENT.size <= len(data):
             length = _EVENT.unpack_from(data, at)[3]
             name = data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0").decode()
-            self._dirty.add(f"{self._post.address.partition('/')[0]}/{name.rpartition('.')[0]}")
+            self._dirty.add(f"{host_of(self._post.address)}/{name.rpartition('.')[0]}")
             at += _EVENT.size + length
             if not name:  # too many events: some were dropped
                 self._dirty.update(self._procs)

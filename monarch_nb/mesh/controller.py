@@ -35,7 +35,7 @@ from monarch_nb.runtime import (
     started,
 )
 from monarch_nb.settings import settings
-from monarch_nb.wire import Done
+from monarch_nb.wire import Done, agent_of, parse_address
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def ensure_host(engine: Runtime) -> None:
             if _ahead.pop(engine.host, None) not in (None, begun_with()):
                 handle = _agents.pop(engine.host)
                 handle.kill()
-                clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
+                clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
             if engine.host not in _agents:
                 folder = run_folder_for(engine.host)
                 _start(engine, engine.host, Path(folder))
@@ -145,7 +145,7 @@ def _watch_agent(engine: Runtime, handle: AgentHandle) -> None:
         engine.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
         ways.tell_lost(engine, handle.host, reason, handle.incarnation)
         if handle.host == engine.host:
-            clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
+            clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
         else:
             remove_run_folder(handle.run_folder)
 
@@ -184,7 +184,7 @@ def local_hosts(count: int, name: str = "hosts") -> HostMesh:
 def hosts_answer(hosts: Sequence[str]) -> "Future[Any]":
     """Resolves to True when the agents of all hosts have answered."""
     engine = runtime()
-    asked: list[Future[Any]] = [request(engine, f"{host}/agent", verbs.STATUS, Done()) for host in hosts]
+    asked: list[Future[Any]] = [request(engine, agent_of(host), verbs.STATUS, Done()) for host in hosts]
     return gather(asked, lambda: f"{len(hosts)} hosts have not all answered yet", True)
 
 
@@ -203,7 +203,7 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                     stopped.exception(settings.mesh_terminate_timeout)
                     handle.kill()
                     engine.node.forget(handle.address, "its host was shut down", handle.incarnation)
-                    clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
+                    clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
                 else:
                     handle.close()
             remotes = [remote for host in hosts if (remote := ways.remotes.pop(host, None)) is not None]
@@ -216,7 +216,7 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                 for answer in asked:
                     answer.exception(settings.mesh_terminate_timeout)
             for remote in remotes:
-                engine.node.forget(f"{remote.host}/agent", "its host was shut down")
+                engine.node.forget(agent_of(remote.host), "its host was shut down")
             resolve_future(done, None)
         except BaseException as error:
             fail_future(done, error)
@@ -262,7 +262,7 @@ def give_up_hosts(hosts: Sequence[str], reason: str) -> None:
             known.about_to_be_killed()
         elif known is not None:
             known.end()
-            fail_requests(engine, (f"{host}/agent",), reason)
+            fail_requests(engine, (agent_of(host),), reason)
             engine.node.forget(host, reason, known.incarnation)
 
 

@@ -35,7 +35,7 @@ from monarch_nb.runtime import (
 from monarch_nb.shape import Region, runs
 from monarch_nb.supervision import Cause, Driver, HealError, RankIncarnation
 from monarch_nb.transport import held_back
-from monarch_nb.wire import Asker, Done, text_of
+from monarch_nb.wire import Asker, Done, agent_of, text_of
 
 _RETURN_S = 10.0  # for a host whose agent has been started anew until all know of it
 
@@ -113,7 +113,7 @@ class MeshHealer:
         asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
             wish = p.Stop(tuple(addresses), timeout_s=0.0, reason="killed so that it is started again", grace_s=0.0)
-            asked.append(request(self._engine, f"{host}/agent", host_verbs.STOP, wish))
+            asked.append(request(self._engine, agent_of(host), host_verbs.STOP, wish))
         whole: Future[None] = pending_future(story=lambda: f"{state.name} is being healed")
 
         def over(future: Future[None]) -> None:

@@ -16,7 +16,7 @@ from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import ROOT, ActorCell, ActorState, ProcState, Runtime, SpawnActor, endpoint, runtime
 from monarch_nb.transport import UnreachableError, held_back
-from monarch_nb.wire import REPLY, Asker, Done, Handlers, Header, Kind, Lane, Status, encode_body
+from monarch_nb.wire import REPLY, Asker, Done, Handlers, Header, Kind, Lane, Status, agent_of, encode_body
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -54,7 +54,7 @@ class InlineHost:
     def __init__(self, engine: Runtime) -> None:
         self.engine = engine
         self.host = "i" + secrets.token_hex(3)
-        self.address = f"{self.host}/agent"
+        self.address = agent_of(self.host)
         self._alive: dict[str, ActorCell] = {}  # process address -> its console
         self._reasons: dict[str, str] = {}
         self._verbs = Handlers("hosts inside a process", self._answer)

@@ -83,7 +83,7 @@ class MeshRegistry:
                 if uid in owned:
                     owned.remove(uid)
         if isinstance(state, ProcState):
-            self._watcher.forget(f"{state.uid}.")
+            self._watcher.forget(state.uid)
 
     def subscribe(self, state: MeshState) -> None:
         """A reference to a mesh owned elsewhere has come here: learn of its failures, heals and end."""

@@ -4,7 +4,7 @@ from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import ProcState, Runtime
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.wire import Layout
+from monarch_nb.wire import Layout, parse_address
 
 
 class ThisProc:
@@ -21,8 +21,8 @@ class ThisProc:
     def this_proc(self) -> ProcMesh:
         """This process, as a ProcMesh of one."""
         engine = self._engine
-        uid, rank, _ = engine.address.partition("/")[2].split(".")
-        region = Region((), NDSlice(int(rank), (), ()))
+        uid, rank, _ = parse_address(engine.address).place
+        region = Region((), NDSlice(rank, (), ()))
         if self._registry.started_in is not None:
             return ProcMesh(self._registry.started_in, region)
         state = engine.meshes.get(uid)

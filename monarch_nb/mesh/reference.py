@@ -11,7 +11,7 @@ from monarch_nb.mesh.operations import operations
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, runtime
 from monarch_nb.runtime.endpoint import Kind
 from monarch_nb.shape import Region
-from monarch_nb.wire import Layout
+from monarch_nb.wire import Layout, host_of
 
 S = TypeVar("S", bound=MeshState)
 Common = tuple[str, str, Region, str, dict[int, int], int, str | None]
@@ -50,7 +50,7 @@ def proc_record(form: ProcForm) -> ProcState:
     uid, name, _, home, *_ = common
     engine = runtime()
     if uid not in engine.meshes:
-        operations().reach((home.partition("/")[0], *layout.hosts), name)
+        operations().reach((host_of(home), *layout.hosts), name)
     return _record(engine, common, ProcState, layout=layout)
 
 

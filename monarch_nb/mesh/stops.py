@@ -29,7 +29,7 @@ from monarch_nb.settings import settings
 from monarch_nb.shape import Region, places_of
 from monarch_nb.supervision import Driver
 from monarch_nb.transport import held_back
-from monarch_nb.wire import Asker, Done
+from monarch_nb.wire import Asker, Done, agent_of
 
 logger = logging.getLogger(__name__)
 KEPT = 64  # stopped meshes of this process that it can still tell of
@@ -174,7 +174,7 @@ class MeshStopper:
         asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
             wish = p.Stop(tuple(addresses), timeout_s=limit, reason=reason)
-            asked.append(request(self._engine, f"{host}/agent", host_verbs.STOP, wish))
+            asked.append(request(self._engine, agent_of(host), host_verbs.STOP, wish))
             when_done(asked[-1], self._forget)
         return settle(asked, lambda: f"{state.name} has not stopped yet")
 

@@ -11,7 +11,7 @@ from monarch_nb.mesh.requests import fail_requests
 from monarch_nb.runtime import ProcState, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Cause, Driver
-from monarch_nb.wire import Asker, Done
+from monarch_nb.wire import Asker, Done, agent_of, host_of, parse_address
 
 logger = logging.getLogger(__name__)
 
@@ -39,23 +39,22 @@ class ProcessWatcher:
             if not self._engine.closed and self._engine.node.unheard(address):
                 self.watch(address)
 
-        if address.partition("/")[2].startswith("p"):
+        if parse_address(address).is_proc:
             self._engine.later(settings.message_delivery_timeout, look)
 
     def watch(self, *addresses: str) -> None:
         """Have the agents tell of the ends of these processes, at once of those that are over."""
         by_host: dict[str, list[str]] = {}
         for address in addresses:
-            host, _, name = address.partition("/")
             # A controller is nobody's child: agents end with it, or when its lease does.
-            if address != self._engine.address and name.startswith("p"):
-                by_host.setdefault(host, []).append(address)
+            if address != self._engine.address and parse_address(address).is_proc:
+                by_host.setdefault(host_of(address), []).append(address)
         for host, mine in by_host.items():
-            self._engine.tell(f"{host}/agent", verbs.WATCH, p.Addresses(tuple(mine)))
+            self._engine.tell(agent_of(host), verbs.WATCH, p.Addresses(tuple(mine)))
 
-    def forget(self, prefix: str) -> None:
-        """The processes whose names begin so ended long ago."""
-        for address in [one for one in tuple(self.pids) if one.partition("/")[2].startswith(prefix)]:
+    def forget(self, mesh: str) -> None:
+        """The processes of a mesh ended long ago."""
+        for address in [address for address in tuple(self.pids) if parse_address(address).mesh == mesh]:
             self.pids.pop(address, None)
 
     def watch_owner(self, process: str) -> None:
@@ -77,7 +76,7 @@ class ProcessWatcher:
         driver = self._driver
         awaited, called = driver.called(*ranks)
         driver.feed(lambda machine: machine.host_lost([host], cause, awaited, called))
-        gone = {f"{host}/agent", *(address for address in tuple(self.pids) if address.startswith(f"{host}/"))}
+        gone = {agent_of(host), *(address for address in tuple(self.pids) if host_of(address) == host)}
         self._engine.host_lost(host, reason)
         fail_requests(self._engine, gone, reason)
         for address in gone:
@@ -108,7 +107,7 @@ class ProcessWatcher:
                 dump=gone.dump,
                 at=gone.at,
             )
-            self._driver.proc_exited(*_parts(gone.address), cause)
+            self._driver.proc_exited(*parse_address(gone.address).place, cause)
         self._owner_gone(gone.address, gone.reason)
         fail_requests(self._engine, (gone.address,), gone.reason)
         self._engine.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
@@ -138,10 +137,3 @@ class ProcessWatcher:
 
     def _ping(self, _: Done, asker: Asker[Done]) -> Done:
         return Done()
-
-
-def _parts(address: str) -> tuple[str, int, int]:
-    """Proc mesh, rank and incarnation of a process."""
-    uid, _, rest = address.partition("/")[2].partition(".")
-    rank, _, incarnation = rest.partition(".")
-    return uid, int(rank or 0), int(incarnation or 0)

@@ -13,7 +13,7 @@ from monarch_nb.host.folders import run_folder_for
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import split
-from monarch_nb.wire import Done
+from monarch_nb.wire import Done, agent_of
 
 if TYPE_CHECKING:
     from monarch_nb.attach.gateway import Gateway
@@ -97,7 +97,7 @@ def tell_lost(engine: Runtime, host: str, reason: str, incarnation: int) -> None
     """Tells every other agent, and through them all processes, that a host is gone; `incarnation` is its agent's."""
     for other in (*local, *(remote.host for remote in remotes.values() if not remote.lost)):
         if other != host:
-            engine.tell(f"{other}/agent", verbs.LOST, p.Lost({host: reason}, {host: incarnation}))
+            engine.tell(agent_of(other), verbs.LOST, p.Lost({host: reason}, {host: incarnation}))
     if gateway is not None and gateway.remote.host == host:
         for remote in tuple(remotes.values()):
             if is_behind(remote):
@@ -114,4 +114,4 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def _tell(engine: Runtime, host: str, ways: p.Hosts) -> "Future[Done]":
-    return request(engine, f"{host}/agent", verbs.HOSTS, ways)
+    return request(engine, agent_of(host), verbs.HOSTS, ways)

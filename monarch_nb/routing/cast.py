@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from monarch_nb.wire import agent_of
 from monarch_nb.wire.header import CastPlan, Layout, Run
 
 __all__ = ["Branch", "Delivery", "Expansion", "below", "expand", "indices", "plan_cast", "size_of"]
@@ -114,7 +115,7 @@ def _branches(layout: Layout, runs: Sequence[Run], hosts: Sequence[int], positio
         part = tuple(hosts[low:high])
         mine = _clip(runs, part[0] * layout.per_host, (part[-1] + 1) * layout.per_host)
         plan = CastPlan(layout, tuple(mine), position + low, fanout, part)
-        branches.append(Branch(f"{layout.hosts[part[0]]}/agent", plan))
+        branches.append(Branch(agent_of(layout.hosts[part[0]]), plan))
     return branches
 
 

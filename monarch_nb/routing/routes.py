@@ -4,7 +4,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["Hop", "NoRoute", "Routes", "agent_of"]
+from monarch_nb.wire import agent_of, host_of, parse_address
+
+__all__ = ["Hop", "NoRoute", "Routes", "agent_meant"]
 
 HopKind = Literal["self", "ipc", "tcp", "inbound", "agent"]
 
@@ -69,15 +71,16 @@ class Routes:
 
     def dial_instead(self, address: str) -> str:
         """The connection that process had dialled is gone: where to dial it from now on, or "" (it will dial again)."""
-        host, _, name = address.partition("/")
-        endpoint = self._endpoints.get(address) or (self._endpoints.get(host, "") if name == "agent" else "")
+        endpoint = self._endpoints.get(address, "")
+        if not endpoint and parse_address(address).is_agent:
+            endpoint = self._endpoints.get(host_of(address), "")
         if endpoint:
             self.detached(address)
         return endpoint
 
     def near(self, address: str) -> bool:
         """Whether a process is on this machine, as far as is known."""
-        return address.partition("/")[0] in self._folders
+        return host_of(address) in self._folders
 
     def forget(self, where: str) -> None:
         """A host with all its processes, or one process, is gone."""
@@ -101,13 +104,13 @@ class Routes:
     def _find(self, destination: str, asked: tuple[str, ...]) -> Hop:
         if destination == self._self:
             return Hop("self", destination)
-        host = destination.partition("/")[0]
+        host = host_of(destination)
         via = self._vias.get(destination) or self._vias.get(host)
         if via is not None and via != destination and destination not in asked:
             return self._find(via, (*asked, destination))
         hop = self._direct(destination, host)
         if hop is None and self._agent is not None:
-            near = self._direct(self._agent, self._agent.partition("/")[0])
+            near = self._direct(self._agent, host_of(self._agent))
             if near is not None:
                 hop = Hop("agent", near.address, near.endpoint)
         if hop is None:
@@ -117,12 +120,12 @@ class Routes:
     def _direct(self, destination: str, host: str) -> Hop | None:
         folder = self._folders.get(host)
         if folder is not None:
-            return Hop("ipc", destination, f"ipc://{folder}/{destination.partition('/')[2]}")
+            return Hop("ipc", destination, f"ipc://{folder}/{parse_address(destination).name}")
         if destination in self._endpoints:
             return Hop("tcp", destination, self._endpoints[destination])
         if destination in self._inbound:
             return Hop("inbound", destination)
-        head = f"{host}/agent"
+        head = agent_of(host)
         if host in self._endpoints and head != self._self:
             return Hop("tcp", head, self._endpoints[host])
         if head in self._inbound:
@@ -130,7 +133,7 @@ class Routes:
         return None
 
 
-def agent_of(where: str) -> str:
+def agent_meant(where: str) -> str:
     """The agent that stands for a host, or is meant itself; "" for other processes."""
-    host, _, name = where.partition("/")
-    return f"{host}/agent" if name in ("", "agent") else ""
+    address = parse_address(where)
+    return agent_of(address.host) if address.is_agent or not address.name else ""

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol, Self
 from monarch_nb.routing import Outbox
 from monarch_nb.runtime.ids import Uid
 from monarch_nb.shape import Extent, Point
-from monarch_nb.wire import Harmless
+from monarch_nb.wire import Harmless, parse_address
 
 _NOWHERE = Point(0, Extent((), ()))
 
@@ -55,7 +55,7 @@ class ActorId(str):
     @property
     def proc_name(self) -> str:
         """The process among those of its host."""
-        return self.proc_id.rpartition("/")[2]
+        return parse_address(self.proc_id).name
 
 
 class Ancestor(Harmless, array_like=True, frozen=True):

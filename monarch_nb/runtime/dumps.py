@@ -5,13 +5,15 @@ import os
 import signal
 from pathlib import Path
 
+from monarch_nb.wire import parse_address
+
 # A signal that nothing else uses; its default action is to end a process, hence never sent without the file.
 SIGNAL: int = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else 0
 
 
 def file_of(run_folder: str | Path, address: str) -> Path:
     """Where a process writes them."""
-    return Path(run_folder) / f"stacks-{address.partition('/')[2]}"
+    return Path(run_folder) / f"stacks-{parse_address(address).name}"
 
 
 def register(run_folder: str | Path, address: str) -> None:

@@ -3,6 +3,7 @@
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cell import ActorCell
 from monarch_nb.runtime.meshes import MeshState
+from monarch_nb.wire import host_of
 
 
 class Local:
@@ -10,7 +11,7 @@ class Local:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.host = address.partition("/")[0]
+        self.host = host_of(address)
         self.root = f"{address}#"  # the stream of code outside actors
         self.calls: dict[str, PendingCall] = {}  # that wait for answers, by id
         self.cells: dict[tuple[str, int], ActorCell] = {}  # the actors here, by mesh and rank

@@ -1,5 +1,7 @@
 """How far the output of other processes had come when they last replied, or ended."""
 
+from monarch_nb.wire import parse_address
+
 TO_THE_END = 1 << 62  # the position of a process that has ended: all that it wrote
 
 
@@ -24,5 +26,5 @@ class LogPositions(dict[str, int]):
     def forget(self, uid: str) -> None:
         """Nobody waits any more for what the processes of a mesh wrote."""
         for address in tuple(self):
-            if address.partition("/")[2].startswith(f"{uid}."):
+            if parse_address(address).mesh == uid:
                 self.pop(address, None)

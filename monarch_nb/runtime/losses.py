@@ -12,7 +12,7 @@ from monarch_nb.runtime.port_table import PortHandler, PortTable
 from monarch_nb.runtime.ports import UNRETURNED
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.transport import Clock, DescriptorLimitError, Parcel, Transport, TransportError, lost_here
-from monarch_nb.wire import REPLY, Header, Kind
+from monarch_nb.wire import REPLY, Header, Kind, agent_of
 from monarch_nb.wire.header import SKIP, TOLD_ELSEWHERE, CastPlan
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Losses:
                     continue
                 places = [place for _, part in below(plan) for place in indices(part.runs)]
                 why = f"it was sent through host {host}, which is lost: {reason}"
-                sent = Header(Kind.CAST, f"{host}/agent", src, mesh=call.mesh, call=call.call, plan=plan)
+                sent = Header(Kind.CAST, agent_of(host), src, mesh=call.mesh, call=call.call, plan=plan)
                 call.lose(places, self._supervisor.lost(sent, why, call))
 
     def _fill_gap(self, header: Header) -> None:
@@ -107,7 +107,7 @@ class Losses:
 
     def _fill_gaps(self, header: Header, plan: CastPlan) -> None:
         """The same for a cast, or a part of one: also past an agent that is gone."""
-        head = Branch(f"{plan.layout.hosts[plan.hosts[0]]}/agent", plan)
+        head = Branch(agent_of(plan.layout.hosts[plan.hosts[0]]), plan)
         for agent, part in (head, *below(plan)):
             skip = Header(
                 Kind.CAST,

@@ -9,6 +9,7 @@ from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.store import events as e
 from monarch_nb.supervision import Cause, Driver, RankStatus
 from monarch_nb.supervision.report import facts as report_facts
+from monarch_nb.wire import parse_address
 
 
 def now() -> float:
@@ -18,8 +19,8 @@ def now() -> float:
 
 def place_of(address: str) -> tuple[str, int]:
     """Proc mesh and rank of a process."""
-    uid, _, rest = address.partition("/")[2].partition(".")
-    return uid, int(rest.partition(".")[0] or 0)
+    uid, rank, _ = parse_address(address).place
+    return uid, rank
 
 
 def is_ready(state: MeshState) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 from monarch_nb.runtime import ActorState, Local
 from monarch_nb.runtime.supervising import Actor
 from monarch_nb.supervision.cause import Cause, CauseKind, stop_cause
-from monarch_nb.wire import Header, error_line
+from monarch_nb.wire import Header, error_line, host_of
 
 # An actor that ended so has failed: whoever hears of it first, a caller or its own process, takes note.
 FAILED = frozenset({"exception", "init", "aborted", "unhandled", "raised"})
@@ -52,9 +52,7 @@ class Causes:
         """What a caller is told of a message that could not be delivered."""
         state = self.local.meshes.get(header.mesh)
         # One that came back is addressed to us by now: where it was meant for is known by its mesh and rank.
-        host = (
-            state.procs.layout.host_of(header.rank) if isinstance(state, ActorState) else header.dst.partition("/")[0]
-        )
+        host = state.procs.layout.host_of(header.rank) if isinstance(state, ActorState) else host_of(header.dst)
         return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=host)
 
     def refusal(self, actor: Actor) -> Refusal:

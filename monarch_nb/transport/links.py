@@ -13,7 +13,7 @@ from monarch_nb.routing.incarnations import (
     new_incarnation,
     process_incarnation,
 )
-from monarch_nb.routing.routes import Hop, NoRoute, Routes, agent_of
+from monarch_nb.routing.routes import Hop, NoRoute, Routes, agent_meant
 from monarch_nb.transport import monitor, sockets, streams
 from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.errors import TransportError, UnreachableError
@@ -24,6 +24,7 @@ from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.sink import Sink
 from monarch_nb.transport.sockets import Context, Limits, Socket
 from monarch_nb.transport.streams import Message, Stream
+from monarch_nb.wire import agent_of, host_of, parse_address
 
 Connection = Callable[[str, bool, str], None]
 Trust = tuple[Keys | None, bool]  # keys, and whether loopback may do without
@@ -83,12 +84,12 @@ class Links:
             require_keys(endpoint, *trust)
         with self._lock:
             if endpoint is not None:
-                self._trusts[where.partition("/")[0]] = trust
+                self._trusts[host_of(where)] = trust
             folder = None if run_folder is None else str(run_folder)
             self._routes.learn(where, endpoint=endpoint, run_folder=folder, via=via)
             self._incarnations.back(where)
             self._ways.clear()
-            agent = agent_of(where)
+            agent = agent_meant(where)
             if agent:
                 self._incarnations.back(agent, incarnation)
         if agent:
@@ -127,8 +128,8 @@ class Links:
             try:
                 hop = self._routes.next_hop(destination)
             except NoRoute as error:
-                host = destination.partition("/")[0]
-                known = self._incarnations.gone.get(host) or self._incarnations.gone.get(f"{host}/agent")
+                host = host_of(destination)
+                known = self._incarnations.gone.get(host) or self._incarnations.gone.get(agent_of(host))
                 told = str(error) if known is None else f"{destination} cannot be reached: {known}"
                 raise UnreachableError(told) from None
             for address in (destination, hop.address):
@@ -144,7 +145,7 @@ class Links:
 
     def _elsewhere(self, hop: Hop) -> bool:
         """Whether that process is of another host than this one: our run folder is unknown there."""
-        return hop.endpoint.startswith("tcp:") or hop.address.partition("/")[0] != self.address.partition("/")[0]
+        return hop.endpoint.startswith("tcp:") or host_of(hop.address) != host_of(self.address)
 
     def _peer(self, hop: Hop, lane: int) -> Peer:
         key = (hop.address, lane)
@@ -212,9 +213,9 @@ class Links:
     def _met(self, routing_id: bytes, *, tcp: bool) -> Peer | None:
         try:
             address, lane, number = routing_id.decode().split("|")
-            host, name = address.split("/")
+            host, name, *_ = parse_address(address)
             key, incarnation = (address, int(lane)), int(number, 16)
-            if not (host and name and 0 <= key[1] < 256):
+            if not (host and name and "/" not in name and 0 <= key[1] < 256):
                 raise ValueError("no address")
         except ValueError:
             self.dropped("an unknown process", "not an address of ours")
@@ -272,7 +273,7 @@ class Links:
 
         A later incarnation of that agent, heard or learned of, stays.
         """
-        agent = agent_of(where)
+        agent = agent_meant(where)
         with self._lock:
             prefix = f"{where}/"
             dead = [p for p in self._peers.values() if p.address == where or p.address.startswith(prefix)]
@@ -319,7 +320,7 @@ class Links:
         name = f"{self.address}|{peer.lane}|{peer.incarnation:x}"
         if peer.endpoint.startswith("ipc:"):
             return self._dial_inside(peer, name)
-        trust = self._trusts.get(peer.address.partition("/")[0], self._trust)
+        trust = self._trusts.get(host_of(peer.address), self._trust)
         require_keys(peer.endpoint, *trust)
         dealer = sockets.dial(self.context(), peer.endpoint, name, trust[0], self._limits)
         watcher = Monitor(dealer, self._reader, lambda event, _: self._told(peer, event))

@@ -28,6 +28,7 @@ from monarch_nb.transport.sockets import Limits, Socket
 from monarch_nb.transport.streams import Message
 from monarch_nb.transport.tcp_listener import TcpListener
 from monarch_nb.transport.undelivered import missed, returned
+from monarch_nb.wire import agent_of, parse_address
 from monarch_nb.wire.header import Header, Kind
 
 log = logging.getLogger("monarch_nb.transport")
@@ -71,7 +72,7 @@ class Node:
         limits: Limits | None = None,
     ) -> None:
         self.address = address
-        self.host, self.name = address.split("/", 1)
+        self.host, self.name, *_ = parse_address(address)
         self.tcp_endpoint: str | None = None  # where others reach it, once started
         self.garbage = 0  # messages dropped because they made no sense
         self._own_folder = run_folders.get(self.host)
@@ -228,7 +229,7 @@ class Node:
 
     def send_to_whoever(self, at: str, header: Header, parcel: Parcel, *, lane: int = 1) -> None:
         """Send to whatever process is found where host `at` was learned to be, to hear its name. Never blocks."""
-        self._links.to(f"{at}/agent", lane).send(msgspec.structs.replace(header, dst=_ANYBODY), parcel, True)
+        self._links.to(agent_of(at), lane).send(msgspec.structs.replace(header, dst=_ANYBODY), parcel, True)
 
     def _send_later(self, header: Header, parcel: Parcel, lane: int) -> None:
         try:

@@ -1,5 +1,6 @@
 """What travels between processes: message headers, bodies, code by value, errors."""
 
+from monarch_nb.wire.address import Address, agent_of, controller_address, host_of, parse_address, proc_address
 from monarch_nb.wire.body import Frame, MessageTooLargeError, check_size, decode, encode
 from monarch_nb.wire.code import register_pickle_by_value, travels_by_value, unregister_pickle_by_value
 from monarch_nb.wire.codec import current_codec
@@ -47,6 +48,7 @@ __all__ = [
     "REDUCERS",
     "REPLY",
     "ActorError",
+    "Address",
     "Asker",
     "CastPlan",
     "Cut",
@@ -69,7 +71,9 @@ __all__ = [
     "Story",
     "Verb",
     "VerbTakenError",
+    "agent_of",
     "check_size",
+    "controller_address",
     "current_codec",
     "decode",
     "decode_display",
@@ -89,7 +93,10 @@ __all__ = [
     "full_name",
     "gather_sources",
     "harmless",
+    "host_of",
+    "parse_address",
     "pickle_failure",
+    "proc_address",
     "received_sources",
     "register_pickle_by_value",
     "register_sources",

@@ -4,6 +4,7 @@ from enum import IntEnum
 
 import msgspec
 
+from monarch_nb.wire.address import proc_address
 from monarch_nb.wire.plain import decode_plain
 
 
@@ -46,7 +47,7 @@ class Layout(msgspec.Struct, array_like=True, frozen=True):
 
     def address(self, rank: int, incarnation: int = 0) -> str:
         """The process address of one rank in one of its incarnations."""
-        return f"{self.host_of(rank)}/{self.uid}.{rank}.{incarnation}"
+        return proc_address(self.host_of(rank), self.uid, rank, incarnation)
 
 
 class Run(msgspec.Struct, array_like=True, frozen=True):

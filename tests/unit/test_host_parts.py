@@ -298,7 +298,7 @@ def test_a_host_with_a_fixed_port_starts_though_its_folder_was_planted(planted: 
     planted.theirs(trap)
     found = folders.run_folder_for(host)
     assert found != trap
-    assert folders.host_of(found) == host
+    assert folders.host_of_folder(found) == host
     folders.make_run_folder(found)
     assert found.stat().st_mode & 0o777 == 0o700
     assert folders.run_folder_for(host) == found

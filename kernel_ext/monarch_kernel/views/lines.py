@@ -7,6 +7,7 @@ from typing import Any
 
 from monarch_nb.logs import MeshLogs, Written
 from monarch_nb.runtime import ActorState, ProcState, Runtime
+from monarch_nb.wire import parse_address
 
 from .channel import Message
 
@@ -64,10 +65,10 @@ class Lines:
                     yield index, round(one.at, 3), level if one.level else "", text
 
     def _wrote(self, address: str, written: Sequence[Written]) -> None:  # reading thread
-        uid, _, rest = address.partition("/")[2].partition(".")
+        uid, rank, _ = parse_address(address).place
         if uid != self._procs.uid or not written:
             return
-        index = self._index.get(int(rest.partition(".")[0]))
+        index = self._index.get(rank)
         if index is None:
             return
         with self._lock:

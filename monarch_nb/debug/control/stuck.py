@@ -18,6 +18,7 @@ from monarch_nb.debug.render.groups import FileName, short, tree, tree_text
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import dumps
+from monarch_nb.wire import host_of
 
 PATIENCE_S = 10.0
 WRITES_S = 1.0  # for a process to write its stacks
@@ -45,7 +46,7 @@ def look(
         address = procs.address(rank)
         pid = controller.engine.part(ProcessWatcher).pids.get(address, 0)
         found: list[Sequence[Frame]] = []
-        if pid and address.partition("/")[0] in controller.engine.local_hosts:
+        if pid and host_of(address) in controller.engine.local_hosts:
             with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
                 found = seen_from_outside(address, pid)
         stacks += [(str(rank), stack) for stack in found]
@@ -69,7 +70,7 @@ def seen_from_outside(address: str, pid: int) -> list[Sequence[Frame]]:
             found = spied(program, pid)
             if found:
                 return found
-    return signalled(dumps.file_of(run_folder_for(address.partition("/")[0]), address), pid)
+    return signalled(dumps.file_of(run_folder_for(host_of(address)), address), pid)
 
 
 def spied(program: str, pid: int) -> list[Sequence[Frame]]:

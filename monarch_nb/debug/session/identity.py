@@ -6,23 +6,18 @@ import threading
 from monarch_nb.debug.records import Stopped
 from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.runtime import ActorCell, Runtime, current
+from monarch_nb.wire import parse_address
 
 
 def identity(engine: Runtime, cell: ActorCell | None, thread: threading.Thread, session: str, number: int) -> Stopped:
     """What is known of a thread before it has stopped; `cell` is the actor that it runs, if it runs one."""
     context = current.get() or engine.root_context
     if cell is None:
-        uid, _, rest = engine.address.partition("/")[2].partition(".")
-        rank, _, incarnation = rest.partition(".")
-        console = engine.cells.get((uid, int(rank or 0)))
+        uid, rank, incarnation = parse_address(engine.address).place
+        console = engine.cells.get((uid, rank))
         point = console.instance.rank if console is not None else context.message_rank
         name = console.spec.name if console is not None else "this process"
-        about = {
-            "mesh": uid,
-            "rank": int(rank or 0),
-            "incarnation": int(incarnation or 0),
-            "thread": thread.name,
-        }
+        about = {"mesh": uid, "rank": rank, "incarnation": incarnation, "thread": thread.name}
     else:
         point, name = cell.instance.rank, cell.spec.name
         about = {"mesh": cell.mesh, "rank": cell.rank, "incarnation": cell.incarnation}
@@ -46,9 +41,9 @@ def identity(engine: Runtime, cell: ActorCell | None, thread: threading.Thread, 
 
 def home_of(engine: Runtime) -> str:
     """The process that has started this one; this one itself where nobody has."""
-    uid, _, rest = engine.address.partition("/")[2].partition(".")
     home = engine.part(MeshRegistry).started_by
     if home:
         return home
-    console = engine.cells.get((uid, int(rest.partition(".")[0] or 0))) if engine.is_worker else None
+    uid, rank, _ = parse_address(engine.address).place
+    console = engine.cells.get((uid, rank)) if engine.is_worker else None
     return console.spec.owner_process if console is not None else engine.address
