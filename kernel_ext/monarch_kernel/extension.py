@@ -133,6 +133,7 @@ class _Attached:
         self.forgotten.install()
         waiting.waiters.append(self._progress)
         waiting.guards.append(self._progress.guard)
+        waiting.ready.append(self._progress.ready)
         front.ending.append(self._output.settle)
 
     def leave(self) -> None:
@@ -140,6 +141,7 @@ class _Attached:
         for registered, mine in (
             (waiting.waiters, self._progress),
             (waiting.guards, self._progress.guard),
+            (waiting.ready, self._progress.ready),
             (self._front.ending, self._output.settle),
         ):
             if mine in registered:

@@ -57,6 +57,11 @@ class Progress:
 
         return over
 
+    def ready(self) -> None:
+        """Nothing was waited for, for the result is there: what the ranks printed before comes before all else."""
+        if self._front.in_cell:
+            self._output.settle_replies()
+
     def _over(self) -> None:
         if self._next:
             self._next = 0.0

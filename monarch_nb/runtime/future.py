@@ -224,6 +224,8 @@ class Future(Generic[R]):
         """Blocks until resolved or timed out; interruptible on the main thread."""
         self._observe()
         if self._done:
+            for show in waiting.ready:
+                show()
             return True
         for check in waiting.block_checks:
             check(self)
@@ -314,6 +316,9 @@ class Future(Generic[R]):
             finally:
                 self.watched -= 1
                 waiting.leave_await(signal, entered)
+        else:
+            for show in waiting.ready:
+                show()
         return self._outcome()
 
     def as_asyncio(self) -> "asyncio.Future[R]":

@@ -203,6 +203,7 @@ def install(new: Runtime | None, *, several: bool = False) -> None:
     """
     if here.started() is not None:
         waiting.guards.clear()
+        waiting.ready.clear()
     here.install(new, several=several)
     if new is not None:
         log_prefix.install(running_actor)

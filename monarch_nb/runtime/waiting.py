@@ -28,6 +28,9 @@ guards: list[Callable[["Future[Any]", bool], Leave | None]] = []
 # Entered for an `await`, with the asyncio future that it suspends on: an exception set there ends the wait.
 await_guards: list[Callable[["Future[Any]", "asyncio.Future[None]"], Leave | None]] = []
 
+# Called instead where no wait is needed, for the result is there: what came before it may have to be shown first.
+ready: list[Callable[[], None]] = []
+
 # Asked when Ctrl-C ends a blocking wait: what becomes of the operation, "" to say no more than the wait itself does.
 stop_words: list[Callable[["Future[Any]"], str]] = []
 

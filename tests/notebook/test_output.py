@@ -34,6 +34,15 @@ def test_lines_of_an_endpoint_come_before_what_the_cell_prints_after_it(nb: Note
         assert cell.stdout.splitlines()[-1] == "from the cell"
 
 
+def test_lines_of_a_call_that_is_over_before_it_is_waited_for_come_first_too(nb: Notebook) -> None:
+    for wait in ("future.get()", "await future"):
+        begin = "import time\nfuture = a.work.call(0, 'from the rank')\n"
+        ready = "while not future.done(): time.sleep(0.001)\n"  # lines are shown a moment after they came
+        cell = nb.run(f"{begin}{ready}{wait};\nprint('from the cell')").ok()
+        assert ranks(cell.stdout, "from the rank") == [0, 1, 2, 3]
+        assert cell.stdout.splitlines()[-1] == "from the cell"
+
+
 def test_lines_do_not_land_in_the_next_cell(nb: Notebook) -> None:
     for number in range(5):
         first = nb.run(f"future = a.work.call(0, 'number {number}')\nfuture.get();").ok()

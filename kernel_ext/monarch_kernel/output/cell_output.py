@@ -95,10 +95,17 @@ class CellOutput:
         self._drain()
         self.flush(displays=True)
 
-    def _drain(self) -> None:
+    def settle_replies(self) -> None:
+        """The same where replies have come since; else nothing is to be shown before them."""
+        if self._drain():
+            self.flush(displays=True)
+
+    def _drain(self) -> bool:
+        """Waits for what was written before the replies that came; whether there were any."""
         positions = self._mesh_logs.positions.take()
         if positions:
             self._receiver.drain(positions, silence=SILENCE_SECONDS, limit=LIMIT_SECONDS)
+        return bool(positions)
 
     def _begin(self) -> None:
         with self._lock:
