@@ -38,15 +38,17 @@ if TYPE_CHECKING:
         attach_hosts,
         attach_to_workers,
         enable_transport,
+        local_hosts,
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
+        shutdown_context,
         start_worker_loop_forever,
     )
     from monarch_nb.code import reload_mesh
     from monarch_nb.debug.actor import DebugController
     from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
     from monarch_nb.lifecycle import exit_on_fault as unhandled_fault_hook
-    from monarch_nb.lifecycle import heal_mesh
+    from monarch_nb.lifecycle import get_or_spawn_controller, heal_mesh
     from monarch_nb.mesh import (
         Accumulator,
         ActorMesh,
@@ -56,12 +58,9 @@ if TYPE_CHECKING:
         ValueMesh,
         as_endpoint,
         get_active_proc_meshes,
-        get_or_spawn_controller,
-        local_hosts,
         register_proc_mesh_spawn_callback,
         run_on,
         send,
-        shutdown_context,
         this_proc,
         unregister_proc_mesh_spawn_callback,
     )
@@ -81,13 +80,16 @@ else:
             "attach_hosts",
             "attach_to_workers",
             "enable_transport",
+            "local_hosts",
             "run_worker_loop_forever",
             "run_worker_loop_until_shutdown",
+            "shutdown_context",
             "start_worker_loop_forever",
         ),
         "monarch_nb.code": ("reload_mesh",),
         "monarch_nb.host.command": ("BootstrapCommand", "default_bootstrap_cmd"),
         "monarch_nb.lifecycle": (
+            "get_or_spawn_controller",
             "heal_mesh",
             "unhandled_fault_hook",  # called with a MeshFailure that nobody has handled; assign one to replace it
         ),

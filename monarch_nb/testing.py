@@ -1,7 +1,7 @@
 """For tests: actors without processes, clusters without hosts; a clock that is told the time, a network in memory."""
 
 from monarch_nb.engine.cluster import Cluster, cluster
-from monarch_nb.mesh.inline import in_process_host, kill
+from monarch_nb.engine.in_process import in_process_host, kill
 from monarch_nb.transport.memory import MemoryNetwork, MemoryNode, NetworkFaults, VirtualClock
 
 __all__ = [

@@ -3,9 +3,9 @@
 from typing import Any
 
 import monarch_nb.actor  # noqa: F401 - which says how a process becomes a controller
+from monarch_nb.attach import prestart
 from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.logs import MeshLogs
-from monarch_nb.mesh import prestart
 from monarch_nb.runtime import Future, Runtime, runtime, started, waiting
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import record

@@ -183,7 +183,7 @@ class MonarchMagics(Magics):
 
         Python code, `time.sleep` and waits for other calls end. A rank that sits in other C code notices when it
         returns from it, which is said within a second; %heal NAME gpus=3 --kill does not wait for that.
-        From Python: monarch_nb.mesh.interrupt(workers).
+        From Python: monarch_nb.lifecycle.interrupt(workers).
         """
         if "=" in line:
             wish = place("%interrupt", line)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.mesh.interrupts import answered, doing
+from monarch_nb.lifecycle.interrupts import answered, doing
 from monarch_nb.runtime import Doing, Future, waiting
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe

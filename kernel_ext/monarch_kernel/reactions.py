@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from monarch_nb.mesh.interrupts import SILENT_AFTER
+from monarch_nb.lifecycle.interrupts import SILENT_AFTER
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, Doing, MeshState, ProcState
 from monarch_nb.shape import places
 

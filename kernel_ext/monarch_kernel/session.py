@@ -9,10 +9,11 @@ from typing import Any
 from IPython.core.error import UsageError
 from msgspec import Struct
 
+from monarch_nb.attach import local_hosts
 from monarch_nb.code import Report, local_modules, owned_actors, reload_code, reload_each
 from monarch_nb.lifecycle import heal_mesh
-from monarch_nb.mesh import HostMesh, ProcMesh, local_hosts, region_of, state_of, this_host
-from monarch_nb.mesh.interrupts import interrupted
+from monarch_nb.lifecycle.interrupts import interrupted
+from monarch_nb.mesh import HostMesh, ProcMesh, region_of, state_of, this_host
 from monarch_nb.runtime import ActorState, MeshState, ProcState
 from monarch_nb.store import MeshView, describe
 

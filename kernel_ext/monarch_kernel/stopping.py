@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-from monarch_nb.mesh.interrupts import interrupted
+from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.runtime import Doing, Future, MeshState, PendingCall, Runtime, waiting
 from monarch_nb.wire import error_line
 

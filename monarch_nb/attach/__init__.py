@@ -7,6 +7,7 @@ from monarch_nb._lazy import lazy_names
 if TYPE_CHECKING:
     from monarch_nb.attach.hosts import AttachError, attach_hosts
     from monarch_nb.attach.joining import accept_hosts
+    from monarch_nb.attach.own_hosts import local_hosts, prestart, shutdown, shutdown_context
     from monarch_nb.attach.transports import enable_transport
     from monarch_nb.attach.worker_loop import (
         run_worker_loop_forever,
@@ -23,9 +24,13 @@ __all__ = [
     "attach_hosts",
     "attach_to_workers",
     "enable_transport",
+    "local_hosts",
+    "prestart",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
     "run_worker_until_killed",
+    "shutdown",
+    "shutdown_context",
     "start_worker_loop_forever",
 ]
 
@@ -34,6 +39,7 @@ __getattr__ = lazy_names(
     {
         "hosts": ("AttachError", "attach_hosts"),
         "joining": ("accept_hosts",),
+        "own_hosts": ("local_hosts", "prestart", "shutdown", "shutdown_context"),
         "transports": ("enable_transport",),
         "worker_loop": (
             "run_worker_loop_forever",

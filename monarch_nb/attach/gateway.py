@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from monarch_nb.attach import routes
 from monarch_nb.attach.local_host import LocalHost
 from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.scout import Found
-from monarch_nb.mesh import ways
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, UnreachableError
@@ -66,7 +66,7 @@ class GatewayHost(RemoteHost):
 
     def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
         """Whether it is the host we know, in good order; the key is the gateway's own."""
-        return super().is_still(endpoint, incarnation, self.keys) and ways.gateway is self.gateway
+        return super().is_still(endpoint, incarnation, self.keys) and routes.gateway is self.gateway
 
     def dials(self, other: "RemoteHost | LocalHost") -> bool:
         """Whether this host's agent can dial that one's: perhaps those that the same gateway can."""
@@ -102,6 +102,6 @@ class GatewayHost(RemoteHost):
 def _cut(lost: p.Lost, asker: Asker[None]) -> None:
     """The gateway has lost its connection to hosts; reading thread."""
     for host in lost.hosts:
-        remote = ways.remotes.get(host)
+        remote = routes.remotes.get(host)
         if isinstance(remote, GatewayHost):
             remote.cut()

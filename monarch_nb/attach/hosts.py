@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from os import PathLike, fspath
 
 from monarch_nb._version import __version__
+from monarch_nb.attach import routes
 from monarch_nb.attach.gateway import GatewayHost
 from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.host import protocol as p
 from monarch_nb.host.scout import Found, introduce
-from monarch_nb.mesh import ways
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, split
@@ -67,7 +67,7 @@ def attach_hosts(
         raise AttachError(errors, len(endpoints))
     joined = []
     for endpoint, state in zip(endpoints, states, strict=True):
-        old = ways.remotes.get(state.host)
+        old = routes.remotes.get(state.host)
         if isinstance(old, RemoteHost) and old.is_still(endpoint, state.incarnation, keys):
             continue
         if isinstance(old, RemoteHost):
@@ -75,16 +75,16 @@ def attach_hosts(
         elif old is not None:
             old.end()
         if _leads_to(endpoint):
-            assert ways.gateway is not None
-            remote: RemoteHost = GatewayHost(engine, endpoint, state, ways.gateway, lease)
+            assert routes.gateway is not None
+            remote: RemoteHost = GatewayHost(engine, endpoint, state, routes.gateway, lease)
         else:
             remote = RemoteHost(engine, endpoint, state, keys, insecure_loopback, lease)
-        ways.remotes[state.host] = remote
+        routes.remotes[state.host] = remote
         joined.append(remote.join())
     hosts = [state.host for state in states]
     for answer in joined:
         answer.get(timeout)
-    ways.settle(engine, hosts, timeout)
+    routes.settle(engine, hosts, timeout)
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
 
 
@@ -103,16 +103,16 @@ def read_key(key: "Keys | str | PathLike[str] | None") -> Keys | None:
 
 def _leads_to(endpoint: str) -> bool:
     """Whether a gateway is to dial it."""
-    return ways.gateway is not None and ways.gateway.remote.endpoint != endpoint
+    return routes.gateway is not None and routes.gateway.remote.endpoint != endpoint
 
 
 def _introduce(endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, timeout: float) -> list[Found]:
     """Who answers at each endpoint, as this process finds out, or its gateway."""
-    if ways.gateway is None:
+    if routes.gateway is None:
         return introduce(endpoints, keys, insecure_loopback=insecure_loopback, timeout=timeout)
     own = [endpoint for endpoint in endpoints if not _leads_to(endpoint)]
     far = [endpoint for endpoint in endpoints if _leads_to(endpoint)]
-    by_endpoint = dict(zip(far, ways.gateway.introduce(far, timeout), strict=True))
+    by_endpoint = dict(zip(far, routes.gateway.introduce(far, timeout), strict=True))
     if own:
         answers = introduce(own, keys, insecure_loopback=insecure_loopback, timeout=timeout)
         by_endpoint.update(zip(own, answers, strict=True))
@@ -131,7 +131,7 @@ def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) 
         return RuntimeError(
             f"{endpoint} runs monarch-nb {state.version}, this process {__version__}: install the same on both"
         )
-    if state.host in ways.local or any(state.host == other.host for other in others):
+    if state.host in routes.local or any(state.host == other.host for other in others):
         return ValueError(
             f"{endpoint} is host {state.host}, which is attached already: list it once, or start its "
             "agent with --host and another id"

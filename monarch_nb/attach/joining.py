@@ -4,12 +4,12 @@ import threading
 import time
 from os import PathLike
 
+from monarch_nb.attach import routes
 from monarch_nb.attach.hosts import AttachError, objection, read_key
 from monarch_nb.attach.local_host import LocalHost
 from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
-from monarch_nb.mesh import ways
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime, runtime
@@ -88,7 +88,7 @@ class Reception:
 
     def _who(self, state: p.HostState, asker: Asker[p.Who]) -> p.Who:
         """Somebody wants to join; reading thread."""
-        is_back = isinstance(ways.remotes.get(state.host), JoinedHost)
+        is_back = isinstance(routes.remotes.get(state.host), JoinedHost)
         wrong = None if is_back else objection(f"host {state.host}", state, ())
         with self._changed:
             if wrong is None:
@@ -99,7 +99,7 @@ class Reception:
 
     def _joins(self, state: p.HostState, asker: Asker[None]) -> None:
         with self._changed:
-            if not isinstance(ways.remotes.get(state.host), JoinedHost):
+            if not isinstance(routes.remotes.get(state.host), JoinedHost):
                 self._new[state.host] = state
             self._changed.notify_all()
 
@@ -155,10 +155,10 @@ def accept_hosts(
     states = reception.take(count, timeout)
     joined = []
     for state in states:
-        remote = ways.remotes[state.host] = JoinedHost(engine, state, keys, lease)
+        remote = routes.remotes[state.host] = JoinedHost(engine, state, keys, lease)
         joined.append(remote.join())
     hosts = [state.host for state in states]
     for answer in joined:
         answer.get(_JOIN_S)
-    ways.settle(engine, hosts, _JOIN_S)
+    routes.settle(engine, hosts, _JOIN_S)
     return HostMesh(name, hosts, host_labels(hosts), owned=True)

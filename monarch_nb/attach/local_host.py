@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from monarch_nb._private import is_private
+from monarch_nb.attach import routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.folders import host_of_folder
 from monarch_nb.host.linux import has_pidfd
-from monarch_nb.mesh import ways
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.requests import RequestError, fail_requests, request
-from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import Future, Runtime, when_done
 from monarch_nb.transport import TrustError, UnreachableError
 from monarch_nb.wire import Done, agent_of
@@ -122,7 +122,7 @@ class LocalHost:
             return
         self.engine.part(ProcessWatcher).host_lost(self.host, self.lost, self.incarnation)
         self._forget(self.lost)
-        ways.tell_lost(self.engine, self.host, self.lost, self.incarnation)
+        routes.tell_lost(self.engine, self.host, self.lost, self.incarnation)
 
 
 def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Path:
@@ -157,7 +157,7 @@ def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], boo
         host = host_of_folder(folder)
         if not host:
             raise UnreachableError(f"ipc://{path} leads to {folder}, which is not named after a host")
-        if host == engine.host or host in ways.local:
+        if host == engine.host or host in routes.local:
             raise ValueError(f"ipc://{path} is host {host}, which this process has started itself")
         engine.node.learn(host, run_folder=folder)
         asked = request(engine, agent_of(host), verbs.STATUS, Done())
@@ -168,5 +168,5 @@ def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], boo
             if left < 0 or given_up():
                 raise UnreachableError(f"the worker at ipc://{path} has not answered in time") from None
             continue
-        known = ways.remotes.get(host)
+        known = routes.remotes.get(host)
         return known if isinstance(known, LocalHost) and not known.lost else LocalHost(engine, folder, state)

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Iterable
 
+from monarch_nb.attach import routes
 from monarch_nb.attach.local_host import meet
 from monarch_nb.host import find_run_folder
-from monarch_nb.mesh import ways
 from monarch_nb.runtime import Runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import UnreachableError
@@ -22,7 +22,7 @@ _learned: set[str] = set()  # hosts without an agent: programs that have spawned
 def reach(engine: Runtime, hosts: Iterable[str], name: str) -> None:
     """Makes hosts known to this process that are on this machine; blocks until their agents have answered.
 
-    Only a controller needs it: the agent of a process that was spawned knows the ways. Raises UnreachableError for a
+    Only a controller needs it: the agent of a process that was spawned knows the routes. Raises UnreachableError for a
     host that is neither here nor attached.
     """
     if not parse_address(engine.address).is_controller:
@@ -31,11 +31,11 @@ def reach(engine: Runtime, hosts: Iterable[str], name: str) -> None:
         unknown = [host for host in dict.fromkeys(hosts) if not _is_known(engine, host)]
         met = [host for host in unknown if _meet(engine, host, name)]
     if met:
-        ways.settle(engine, met, settings.message_delivery_timeout)
+        routes.settle(engine, met, settings.message_delivery_timeout)
 
 
 def _is_known(engine: Runtime, host: str) -> bool:
-    return host == engine.host or host in ways.local or host in ways.remotes or host in _learned
+    return host == engine.host or host in routes.local or host in routes.remotes or host in _learned
 
 
 def _meet(engine: Runtime, host: str, name: str) -> bool:
@@ -52,6 +52,6 @@ def _meet(engine: Runtime, host: str, name: str) -> bool:
         return False
     limit = settings.message_delivery_timeout
     local = meet(engine, str(folder / "agent"), time.monotonic() + limit, lambda: engine.closed)
-    ways.remotes[host] = local
+    routes.remotes[host] = local
     local.join().get(limit)
     return True

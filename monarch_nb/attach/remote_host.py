@@ -5,14 +5,14 @@ import threading
 import time
 from collections import deque
 
+from monarch_nb.attach import routes
 from monarch_nb.attach.local_host import LocalHost
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.scout import introduce
-from monarch_nb.mesh import ways
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.requests import request
-from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import Future, Runtime, when_done
 from monarch_nb.transport import DescriptorLimitError, Keys, knock, lost_here
 from monarch_nb.wire import Done, Header, agent_of, host_of
@@ -62,9 +62,9 @@ class RemoteHost:
 
     def dials(self, other: "RemoteHost | LocalHost") -> bool:
         """Whether this host's agent can dial that one's where we do, with its own key."""
-        if not isinstance(other, RemoteHost) or not other.endpoint or ways.is_behind(other) > ways.is_behind(self):
+        if not isinstance(other, RemoteHost) or not other.endpoint or routes.is_behind(other) > routes.is_behind(self):
             return False
-        far = ways.is_loopback(other.endpoint) and not ways.is_loopback(self.endpoint)
+        far = routes.is_loopback(other.endpoint) and not routes.is_loopback(self.endpoint)
         return other is not self and not far and self.keys == other.keys
 
     def join(self) -> Future[Done]:
@@ -186,7 +186,7 @@ class RemoteHost:
         self.lost = reason
         log.warning("host %s is lost: %s", self.host, reason)
         self.engine.part(ProcessWatcher).host_lost(self.host, reason, self.incarnation)
-        ways.tell_lost(self.engine, self.host, reason, self.incarnation)
+        routes.tell_lost(self.engine, self.host, reason, self.incarnation)
 
     def _until_back(self) -> None:
         """Returns when the host can be used again, for procs that are spawned or healed from now on."""
@@ -205,7 +205,7 @@ class RemoteHost:
                 if same:
                     self.leave().get(_HELLO_S)  # what lived on there was given up here
                 joined.get(_HELLO_S)
-                ways.rejoin(self.engine, self, _HELLO_S)
+                routes.rejoin(self.engine, self, _HELLO_S)
             except (TimeoutError, RuntimeError):
                 continue
             if self._returning is not None:
@@ -240,9 +240,16 @@ class RemoteHost:
         return found if isinstance(found, p.HostState) else None
 
 
+def await_return(host: str, seconds: float) -> None:
+    """Blocks while an attached host is lost although its agent, which was started anew, is there already."""
+    remote = routes.remotes.get(host)
+    if isinstance(remote, RemoteHost):
+        remote.await_return(seconds)
+
+
 def undelivered(engine: Runtime, header: Header, reason: str) -> None:
     """A message of this process will not arrive; reading thread."""
-    remote = ways.remotes.get(host_of(header.dst))
+    remote = routes.remotes.get(host_of(header.dst))
     mine = isinstance(lost_here(reason), DescriptorLimitError)  # whatever became of the host
     if isinstance(remote, RemoteHost) and not (remote.lost or engine.closed or mine):
         remote.undelivered(header, reason)
@@ -252,6 +259,6 @@ def undelivered(engine: Runtime, header: Header, reason: str) -> None:
 
 def connection(address: str, up: bool, word: str) -> None:
     """What the transport tells of TCP connections; reading thread."""
-    remote = ways.remotes.get(host_of(address))
+    remote = routes.remotes.get(host_of(address))
     if isinstance(remote, RemoteHost) and not up:
         remote.cut()

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from monarch_nb.attach import routes
 from monarch_nb.attach.gateway import Gateway
 from monarch_nb.attach.hosts import AttachError, attach_hosts, objection
 from monarch_nb.attach.local_host import meet
 from monarch_nb.attach.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
-from monarch_nb.mesh import ways
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.routing.addresses import Endpoint, parse_dialled
 from monarch_nb.runtime import Future, Runtime, fail_future, pending_future, resolve_future, runtime
@@ -60,21 +60,21 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
     Raises AttachError where it does not answer, RuntimeError for another one than before.
     """
     endpoint = local_name(parse_dialled(addr), read_keys(private_key, ca))
-    if ways.gateway is not None:
-        if ways.gateway.address == endpoint.url:
+    if routes.gateway is not None:
+        if routes.gateway.address == endpoint.url:
             return
         raise RuntimeError(
-            f"this process reaches its workers through the gateway {ways.gateway.address} already, "
+            f"this process reaches its workers through the gateway {routes.gateway.address} already, "
             f"and cannot use {addr} too; monarch.actor.shutdown_context() ends all that is attached"
         )
     hosts = attach_to_workers(private_key=private_key, ca=ca, workers=[endpoint.url], name="gateway")
     hosts.initialized.get()
-    ways.gateway = Gateway(runtime(), ways.remotes[hosts.host_ids[0]], endpoint.url)
+    routes.gateway = Gateway(runtime(), routes.remotes[hosts.host_ids[0]], endpoint.url)
 
 
 def _endpoint(text: str, keys: Keys | None) -> Endpoint:
     endpoint = parse_dialled(text)
-    if ways.gateway is None or endpoint.scheme == "ipc":
+    if routes.gateway is None or endpoint.scheme == "ipc":
         endpoint = local_name(endpoint, keys)
         check_trust(endpoint, keys)
     return endpoint  # else the gateway, which dials it with its own key, will say
@@ -113,7 +113,7 @@ def _attach(
             errors.update(error.errors)
     if errors:
         raise AttachError(errors, len(wanted))
-    ways.settle(engine, hosts.values(), max(1.0, deadline - time.monotonic()))
+    routes.settle(engine, hosts.values(), max(1.0, deadline - time.monotonic()))
     return tuple(hosts[each.url] for each in endpoints if each is not None)
 
 
@@ -132,16 +132,16 @@ def _start(job: Callable[[], dict[str, str]]) -> Future[dict[str, str]]:
 
 
 def _near(engine: Runtime, endpoint: Endpoint, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
-    through = ways.gateway
+    through = routes.gateway
     if through is not None and through.address == endpoint.url and not through.remote.lost:
         return {endpoint.url: through.remote.host}  # it is spoken to already, whatever has become of that path
     try:
         local = meet(engine, endpoint.path, deadline, given_up)
-        if ways.remotes.get(local.host) is not local:
+        if routes.remotes.get(local.host) is not local:
             wrong = objection(endpoint.url, local.state, ())
             if wrong is not None:
                 raise wrong
-            ways.remotes[local.host] = local
+            routes.remotes[local.host] = local
             local.join().get(max(1.0, deadline - time.monotonic()))
     except Exception as error:
         raise AttachError({endpoint.url: error}, 1) from error

@@ -5,10 +5,10 @@ import types
 import warnings
 from typing import Any, cast
 
+from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.code.modules import Newest, newest
 from monarch_nb.mesh.actor import ActorMesh, check_class
 from monarch_nb.mesh.arguments import encode_arguments
-from monarch_nb.mesh.editions import ClassVersions
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.requests import gather
 from monarch_nb.mesh.sending import send_region

@@ -10,15 +10,15 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from monarch_nb.attach import routes
 from monarch_nb.code import copies, modules
 from monarch_nb.code.reload import reload_mesh
-from monarch_nb.mesh import ways
 from monarch_nb.mesh.active import get_active_proc_meshes
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorState, Future, runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
@@ -156,7 +156,7 @@ def sync(name: str, hosts: Sequence[str], python: str | None, workspace: Any, au
     """Brings the folders of a workspace to the hosts of a mesh; see `HostMesh.sync_workspace`. Blocks."""
     engine = runtime()
     folders = folders_of(workspace)
-    far = [host for host in hosts if not (host == engine.host or host in ways.local or ways.remotes[host].near)]
+    far = [host for host in hosts if not (host == engine.host or host in routes.local or routes.remotes[host].near)]
     names = [f"{folder.name}-{hashlib.blake2b(str(folder).encode(), digest_size=4).hexdigest()}" for folder in folders]
     copied = _copy(name, python, far, dict(zip(names, folders, strict=True))) if far else {}
     by_host = {host: copied.get(host) or [str(folder) for folder in folders] for host in hosts}

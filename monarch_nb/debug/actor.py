@@ -8,7 +8,7 @@ from monarch_nb.debug.api import Group
 from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.render.picks import pick
 from monarch_nb.debug.service import controller
-from monarch_nb.mesh import get_or_spawn_controller
+from monarch_nb.lifecycle import get_or_spawn_controller
 from monarch_nb.mesh.declare import Actor, concurrent_endpoint
 
 _LOOK_S = 0.5  # between looks whether the caller has gone away

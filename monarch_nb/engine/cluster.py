@@ -10,14 +10,14 @@ from typing import Any, Self, TypeVar
 
 from monarch_nb.engine.compose import Role, compose
 from monarch_nb.engine.memory_host import MemoryHost
+from monarch_nb.engine.operations import ProcessOperations
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
+from monarch_nb.lifecycle.stopping import MeshStopper
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.mesh_events import MeshEvents
-from monarch_nb.mesh.process_operations import ProcessOperations
-from monarch_nb.mesh.stops import MeshStopper
-from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import (
     ActorCell,
     Future,

@@ -3,24 +3,24 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from monarch_nb.code.class_versions import ClassVersions
+from monarch_nb.engine.effects import MeshEffects
 from monarch_nb.engine.features import FEATURES
+from monarch_nb.engine.operations import ProcessOperations
+from monarch_nb.lifecycle.controllers import Controllers
+from monarch_nb.lifecycle.healing import MeshHealer
+from monarch_nb.lifecycle.stopping import MeshStopper
+from monarch_nb.lifecycle.updates import ReferenceUpdates
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.mesh.cells import run_in_actor
-from monarch_nb.mesh.controllers import Controllers
-from monarch_nb.mesh.editions import ClassVersions
-from monarch_nb.mesh.effects import MeshEffects
-from monarch_nb.mesh.healing import MeshHealer
-from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.mesh_events import MeshEvents
-from monarch_nb.mesh.news import ReferenceUpdates
 from monarch_nb.mesh.operations import Operations
 from monarch_nb.mesh.own_proc import ThisProc
 from monarch_nb.mesh.proc import set_log_level
-from monarch_nb.mesh.process_operations import ProcessOperations
-from monarch_nb.mesh.stops import MeshStopper
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.verbs import ACTOR_FAILED
-from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import Local, Parts, Runtime
 from monarch_nb.supervision import Driver, MeshFailure
 from monarch_nb.transport import Clock, Transport
@@ -35,6 +35,7 @@ class Role:
     root_id: str = "<root>"  # how code outside actors is named
     fatal: Callable[[MeshFailure], None] | None = None  # what becomes of a failure that nobody handles
     revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
+    await_host: Callable[[str, float], None] = lambda host, seconds: None  # until one that has come back can be used
     python: str | None = None  # the interpreter it was asked to run with
 
 
@@ -76,8 +77,18 @@ def compose(
         MeshRegistry(engine, driver, watcher, updates, tell=events.tell, revive=role.revive, python=role.python),
     )
     stopper = parts.add(MeshStopper, MeshStopper(engine, driver, updates, disown=registry.disown, tell=events.tell))
-    healer = MeshHealer(engine, driver, updates=updates, versions=versions, stopper=stopper, tell=events.tell)
-    parts.add(MeshHealer, healer)
+    parts.add(
+        MeshHealer,
+        MeshHealer(
+            engine,
+            driver,
+            updates=updates,
+            versions=versions,
+            stopper=stopper,
+            tell=events.tell,
+            await_host=role.await_host,
+        ),
+    )
     this_proc = ThisProc(engine, registry)
     parts.add(Operations, operations(engine))  # type: ignore[type-abstract]
     parts.add(Controllers, Controllers(engine, registry))

@@ -5,13 +5,13 @@ import secrets
 import sys
 from pathlib import Path
 
-from monarch_nb.attach.remote_host import connection, undelivered
+from monarch_nb.attach.own_hosts import at_exit, expect_agent, revive
+from monarch_nb.attach.remote_host import await_return, connection, undelivered
 from monarch_nb.engine.compose import Role, compose
 from monarch_nb.host.ahead import take_ahead
 from monarch_nb.host.folders import make_run_folder, new_host_id, run_folder_for
 from monarch_nb.lifecycle import unhandled
-from monarch_nb.mesh.controller import at_exit, expect_agent, revive
-from monarch_nb.mesh.watching import ProcessWatcher
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Local, Runtime, install_breakpoints
 from monarch_nb.transport import Node, ThreadClock
@@ -37,7 +37,9 @@ def become_controller() -> Runtime:
         on_stranger=lambda address: engine.part(ProcessWatcher).stranger(address),
         config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
     )
-    role = Role(agent_of(host), fatal=unhandled.unhandled, revive=lambda hosts: revive(engine, hosts))
+    role = Role(
+        agent_of(host), fatal=unhandled.unhandled, revive=lambda hosts: revive(engine, hosts), await_host=await_return
+    )
     engine = compose(local, node, ThreadClock(), role)
     engine.start()
     install_breakpoints()  # for actors of this process

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.engine.compose import Role, compose
+from monarch_nb.engine.in_process import InlineConsole
 from monarch_nb.engine.worker import host_console
 from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.mesh.handle import Handle, state_of
-from monarch_nb.mesh.inline import InlineConsole
-from monarch_nb.mesh.keeper import MeshRegistry
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Local, ProcState, Runtime, current, endpoint, runtime, waiting
 from monarch_nb.transport.memory_time import MemoryTime, ProcessClock
 from monarch_nb.transport.memory_transport import MemoryTransport

@@ -6,12 +6,16 @@ from monarch_nb._lazy import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.lifecycle.actor_spawn import spawn_actors
+    from monarch_nb.lifecycle.controllers import get_or_spawn_controller
     from monarch_nb.lifecycle.heal import heal_mesh
+    from monarch_nb.lifecycle.interrupts import interrupt
     from monarch_nb.lifecycle.unhandled import exit_on_fault, notebook_mode
 
 __all__ = [
     "exit_on_fault",
+    "get_or_spawn_controller",
     "heal_mesh",
+    "interrupt",
     "notebook_mode",
     "spawn_actors",
 ]
@@ -20,7 +24,9 @@ __getattr__ = lazy_names(
     __name__,
     {
         "actor_spawn": ("spawn_actors",),
+        "controllers": ("get_or_spawn_controller",),
         "heal": ("heal_mesh",),
+        "interrupts": ("interrupt",),
         "unhandled": ("exit_on_fault", "notebook_mode"),
     },
 )

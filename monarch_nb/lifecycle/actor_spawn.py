@@ -7,14 +7,14 @@ from typing import Any, cast
 import msgspec
 
 from monarch_nb.lifecycle.stand_ins import stand_ins
+from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.actor import ActorMesh, check_class
 from monarch_nb.mesh.arguments import check_arguments, encode_arguments
 from monarch_nb.mesh.handle import Handle, region_of, state_of
-from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError
 from monarch_nb.mesh.sending import send_region
-from monarch_nb.mesh.stops import MeshStopper
 from monarch_nb.runtime import (
     SPAWN,
     Actor,

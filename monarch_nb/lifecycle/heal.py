@@ -3,8 +3,8 @@
 import time
 from typing import TypeVar
 
+from monarch_nb.lifecycle.healing import MeshHealer
 from monarch_nb.mesh.handle import Handle, region_of, state_of
-from monarch_nb.mesh.healing import MeshHealer
 from monarch_nb.runtime import runtime
 from monarch_nb.supervision import Driver
 

@@ -13,16 +13,16 @@ from monarch_nb.host.protocol import Launch, SpawnProcs
 from monarch_nb.host.template import QUICK, worth_importing
 from monarch_nb.lifecycle.devices import environments, warn_of_shared
 from monarch_nb.lifecycle.stand_ins import with_stand_ins
+from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.active import announce
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import console_state
-from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.operations import ProcsWanted
 from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.mesh.sending import send_each, send_region
-from monarch_nb.mesh.stops import MeshStopper
 from monarch_nb.runtime import (
     Future,
     Held,

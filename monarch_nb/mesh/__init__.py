@@ -1,8 +1,5 @@
 """Host, proc, actor and value meshes, with the adverbs that work on them."""
 
-from typing import TYPE_CHECKING
-
-from monarch_nb._lazy import lazy_names
 from monarch_nb.mesh.accumulator import Accumulator
 from monarch_nb.mesh.active import (
     get_active_proc_meshes,
@@ -14,15 +11,9 @@ from monarch_nb.mesh.cells import run_on
 from monarch_nb.mesh.endpoint import Endpoint, send
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
-from monarch_nb.mesh.interrupts import interrupt
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.undeclared import as_endpoint
 from monarch_nb.mesh.value import ValueMesh
-
-if TYPE_CHECKING:
-    from monarch_nb.mesh.controller import local_hosts, prestart, shutdown, shutdown_context
-    from monarch_nb.mesh.controllers import get_or_spawn_controller
-
 
 __all__ = [
     "Accumulator",
@@ -34,27 +25,13 @@ __all__ = [
     "ValueMesh",
     "as_endpoint",
     "get_active_proc_meshes",
-    "get_or_spawn_controller",
     "give_up",
-    "interrupt",
-    "local_hosts",
-    "prestart",
     "region_of",
     "register_proc_mesh_spawn_callback",
     "run_on",
     "send",
-    "shutdown",
-    "shutdown_context",
     "state_of",
     "this_host",
     "this_proc",
     "unregister_proc_mesh_spawn_callback",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "controller": ("local_hosts", "prestart", "shutdown", "shutdown_context"),
-        "controllers": ("get_or_spawn_controller",),
-    },
-)

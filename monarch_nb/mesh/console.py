@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.handle import Handle, region_of, state_of
-from monarch_nb.mesh.keeper import MeshRegistry
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Actor, ActorState, ProcState, current, endpoint, runtime
 from monarch_nb.runtime.context import Instance
 from monarch_nb.runtime.display_hooks import open_figures, show_figures

@@ -1,7 +1,7 @@
 """This process, as people see it: a mesh of one, or one of a mesh."""
 
-from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ProcState, Runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import Layout, parse_address

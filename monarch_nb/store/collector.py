@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import MeshEvents
-from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import MeshState, ProcState, Runtime, when_done
 from monarch_nb.store import events as e
 from monarch_nb.store.facts import is_ready, now, place_of, spawned, turned

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from monarch_nb.mesh.watching import ProcessWatcher
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.store import events as e
 from monarch_nb.supervision import Cause, Driver, RankStatus

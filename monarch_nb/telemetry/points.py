@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb.mesh.keeper import MeshRegistry
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Runtime, current, started
 from monarch_nb.telemetry.metrics import Metrics
 from monarch_nb.telemetry.series import ByName, Point, Series

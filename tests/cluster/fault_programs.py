@@ -22,10 +22,10 @@ import pytest
 
 from monarch_nb.actor import Channel, ProcMesh, SupervisionError, heal_mesh, runtime, this_host
 from monarch_nb.config import configure
+from monarch_nb.engine import controller
+from monarch_nb.engine.in_process import in_process_host, inline_host, kill
 from monarch_nb.exceptions import DescriptorLimitError, HealError
 from monarch_nb.lifecycle import notebook_mode
-from monarch_nb.mesh import controller
-from monarch_nb.mesh.inline import in_process_host, inline_host, kill
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import ProcState
 from monarch_nb.store import describe

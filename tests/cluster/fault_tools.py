@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint, this_host
+from monarch_nb.attach import own_hosts
 from monarch_nb.config import configured
 from monarch_nb.host import verbs
 from monarch_nb.host.protocol import HostState
 from monarch_nb.lifecycle import unhandled
-from monarch_nb.mesh import controller
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import runtime
 from monarch_nb.supervision import MeshFailure
@@ -104,7 +104,7 @@ def controlling() -> Iterator[Any]:
     try:
         yield here
     finally:
-        controller.shutdown()
+        own_hosts.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +169,9 @@ def status(host: str | None = None) -> HostState:
     return request(engine, f"{host or engine.host}/agent", verbs.STATUS, Done()).get(SOON)
 
 
-def agent() -> controller.AgentHandle:
+def agent() -> own_hosts.AgentHandle:
     """The agent of this host."""
-    return controller._agents[runtime().host]
+    return own_hosts._agents[runtime().host]
 
 
 def begun(receiver: Any, count: int) -> list[int]:

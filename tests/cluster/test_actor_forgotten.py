@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint
-from monarch_nb.mesh.interrupts import interrupted
+from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.runtime import forgotten
 from monarch_nb.testing import in_process_host
 from tests.cluster.actor_tools import SECONDS

@@ -21,7 +21,7 @@ from monarch_nb.actor import (
     this_host,
     this_proc,
 )
-from monarch_nb.mesh.watching import ProcessWatcher
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.supervision import HealError
 from tests.cluster.actor_tools import SECONDS, Faults
 

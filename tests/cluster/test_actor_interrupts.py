@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, Channel, ProcMesh, endpoint
-from monarch_nb.mesh import interrupt, interrupts
-from monarch_nb.mesh.interrupts import doing, interrupted
+from monarch_nb.lifecycle import interrupt, interrupts
+from monarch_nb.lifecycle.interrupts import doing, interrupted
 from tests.cluster.actor_tools import SECONDS, spawned
 
 pytestmark = pytest.mark.timeout(120)

@@ -10,8 +10,8 @@ import pytest
 
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, SupervisionError, context, endpoint, this_host
 from monarch_nb.config import configured
-from monarch_nb.mesh import stops
-from monarch_nb.mesh.watching import ProcessWatcher
+from monarch_nb.lifecycle import stopping
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.runtime import runtime
 from tests.cluster.actor_tools import Faults
 
@@ -205,7 +205,7 @@ def test_a_clean_up_that_raises_is_a_failure_of_the_actor(quad: ProcMesh, faults
 def test_what_was_stopped_long_ago_is_forgotten_and_who_still_has_it_is_told(
     quad: ProcMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stops, "KEPT", 2)
+    monkeypatch.setattr(stopping, "KEPT", 2)
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="former")
     on_them: Any = procs.spawn("on them", Stoppable)
     alone: Any = quad.spawn("alone", Stoppable)

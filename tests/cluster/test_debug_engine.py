@@ -232,7 +232,7 @@ def test_who_is_not_stopped_and_where_those_are_is_in_the_table(trainers: Any) -
     assert debug.controller().stopped.wait(SECONDS, lambda: "runs wait_long, at debug_tools.py" in debug.table())
     assert f"2 of 3  at debug_tools.py:{line('breakpoint()', 2)} in Trainer.step  trainers gpus=0-1" in debug.table()
     assert "wait_long" in debug.stacks(trainers)
-    from monarch_nb.mesh import interrupt
+    from monarch_nb.lifecycle import interrupt
 
     interrupt(trainers.slice(gpus=2))
     with pytest.raises(ActorError):

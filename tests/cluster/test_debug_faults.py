@@ -199,7 +199,7 @@ def test_stopping_a_mesh_ends_what_is_stopped_there(own_procs: ProcMesh) -> None
 
 
 def test_an_interrupt_ends_a_stopped_endpoint(trainers: Any) -> None:
-    from monarch_nb.mesh import interrupt
+    from monarch_nb.lifecycle import interrupt
 
     future = trainers.slice(gpus=0).step.call_one(1)
     stopped(1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, Channel, Port, endpoint, reload_mesh, run_on
-from monarch_nb.mesh import interrupt
+from monarch_nb.lifecycle import interrupt
 from tests.cluster.fault_tools import ROOT, SOON
 from tests.cluster.host_client import hosted
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Channel, MeshFailure, SupervisionError, heal_mesh, this_host
+from monarch_nb.attach import own_hosts
 from monarch_nb.exceptions import DeviceMeshError
 from monarch_nb.lifecycle import proc_spawn
-from monarch_nb.mesh import controller
-from monarch_nb.mesh.healing import MeshHealer
+from monarch_nb.lifecycle.healing import MeshHealer
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, controlling, kill, spawned, still_works, until
 from tests.cluster.leftovers import marked
@@ -159,7 +159,7 @@ def test_between_being_there_and_being_asked(
         gone = agent()
         lose_agent()
         if seen:
-            until(lambda: controller._agents.get(engine.host) is not gone, "the death is seen")
+            until(lambda: own_hosts._agents.get(engine.host) is not gone, "the death is seen")
         return ask(engine, dst, verb, body)
 
     with spawned(host) as procs:

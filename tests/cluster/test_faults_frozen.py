@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Channel, MeshFailure, SupervisionError
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import MeshEvents
-from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, spawned, still_works, until
 from tests.processes import freeze

@@ -108,7 +108,7 @@ def test_stop_during_a_heal(host: Any, impatient: None, tmp_path: Any) -> None:
 
 
 def host_healer() -> Any:
-    from monarch_nb.mesh.healing import MeshHealer
+    from monarch_nb.lifecycle.healing import MeshHealer
     from monarch_nb.runtime import runtime
 
     return runtime().part(MeshHealer)

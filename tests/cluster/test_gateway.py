@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from monarch_nb import mesh
 from monarch_nb.actor import (
     Actor,
     MeshFailure,
@@ -24,7 +23,7 @@ from monarch_nb.actor import (
     this_host,
     this_proc,
 )
-from monarch_nb.attach import AttachError, remote_host
+from monarch_nb.attach import AttachError, remote_host, shutdown
 from monarch_nb.compat.worker_loops import start_worker_loop_until_shutdown
 from monarch_nb.config import configured
 from monarch_nb.exceptions import TrustError
@@ -61,7 +60,7 @@ def cluster(standing: list[HostProcess], key: Path) -> Iterator[list[HostProcess
     """Three hosts, of which this process dials the first alone."""
     attach(standing[0].endpoint, private_key=key)
     yield standing
-    mesh.shutdown()
+    shutdown()
 
 
 @pytest.fixture
@@ -153,7 +152,7 @@ def test_connections_to_the_gateway_and_behind_it_that_break_lose_nothing(tmp_pa
                 members.note.broadcast(number)
             assert list(members.in_order.call("root", list(range(300))).get(SOON).values()) == [True]
         finally:
-            mesh.shutdown()
+            shutdown()
             for proxy in proxies:
                 proxy.close()
 
@@ -226,7 +225,7 @@ def test_a_gateway_that_is_not_there_is_told(key: Path) -> None:
 def unattached() -> Iterator[None]:
     """A process without a gateway, and again without one in the end."""
     yield
-    mesh.shutdown()
+    shutdown()
 
 
 @pytest.mark.usefixtures("unattached")

@@ -16,7 +16,7 @@ pid = ahead._coming[0].agent._process.pid
 """
 USE = """
 from monarch.actor import Actor, endpoint, this_host
-from monarch_nb.mesh.controller import _agents
+from monarch_nb.attach.own_hosts import _agents
 
 class Asked(Actor):
     @endpoint

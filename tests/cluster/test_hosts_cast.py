@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, MeshFailure, ProcMesh, SupervisionError, endpoint, run_on, this_host
-from monarch_nb.attach import attach_hosts
+from monarch_nb.attach import attach_hosts, local_hosts, own_hosts
 from monarch_nb.lifecycle import heal_mesh
-from monarch_nb.mesh import controller, local_hosts, sending
+from monarch_nb.mesh import sending
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys
 from monarch_nb.wire import Kind
@@ -184,7 +184,7 @@ def test_a_host_agent_that_dies_fails_casts_under_way(faults: list[MeshFailure])
     members = hosts.spawn_procs(name="pair").spawn("members", Member)
     members.where.call().get(SOON)
     under_way = members.nap.call(300, 1)
-    handle = controller._agents[hosts.host_ids[1]]
+    handle = own_hosts._agents[hosts.host_ids[1]]
     handle._process.kill()
     with pytest.raises(SupervisionError, match=hosts.host_ids[1]):
         under_way.get(SOON)

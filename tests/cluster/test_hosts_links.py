@@ -106,9 +106,9 @@ def test_a_cut_longer_than_the_lease_fails_the_host_by_name_and_it_can_be_healed
 
 def back(hosts: Any) -> None:
     """Wait until every host can be used again."""
-    from monarch_nb.mesh import ways
+    from monarch_nb.attach import routes
 
-    wait_until(lambda: not any(ways.remotes[host].lost for host in hosts.host_ids))
+    wait_until(lambda: not any(routes.remotes[host].lost for host in hosts.host_ids))
 
 
 def test_procs_elsewhere_learn_that_a_host_is_lost(
@@ -228,7 +228,7 @@ def restarted(agent: HostProcess, folder: Path, key: Path) -> HostProcess:
 def test_hosts_whose_agents_were_started_anew_talk_to_each_other_once_a_heal_has_returned(
     rounds: int, tmp_path: Path, key: Path, faults: list[MeshFailure]
 ) -> None:
-    from monarch_nb.mesh import ways
+    from monarch_nb.attach import routes
 
     dice = random.Random(rounds)
     with user_hosts(tmp_path, 2, key=key) as agents, config.configured(heal_max_restarts=2 * rounds + 1):
@@ -240,10 +240,10 @@ def test_hosts_whose_agents_were_started_anew_talk_to_each_other_once_a_heal_has
             for place in ([0], [1], [0, 1], [1, 0])[number % 4]:
                 agents[place] = restarted(agents[place], tmp_path, key)
                 if dice.random() < 0.5:
-                    wait_until(lambda place=place: _is_back(ways.remotes[agents[place].host], agents[place].pid))
+                    wait_until(lambda place=place: _is_back(routes.remotes[agents[place].host], agents[place].pid))
                 time.sleep(dice.choice([0.0, 0.0, 0.3]))
             for agent in agents:
-                wait_until(lambda agent=agent: _is_back(ways.remotes[agent.host], agent.pid))
+                wait_until(lambda agent=agent: _is_back(routes.remotes[agent.host], agent.pid))
             heal_mesh(procs)
             for place in dice.sample([0, 1, 0, 1], 4):
                 began = time.monotonic()

@@ -128,9 +128,9 @@ def test_a_job_whose_workers_are_frozen_is_killed_too(
 INTERRUPTED = """
 import sys
 from monarch_nb.job import ProcessJob
-from monarch_nb.mesh import controller
+from monarch_nb.attach import own_hosts
 from tests.cluster.test_job_process import Busy
-controller.EXIT_SECONDS = 300.0
+own_hosts.EXIT_SECONDS = 300.0
 if __name__ == "__main__":
     job = ProcessJob({"trainers": 1})
     busy = job.state(cached_path=None).trainers.spawn_procs().spawn("busy", Busy)

@@ -15,10 +15,10 @@ from tests.notebook.notebook import Notebook
 pytestmark = pytest.mark.timeout(120)
 
 MADE = """
-from monarch_nb.mesh import controller
+from monarch_nb.attach import own_hosts
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.runtime import runtime
-handles = list(controller._agents.values())
+handles = list(own_hosts._agents.values())
 (w.run(__import__('os').getpid).get().values() + [h.pid for h in handles],
  [str(h.run_folder) for h in handles])
 """
@@ -59,14 +59,14 @@ def test_nothing_is_left_behind(end: Callable[[Notebook], None]) -> None:
         notebook.close()
 
 
-AGENT = "from monarch_nb.mesh import controller\n[agent.pid for agent in controller._agents.values()]"
-SOON = "import time\nwhile not controller._agents: time.sleep(0.01)\n"
+AGENT = "from monarch_nb.attach import own_hosts\n[agent.pid for agent in own_hosts._agents.values()]"
+SOON = "import time\nwhile not own_hosts._agents: time.sleep(0.01)\n"
 
 
 def test_loading_the_extension_starts_the_host_agent_ahead_and_changed_settings_start_it_anew() -> None:
     notebook = Notebook()
     try:
-        notebook.run("from monarch_nb.mesh import controller\n" + SOON).ok()
+        notebook.run("from monarch_nb.attach import own_hosts\n" + SOON).ok()
         ahead = notebook.run(AGENT).ok().text
         notebook.run("import os, monarch\nos.environ['PYTORCH_X'] = '1'\nmonarch.configure(tail_log_lines=7)").ok()
         notebook.run("%mesh w gpus=1").ok()

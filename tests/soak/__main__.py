@@ -17,7 +17,7 @@ from typing import Any
 import monarch.actor
 from monarch.actor import Actor, SupervisionError, endpoint, heal_mesh, this_host
 from monarch_nb import configure
-from monarch_nb.mesh.controller import _agents
+from monarch_nb.attach.own_hosts import _agents
 from tests.soak.samples import MEGABYTE, Samples
 
 RANKS = 4

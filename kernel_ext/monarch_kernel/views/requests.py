@@ -6,9 +6,9 @@ from typing import Any
 from monarch_nb.debug.control import look
 from monarch_nb.debug.render import FileName, short
 from monarch_nb.debug.service import controller_of
-from monarch_nb.lifecycle import heal_mesh
+from monarch_nb.lifecycle import heal_mesh, interrupt
 from monarch_nb.logs import MeshLogs
-from monarch_nb.mesh import ActorMesh, ProcMesh, interrupt, state_of
+from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.shape import NDSlice, Region

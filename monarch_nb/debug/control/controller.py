@@ -13,8 +13,8 @@ from monarch_nb.debug.control.breakpoints import Breakpoints
 from monarch_nb.debug.control.stopped import StoppedThreads
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.records import Motion, Over, Stopped, Thread
-from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.settings import settings

@@ -16,7 +16,7 @@ from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.records import Frame
 from monarch_nb.debug.render.groups import FileName, short, tree, tree_text
 from monarch_nb.host.folders import run_folder_for
-from monarch_nb.mesh.watching import ProcessWatcher
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.runtime import dumps
 from monarch_nb.wire import host_of
 

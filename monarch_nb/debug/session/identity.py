@@ -4,7 +4,7 @@ import os
 import threading
 
 from monarch_nb.debug.records import Stopped
-from monarch_nb.mesh.keeper import MeshRegistry
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorCell, Runtime, current
 from monarch_nb.wire import parse_address
 

@@ -4,18 +4,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch_nb.attach.remote_host import RemoteHost
+from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.lifecycle.actor_spawn import ActorBirth, spawn_frames
 from monarch_nb.lifecycle.proc_spawn import start
-from monarch_nb.mesh import ways
+from monarch_nb.lifecycle.stopping import MeshStopper
+from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.arguments import encode_arguments
-from monarch_nb.mesh.editions import ClassVersions
-from monarch_nb.mesh.news import ReferenceUpdates
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
-from monarch_nb.mesh.stops import MeshStopper
 from monarch_nb.mesh.verbs import HEAL_MESH, HealMesh
 from monarch_nb.runtime import (
     HOOK,
@@ -52,10 +50,12 @@ class MeshHealer:
         versions: ClassVersions,
         stopper: MeshStopper,
         tell: Callable[[str, Any], None],
+        await_host: Callable[[str, float], None],
     ) -> None:
-        """`tell` is given what displays show of it."""
+        """`tell` is given what displays show; `await_host` blocks while a host that has come back cannot be used."""
         self._engine, self._driver = engine, driver
-        self._updates, self._versions, self._stopper, self._tell = updates, versions, stopper, tell
+        self._updates, self._versions, self._stopper = updates, versions, stopper
+        self._tell, self._await_host = tell, await_host
         self._engine.verbs.handle(HEAL_MESH, self._asked)
 
     def heal(self, state: MeshState, region: Region, *, kill: bool = False) -> Future[None]:
@@ -133,9 +133,7 @@ class MeshHealer:
         state = self._engine.meshes[uid]
         assert isinstance(state, ProcState)
         for host in {state.layout.host_of(rank) for rank, _ in incarnations}:
-            remote = ways.remotes.get(host)
-            if isinstance(remote, RemoteHost):
-                remote.await_return(_RETURN_S)
+            self._await_host(host, _RETURN_S)
         _renew(state, incarnations)
         ready = start(self._engine, state, incarnations)
         if state.stopped is not None:  # meanwhile: what was just asked for may have come after the stop

@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from monarch_nb.mesh.editions import ClassVersions
+from monarch_nb.code.class_versions import ClassVersions
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.verbs import STOPPED, SUBSCRIBE, UPDATE, Stopped, Subscribe, Update
-from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import Future, MeshState, ProcState, Runtime
 from monarch_nb.supervision import Driver, RankIncarnation
 from monarch_nb.transport import UnreachableError

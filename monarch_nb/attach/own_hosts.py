@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.attach import routes
 from monarch_nb.attach.local_host import LocalHost
 from monarch_nb.host import verbs
 from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with
 from monarch_nb.host.folders import clear_run_folder, new_host_id, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, begin_agent
 from monarch_nb.lifecycle import unhandled
+from monarch_nb.lifecycle.stopping import MeshStopper
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs import MeshLogs
-from monarch_nb.mesh import ways
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.mesh.keeper import MeshRegistry
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import fail_requests, gather, request
-from monarch_nb.mesh.stops import MeshStopper
-from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import (
     Future,
     ProcState,
@@ -126,8 +126,8 @@ def _start(engine: Runtime, host: str, folder: Path) -> None:
     _died.discard(host)
     engine.node.learn(host, run_folder=folder, incarnation=handle.incarnation)
     engine.local_hosts.add(host)
-    ways.local[host] = handle.incarnation
-    ways.tell_ways(engine)
+    routes.local[host] = handle.incarnation
+    routes.tell_ways(engine)
     threading.Thread(target=_watch_agent, args=(engine, handle), name="monarch-agent-watch", daemon=True).start()
 
 
@@ -139,11 +139,11 @@ def _watch_agent(engine: Runtime, handle: AgentHandle) -> None:
             return
         del _agents[handle.host]
         _died.add(handle.host)
-        ways.local.pop(handle.host, None)
+        routes.local.pop(handle.host, None)
         how = f"status {status}" if status >= 0 else f"signal {-status}"
         reason = f"its host agent (process {handle.pid}) ended with {how}"
         engine.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
-        ways.tell_lost(engine, handle.host, reason, handle.incarnation)
+        routes.tell_lost(engine, handle.host, reason, handle.incarnation)
         if handle.host == engine.host:
             clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
         else:
@@ -198,7 +198,7 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
             stopped = stop_hosts(hosts, "its host was shut down")
             handles = [handle for host in hosts if (handle := _agents.pop(host, None)) is not None]
             for handle in handles:
-                ways.local.pop(handle.host, None)
+                routes.local.pop(handle.host, None)
                 if handle.host == engine.host:  # this process listens in its run folder, which the next agent shares
                     stopped.exception(settings.mesh_terminate_timeout)
                     handle.kill()
@@ -206,11 +206,11 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                     clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
                 else:
                     handle.close()
-            remotes = [remote for host in hosts if (remote := ways.remotes.pop(host, None)) is not None]
+            remotes = [remote for host in hosts if (remote := routes.remotes.pop(host, None)) is not None]
             if remotes:
                 stopped.exception(settings.mesh_terminate_timeout)
-            behind = [remote for remote in remotes if ways.is_behind(remote)]
-            others = [remote for remote in remotes if not ways.is_behind(remote)]
+            behind = [remote for remote in remotes if routes.is_behind(remote)]
+            others = [remote for remote in remotes if not routes.is_behind(remote)]
             for part in (behind, others):  # those behind a gateway before it
                 asked = [remote.shutdown() for remote in part]
                 for answer in asked:
@@ -257,7 +257,7 @@ def give_up_hosts(hosts: Sequence[str], reason: str) -> None:
     engine = runtime()
     stop_hosts(hosts, reason)
     for host in hosts:
-        known = ways.remotes.pop(host, None)
+        known = routes.remotes.pop(host, None)
         if isinstance(known, LocalHost):
             known.about_to_be_killed()
         elif known is not None:
@@ -279,10 +279,10 @@ def shutdown(patience: float | None = None) -> None:
         _agents.clear()
         _ahead.clear()
         _died.clear()
-        remotes = list(ways.remotes.values())
-        ways.remotes.clear()
-        ways.gateway = None
-        ways.local.clear()
+        remotes = list(routes.remotes.values())
+        routes.remotes.clear()
+        routes.gateway = None
+        routes.local.clear()
     kept, forgotten.leaving = forgotten.leaving, True
     try:
         _leave(engine, handles, remotes, _exit_patience() if patience is None else patience)

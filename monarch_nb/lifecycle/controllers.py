@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from monarch_nb.code.reload import reload_mesh
 from monarch_nb.mesh import verbs
 from monarch_nb.mesh.actor import ActorMesh, check_class
-from monarch_nb.mesh.keeper import MeshRegistry
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Actor, Future, Runtime, concurrent_endpoint, current, runtime
 from monarch_nb.settings import settings

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh.handle import Handle, state_of
-from monarch_nb.mesh.keeper import MeshRegistry
 from monarch_nb.mesh.operations import ProcsWanted
-from monarch_nb.mesh.stops import MeshStopper
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 from monarch_nb.shape import Region
 
@@ -52,7 +52,7 @@ class ProcessOperations:
 
     def own_host(self) -> tuple[str, str | None]:
         """The id of this process's host, whose agent is started if need be, and the interpreter for processes there."""
-        from monarch_nb.mesh.controller import ensure_host
+        from monarch_nb.attach.own_hosts import ensure_host
 
         ensure_host(self._engine)
         return self._engine.host, self._engine.part(MeshRegistry).python
@@ -63,25 +63,25 @@ class ProcessOperations:
 
     def hosts_answer(self, hosts: Sequence[str]) -> Future[Any]:
         """Resolves when the agents of all these hosts have answered."""
-        from monarch_nb.mesh.controller import hosts_answer
+        from monarch_nb.attach.own_hosts import hosts_answer
 
         return hosts_answer(hosts)
 
     def shut_down_hosts(self, hosts: Sequence[str]) -> Future[None]:
         """Ends these hosts' agents and all processes there."""
-        from monarch_nb.mesh.controller import shutdown_hosts
+        from monarch_nb.attach.own_hosts import shutdown_hosts
 
         return shutdown_hosts(hosts)
 
     def give_up_hosts(self, hosts: Sequence[str], reason: str) -> None:
         """Hosts are about to be killed by who started them: what is there counts as stopped. Does not block."""
-        from monarch_nb.mesh.controller import give_up_hosts
+        from monarch_nb.attach.own_hosts import give_up_hosts
 
         give_up_hosts(hosts, reason)
 
     def stop_on_hosts(self, hosts: Sequence[str], host_mesh: str) -> Future[None]:
         """Stops the processes that were spawned from here on a host mesh; the agents stay."""
-        from monarch_nb.mesh.controller import stop_hosts
+        from monarch_nb.attach.own_hosts import stop_hosts
 
         return stop_hosts(hosts, identity=host_mesh)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
-from monarch_nb.mesh.news import ReferenceUpdates
+from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.requests import gather, request, settle
 from monarch_nb.mesh.verbs import STOP_ACTOR, STOP_MESH, ActorGone, StopActor, StopMesh
 from monarch_nb.runtime import (

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from monarch_nb.mesh.healing import MeshHealer
-from monarch_nb.mesh.keeper import MeshRegistry
-from monarch_nb.mesh.stops import MeshStopper
-from monarch_nb.mesh.watching import ProcessWatcher
+from monarch_nb.lifecycle.healing import MeshHealer
+from monarch_nb.lifecycle.stopping import MeshStopper
+from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Future, Instance, Parts
 from monarch_nb.supervision import RankIncarnation, Refusal
 

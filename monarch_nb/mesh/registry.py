@@ -1,15 +1,33 @@
 """The meshes of a process: those it owns and those it holds references to."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from monarch_nb.mesh.news import ReferenceUpdates
 from monarch_nb.mesh.verbs import ACTOR_FAILED
-from monarch_nb.mesh.watching import ProcessWatcher
 from monarch_nb.runtime import ActorState, Instance, MeshState, ProcState, Runtime
 from monarch_nb.supervision import Action, Driver, Machine, MeshSpec, Refusal
 from monarch_nb.transport import held_back
 from monarch_nb.wire import Asker
+
+
+class Watcher(Protocol):
+    """Who has host agents tell of processes."""
+
+    def watch(self, *addresses: str) -> None:
+        """Have the ends of these processes told."""
+
+    def forget(self, prefix: str) -> None:
+        """The processes whose names begin so ended long ago."""
+
+
+class Updates(Protocol):
+    """Who keeps references to meshes up to date."""
+
+    def subscribe(self, state: MeshState) -> None:
+        """Have the owner of a mesh tell this process of its heals and its end."""
+
+    def forget(self, uid: str) -> None:
+        """A mesh was stopped long ago, as all who hold references have been told."""
 
 
 class MeshRegistry:
@@ -19,8 +37,8 @@ class MeshRegistry:
         self,
         engine: Runtime,
         driver: Driver,
-        watcher: ProcessWatcher,
-        updates: ReferenceUpdates,
+        watcher: Watcher,
+        updates: Updates,
         *,
         tell: Callable[[str, Any], None],
         revive: Callable[[Iterable[str]], None] = lambda hosts: None,
