@@ -6,6 +6,7 @@ from typing import Any
 
 import monarch_nb.debug.verbs
 import monarch_nb.host.verbs
+import monarch_nb.logs.verbs
 import monarch_nb.mesh.verbs
 import monarch_nb.rdma.verbs
 import monarch_nb.runtime.verbs
@@ -27,6 +28,7 @@ def verbs_of(modules: Iterable[ModuleType]) -> dict[str, Verb[Any, Any]]:
 ALL = verbs_of(
     (
         monarch_nb.host.verbs,
+        monarch_nb.logs.verbs,
         monarch_nb.runtime.verbs,
         monarch_nb.mesh.verbs,
         monarch_nb.debug.verbs,

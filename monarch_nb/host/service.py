@@ -21,6 +21,7 @@ from monarch_nb.host.leases import Leases
 from monarch_nb.host.post import Post
 from monarch_nb.host.stopping import Stopper
 from monarch_nb.logs.tailer import LogTailer
+from monarch_nb.logs.verbs import TAIL, TOOK, Follow, Took
 from monarch_nb.wire import REPLY, Asker, Done, Handlers, agent_of, host_of, parse_address
 from monarch_nb.wire.header import Header
 
@@ -68,8 +69,8 @@ class Service:
         takes.handle(verbs.LOST, self._lost)
         takes.handle(verbs.LEAVE, self._leave)
         takes.handle(verbs.INTRODUCE, gateway.introduce)
-        takes.handle(verbs.TAIL, self._tail)
-        takes.handle(verbs.TOOK, self._took)
+        takes.handle(TAIL, self._tail)
+        takes.handle(TOOK, self._took)
         takes.handle(verbs.LEASE, self._lease)
         takes.handle(verbs.BEAT, lambda _, asker: None)
         takes.handle(verbs.PROC_EXITED, self._elsewhere_exited)
@@ -105,7 +106,7 @@ class Service:
             starts.append(Start(spec, wish.python, bind, wish.bootstrap_env_cold, launch))
         self._see_owner(owner)
         asker.reply(p.Spawning(tuple(start.spec.address for start in starts)))
-        files = [self._logs.begin(start.spec) for start in starts]
+        files = [self._logs.begin(start.spec.address, start.spec.log, start.spec.name) for start in starts]
         self._children.start(starts, {owner, asker.src}, heavy=wish.heavy)
         for start, file in zip(starts, files, strict=True):
             child = self._children.find(start.spec.address)
@@ -212,7 +213,7 @@ class Service:
         self.owner_gone(asker.src, "it has left")
         return Done()
 
-    def _tail(self, wish: p.Tail, asker: Asker[Done]) -> Done:
+    def _tail(self, wish: Follow, asker: Asker[Done]) -> Done:
         for address in wish.addresses:
             child = self._children.find(address)
             if child is None or not wish.on:
@@ -221,7 +222,7 @@ class Service:
             self._logs.follow(address, asker.src, wish.offset)
         return Done()
 
-    def _took(self, wish: p.Took, asker: Asker[None]) -> None:
+    def _took(self, wish: Took, asker: Asker[None]) -> None:
         for address, count in wish.bytes.items():
             self._logs.took(address, asker.src, count)
 

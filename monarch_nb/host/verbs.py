@@ -1,7 +1,7 @@
 """Engine messages to and from host agents. Their bodies are in `host.protocol`."""
 
 from monarch_nb.host import protocol as p
-from monarch_nb.wire import Done, Lane, Verb
+from monarch_nb.wire import Done, Verb
 
 # To an agent.
 SPAWN = Verb("agent.spawn", p.SpawnProcs, p.Spawning, doc="starts ranks of a proc mesh on its host")
@@ -18,8 +18,6 @@ LEAVE = Verb("agent.leave", Done, Done, doc="the sender goes: its procs are stop
 INTRODUCE = Verb(
     "agent.introduce", p.Introduce, p.Introduced, doc="makes the agent a gateway to the host at an endpoint"
 )
-TAIL = Verb("agent.tail", p.Tail, Done, doc="sends the sender the output of procs, or no longer")
-TOOK = Verb("agent.took", p.Took, doc="how much output the sender has received")
 LEASE = Verb("agent.lease", p.Lease, Done, doc="the owner lives; its procs do for so long")
 BEAT = Verb("agent.beat", Done, doc="the sender lives: it renews its lease")
 
@@ -28,7 +26,6 @@ PROC_STARTED = Verb("proc.started", p.Started, doc="a process exists")
 PROC_EXITED = Verb("proc.exited", p.Exited, doc="a process is gone, or never came to be")
 PROC_STOP = Verb("proc.stop", p.ProcStop, doc="the proc should end by itself")
 PROC_PING = Verb("proc.ping", Done, Done, doc="does the owner of procs still live?")
-PROC_LOG = Verb("proc.log", p.LogChunk, doc="what a proc wrote", lane=Lane.DATA)
 PROC_UNRESPONSIVE = Verb("proc.unresponsive", p.Pressed, doc="a living proc does not answer")
 PROC_RESPONSIVE = Verb("proc.responsive", p.Pressed, doc="it answers again")
 HOST_LOST = Verb("host.lost", p.Lost, doc="hosts are gone, with all that ran there")

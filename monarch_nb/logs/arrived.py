@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Callable
 
-from monarch_nb.host.protocol import LogBlock, LogChunk
 from monarch_nb.logs.marks import DISPLAY, STDERR, UNCLAIMED
 from monarch_nb.logs.open_lines import LineBuffer
+from monarch_nb.logs.verbs import LogBlock, LogChunk
 from monarch_nb.logs.written import OpenLine, Written
 from monarch_nb.wire import decode_display, harmless
 

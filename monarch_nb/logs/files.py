@@ -5,7 +5,6 @@ import os
 import re
 from pathlib import Path
 
-from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.settings import settings
 from monarch_nb.wire import parse_address
 
@@ -68,9 +67,9 @@ class LogFile:
             self._fd = -1
 
 
-def path_for(spec: ProcSpec, folder: Path) -> Path:
-    """Where the log of a proc goes: in `folder`, or in what the setting log_folder says."""
-    name = re.sub(r"[^\w.-]", "_", spec.name)[:40]
-    place = parse_address(spec.address).name
+def path_for(address: str, mesh: str, folder: Path) -> Path:
+    """Where the log of a proc goes, named after its mesh: in `folder`, or in what the setting log_folder says."""
+    name = re.sub(r"[^\w.-]", "_", mesh)[:40]
+    place = parse_address(address).name
     configured = settings.log_folder
     return (Path(configured).expanduser() if configured else folder) / f"{f'{name}.' if name else ''}{place}.log"

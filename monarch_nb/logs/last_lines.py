@@ -1,9 +1,9 @@
 """What a proc wrote last, as text: for those who tell of its end."""
 
-from monarch_nb.host.protocol import LogBlock
 from monarch_nb.logs.marks import DISPLAY, STDOUT
 from monarch_nb.logs.overwriting import Rows, shown
 from monarch_nb.logs.spool import Spool
+from monarch_nb.logs.verbs import LogBlock
 from monarch_nb.wire import decode_display
 
 

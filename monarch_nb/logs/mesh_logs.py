@@ -6,11 +6,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from monarch_nb.host.verbs import PROC_LOG
 from monarch_nb.logs.claims import only_call
 from monarch_nb.logs.options import LogOption, LogOptions
 from monarch_nb.logs.receiver import LogReceiver
 from monarch_nb.logs.sources import Sources, mesh_of
+from monarch_nb.logs.verbs import PROC_LOG
 from monarch_nb.runtime import Future, ProcState, Runtime, fail_future, pending_future, resolve_future, when_done
 from monarch_nb.wire import host_of
 

@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from monarch_nb.host.protocol import LogChunk, Tail, Took
-from monarch_nb.host.verbs import TAIL, TOOK
 from monarch_nb.logs.arrived import ArrivedLog
 from monarch_nb.logs.drain import Drain
 from monarch_nb.logs.sources import mesh_of
+from monarch_nb.logs.verbs import TAIL, TOOK, Follow, LogChunk, Took
 from monarch_nb.logs.written import Listener, OpenLine, Written
 from monarch_nb.settings import settings
 from monarch_nb.wire import Verb, agent_of, host_of, parse_address, proc_address
@@ -42,7 +41,7 @@ class LogReceiver:
         with self._arrived:
             self._log(address).file = file
         # On the urgent lane, as the request that spawned it: it comes after it.
-        self._send(agent_of(host_of(address)), TAIL, Tail((address,)))
+        self._send(agent_of(host_of(address)), TAIL, Follow((address,)))
 
     def _log(self, address: str) -> ArrivedLog:
         log = self._logs.get(address)

@@ -4,10 +4,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from monarch_nb.host.protocol import LogBlock
 from monarch_nb.logs import marks
 from monarch_nb.logs.marks import BEGIN, DISPLAY, ERR, OUT, SIGN, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
 from monarch_nb.logs.spool_file import SpoolFile
+from monarch_nb.logs.verbs import LogBlock
 
 CHUNK = 64 * 1024
 PATIENCE_S = 0.15  # that raw output waits for the proc to say which call it came from

@@ -8,7 +8,7 @@ from collections import deque
 
 from msgspec import Struct
 
-from monarch_nb.host.protocol import LogBlock, LogChunk
+from monarch_nb.logs.verbs import LogBlock, LogChunk
 
 WINDOW = 512 * 1024  # bytes of a proc on their way to one subscriber
 BEHIND_S = 1.0  # a subscriber whose window was full for that long is not waited for

@@ -16,13 +16,12 @@ from pathlib import Path
 
 from monarch_nb.host.linux import watch_folder
 from monarch_nb.host.post import Post
-from monarch_nb.host.protocol import LogBlock, ProcSpec
-from monarch_nb.host.verbs import PROC_LOG
 from monarch_nb.logs.files import LogFile, path_for
 from monarch_nb.logs.last_lines import plain
 from monarch_nb.logs.marks import STDERR
 from monarch_nb.logs.spool import CHUNK, PATIENCE_S, Spool
 from monarch_nb.logs.tail import BEHIND_S, RECENT, Sending, Tail
+from monarch_nb.logs.verbs import PROC_LOG, LogBlock
 from monarch_nb.wire import host_of
 
 BACKLOG = 32 << 20  # bytes in a spool: when so much waits there, no subscriber is waited for
@@ -39,10 +38,10 @@ log = logging.getLogger(__name__)
 class _Proc:
     """The output of one proc: where it lies, where all of it is kept, and who gets it."""
 
-    def __init__(self, spec: ProcSpec, folder: Path) -> None:
-        self.tail = Tail(spec.address)
-        self.spool = Spool(spec.log)
-        self.file = LogFile(path_for(spec, folder))
+    def __init__(self, address: str, spool: str, path: Path) -> None:
+        self.tail = Tail(address)
+        self.spool = Spool(spool)
+        self.file = LogFile(path)
         self.ends = False  # the proc has ended: the rest is to be taken
 
     def take(self) -> tuple[list[Sending], int]:
@@ -83,13 +82,13 @@ class LogTailer(threading.Thread):
         self._looks: deque[float] = deque(maxlen=_CALM)
         self._launched = False
 
-    def begin(self, spec: ProcSpec) -> str:
-        """A proc is about to be started; gives the path of its log file."""
-        proc = _Proc(spec, self._folder / "logs")
+    def begin(self, address: str, spool: str, mesh: str) -> str:
+        """A proc of a mesh of that name is about to be started, and will write to a spool; gives its log file's path."""
+        proc = _Proc(address, spool, path_for(address, mesh, self._folder / "logs"))
 
         def begin() -> None:
-            self._procs[spec.address] = proc
-            self._dirty.add(spec.address)
+            self._procs[address] = proc
+            self._dirty.add(address)
 
         self._ask(begin)
         return str(proc.file.path)

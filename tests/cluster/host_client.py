@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from monarch_nb.host import AgentHandle, begin_agent, protocol, verbs
+from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogChunk, Took
 from monarch_nb.routing import plan_cast
 from monarch_nb.transport import Node, Parcel
 from monarch_nb.wire import REPLY, Done, Header, Kind, Layout, Run, Verb, decode_refusal, encode_body, unfold
@@ -25,7 +26,7 @@ EVENTS = {
     for verb in (
         verbs.PROC_STARTED,
         verbs.PROC_EXITED,
-        verbs.PROC_LOG,
+        PROC_LOG,
         verbs.PROC_UNRESPONSIVE,
         verbs.PROC_RESPONSIVE,
     )
@@ -76,8 +77,8 @@ class Client:
         elif header.method in EVENTS:
             event = EVENTS[header.method].decode(body)
             self._arrived.put((time.time(), header.method, event))
-            if isinstance(event, protocol.LogChunk):
-                self.send(verbs.TOOK.name, protocol.Took({event.address: event.offset + len(event.data)}))
+            if isinstance(event, LogChunk):
+                self.send(TOOK.name, Took({event.address: event.offset + len(event.data)}))
         self.node.consumed(parcel)
 
     def send(self, verb: str, body: msgspec.Struct, port: int = 0) -> None:
@@ -147,13 +148,13 @@ class Client:
 
     def log(self, address: str, until: str, timeout: float = SOON) -> str:
         """Follow a proc's output until some text is in it."""
-        self.ask(verbs.TAIL, protocol.Tail((address,)))
+        self.ask(TAIL, Follow((address,)))
         data = b""
         while until.encode() not in data:
-            chunk = self.event(verbs.PROC_LOG, lambda e: e.address == address, timeout)
+            chunk = self.event(PROC_LOG, lambda e: e.address == address, timeout)
             assert chunk.offset == len(data)
             data += chunk.data
-        self.ask(verbs.TAIL, protocol.Tail((address,), on=False))
+        self.ask(TAIL, Follow((address,), on=False))
         return data.decode()
 
     def status(self) -> protocol.HostState:

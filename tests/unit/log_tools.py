@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from monarch_nb.host.protocol import LogBlock, LogChunk
 from monarch_nb.logs import MeshLogs
+from monarch_nb.logs.verbs import LogBlock, LogChunk
 from monarch_nb.runtime import ProcState
 from monarch_nb.runtime.log_positions import LogPositions
 from monarch_nb.shape import Extent

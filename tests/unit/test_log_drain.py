@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from monarch_nb.host.protocol import LogBlock, LogChunk, Tail, Took
-from monarch_nb.host.verbs import TAIL
 from monarch_nb.logs.arrived import ACKNOWLEDGED, ArrivedLog
 from monarch_nb.logs.claims import only_call
 from monarch_nb.logs.drain import Drain
 from monarch_nb.logs.receiver import FORMER, INCARNATIONS, LogReceiver
+from monarch_nb.logs.verbs import TAIL, Follow, LogBlock, LogChunk, Took
 from monarch_nb.logs.written import Written
 from monarch_nb.runtime.log_positions import LogPositions
 from monarch_nb.wire import Verb
@@ -77,7 +76,7 @@ def test_at_the_end_of_a_drain_every_line_before_the_replies_has_been_told(seed:
     receiver.listen(lambda _, lines: told.extend(lines))
     for address in addresses:
         receiver.follow(address)
-    assert sent == [("h/agent", TAIL, Tail((address,))) for address in addresses]
+    assert sent == [("h/agent", TAIL, Follow((address,))) for address in addresses]
     positions = {address: chance.randrange(1, len(text) + 1) for address, text in texts.items()}
 
     def arrive() -> None:

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from monarch_nb.host.protocol import LogBlock, LogChunk
 from monarch_nb.logs.tail import BEHIND_S, RECENT, WINDOW, Sending, Tail
+from monarch_nb.logs.verbs import LogBlock, LogChunk
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.host.protocol import LogChunk, ProcSpec
-from monarch_nb.host.verbs import PROC_LOG
 from monarch_nb.logs import tail
 from monarch_nb.logs.marks import ERR, OUT, TEXT, Mark
 from monarch_nb.logs.tailer import LogTailer
-from monarch_nb.wire import Layout, Verb
+from monarch_nb.logs.verbs import PROC_LOG, LogChunk
+from monarch_nb.wire import Verb
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -35,18 +34,7 @@ class Host:
         self.reachable = True
         post: Any = self
         self.tailer = LogTailer(post, folder)
-        spec = ProcSpec(
-            address=ADDRESS,
-            agent=self.address,
-            host="h",
-            run_folder=str(folder),
-            layout=Layout("p", ("h",), 1),
-            rank=0,
-            incarnation=0,
-            owner="h/c",
-            log=str(self.base),
-        )
-        self.log_file = Path(self.tailer.begin(spec))
+        self.log_file = Path(self.tailer.begin(ADDRESS, str(self.base), "workers"))
 
     def tell(self, dst: str, verb: Verb[LogChunk, None], body: LogChunk) -> bool:
         assert (dst, verb) == ("h/c", PROC_LOG)

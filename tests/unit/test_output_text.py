@@ -1,9 +1,9 @@
 """Lines out of bytes, and ranks as people write them."""
 
-from monarch_nb.host.protocol import LogBlock, LogChunk
 from monarch_nb.logs.arrived import ArrivedLog
 from monarch_nb.logs.lines import briefly
 from monarch_nb.logs.overwriting import UP, overwritten
+from monarch_nb.logs.verbs import LogBlock, LogChunk
 from monarch_nb.logs.written import Written
 from monarch_nb.shape import Extent
 from monarch_nb.shape.places import places, places_of, spans

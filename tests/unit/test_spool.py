@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.host.protocol import LogBlock
 from monarch_nb.logs import marks
 from monarch_nb.logs.files import LogFile
 from monarch_nb.logs.forgiving import ForgivingText
@@ -19,6 +18,7 @@ from monarch_nb.logs.journal import Journal
 from monarch_nb.logs.last_lines import last_lines
 from monarch_nb.logs.marks import ERR, OUT, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
 from monarch_nb.logs.spool import PATIENCE_S, Spool
+from monarch_nb.logs.verbs import LogBlock
 from monarch_nb.runtime.displays import displays
 from monarch_nb.runtime.own_log import OwnLog
 from monarch_nb.settings import settings

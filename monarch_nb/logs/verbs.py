@@ -1,0 +1,54 @@
+"""Engine messages about the output of procs, between a host agent and who follows it."""
+
+import msgspec
+
+from monarch_nb.wire import Done, Lane, Verb
+
+
+class Follow(msgspec.Struct, frozen=True):
+    """agent.tail: stream (or stop streaming) the output of procs from byte `offset` on; -1 is from now on."""
+
+    addresses: tuple[str, ...]
+    on: bool = True
+    offset: int = 0
+
+
+class LogBlock(msgspec.Struct, array_like=True, frozen=True):
+    """Output of one kind. Lines may go on in the next block of the same stream and call."""
+
+    stream: int  # 1 stdout, 2 stderr, 3 a display: then `data` is one of them, whole
+    level: int  # of records of `logging`, 0 for other text
+    at: float  # wall clock, seconds
+    call: str  # it came from, "" for none; "?" where the proc could not tell it (C code, child processes)
+    data: bytes
+
+
+class LogChunk(msgspec.Struct, array_like=True, frozen=True):
+    """proc.log: what a proc wrote, from byte `offset` of all its output on.
+
+    `position` is how far its log has come then, see Header.log. `skipped` lines before were not sent, for the receiver
+    did not say that it took what came before them; they are in the log file. `ended`: there will be no more.
+    """
+
+    address: str
+    offset: int
+    position: int
+    blocks: tuple[LogBlock, ...]
+    skipped: int = 0
+    ended: bool = False
+
+    @property
+    def data(self) -> bytes:
+        """All of it, whatever it is."""
+        return b"".join(block.data for block in self.blocks)
+
+
+class Took(msgspec.Struct, frozen=True):
+    """agent.took: how many bytes of each proc's output the sender has received by now; more may be sent then."""
+
+    bytes: dict[str, int]
+
+
+TAIL = Verb("agent.tail", Follow, Done, doc="sends the sender the output of procs, or no longer")
+TOOK = Verb("agent.took", Took, doc="how much output the sender has received")
+PROC_LOG = Verb("proc.log", LogChunk, doc="what a proc wrote", lane=Lane.DATA)
