@@ -83,7 +83,7 @@ class LogTailer(threading.Thread):
         self._launched = False
 
     def begin(self, address: str, spool: str, mesh: str) -> str:
-        """A proc of a mesh of that name is about to be started, and will write to a spool; gives its log file's path."""
+        """A proc of a mesh of that name is about to start, and writes to a spool; gives the path of its log file."""
         proc = _Proc(address, spool, path_for(address, mesh, self._folder / "logs"))
 
         def begin() -> None:
