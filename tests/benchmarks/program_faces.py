@@ -37,26 +37,24 @@ store.put(e.Spawned(uid="p", name="workers", kind="procs", hosts=hosts, per_host
 store.put(e.Spawned(uid="a", name="trainers", kind="actors", actor_class="Trainer", on="p", **shape))
 widgets = next(iter(_loaded.values()))._widgets
 
-class Parcel:
-    def __init__(self, told):
-        self.frames = [msgspec.msgpack.encode(told)]
+decoder = msgspec.msgpack.Decoder(Activity)
 
-def parcels():
+def bodies():
     made = []
     for _ in range(4 * count):
         rank, busy = random.randrange(count), random.random() < 0.5
         does = ("busy", now, "step") if busy else ("idle", now, "")
-        made.append(Parcel(Activity((Doing("a", rank, 0, *does, 0, 1, 1.0, 0),))))
+        made.append(msgspec.msgpack.encode(Activity((Doing("a", rank, 0, *does, 0, 1, 1.0, 0),))))
     return made
 
-ready = parcels()
+ready = bodies()
 
 def tell(seconds, take):
     "1,000 events a second in parts of a hundredth; gives the processor time of the whole kernel meanwhile."
     began, told, spent = time.monotonic(), 0, time.process_time()
     while (passed := time.monotonic() - began) < seconds:
         while told < passed * 1000:
-            take(None, ready[told % len(ready)])
+            take(ready[told % len(ready)])
             told += 1
         time.sleep(0.01)
     return (time.process_time() - spent) / seconds, told / seconds
@@ -66,10 +64,10 @@ def watched(seconds):
     result = None
     def run():
         global result
-        result = tell(seconds, store.collector._activity)
+        result = tell(seconds, lambda body: store.collector._activity(decoder.decode(body), None))
     threading.Thread(target=run).start()
 
-def nothing(header, parcel):
+def nothing(body):
     pass
 
 print("ready", os.getpid())
