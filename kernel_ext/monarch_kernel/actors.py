@@ -16,7 +16,7 @@ from monarch_nb.runtime import Actor
 from monarch_nb.store import describe
 from monarch_nb.wire import error_line, text_of
 
-from .arguments import ActorWish
+from .arguments import ActorArguments
 from .session import Session
 
 
@@ -35,48 +35,51 @@ class Actors:
         self._session = session
         self._made: dict[str, _Made] = {}
 
-    def define(self, wish: ActorWish, source: str, filename: str, say: Callable[[str], None]) -> ActorMesh[Any]:
+    def define(self, given: ActorArguments, source: str, filename: str, say: Callable[[str], None]) -> ActorMesh[Any]:
         """Runs the cell, then spawns its class or gives it to the actors of that name; binds the variable.
 
         Blocks until they are constructed, or have the new class. Raises UsageError, and what the cell, `__init__` or
         `__reload__` raise.
         """
-        procs = self._procs(wish)
-        living = self._living(wish)
-        cls = self._run(wish, source, filename)
-        if living is not None and not wish.fresh:
+        procs = self._procs(given)
+        living = self._living(given)
+        cls = self._run(given, source, filename)
+        if living is not None and not given.fresh:
             moved = self._elsewhere(living, procs)
             if not moved:
-                say(self._reload(wish, living, cls))
+                say(self._reload(given, living, cls))
                 return living
-            say(f"{wish.name} is replaced: {moved}")
-        mesh = self._spawn(wish, procs, cls, living)
+            say(f"{given.name} is replaced: {moved}")
+        mesh = self._spawn(given, procs, cls, living)
         mesh.initialized.get()
         return mesh
 
     # -- what is asked for ------------------------------------------------------------------------------------------
 
-    def _procs(self, wish: ActorWish) -> ProcMesh:
-        found = self._value("on", wish.mesh) if not wish.mesh.isidentifier() else self._session.find(wish.mesh)
-        if not isinstance(found, ProcMesh):
+    def _procs(self, given: ActorArguments) -> ProcMesh:
+        named = given.mesh.isidentifier()
+        procs = self._session.find(given.mesh) if named else self._value("on", given.mesh)
+        if not isinstance(procs, ProcMesh):
             raise UsageError(
-                f"%%actor: {wish.mesh} is {_a(found)}; actors live on a mesh of processes: %mesh workers gpus=4"
+                f"%%actor: {given.mesh} is {_a(procs)}; actors live on a mesh of processes: %mesh workers gpus=4"
             )
-        if state_of(found).stopped is not None:
-            raise UsageError(f"%%actor: {wish.mesh} was stopped ({state_of(found).stopped}); make a new one with %mesh")
-        return found
+        stopped = state_of(procs).stopped
+        if stopped is not None:
+            raise UsageError(f"%%actor: {given.mesh} was stopped ({stopped}); make a new one with %mesh")
+        return procs
 
-    def _living(self, wish: ActorWish) -> ActorMesh[Any] | None:
+    def _living(self, given: ActorArguments) -> ActorMesh[Any] | None:
         """The actors of that name that can take a class over, or have to make room."""
-        bound = self._shell.user_ns.get(wish.name)
+        bound = self._shell.user_ns.get(given.name)
         if bound is not None and not isinstance(bound, ActorMesh):
-            raise UsageError(f"%%actor: {wish.name} is {_a(bound)} already; choose another name, or del {wish.name}")
-        if bound is None and wish.name in self._made:
-            state: Any = self._session.meshes().get(self._made[wish.name].uid)
+            raise UsageError(f"%%actor: {given.name} is {_a(bound)} already; choose another name, or del {given.name}")
+        if bound is None and given.name in self._made:
+            state: Any = self._session.meshes().get(self._made[given.name].uid)
             bound = ActorMesh(state, state.region) if state is not None else None
-        if bound is None or state_of(bound).stopped is not None or state_of(bound).born is None:
+        living = None if bound is None else state_of(bound)
+        if living is None or living.stopped is not None or living.born is None:
             return None
-        return ActorMesh(state_of(bound), state_of(bound).region)
+        return ActorMesh(living, living.region)
 
     def _value(self, label: str, text: str) -> Any:
         try:
@@ -86,21 +89,21 @@ class Actors:
 
     # -- the cell ---------------------------------------------------------------------------------------------------
 
-    def _run(self, wish: ActorWish, source: str, filename: str) -> type:
+    def _run(self, given: ActorArguments, source: str, filename: str) -> type:
         source = self._shell.transform_cell(source)
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         tree = ast.parse(source, filename)
         exec(compile(tree, filename, "exec", dont_inherit=True), self._shell.user_ns)
         names = dict.fromkeys(node.name for node in tree.body if isinstance(node, ast.ClassDef))
-        found = {name: cls for name in names if is_actor_class(cls := self._shell.user_ns.get(name))}
-        if wish.cls:
-            cls = found.get(wish.cls) or self._shell.user_ns.get(wish.cls)
+        classes = {name: cls for name in names if is_actor_class(cls := self._shell.user_ns.get(name))}
+        if given.cls:
+            cls = classes.get(given.cls) or self._shell.user_ns.get(given.cls)
             if not is_actor_class(cls):
-                known = f"the cell defines {', '.join(found)}" if found else "the cell defines no Actor class"
-                raise UsageError(f"%%actor: class={wish.cls} is {_a(cls)}, no Actor class; {known}")
+                known = f"the cell defines {', '.join(classes)}" if classes else "the cell defines no Actor class"
+                raise UsageError(f"%%actor: class={given.cls} is {_a(cls)}, no Actor class; {known}")
             return cls
         # Those that others in the cell are derived from are helpers.
-        leaves = {name: cls for name, cls in found.items() if not any(cls in c.__mro__[1:] for c in found.values())}
+        leaves = {name: cls for name, cls in classes.items() if not any(cls in c.__mro__[1:] for c in classes.values())}
         if not leaves:
             raise UsageError(
                 "%%actor: the cell defines no Actor class; begin it with: class Name(Actor):  (from monarch.actor)"
@@ -108,7 +111,7 @@ class Actors:
         if len(leaves) > 1:
             raise UsageError(
                 f"%%actor: the cell defines several Actor classes, {', '.join(leaves)}: name one, as in "
-                f"%%actor {wish.name} on {wish.mesh} class={next(iter(leaves))}"
+                f"%%actor {given.name} on {given.mesh} class={next(iter(leaves))}"
             )
         (cls,) = leaves.values()
         return cls
@@ -123,39 +126,41 @@ class Actors:
         view = describe(living)
         return "all its ranks had failed" if len(view.having("failed")) == len(view.ranks) else ""
 
-    def _reload(self, wish: ActorWish, living: ActorMesh[Any], cls: type) -> str:
+    def _reload(self, given: ActorArguments, living: ActorMesh[Any], cls: type) -> str:
         state = state_of(living)
         failed = describe(living).having("failed")
         if failed:
             raise UsageError(
-                f"%%actor: {len(failed)} of {len(living)} ranks of {wish.name} have failed: %heal {wish.name} first, "
+                f"%%actor: {len(failed)} of {len(living)} ranks of {given.name} have failed: %heal {given.name} first, "
                 "or add --fresh"
             )
-        told = _refused(lambda: objection(state, cls))
-        if told:
-            raise UsageError(f"%%actor: {told}; --fresh spawns new actors")
+        refusal = _refused(lambda: objection(state, cls))
+        if refusal:
+            raise UsageError(f"%%actor: {refusal}; --fresh spawns new actors")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             done = reload_mesh(living, cls)
         done.get()
-        self._shell.user_ns[wish.name] = living
-        lines = [f"{wish.name}: {_count(len(living))} now run the new {cls.__name__} and have kept their state"]
-        made = self._made.get(wish.name)
-        if made is not None and made.uid == state.uid and made.arguments != _arguments(wish):
+        self._shell.user_ns[given.name] = living
+        lines = [f"{given.name}: {_count(len(living))} now run the new {cls.__name__} and have kept their state"]
+        made = self._made.get(given.name)
+        if made is not None and made.uid == state.uid and made.arguments != given.constructor:
             lines.append("the arguments have changed, but __init__ does not run again: --fresh spawns new actors")
         return "\n".join([*lines, *(text_of(each.message) for each in caught)])
 
-    def _spawn(self, wish: ActorWish, procs: ProcMesh, cls: type, living: ActorMesh[Any] | None) -> ActorMesh[Any]:
-        args = [self._value(f"argument {place}", text) for place, text in enumerate(wish.args, 1)]
-        kwargs = {name: self._value(name, text) for name, text in wish.kwargs.items()}
+    def _spawn(
+        self, given: ActorArguments, procs: ProcMesh, cls: type, living: ActorMesh[Any] | None
+    ) -> ActorMesh[Any]:
+        args = [self._value(f"argument {place}", text) for place, text in enumerate(given.args, 1)]
+        kwargs = {name: self._value(name, text) for name, text in given.kwargs.items()}
         if living is not None:
             living.stop("replaced by %%actor").get()
         try:
-            mesh: ActorMesh[Any] = spawn_actors(procs, wish.name, cls, tuple(args), kwargs)
+            mesh: ActorMesh[Any] = spawn_actors(procs, given.name, cls, tuple(args), kwargs)
         except (TypeError, ValueError) as error:
             raise UsageError(f"%%actor: {error}") from None
-        self._made[wish.name] = _Made(state_of(mesh).uid, _arguments(wish))
-        self._shell.user_ns[wish.name] = mesh
+        self._made[given.name] = _Made(state_of(mesh).uid, given.constructor)
+        self._shell.user_ns[given.name] = mesh
         return mesh
 
 
@@ -166,13 +171,9 @@ def _refused(look: Callable[[], str]) -> str:
         raise UsageError(f"%%actor: {error}") from None
 
 
-def _arguments(wish: ActorWish) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    return wish.args, tuple(sorted(wish.kwargs.items()))
-
-
-def is_actor_class(found: Any) -> TypeGuard[type]:
+def is_actor_class(value: Any) -> TypeGuard[type]:
     """Whether it is a class of actors."""
-    return isinstance(found, type) and issubclass(found, Actor)
+    return isinstance(value, type) and issubclass(value, Actor)
 
 
 def _place(procs: ProcMesh) -> str:

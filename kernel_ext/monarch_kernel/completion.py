@@ -6,8 +6,7 @@ from monarch_nb.code import local_modules
 from monarch_nb.runtime import Actor
 
 from .actors import is_actor_class
-from .arguments import USUAL_DIMS
-from .output.log_magics import OPTIONS
+from .arguments import LOG_OPTIONS, USUAL_DIMS
 from .session import Session
 
 MOST_INDICES = 16  # of a dimension are offered one by one
@@ -114,7 +113,7 @@ class Completion(LineCompletion):
             wanted = dict.fromkeys((*self._sizes(before[0]), *USUAL_DIMS))
             dims = [f"{label}=" for label in wanted if label not in given]
             return [*dims, *(option for option in ("--fresh", "--no-dedup") if option not in given)]
-        also: tuple[str, ...] = {"%logs": OPTIONS, "%heal": ("--kill",)}.get(magic, ())
+        also: tuple[str, ...] = {"%logs": LOG_OPTIONS, "%heal": ("--kill",)}.get(magic, ())
         return [*self._dims(before), *(option for option in also if option not in before)]
 
     def values(self, magic: str, before: list[str], label: str) -> list[str]:

@@ -11,7 +11,7 @@ from monarch_nb.logs import logs_here
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, state_of
 
 from .actors import Actors
-from .arguments import actor_wish, check_name, mesh_wish, names, place
+from .arguments import check_name, read_actor, read_mesh, read_names, read_place
 from .display.errors import cell_syntax
 from .overview import Overview
 from .running import run_cell
@@ -48,15 +48,15 @@ class MonarchMagics(Magics):
         replaces it in any case; --no-dedup shows equal lines of several ranks one by one. From Python:
         this_host().spawn_procs(per_host={"gpus": 4}, name="workers").
         """
-        wish = mesh_wish(line)
-        check_name(wish.name)
+        given = read_mesh(line)
+        check_name(given.name)
         setup, filename = numbered("%%mesh", line, cell) if cell else "", self._cell()
         if setup:
             linecache.cache[filename] = (len(setup), None, setup.splitlines(keepends=True), filename)
         with cell_syntax():
-            mesh, told = self._session.mesh(wish.name, wish.dims, setup, setup_filename=filename, fresh=wish.fresh)
-        logs_here().options.set_merging(state_of(mesh).uid, None if wish.dedup else False)
-        self._say(told)
+            mesh, notice = self._session.mesh(given.name, given.dims, setup, setup_filename=filename, fresh=given.fresh)
+        logs_here().options.set_merging(state_of(mesh).uid, None if given.dedup else False)
+        self._say(notice)
         return mesh
 
     @cell_magic
@@ -77,8 +77,8 @@ class MonarchMagics(Magics):
         well. What ranks print is shown as it comes, equal lines once. Ctrl-C stops waiting; pressed again within two
         seconds it interrupts the ranks. From Python: monarch.actor.run_on(workers, "x.sum()").get().
         """
-        wish = place("%%on", line)
-        part = wish.of(self._session.find(wish.name))
+        given = read_place("%%on", line)
+        part = given.of(self._session.find(given.name))
         return run_cell(part, numbered("%%on", line, cell), self._cell())
 
     @no_var_expand  # braces are those of expressions
@@ -101,9 +101,9 @@ class MonarchMagics(Magics):
         them and spawns anew. What else is in the cell (functions, imports) runs here. From Python:
         workers.spawn("trainers", Trainer, lr=1e-3), then reload_mesh(trainers).
         """
-        wish = actor_wish(line)
+        given = read_actor(line)
         with cell_syntax():
-            return self._actors.define(wish, numbered("%%actor", line, cell), self._cell(), self._say)
+            return self._actors.define(given, numbered("%%actor", line, cell), self._cell(), self._say)
 
     @line_magic
     def reload(self, line: str) -> None:
@@ -118,9 +118,9 @@ class MonarchMagics(Magics):
         by a cell that was run again. From Python: await hosts.sync_workspace(folder, auto_reload=True), or
         reload_mesh(trainers).
         """
-        found, _ = names("%reload", line) if line.strip() else ([], set())
+        names, _ = read_names("%reload", line) if line.strip() else ([], set())
         with cell_syntax():
-            self._say(str(self._session.reload(found)))
+            self._say(str(self._session.reload(names)))
 
     @line_magic
     def meshes(self, line: str) -> Overview:
@@ -146,10 +146,10 @@ class MonarchMagics(Magics):
         """
         if not line.strip():
             raise UsageError("%heal: which mesh? Write %heal NAME, or %heal NAME gpus=3 --kill")
-        wish = place("%heal", line, ("--kill",))
-        whole = self._session.find(wish.name)
-        told = self._session.heal(wish.name, wish.of(whole), kill="--kill" in wish.options)
-        self._say(told)
+        given = read_place("%heal", line, ("--kill",))
+        whole = self._session.find(given.name)
+        notice = self._session.heal(given.name, given.of(whole), kill="--kill" in given.options)
+        self._say(notice)
         return whole
 
     @line_magic
@@ -162,16 +162,16 @@ class MonarchMagics(Magics):
 
         From Python: workers.stop().get().
         """
-        found, options = names("%stop", line, ("--all", "--unused"))
-        if found and options:
+        names, options = read_names("%stop", line, ("--all", "--unused"))
+        if names and options:
             raise UsageError(f"%stop: either names or {', '.join(sorted(options))}, not both")
         if "--all" in options:
             lines = self._session.stop_all()
         elif options:
             lines = self._session.stop_unused()
         else:
-            meshes = [self._session.find(name) for name in found]  # all are known before any is stopped
-            lines = [self._session.stop(name) for name in found[: len(meshes)]]
+            meshes = [self._session.find(name) for name in names]  # all are known before any is stopped
+            lines = [self._session.stop(name) for name in names[: len(meshes)]]
         self._say("\n".join(lines) or "nothing to stop")
 
     @line_magic
@@ -186,11 +186,11 @@ class MonarchMagics(Magics):
         From Python: monarch_nb.lifecycle.interrupt(workers).
         """
         if "=" in line:
-            wish = place("%interrupt", line)
-            self._say(self._session.interrupt(wish.of(self._session.find(wish.name))))
+            given = read_place("%interrupt", line)
+            self._say(self._session.interrupt(given.of(self._session.find(given.name))))
             return
-        found, _ = names("%interrupt", line)
-        for name in found:
+        names, _ = read_names("%interrupt", line)
+        for name in names:
             self._say(self._session.interrupt(self._session.find(name)))
 
     def _cell(self) -> str:

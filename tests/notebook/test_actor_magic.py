@@ -158,19 +158,12 @@ def test_a_syntax_error_is_told_at_its_line_and_changes_nothing(actors: Notebook
     ("line", "told"),
     [
         ("", "a name, and the mesh"),
-        ("counters", "a name, and the mesh"),
-        ("counters w", "a name, and the mesh"),
-        ("3x on w", "cannot be the name of a variable"),
         ("counters on nothing", "there is no mesh 'nothing'"),
         ("counters on a", "a is a ActorMesh; actors live on a mesh of processes"),
         ("os on w", "os is a module already"),
         ("counters on w class=os", "class=os is a module, no Actor class; the cell defines Counter"),
-        ("counters on w start=", "start= is not an expression"),
-        ("counters on w start=1 start=2", "start is given twice"),
-        ("counters on w start = 1", "is not an expression"),
         ("counters on w start=missing", "start=missing gives NameError: name 'missing' is not defined"),
         ("counters on w speed=1", "unexpected keyword argument 'speed'"),
-        ("counters on w --frsh", "knows no option --frsh; its options are --fresh"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(actors: Notebook, line: str, told: str) -> None:

@@ -180,7 +180,6 @@ def test_logs_can_be_followed_until_they_are_interrupted(nb: Notebook) -> None:
     ("line", "told"),
     [
         ("%logs nobody", "no mesh 'nobody'"),
-        ("%logs w --loud", "knows no option --loud"),
         ("%logs w --grep (", "not a regular expression"),
         ("%logs w --since soon", "is not a time"),
         ("%logs w gpus=9", "gpus"),

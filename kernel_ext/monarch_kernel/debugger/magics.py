@@ -13,7 +13,7 @@ from monarch_nb.debug.prompt import DebugPrompt, NoPrompt, WaitPrompt, converse
 from monarch_nb.debug.render import named
 from monarch_nb.wire import ActorError
 
-from ..arguments import names, place
+from ..arguments import read_names, read_place
 from ..session import Session
 from .completion import DebugCompletion
 from .results import Listing, Results, Table
@@ -91,7 +91,7 @@ class DebugMagics(Magics):
         found = _BREAK.fullmatch(line.strip())
         if found is None:
             raise UsageError("%break: write %break train.py:42 if loss.isnan() on trainers gpus=3")
-        where = place("%break", found["mesh"])
+        where = read_place("%break", found["mesh"])
         part = where.of(self._session.find(where.name))
         try:
             return debug.set_breakpoint(found["where"], part, condition=found["condition"] or "")
@@ -140,7 +140,7 @@ class DebugMagics(Magics):
 
     def _opened(self, line: str) -> debug.Group:
         if line.strip():
-            where = place("%mpm", line)
+            where = read_place("%mpm", line)
             return debug.post_mortem(where.of(self._session.find(where.name)))
         error = last_error(self.shell)
         if error is None:
@@ -158,7 +158,7 @@ class DebugMagics(Magics):
         Ranks held by one long call in C, which cannot answer, are looked at with py-spy where it is installed.
         From Python: monarch.debug.stacks(trainers).
         """
-        where = place("%stacks", line)
+        where = read_place("%stacks", line)
         return Listing(debug.stacks(where.of(self._session.find(where.name))))
 
     @line_magic
@@ -170,7 +170,7 @@ class DebugMagics(Magics):
 
         From Python: monarch.debug.freeze_on_error(trainers).
         """
-        found, options = names("%freeze", line, ("--off",))
+        found, options = read_names("%freeze", line, ("--off",))
         for name in found:
             debug.freeze_on_error(self._session.find(name), on="--off" not in options)
             sys.stdout.write(f"{name} {'no longer' if options else 'now'} stops where an endpoint raises\n")
@@ -196,7 +196,7 @@ class DebugMagics(Magics):
     def _chosen(self, line: str) -> debug.Group:
         if not line.strip():
             return debug.group()
-        where = place("%%mdb", line)
+        where = read_place("%%mdb", line)
         try:
             mesh = self._session.find(where.name)
         except UsageError:

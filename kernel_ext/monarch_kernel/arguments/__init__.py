@@ -1,0 +1,22 @@
+"""What people write after a magic's name, read into plain values; what is wrong with it is said with a way out."""
+
+from .actor_arguments import ActorArguments, read_actor
+from .log_arguments import LOG_OPTIONS, LogArguments, read_logs
+from .mesh_arguments import USUAL_DIMS, MeshArguments, read_mesh
+from .place import Place, read_place
+from .words import check_name, read_names
+
+__all__ = [
+    "LOG_OPTIONS",
+    "USUAL_DIMS",
+    "ActorArguments",
+    "LogArguments",
+    "MeshArguments",
+    "Place",
+    "check_name",
+    "read_actor",
+    "read_logs",
+    "read_mesh",
+    "read_names",
+    "read_place",
+]

@@ -1,0 +1,90 @@
+"""A mesh, or the ranks of it that are picked: `%%on NAME gpus=0-2,5`; `hosts=0 gpus=1; hosts=1` picks both."""
+
+import functools
+import re
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from IPython.core.error import UsageError
+from msgspec import Struct
+
+from monarch_nb.mesh import ActorMesh, ProcMesh, part_of, region_of
+from monarch_nb.shape import Region
+
+from .words import check_options, read_dim, split_line, split_words
+
+Mesh: TypeAlias = "ProcMesh | ActorMesh[Any]"
+Picks: TypeAlias = "dict[str, int | slice | list[int]]"
+
+_SLICE = re.compile(r"(-?\d*):(-?\d*)(?::(-?\d*))?")
+_SPAN = re.compile(r"(-?\d+)(?:-(\d+))?")
+
+
+class Place(Struct, frozen=True):
+    """Which ranks of which mesh a line of `magic` means."""
+
+    magic: str
+    name: str
+    picks: tuple[Picks, ...] = ()
+    options: frozenset[str] = frozenset()
+
+    def of(self, mesh: Mesh) -> Mesh:
+        """The part of `mesh` that is picked. Raises UsageError for a dimension or an index that it does not have."""
+        if not self.picks:
+            return mesh
+        region = region_of(mesh)
+        try:
+            parts = [region.pick(**picks) for picks in self.picks]
+        except (TypeError, IndexError, ValueError) as error:
+            raise UsageError(f"{self.magic}: {error}") from None
+        return part_of(mesh, functools.reduce(Region.union, parts))
+
+
+def read_place(magic: str, line: str, options: Iterable[str] = ()) -> Place:
+    """Reads a mesh's name and what is picked of it, as people write ranks and as output names them: `gpus=0-2,5`.
+
+    Raises UsageError.
+    """
+    first, *others = line.split(";")
+    name, words, given = split_line(f"{magic} NAME gpus=0-2", first, set(options))
+    picks = [_picks(magic, words)] if words else []
+    for other in others:
+        words = split_words(other)
+        given |= {word for word in words if word.startswith("-")}
+        picks.append(_picks(magic, [word for word in words if not word.startswith("-") and word != name]))
+    check_options(magic, given, set(options))
+    return Place(magic, name, tuple(each for each in picks if each), frozenset(given))
+
+
+def _picks(magic: str, words: Iterable[str]) -> Picks:
+    picks: Picks = {}
+    for word in words:
+        label, text = read_dim(word, "gpus=0-2")
+        if label in picks:
+            raise UsageError(f"{magic}: {label} is given twice")
+        parts = [_pick(magic, label, part) for part in text.strip("[]").split(",")]
+        if len(parts) == 1:
+            picks[label] = parts[0]
+        elif any(isinstance(part, slice) for part in parts):
+            raise UsageError(f"{magic}: {label}={text} mixes a list and a slice: write {label}=0,2-4")
+        else:
+            flat = [[part] if isinstance(part, int) else part for part in parts if not isinstance(part, slice)]
+            picks[label] = [index for part in flat for index in part]
+    return picks
+
+
+def _pick(magic: str, label: str, text: str) -> int | slice | list[int]:
+    if match := _SLICE.fullmatch(text):
+        return slice(*(int(part) if part else None for part in match.groups()))
+    match = _SPAN.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"{magic}: {label}={text} picks no rank: write an index ({label}=0), a list ({label}=0,2-4) or a slice "
+            f"({label}=0:2)"
+        )
+    first, last = match.groups()
+    if last is None:
+        return int(first)
+    if int(last) < int(first):
+        raise UsageError(f"{magic}: {label}={text} runs backwards: write {label}={last}-{first}")
+    return list(range(int(first), int(last) + 1))

@@ -1,0 +1,66 @@
+"""The words of a magic's line: names, dimensions and options; what is wrong with them is said with a way out."""
+
+import keyword
+import re
+from collections.abc import Iterable
+
+from IPython.core.error import UsageError
+
+_DIM = re.compile(r"([^\W\d]\w*)=(.*)", re.ASCII)
+
+
+def split_words(line: str) -> list[str]:
+    """The words of a line, which blanks and commas separate."""
+    # The brackets with which documentation marks what may be left out are often typed along. A comma before a number
+    # goes on with a list of indices.
+    return [word.strip("[]") if "=" in word else word for word in re.split(r"\s*,(?!\d)\s*|\s+", line.strip()) if word]
+
+
+def split_line(usage: str, line: str, options: set[str]) -> tuple[str, list[str], set[str]]:
+    """The name that comes first, the other words, and the options. Raises UsageError."""
+    words = split_words(line)
+    magic = usage.split()[0]
+    given = {word for word in words if word.startswith("-")}
+    check_options(magic, given, options)
+    words = [word for word in words if not word.startswith("-")]
+    if not words or "=" in words[0]:
+        raise UsageError(f"{magic}: which mesh? The name of a mesh comes first: {usage}")
+    return words[0], words[1:], given
+
+
+def read_names(magic: str, line: str, options: Iterable[str] = ()) -> tuple[list[str], set[str]]:
+    """Reads names and options. Raises UsageError."""
+    words = line.split()
+    given = {word for word in words if word.startswith("-")}
+    check_options(magic, given, set(options))
+    names = [word.rstrip(",") for word in words if not word.startswith("-")]
+    if not names and not given:
+        alternatives = "".join(f", or {magic} {option}" for option in options)
+        raise UsageError(f"{magic}: which mesh? Write {magic} NAME{alternatives}")
+    return names, given
+
+
+def check_options(magic: str, given: set[str], known: set[str]) -> None:
+    """Raises UsageError for an option that a magic does not have."""
+    for option in sorted(given - known):
+        there = f"; its options are {', '.join(sorted(known))}" if known else ""
+        raise UsageError(f"{magic} knows no option {option}{there}. {magic}? shows its help")
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError for a name that no variable can have."""
+    if not is_name(name):
+        raise UsageError(f"%mesh: {name!r} cannot be the name of a variable; write %mesh workers gpus=4")
+
+
+def is_name(name: str) -> bool:
+    """Whether a variable can have this name."""
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def read_dim(word: str, example: str) -> tuple[str, str]:
+    """A dimension and what is said of it. Raises UsageError."""
+    match = _DIM.fullmatch(word)
+    if match is None:
+        raise UsageError(f"{word!r} is not a dimension: write a name and a number, as in {example}")
+    return match[1], match[2]
