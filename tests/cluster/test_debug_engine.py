@@ -1,4 +1,4 @@
-"""Actors that stop in the debugger: what goes on meanwhile, what can be asked of them, and how they go on."""
+"""Actors of other processes that stop in the debugger: what goes on meanwhile, and commands to all of them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from monarch_nb import debug
-from monarch_nb.actor import ActorError, ProcMesh, this_proc
-from monarch_nb.debug import DebugError, QuitDebugger
+from monarch_nb.actor import ProcMesh
 from monarch_nb.store import describe
 from tests.cluster.actor_tools import spawned
-from tests.cluster.debug_tools import SECONDS, Caller, Looper, Owner, Trainer, line, resume_all, stopped
+from tests.cluster.debug_tools import SECONDS, Trainer, line, resume_all, stopped
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -31,22 +30,6 @@ def nothing_stays_stopped(trainers: Any) -> Iterator[None]:
     resume_all()
 
 
-def test_a_breakpoint_stops_the_actor_and_tells_all_about_the_place(trainers: Any) -> None:
-    future = trainers.step.call(1)
-    records = stopped(3)
-    assert [one.point for one in records] == [(0,), (1,), (2,)]
-    one = records[0]
-    assert (one.name, one.labels, one.endpoint, one.reason) == ("trainers", ("gpus",), "step", "breakpoint()")
-    assert (one.frame.function, one.frame.text) == ("Trainer.step", "breakpoint()")
-    assert one.frame.file.endswith("debug_tools.py")
-    assert len(one.stack) == 1, "the engine's own frames are nobody's business"
-    assert "        doubled = loss * 2" in one.source
-    assert one.host
-    assert one.pid > 0
-    debug.resume(trainers)
-    assert list(future.get(SECONDS).values()) == [2, 4, 6]
-
-
 def test_only_the_actor_stops_others_in_its_process_go_on_and_it_is_paused_not_dead(
     procs: ProcMesh, trainers: Any
 ) -> None:
@@ -60,23 +43,6 @@ def test_only_the_actor_stops_others_in_its_process_go_on_and_it_is_paused_not_d
     future.get(SECONDS)
     assert describe(trainers).counts == {"idle": 3}
     other.stop().get(SECONDS)
-
-
-def test_pdb_set_trace_stops_as_breakpoint_does(trainers: Any) -> None:
-    future = trainers.slice(gpus=1).pdb_step.call_one()
-    (one,) = stopped(1)
-    assert one.reason == "pdb.set_trace()"
-    assert debug.eval("where").values == {1: "'pdb'"}
-    debug.resume()
-    assert future.get(SECONDS) == "pdb"
-
-
-def test_a_condition_stops_those_for_which_it_holds(trainers: Any) -> None:
-    future = trainers.stop_if.call([2])
-    (one,) = stopped(1)
-    assert (one.rank, one.reason) == (2, "asked for")
-    debug.resume()
-    assert list(future.get(SECONDS).values()) == [0, 1, 2]
 
 
 def test_expressions_statements_and_steps_go_to_all_and_locals_can_be_changed(trainers: Any) -> None:
@@ -98,91 +64,6 @@ def test_expressions_statements_and_steps_go_to_all_and_locals_can_be_changed(tr
     assert list(future.get(SECONDS).values()) == [200, 200, 200]
 
 
-def test_one_rank_or_a_slice_can_be_asked_alone(trainers: Any) -> None:
-    trainers.step.call(1)
-    stopped(3)
-    assert debug.group(trainers, gpus=2).eval("loss").values == {2: 3}
-    assert debug.group("trainers", gpus=slice(0, 2)).eval("loss").values == {0: 1, 1: 2}
-    assert debug.group(trainers.slice(gpus=1)).eval("loss").values == {1: 2}
-    assert debug.group(trainers).diff("loss > 2") == [(True, [2]), (False, [0, 1])]
-
-
-def test_a_breakpoint_from_outside_is_looked_at_from_the_next_call_on_and_can_be_cleared(trainers: Any) -> None:
-    one = trainers.slice(gpus=1)
-    found = debug.set_breakpoint(f"debug_tools.py:{line('result = total + value')}", one, condition="total > 2")
-    assert [one.number for one in debug.breakpoints()] == [found.number]
-    future = trainers.quiet.call([1.0, 2.0, 3.0])
-    (record,) = stopped(1)
-    assert (record.rank, record.frame.text) == (1, "result = total + value")
-    assert debug.eval("total").values == {1: 3.0}
-    debug.clear_breakpoint(found)
-    debug.resume()
-    assert list(future.get(SECONDS).values()) == [6.0, 6.0, 6.0]
-    assert list(trainers.quiet.call([1.0, 2.0, 3.0]).get(SECONDS).values()) == [6.0, 6.0, 6.0]
-
-
-def test_breakpoints_of_two_actors_in_one_process_do_not_mix(procs: ProcMesh, trainers: Any) -> None:
-    other = procs.spawn("others", Trainer)
-    debug.set_breakpoint("Trainer.add", trainers, condition="total > 100")
-    debug.set_breakpoint("Trainer.add", other, condition="total > 0")
-    assert list(trainers.quiet.call([1.0, 2.0]).get(SECONDS).values()) == [3.0] * 3
-    future = other.quiet.call([1.0, 2.0])
-    assert {record.name for record in stopped(3)} == {"others"}
-    resume_all()
-    future.get(SECONDS)
-    other.stop().get(SECONDS)
-
-
-def test_places_that_nobody_knows_are_refused(trainers: Any) -> None:
-    with pytest.raises(DebugError, match="no code in this process comes from a file"):
-        debug.set_breakpoint("no_such_file.py:3", trainers)
-    with pytest.raises(DebugError, match="neither file:line nor a function"):
-        debug.set_breakpoint("Trainer.no_such_method", trainers)
-    with pytest.raises(DebugError, match="does not exist"):
-        debug.set_breakpoint("debug_tools.py:99999", trainers)
-    with pytest.raises(SyntaxError):
-        debug.set_breakpoint("Trainer.add", trainers, condition="total >")
-    assert debug.breakpoints() == []
-
-
-def test_an_async_actor_stops_its_loop_only_and_steps_over_an_await(procs: ProcMesh, trainers: Any) -> None:
-    loopers = procs.spawn("loopers", Looper)
-    future, ping = loopers.step.call(1), loopers.ping.call()
-    stopped(3)
-    assert not ping.done()
-    assert list(trainers.steps_done.call().get(SECONDS).values())
-    assert describe(loopers).counts == {"paused": 3}
-    group = debug.group(loopers)
-    for _ in range(3):
-        group.next(timeout=SECONDS)
-    assert {one.frame.text for one in group.sessions} == {"z = y + 1"}
-    group.resume()
-    assert list(future.get(SECONDS).values()) == [3, 3, 3]
-    assert list(ping.get(SECONDS).values()) == ["pong"] * 3
-    loopers.stop().get(SECONDS)
-
-
-def test_a_breakpoint_in_a_constructor_stops_before_the_first_message(procs: ProcMesh) -> None:
-    late = procs.spawn("late", Trainer, True)
-    future = late.steps_done.call()
-    records = stopped(3)
-    assert {one.endpoint for one in records} == {"__init__"}
-    assert debug.eval("self.steps").values == {0: 0, 1: 0, 2: 0}
-    debug.resume()
-    assert list(future.get(SECONDS).values()) == [0, 0, 0]
-    late.stop().get(SECONDS)
-
-
-def test_a_breakpoint_in_supervise_stops_the_owner(procs: ProcMesh) -> None:
-    owner = procs.slice(gpus=0).spawn("owner", Owner)
-    owner.start.call_one().get(SECONDS)
-    (one,) = stopped(1)
-    assert one.frame.function == "Owner.__supervise__"
-    assert "on purpose" in str(debug.eval("told").values[0])
-    debug.resume()
-    owner.stop().get(SECONDS)
-
-
 def test_a_thread_of_the_users_own_is_a_session_of_its_own(trainers: Any) -> None:
     future = trainers.slice(gpus=0).in_thread.call_one()
     (one,) = stopped(1)
@@ -190,56 +71,3 @@ def test_a_thread_of_the_users_own_is_a_session_of_its_own(trainers: Any) -> Non
     assert debug.eval("inside").values == {0: "'thread'"}
     debug.resume()
     assert future.get(SECONDS) == "thread"
-
-
-def test_an_actor_of_the_controllers_own_process_stops_too() -> None:
-    here: Any = this_proc().spawn("here", Trainer)
-    future = here.step.call_one(5)
-    (one,) = stopped(1)
-    assert one.name == "here"
-    assert debug.eval("loss").values == {0: 5}
-    debug.resume()
-    assert future.get(SECONDS) == 10
-    here.stop().get(SECONDS)
-
-
-def test_a_stop_knows_the_calls_that_wait_for_it(procs: ProcMesh, trainers: Any) -> None:
-    caller = procs.slice(gpus=1).spawn("caller", Caller)
-    future = caller.ask.call_one(trainers.slice(gpus=0), 3)
-    (one,) = stopped(1)
-    assert (one.name, one.rank) == ("trainers", 0)
-    assert future.wait_id in one.chain
-    debug.resume()
-    assert future.get(SECONDS) == 6
-    caller.stop().get(SECONDS)
-
-
-def test_quit_ends_the_endpoint_with_an_error_that_says_so_and_the_actor_lives(trainers: Any) -> None:
-    future = trainers.slice(gpus=0).step.call_one(1)
-    stopped(1)
-    debug.group(trainers).quit()
-    with pytest.raises(ActorError) as caught:
-        future.get(SECONDS)
-    assert isinstance(caught.value.exception, QuitDebugger)
-    assert f"stopped at debug_tools.py:{line('breakpoint()', 2)}" in str(caught.value.exception)
-    assert isinstance(trainers.slice(gpus=0).steps_done.call_one().get(SECONDS), int)
-
-
-def test_who_is_not_stopped_and_where_those_are_is_in_the_table(trainers: Any) -> None:
-    trainers.slice(gpus=slice(0, 2)).step.call(1)
-    future = trainers.slice(gpus=2).wait_long.call_one()
-    stopped(2)
-    assert debug.controller().stopped.wait(SECONDS, lambda: "runs wait_long, at debug_tools.py" in debug.table())
-    assert f"2 of 3  at debug_tools.py:{line('breakpoint()', 2)} in Trainer.step  trainers gpus=0-1" in debug.table()
-    assert "wait_long" in debug.stacks(trainers)
-    from monarch_nb.lifecycle import interrupt
-
-    interrupt(trainers.slice(gpus=2))
-    with pytest.raises(ActorError):
-        future.get(SECONDS)
-
-
-def test_nothing_is_stopped_is_an_error_that_says_where_to_look(trainers: Any) -> None:
-    with pytest.raises(DebugError, match=r"monarch.debug.sessions"):
-        debug.eval("x")
-    assert debug.table() == "nothing is stopped"

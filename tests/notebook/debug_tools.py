@@ -57,10 +57,6 @@ class Trainer(Actor):
         breakpoint()
         return rank
 
-    def meet(self, folder):
-        open(f"{folder}/asked", "w").close()
-        self.until(f"{folder}/both")
-
     def until(self, file):
         while not os.path.exists(file):
             time.sleep(0.01)

@@ -60,43 +60,6 @@ def test_eight_ranks_stop_and_are_listed_focused_stepped_evaluated_and_let_go(nb
     assert "gpus=7: 7" in talk.cell.text
 
 
-def test_differences_and_sparklines_over_the_ranks_and_one_tree_of_stacks(nb: Debugged) -> None:
-    talk = nb.talk(ALL_STOPPED, "diff loss", "watch loss", "where", "n", "c")
-    assert " ! nan" in talk.before[1]
-    assert "× gpus=3" in talk.before[2]
-    assert "8  Trainer.step  Cell In[3]:17  [trainers gpus=0-7]" in talk.before[3]
-    assert talk.before[4].count("loss  ▁") == 2, "what is watched is shown again at each stop"
-
-
-def test_statements_of_several_lines_and_interactive_python(nb: Debugged) -> None:
-    talk = nb.talk(
-        "t.slice(gpus=0).step.call_one(2).get()",
-        "for i in range(2):",
-        "    print('line', i)",
-        "",
-        "interact",
-        "z = x + 40",
-        "z",
-        "exit",
-        "c",
-    )
-    assert talk.prompts[1] == "... "
-    assert "line 0\nline 1\n" in talk.text
-    assert talk.prompts[4] == "mdb trainers[gpus=0] >>> "
-    assert "\n42\n" in talk.text
-
-
-def test_a_line_is_jumped_over_values_are_displayed_at_each_stop_and_breakpoints_are_set_at_the_prompt(
-    nb: Debugged,
-) -> None:
-    talk = nb.talk("t.slice(gpus=0).step.call_one(2).get()", "display x", "j 19", "b 20", "cond 99 x", "c", "cl", "c")
-    assert "→ total = loss * x\nx: 2" in talk.before[2], "straight from breakpoint() over a line"
-    assert "at Cell In[3]:20" in talk.before[3]
-    assert "*** Breakpoint number 99 out of range" in talk.before[4]
-    assert "go on, and stopped again:\nCell In[3]:20" in talk.before[5].replace("goes", "go")
-    assert talk.cell.text == "0"
-
-
 def test_the_call_goes_on_to_the_next_breakpoint_and_asks_again(nb: Debugged) -> None:
     nb.run("%break Trainer.loss on trainers gpus=0:2").ok()
     # The others are idle once they have answered a later call.
@@ -109,23 +72,6 @@ def test_the_call_goes_on_to_the_next_breakpoint_and_asks_again(nb: Debugged) ->
     nb.run("%break clear").ok()
     assert "no breakpoints are set" in nb.run("%break").ok().stdout
     assert "all 8 ranks: 0.5" in nb.run("t.forward.call([1, 2, 4]).get()").ok().text
-
-
-def test_a_rank_that_stops_while_the_prompt_is_open_is_told_before_the_next_question(
-    nb: Debugged, tmp_path: Path
-) -> None:
-    both = "monarch.debug.wait(2); open(f'{folder}/both', 'w').close()"
-    nb.run(f"folder = {str(tmp_path)!r}\nboth = threading.Thread(target=exec, args=({both!r}, globals()))").ok()
-    cell = "both.start(); t.slice(gpus=slice(2)).late.call(folder).get()"
-    talk = nb.talk(cell, "self.meet(folder)", "n", "focus all", "c")
-    assert "1 of 8  at Cell In[3]:46 in Trainer.late  trainers gpus=0  breakpoint()" in talk.before[0]
-    assert "meanwhile" not in talk.before[0]
-    assert "other ranks have stopped: trainers gpus=1 at Cell In[3]:46 in Trainer.late" in talk.before[1]
-    assert talk.prompts[1] == "mdb trainers[gpus=0]> ", "who has been asked about is asked about"
-    assert talk.prompts[3] == "mdb trainers[gpus=0-1]> "
-    assert talk.text.count("other ranks have stopped") == 1
-    assert talk.text.rstrip().endswith("trainers gpus=0-1 go on")
-    assert talk.cell.error is None
 
 
 def test_the_table_of_an_open_question_takes_in_ranks_that_stop_later(nb: Debugged, tmp_path: Path) -> None:
@@ -171,16 +117,6 @@ def test_under_on_a_breakpoint_in_the_cell_itself_stops_there(nb: Debugged, tmp_
     assert "10" in talk.cell.text
 
 
-def test_detach_leaves_the_ranks_stopped_ends_the_cell_and_the_future_stays_valid(nb: Debugged) -> None:
-    talk = nb.talk("f = t.slice(gpus=0).step.call_one(2); f.get()", "detach")
-    assert talk.cell.error is not None
-    assert talk.cell.error["ename"] == "StoppedAtBreakpoint"
-    assert "monarch_nb" not in talk.cell.traceback
-    assert nb.run("1 + 1").ok().text == "2"
-    again = nb.talk("f.get()", "n", "c")
-    assert again.cell.text == "0"
-
-
 def test_an_interrupt_at_the_prompt_asks_whether_to_leave_or_to_go_on(nb: Debugged) -> None:
     talk = nb.talk("f = t.slice(gpus=0).step.call_one(2); f.get()", None, "", "p x", None, "l")
     assert "leave them stopped (l), continue them (c)" in talk.prompts[1]
@@ -188,13 +124,6 @@ def test_an_interrupt_at_the_prompt_asks_whether_to_leave_or_to_go_on(nb: Debugg
     assert talk.cell.error["ename"] == "StoppedAtBreakpoint"
     talk = nb.talk("f.get()", None, "c")
     assert talk.cell.text == "0"
-
-
-def test_quit_asks_first_and_then_fails_the_call(nb: Debugged) -> None:
-    talk = nb.talk("t.slice(gpus=0).step.call_one(2).get()", "q", "n", "q", "y")
-    assert "so that their calls fail? [y/N]" in talk.prompts[1]
-    assert talk.cell.error is not None
-    assert "quit in the debugger, where it was stopped" in talk.cell.traceback
 
 
 def test_another_call_while_ranks_are_stopped_is_not_held_up(nb: Debugged) -> None:

@@ -4,6 +4,7 @@ import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -108,3 +109,9 @@ def debugged(
 
     on_thread(run)
     return told, names
+
+
+def line_of(file: str, text: str) -> int:
+    """The number of the first line of a file that reads so."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.strip() == text)
