@@ -8,6 +8,7 @@ not help, since the kernel hands it to any other thread and Python still runs th
 
 import ctypes
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -125,14 +126,48 @@ def throw_into(thread: int, exception: type[BaseException]) -> bool:
     """
     guard = _by_thread.get(thread)
     if guard is None:
-        return int(_set_async_exc(thread, exception)) == 1
-    with guard.outer, guard.lock:
-        return int(_set_async_exc(thread, exception)) == 1
+        thrown = int(_set_async_exc(thread, exception)) == 1
+    else:
+        with guard.outer, guard.lock:
+            thrown = int(_set_async_exc(thread, exception)) == 1
+    if thread != threading.get_ident():
+        _calm()
+    return thrown
 
 
 def take_back() -> None:
     """An exception that was thrown into the calling thread and has not been raised yet is not raised any more."""
     _set_async_exc(threading.get_ident(), ctypes.py_object())
+    _calm()
+
+
+class _Calm(BaseException):
+    """Thrown into the thread that raises it, which catches it."""
+
+
+def _calm() -> None:
+    """No thread looks for thrown exceptions but the one that has one, which looks when it next runs Python.
+
+    Until Python 3.12 all threads look at each call and loop, from when an exception was thrown or taken back to when
+    one is raised; and a thread that is traced, by a debugger, looks for ever and does not go on.
+    """
+    if sys.version_info < (3, 12):
+        uninterrupted(_raise_calm)  # nobody throws anything else into this thread meanwhile
+
+
+def _raise_calm() -> None:
+    for _ in range(2):  # what was thrown into this thread before is raised here
+        pass
+    thread = threading.get_ident()
+    try:
+        _set_async_exc(thread, _Calm)
+        while True:
+            pass
+    except _Calm:
+        pass
+    except BaseException:  # a signal's handler raises
+        _set_async_exc(thread, ctypes.py_object())
+        raise
 
 
 def _after_fork() -> None:

@@ -11,7 +11,7 @@ from types import FrameType
 import pytest
 
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.transport import throw_into
+from monarch_nb.transport import take_back, throw_into
 from monarch_nb.transport.interrupts import held_back, inside, uninterrupted
 from tests.unit.transport_tools import End, ends, run_folder
 
@@ -147,6 +147,48 @@ def test_an_exception_thrown_into_a_thread_waits_for_the_end_of_its_section() ->
 
 
 @pytest.mark.usefixtures("default_handler")
+def traced_call_ends() -> bool:
+    """Whether a thread that is traced gets into a function."""
+    done = threading.Event()
+
+    def traced() -> None:
+        sys.settrace(lambda frame, event, arg: None)
+        (lambda: 1)()
+        sys.settrace(None)
+        done.set()
+
+    threading.Thread(target=traced, daemon=True).start()
+    return done.wait(10)
+
+
+def test_what_is_thrown_into_a_thread_that_blocks_holds_up_no_thread_that_is_traced() -> None:
+    lock, raised = threading.Lock(), threading.Event()
+    lock.acquire()
+
+    def blocked() -> None:
+        try:
+            lock.acquire()
+            while True:
+                pass
+        except KeyboardInterrupt:
+            raised.set()
+
+    thread = threading.Thread(target=blocked, daemon=True)
+    thread.start()
+    assert throw_into(thread.ident or 0, KeyboardInterrupt)
+    assert traced_call_ends()
+    lock.release()
+    assert raised.wait(10), "it is raised as soon as the thread runs Python again"
+    thread.join(10)
+
+
+def test_what_is_taken_back_holds_up_no_thread_that_is_traced() -> None:
+    thread = threading.Thread(target=take_back)
+    thread.start()
+    thread.join(10)
+    assert traced_call_ends()
+
+
 def test_ctrl_c_ends_the_wait_for_credits_and_the_message_was_not_sent() -> None:
     config = LinkConfig(window=1 << 10)
     with run_folder() as folder:
