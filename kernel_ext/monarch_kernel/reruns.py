@@ -4,7 +4,7 @@ from collections import Counter
 from types import CodeType
 from typing import Any
 
-from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshStarting, MeshStopped
 from monarch_nb.runtime import ActorState, EndpointProperty, MeshState, Runtime
 
 from .files import cell_name
@@ -55,12 +55,15 @@ class Reruns:
 
     # -- meshes -----------------------------------------------------------------------------------------------------
 
-    def _happened(self, kind: str, about: Any) -> None:
-        if kind == "stopped":
-            self._told.pop(about.uid, None)
-        elif kind == "spawning" and self._front.in_cell:
-            others = (state for state in self._session.meshes().values() if state.uid != about.uid)
-            self._before.update(state.uid for state in others if _same_name(state, about))
+    def _happened(self, event: Event) -> None:
+        match event:
+            case MeshStopped(mesh):
+                self._told.pop(mesh.uid, None)
+            case MeshStarting(mesh) if self._front.in_cell:
+                others = (state for state in self._session.meshes().values() if state.uid != mesh.uid)
+                self._before.update(state.uid for state in others if _same_name(state, mesh))
+            case _:
+                return
 
     def _ended(self) -> None:
         if not self._before:

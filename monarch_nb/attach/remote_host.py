@@ -11,7 +11,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.scout import introduce
 from monarch_nb.lifecycle.watching import ProcessWatcher
-from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.mesh_events import HostBack, MeshEvents
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime, when_done
 from monarch_nb.transport import DescriptorLimitError, Keys, knock, lost_here
@@ -212,7 +212,7 @@ class RemoteHost:
                 self._returning.set()
                 self._returning = None
             self._calm(time.monotonic())
-            self.engine.part(MeshEvents).tell("host back", self.host)
+            self.engine.part(MeshEvents).tell(HostBack(self.host))
             return
 
     # -- ways of asking, which depend on how it is reached -----------------------------------------------------------

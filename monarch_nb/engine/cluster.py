@@ -17,7 +17,7 @@ from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.mesh_events import HostBack, MeshEvents
 from monarch_nb.runtime import (
     ActorCell,
     Future,
@@ -158,7 +158,7 @@ class Cluster:
                 self._lost.discard(name)
                 for node in (self._node, *(host.node for host in self._hosts.values())):
                     node.learn(name)
-                self._engine.part(MeshEvents).tell("host back", name)
+                self._engine.part(MeshEvents).tell(HostBack(name))
         self.settle()
 
     # -- time -------------------------------------------------------------------------------------------------------

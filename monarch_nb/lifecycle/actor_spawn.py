@@ -11,7 +11,7 @@ from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.actor import ActorMesh, check_class
 from monarch_nb.mesh.arguments import check_arguments, encode_arguments
 from monarch_nb.mesh.handle import Handle, region_of, state_of
-from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError
 from monarch_nb.mesh.sending import send_region
@@ -145,7 +145,7 @@ def spawn_actors(
     try:
         engine.part(MeshRegistry).own(instance, state)
         state.born.initialized = send_spawn(state, region, frames)
-        engine.part(MeshEvents).tell("spawning", state)
+        engine.part(MeshEvents).tell(MeshStarting(state))
     except BaseException:  # Ctrl-C too: nobody will ever hold it
         engine.part(MeshStopper).stop(state, "its spawn was interrupted")
         raise

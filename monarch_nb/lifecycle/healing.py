@@ -12,6 +12,7 @@ from monarch_nb.lifecycle.proc_spawn import start
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.arguments import encode_arguments
+from monarch_nb.mesh.mesh_events import Event, MeshHealed
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
 from monarch_nb.mesh.verbs import HEAL_MESH, HealMesh
@@ -49,7 +50,7 @@ class MeshHealer:
         updates: ReferenceUpdates,
         versions: ClassVersions,
         stopper: MeshStopper,
-        tell: Callable[[str, Any], None],
+        tell: Callable[[Event], None],
         await_host: Callable[[str, float], None],
     ) -> None:
         """`tell` is given what displays show; `await_host` blocks while a host that has come back cannot be used."""
@@ -170,7 +171,7 @@ class MeshHealer:
                 if call is not None and await_hooks:
                     call.future.get()
             if state is not None:
-                self._tell("healed", (state, back))
+                self._tell(MeshHealed(state, tuple(back)))
 
     def _tell_survivors(self, state: ActorState, back: Sequence[RankIncarnation]) -> PendingCall | None:
         if getattr(getattr(state.cls, HOOK), "_monarch_default", False):

@@ -17,7 +17,7 @@ from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.active import announce
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import console_state
-from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
 from monarch_nb.mesh.operations import ProcsWanted
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
@@ -201,7 +201,7 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
         engine.part(MeshRegistry).own(instance, state)
         born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
         mesh = ProcMesh(state, region)
-        engine.part(MeshEvents).tell("spawning", state)
+        engine.part(MeshEvents).tell(MeshStarting(state))
         announce(mesh)
     except BaseException:  # Ctrl-C too: nobody will ever hold it
         engine.part(MeshStopper).stop(state, "its spawn was interrupted")

@@ -10,6 +10,7 @@ from typing import Any
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.lifecycle.updates import ReferenceUpdates
+from monarch_nb.mesh.mesh_events import Event, MeshStopped, MeshStopping
 from monarch_nb.mesh.requests import gather, request, settle
 from monarch_nb.mesh.verbs import STOP_ACTOR, STOP_MESH, ActorGone, StopActor, StopMesh
 from monarch_nb.runtime import (
@@ -45,7 +46,7 @@ class MeshStopper:
         updates: ReferenceUpdates,
         *,
         disown: Callable[[MeshState, Sequence[str]], None],
-        tell: Callable[[str, Any], None],
+        tell: Callable[[Event], None],
     ) -> None:
         """`disown` forgets a mesh that was stopped long ago; `tell` is given what displays show of it."""
         self._engine, self._driver, self._updates = engine, driver, updates
@@ -120,7 +121,7 @@ class MeshStopper:
                 state.stopped = reason
         self._updates.stopped(state, ranks, reason, over=False)
         under_way = self._under_way(state, state.ranks if ranks is None else ranks, reason)
-        self._tell("stopping", state)
+        self._tell(MeshStopping(state))
 
         def done(_: Future[Any]) -> None:
             try:
@@ -128,7 +129,7 @@ class MeshStopper:
                 if ranks is None:
                     self._let_go(state)
                 self._updates.stopped(state, ranks, reason, over=True)
-                self._tell("stopped", state)
+                self._tell(MeshStopped(state))
                 if ranks is None:
                     self._forget_formers(state)
             finally:

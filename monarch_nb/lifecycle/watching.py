@@ -3,10 +3,10 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
+from monarch_nb.mesh.mesh_events import Event, HostLost, ProcExited, ProcResponsive, ProcStarted, ProcUnresponsive
 from monarch_nb.mesh.requests import fail_requests
 from monarch_nb.runtime import ProcState, Runtime
 from monarch_nb.settings import settings
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class ProcessWatcher:
     """Takes what host agents tell of processes; on the reading thread."""
 
-    def __init__(self, engine: Runtime, driver: Driver, tell: Callable[[str, Any], None]) -> None:
+    def __init__(self, engine: Runtime, driver: Driver, tell: Callable[[Event], None]) -> None:
         """`tell` is given what displays show of it."""
         self._engine, self._driver, self._tell = engine, driver, tell
         self.pids: dict[str, int] = {}
@@ -81,13 +81,13 @@ class ProcessWatcher:
         fail_requests(self._engine, gone, reason)
         for address in gone:
             self._engine.node.forget(address, reason, incarnation)
-        self._tell("host lost", host)
+        self._tell(HostLost(host))
 
     def _started(self, started: p.Started, asker: Asker[None]) -> None:
         self.pids[started.address] = started.pid
         if started.why:
             logger.info("%s was started cold: %s", started.address, started.why)
-        self._tell("started", started)
+        self._tell(ProcStarted(started.address, started.pid, started.log))
 
     def _exited(self, gone: p.Exited, asker: Asker[None]) -> None:
         self.unresponsive.pop(gone.address, None)
@@ -111,7 +111,7 @@ class ProcessWatcher:
         self._owner_gone(gone.address, gone.reason)
         fail_requests(self._engine, (gone.address,), gone.reason)
         self._engine.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
-        self._tell("exited", gone)
+        self._tell(ProcExited(gone.address, gone.reason))
 
     def _hosts_lost(self, lost: p.Lost, asker: Asker[None]) -> None:
         for host, reason in lost.hosts.items():
@@ -129,11 +129,11 @@ class ProcessWatcher:
 
     def _unresponsive(self, proc: p.Pressed, asker: Asker[None]) -> None:
         self.unresponsive[proc.address] = proc.since
-        self._tell("unresponsive", proc)
+        self._tell(ProcUnresponsive(proc.address, proc.since))
 
     def _responsive(self, proc: p.Pressed, asker: Asker[None]) -> None:
         self.unresponsive.pop(proc.address, None)
-        self._tell("responsive", proc)
+        self._tell(ProcResponsive(proc.address, proc.since))
 
     def _ping(self, _: Done, asker: Asker[Done]) -> Done:
         return Done()

@@ -4,13 +4,14 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from monarch_nb.logs.claims import only_call
 from monarch_nb.logs.options import LogOption, LogOptions
 from monarch_nb.logs.receiver import LogReceiver
 from monarch_nb.logs.sources import Sources, mesh_of
 from monarch_nb.logs.verbs import PROC_LOG
+from monarch_nb.mesh.mesh_events import Event, MeshHealed, MeshStopped, ProcStarted
 from monarch_nb.runtime import Future, ProcState, Runtime, fail_future, pending_future, resolve_future, when_done
 from monarch_nb.wire import host_of
 
@@ -90,17 +91,19 @@ class MeshLogs:
 
     # -- what happens to meshes ---------------------------------------------------------------------------------------
 
-    def happened(self, kind: str, about: Any) -> None:
-        """Something happened to a mesh (an engine's thread): see `Keeper.on_event`."""
-        if kind == "started" and self.sources.spawned_here(mesh_of(about.address)):
-            self.receiver.follow(about.address, about.log)
-        elif kind == "stopped" and isinstance(about, ProcState):
-            self._engine.later(FORGET_SECONDS, lambda: self._forget(about.uid))
-        elif kind == "healed" and isinstance(about[0], ProcState):
-            state, incarnations = about
-            level = self.options.level(state.uid)
-            for rank, _ in incarnations if level else ():
-                self._set_level(state, rank, level)
+    def happened(self, event: Event) -> None:
+        """Something happened to a mesh (an engine's thread)."""
+        match event:
+            case ProcStarted(address, log=log) if self.sources.spawned_here(mesh_of(address)):
+                self.receiver.follow(address, log)
+            case MeshStopped(ProcState(uid=uid)):
+                self._engine.later(FORGET_SECONDS, lambda: self._forget(uid))
+            case MeshHealed(ProcState() as state, back):
+                level = self.options.level(state.uid)
+                for rank, _ in back if level else ():
+                    self._set_level(state, rank, level)
+            case _:
+                return
 
     def _forget(self, uid: str) -> None:
         self.receiver.forget(uid)

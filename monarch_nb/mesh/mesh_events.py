@@ -1,12 +1,125 @@
-"""What happens to meshes and processes, told to displays."""
+"""What happens to meshes, processes and hosts, told to whoever shows it."""
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from monarch_nb.runtime import MeshState
+from monarch_nb.supervision import RankIncarnation
 
 logger = logging.getLogger(__name__)
 
-Listener = Callable[[str, Any], None]
+
+class MeshSpawned(Struct, frozen=True):
+    """A mesh of this process is known from now on."""
+
+    mesh: MeshState
+
+
+class MeshStarting(Struct, frozen=True):
+    """All its ranks have been asked for: `mesh.born.initialized` resolves when they are there."""
+
+    mesh: MeshState
+
+
+class MeshStopping(Struct, frozen=True):
+    """A mesh, or some of its ranks, are being stopped."""
+
+    mesh: MeshState
+
+
+class MeshStopped(Struct, frozen=True):
+    """They have stopped; `mesh.stopped` says why where it was the whole mesh."""
+
+    mesh: MeshState
+
+
+class MeshHealed(Struct, frozen=True):
+    """Ranks of a mesh are back."""
+
+    mesh: MeshState
+    back: Sequence[RankIncarnation]
+
+
+class ProcStarted(Struct, frozen=True):
+    """A process exists."""
+
+    address: str
+    pid: int
+    log: str = ""  # the file on its host that all it writes is kept in
+
+
+class ProcExited(Struct, frozen=True):
+    """A process is gone, or never came to be."""
+
+    address: str
+    reason: str
+
+
+class ProcUnresponsive(Struct, frozen=True):
+    """A living process does not answer, since when (wall clock)."""
+
+    address: str
+    since: float
+
+
+class ProcResponsive(Struct, frozen=True):
+    """It answers again."""
+
+    address: str
+    since: float
+
+
+class HostLost(Struct, frozen=True):
+    """A host agent cannot be reached any more, and all that ran there is gone."""
+
+    host: str
+
+
+class HostBack(Struct, frozen=True):
+    """A host that was lost can be used again."""
+
+    host: str
+
+
+class RankPaused(Struct, frozen=True):
+    """A thread has stopped in the debugger."""
+
+    session: str
+    mesh: str
+    rank: int
+    actor: str
+    file: str
+    line: int
+    function: str
+    since: float  # wall clock
+    in_the_way: bool  # it holds its actor up; frames of a failure that are only looked at do not
+
+
+class RankResumed(Struct, frozen=True):
+    """It goes on."""
+
+    session: str
+
+
+Event = (
+    MeshSpawned
+    | MeshStarting
+    | MeshStopping
+    | MeshStopped
+    | MeshHealed
+    | ProcStarted
+    | ProcExited
+    | ProcUnresponsive
+    | ProcResponsive
+    | HostLost
+    | HostBack
+    | RankPaused
+    | RankResumed
+)
+
+Listener = Callable[[Event], None]
 
 
 class MeshEvents:
@@ -15,10 +128,10 @@ class MeshEvents:
     def __init__(self, *listeners: Listener) -> None:
         self.listeners = list(listeners)  # called on engine threads: they must not block
 
-    def tell(self, kind: str, about: Any) -> None:
+    def tell(self, event: Event) -> None:
         """Something happened; a display that stumbles keeps nobody from hearing of it."""
         for listener in tuple(self.listeners):
             try:
-                listener(kind, about)
+                listener(event)
             except Exception:
-                logger.exception("a display failed on %s", kind)
+                logger.exception("a display failed on %s", type(event).__name__)

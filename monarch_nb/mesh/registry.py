@@ -1,8 +1,9 @@
 """The meshes of a process: those it owns and those it holds references to."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from monarch_nb.mesh.mesh_events import Event, MeshSpawned
 from monarch_nb.mesh.verbs import ACTOR_FAILED
 from monarch_nb.runtime import ActorState, Instance, MeshState, ProcState, Runtime
 from monarch_nb.supervision import Action, Driver, Machine, MeshSpec, Refusal
@@ -40,7 +41,7 @@ class MeshRegistry:
         watcher: Watcher,
         updates: Updates,
         *,
-        tell: Callable[[str, Any], None],
+        tell: Callable[[Event], None],
         revive: Callable[[Iterable[str]], None] = lambda hosts: None,
         python: str | None = None,
     ) -> None:
@@ -90,7 +91,7 @@ class MeshRegistry:
             return machine.own(instance.stream, self._spec(state))
 
         self._driver.feed(register)
-        self._tell("spawned", state)
+        self._tell(MeshSpawned(state))
 
     def disown(self, state: MeshState, uids: "Sequence[str]") -> None:
         """A mesh of this process was stopped long ago, and the actors on it: nothing is known of them any more."""

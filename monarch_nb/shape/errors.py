@@ -3,6 +3,9 @@
 Each is what Python's own containers raise, and also what torchmonarch raises in the same place: programs catch either.
 """
 
+import difflib
+from collections.abc import Sequence
+
 
 class OutOfRangeError(IndexError, ValueError):
     """An index, rank or coordinate is outside of what there is."""
@@ -26,3 +29,12 @@ class UnknownLabelError(KeyError, ValueError):
 def out_of_range(text: str, *numbers: int) -> OutOfRangeError:
     """The error for these numbers: NegativeError if one of them is negative."""
     return NegativeError(text) if any(number < 0 for number in numbers) else OutOfRangeError(text)
+
+
+def known_dims(labels: Sequence[str], meant: str = "") -> str:
+    """The end of an error text about a dimension that is not there: says which ones are, and the one closest to it."""
+    if not labels:
+        return "it has no dimensions"
+    close = difflib.get_close_matches(meant, labels, n=1)
+    asked = f"; did you mean {close[0]!r}?" if close else ""
+    return f"its dimensions are {', '.join(map(repr, labels))}{asked}"

@@ -1,12 +1,11 @@
 """Named sizes, and places in them."""
 
-import difflib
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, SupportsIndex
 
-from .errors import NegativeError, UnknownLabelError, out_of_range
+from .errors import NegativeError, UnknownLabelError, known_dims, out_of_range
 from .frozen import Frozen
 
 if TYPE_CHECKING:
@@ -14,15 +13,6 @@ if TYPE_CHECKING:
 
 
 _set = object.__setattr__
-
-
-def known_dims(labels: Sequence[str], meant: str = "") -> str:
-    """The end of an error text about a dimension that is not there: says which ones are, and the one closest to it."""
-    if not labels:
-        return "it has no dimensions"
-    close = difflib.get_close_matches(meant, labels, n=1)
-    asked = f"; did you mean {close[0]!r}?" if close else ""
-    return f"its dimensions are {', '.join(map(repr, labels))}{asked}"
 
 
 def _shown(label: str) -> str:

@@ -5,8 +5,8 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, SupportsIndex, TypeAlias
 
-from .errors import DimensionError, out_of_range
-from .extent import Extent, Point, known_dims
+from .errors import DimensionError, known_dims, out_of_range
+from .extent import Extent, Point
 from .frozen import Frozen
 from .ndslice import NDSlice, row_major_strides
 from .picked import PickedSlice

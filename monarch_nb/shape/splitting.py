@@ -5,13 +5,13 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import SupportsIndex, TypeAlias
 
-from .extent import Extent, known_dims
+from .errors import known_dims
 
 # The dimensions that one dimension becomes, outermost first: name and size.
 Parts: TypeAlias = list[tuple[str, int]]
 
 
-def split_sizes(extent: Extent, splits: Mapping[str, Sequence[str] | SupportsIndex]) -> list[Parts]:
+def split_sizes(extent: Mapping[str, int], splits: Mapping[str, Sequence[str] | SupportsIndex]) -> list[Parts]:
     """The parts each dimension of `extent` becomes, from the keywords of `split`. ValueError if they do not fit."""
     names, sizes = _sorted_out(extent, splits)
     unused = set(sizes)
@@ -29,13 +29,13 @@ def split_sizes(extent: Extent, splits: Mapping[str, Sequence[str] | SupportsInd
         raise ValueError(
             f"unused size constraints: {', '.join(map(repr, sorted(unused)))}; no split makes dimensions of these "
             f"names, write for example split(old=({sorted(unused)[0]!r}, 'rest'), ...), where old is a dimension: "
-            f"{known_dims(extent.labels)}"
+            f"{known_dims(tuple(extent))}"
         )
     return result
 
 
 def _sorted_out(
-    extent: Extent, splits: Mapping[str, Sequence[str] | SupportsIndex]
+    extent: Mapping[str, int], splits: Mapping[str, Sequence[str] | SupportsIndex]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
     """Takes the keywords apart: an existing dimension is what to split, any other name is the size of a new one."""
     names: dict[str, tuple[str, ...]] = {}
@@ -55,7 +55,7 @@ def _sorted_out(
         else:
             raise ValueError(
                 f"{key!r} is not an existing dimension, so its value must be the integer size of a new one, "
-                f"got {value!r}; {known_dims(extent.labels)}"
+                f"got {value!r}; {known_dims(tuple(extent))}"
             )
     return names, sizes
 

@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self, SupportsIndex
 
-from .errors import UnknownLabelError
-from .extent import Extent, known_dims
+from .errors import UnknownLabelError, known_dims
+from .extent import Extent
 from .ndslice import NDSlice
 from .region import Region, Selector
 from .shape import Shape

@@ -6,7 +6,20 @@ from typing import Any
 import msgspec
 
 from monarch_nb.lifecycle.watching import ProcessWatcher
-from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.mesh_events import (
+    Event,
+    HostBack,
+    HostLost,
+    MeshEvents,
+    MeshSpawned,
+    MeshStarting,
+    MeshStopped,
+    ProcResponsive,
+    ProcStarted,
+    ProcUnresponsive,
+    RankPaused,
+    RankResumed,
+)
 from monarch_nb.runtime import MeshState, ProcState, Runtime, when_done
 from monarch_nb.store import events as e
 from monarch_nb.store.facts import is_ready, now, place_of, spawned, turned
@@ -98,29 +111,29 @@ class Collector:
 
     # -- meshes -----------------------------------------------------------------------------------------------------
 
-    def _happened(self, kind: str, about: Any) -> None:
-        match kind:
-            case "spawned":
-                self._spawned(about)
-            case "spawning":
-                self._spawning(about)
-            case "started":
-                self._started(about.address, about.pid)
-            case "stopped" if isinstance(about, MeshState) and about.stopped is not None:
-                self._engine.later(FORGET_S, lambda: self._forget(about))
-            case "unresponsive" | "responsive":
-                since = about.since if kind == "unresponsive" else None
-                self._put(e.Answers(*place_of(about.address), since, now()))
-            case "host lost":
-                self._put(e.HostSeen(about, why="it cannot be reached"))
-            case "host back":
-                self._put(e.HostSeen(about))
-            case "paused" if about.in_the_way:
-                frame = about.frame
-                place = {"actor": about.name, "file": frame.file, "line": frame.line, "function": frame.function}
-                self._put(e.SessionOpened(about.session, about.mesh, about.rank, about.since or now(), place))
-            case "resumed":
-                self._put(e.SessionClosed(about.session, now()))
+    def _happened(self, event: Event) -> None:
+        match event:
+            case MeshSpawned(state):
+                self._spawned(state)
+            case MeshStarting(state):
+                self._spawning(state)
+            case ProcStarted(address, pid):
+                self._started(address, pid)
+            case MeshStopped(state) if state.stopped is not None:
+                self._engine.later(FORGET_S, lambda: self._forget(state))
+            case ProcUnresponsive(address, since):
+                self._put(e.Answers(*place_of(address), since, now()))
+            case ProcResponsive(address):
+                self._put(e.Answers(*place_of(address), None, now()))
+            case HostLost(host):
+                self._put(e.HostSeen(host, why="it cannot be reached"))
+            case HostBack(host):
+                self._put(e.HostSeen(host))
+            case RankPaused(session, mesh, rank, in_the_way=True):
+                place = {"actor": event.actor, "file": event.file, "line": event.line, "function": event.function}
+                self._put(e.SessionOpened(session, mesh, rank, event.since or now(), place))
+            case RankResumed(session):
+                self._put(e.SessionClosed(session, now()))
             case _:
                 return
 

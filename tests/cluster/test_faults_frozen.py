@@ -9,7 +9,7 @@ import pytest
 
 from monarch_nb.actor import Channel, MeshFailure, SupervisionError
 from monarch_nb.lifecycle.watching import ProcessWatcher
-from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.mesh_events import Event, MeshEvents, ProcResponsive, ProcUnresponsive
 from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, spawned, still_works, until
 from tests.processes import freeze
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.timeout(120)
 
 def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: list[MeshFailure]) -> None:
     watcher = runtime().part(ProcessWatcher)
-    events: list[str] = []
+    events: list[type[Event]] = []
     frozen = workers._state.procs.address(1)
 
-    def heard(kind: str, about: Any) -> None:  # others may be slow to answer, too, where the machine is busy
-        if "responsive" in kind and about.address == frozen:
-            events.append(kind)
+    def heard(event: Event) -> None:  # others may be slow to answer, too, where the machine is busy
+        if isinstance(event, ProcUnresponsive | ProcResponsive) and event.address == frozen:
+            events.append(type(event))
 
     runtime().part(MeshEvents).listeners.append(heard)
     port, receiver = Channel.open()
@@ -48,8 +48,8 @@ def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: 
     assert sorted(future.get(SOON) for future in stream) == sorted(pids)
     assert napping.get(SOON) == "slept"
     assert workers.noted.call().get(SOON).values() == [[7], [7]]
-    until(lambda: "responsive" in events, "it is seen to answer")
-    assert events == ["unresponsive", "responsive"]
+    until(lambda: ProcResponsive in events, "it is seen to answer")
+    assert events == [ProcUnresponsive, ProcResponsive]
     assert frozen not in watcher.unresponsive
     assert not shown
 

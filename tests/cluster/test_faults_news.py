@@ -7,7 +7,7 @@ import pytest
 from monarch_nb.actor import MeshFailure, SupervisionError, heal_mesh
 from monarch_nb.host import protocol as p
 from monarch_nb.host.verbs import PROC_EXITED
-from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.mesh_events import Event, MeshEvents, ProcExited
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Parcel
 from monarch_nb.wire import Header, Kind, encode_body
@@ -16,31 +16,32 @@ from tests.cluster.fault_tools import SOON, kill, until
 pytestmark = pytest.mark.timeout(120)
 
 
-def tell(exited: p.Exited) -> None:
+def tell(address: str, reason: str) -> None:
     engine = runtime()
+    exited = p.Exited(address=address, host=engine.host, pid=1, at=0.0, reason=reason)
     header = Header(Kind.CONTROL, engine.address, f"{engine.host}/agent", method=PROC_EXITED.name)
     engine.node.send(header, Parcel([encode_body(exited)]), lane=1)
 
 
 def test_a_death_told_twice_and_late(workers: Any, shown: list[MeshFailure]) -> None:
     events = runtime().part(MeshEvents)
-    exits: list[p.Exited] = []
+    exits: list[str] = []
     killed = workers._state.procs.address(1)
 
-    def hear(kind: str, about: Any) -> None:  # not of processes that an earlier test has stopped
-        if kind == "exited" and about.address == killed:
-            exits.append(about)
+    def hear(event: Event) -> None:  # not of processes that an earlier test has stopped
+        if isinstance(event, ProcExited) and event.address == killed:
+            exits.append(event.reason)
 
     events.listeners.append(hear)
     kill(workers.slice(gpus=1).pid.call_one().get(SOON))
     until(lambda: shown and exits)
-    tell(exits[0])
+    tell(killed, exits[0])
     until(lambda: len(exits) == 2)
     assert len(shown) == 1
     with pytest.raises(SupervisionError):
         workers.rank.call().get(SOON)
     heal_mesh(workers, timeout=SOON)
-    tell(exits[0])  # of the old incarnation
+    tell(killed, exits[0])  # of the old incarnation
     until(lambda: len(exits) == 3)
     assert workers.rank.call().get(SOON).values() == [0, 1]
     assert len(shown) == 1
@@ -50,13 +51,13 @@ def test_the_death_of_nobody(workers: Any, shown: list[MeshFailure]) -> None:
     heard: list[str] = []
     nobodies = ("hx/p1.0.0", "hx/agent", f"{runtime().host}/p77.3.9", f"{runtime().host}/nonsense")
 
-    def hear(kind: str, about: Any) -> None:  # not of processes that an earlier test has stopped
-        if kind == "exited" and about.address in nobodies:
-            heard.append(about.address)
+    def hear(event: Event) -> None:  # not of processes that an earlier test has stopped
+        if isinstance(event, ProcExited) and event.address in nobodies:
+            heard.append(event.address)
 
     runtime().part(MeshEvents).listeners.append(hear)
     for address in nobodies:
-        tell(p.Exited(address=address, host="hx", at=0.0, reason="never was"))
+        tell(address, "never was")
     until(lambda: len(heard) == 4)
     assert workers.rank.call().get(SOON).values() == [0, 1]
     assert not shown

@@ -5,6 +5,7 @@ from typing import Any
 
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.verbs import LogBlock, LogChunk
+from monarch_nb.mesh.mesh_events import ProcStarted
 from monarch_nb.runtime import ProcState
 from monarch_nb.runtime.log_positions import LogPositions
 from monarch_nb.shape import Extent
@@ -36,7 +37,7 @@ class Cluster:
     def start(self, rank: int, incarnation: int = 0) -> None:
         """A process has started."""
         address = f"h/p.{rank}.{incarnation}"
-        self.logs.happened("started", SimpleNamespace(address=address, log=f"/logs/{rank}.{incarnation}.log"))
+        self.logs.happened(ProcStarted(address, 1, f"/logs/{rank}.{incarnation}.log"))
 
     def write(
         self, rank: int, text: str, call: str = "c:1", *, stream: int = 1, level: int = 0, at: float = 0.0,

@@ -10,6 +10,7 @@ from monarch_nb.logs import LogRecord, Logs
 from monarch_nb.logs.filters import LogFilter, level_of, since_of
 from monarch_nb.logs.options import LogOption
 from monarch_nb.logs.view import MOST_WAITING, LogReader
+from monarch_nb.mesh.mesh_events import MeshHealed
 from monarch_nb.shape import Point
 from tests.unit.log_tools import Cluster
 
@@ -115,10 +116,10 @@ def test_who_follows_too_slowly_is_told_how_many_were_missed(cluster: Cluster) -
 
 
 def test_a_healed_rank_has_the_level_that_was_set_and_only_processes_of_its_own_are_followed(cluster: Cluster) -> None:
-    cluster.logs.happened("healed", (cluster.procs, [(1, 1)]))
+    cluster.logs.happened(MeshHealed(cluster.procs, [(1, 1)]))
     assert cluster.levels == []
     cluster.logs.set_option("p", LogOption(level=13))
-    cluster.logs.happened("healed", (cluster.procs, [(1, 1), (3, 2)]))
+    cluster.logs.happened(MeshHealed(cluster.procs, [(1, 1), (3, 2)]))
     assert cluster.levels == [(1, 13), (3, 13)]
     cluster.start(0)
     cluster.procs.born = None

@@ -4,7 +4,7 @@ import bisect
 from typing import Any
 
 from monarch_nb.logs import mesh_of
-from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshSpawned, MeshStopped
 from monarch_nb.runtime import ProcState
 
 from ..front import Front
@@ -39,11 +39,14 @@ class Cells:
         firsts, cells = self._begun
         self._begun = [*firsts[-KEPT:], first], [*cells[-KEPT:], self._front.parent]
 
-    def _happened(self, kind: str, about: Any) -> None:
-        if kind == "spawned" and isinstance(about, ProcState):
-            self._homes[about.uid] = self._front.parent
-        elif kind == "stopped" and isinstance(about, ProcState):
-            self._homes.pop(about.uid, None)
+    def _happened(self, event: Event) -> None:
+        match event:
+            case MeshSpawned(ProcState(uid=uid)):
+                self._homes[uid] = self._front.parent
+            case MeshStopped(ProcState(uid=uid)):
+                self._homes.pop(uid, None)
+            case _:
+                return
 
     def of(self, address: str, call: str) -> Any:
         """The cell that lines of a process and a call belong to; None for none: then only the logs have them."""

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -13,7 +13,7 @@ from monarch_nb.debug.control.breakpoints import Breakpoints
 from monarch_nb.debug.control.stopped import StoppedThreads
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.records import Motion, Over, Stopped, Thread
-from monarch_nb.mesh.mesh_events import MeshEvents
+from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, ProcExited, RankPaused, RankResumed
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
@@ -60,7 +60,7 @@ class Controller:
         if not self._attended and not self.engine.is_worker:
             self._attend(self)
         self.stopped.add(record)
-        self.engine.part(MeshEvents).tell("paused", record)
+        self.engine.part(MeshEvents).tell(_paused(record))
         self._keep_leases()
 
     def _is_resumed(self, message: Over, asker: Asker[None]) -> None:
@@ -73,16 +73,21 @@ class Controller:
 
     def _goes_on(self, record: Stopped | None) -> None:
         if record is not None:
-            self.engine.part(MeshEvents).tell("resumed", record)
+            self.engine.part(MeshEvents).tell(RankResumed(record.session))
 
-    def _happened(self, kind: str, about: Any) -> None:
-        if kind == "exited":
-            for record in self.stopped.lose(about.address, about.reason):
-                self._goes_on(record)
-        elif kind == "host lost":
-            for address in {record.address for record in self.stopped.records() if record.host == about}:
-                for record in self.stopped.lose(address, f"its host {about} is lost"):
-                    self._goes_on(record)
+    def _happened(self, event: Event) -> None:
+        match event:
+            case ProcExited(address, reason):
+                self._lose(address, reason)
+            case HostLost(host):
+                for address in {record.address for record in self.stopped.records() if record.host == host}:
+                    self._lose(address, f"its host {host} is lost")
+            case _:
+                return
+
+    def _lose(self, address: str, reason: str) -> None:
+        for record in self.stopped.lose(address, reason):
+            self._goes_on(record)
 
     def _keep_leases(self) -> None:
         """Stopped ranks hear that somebody is there, for as long as there are any."""
@@ -185,6 +190,21 @@ class Controller:
             except Exception as error:
                 found[address] = text_of(error)
         return found
+
+
+def _paused(record: Stopped) -> RankPaused:
+    frame = record.frame
+    return RankPaused(
+        record.session,
+        record.mesh,
+        record.rank,
+        record.name,
+        frame.file,
+        frame.line,
+        frame.function,
+        record.since,
+        record.in_the_way,
+    )
 
 
 def _answer(record: Stopped, future: "Future[m.Answer]", limit: float) -> m.Answer:
