@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from monarch_nb.attach import routes
-from monarch_nb.attach.local_host import LocalHost
 from monarch_nb.attach.remote_host import RemoteHost
+from monarch_nb.attach.routes import AttachedHost, Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.scout import Found
@@ -21,13 +20,20 @@ _ASK_S = 0.5  # for a connection; an answer on it may take longer
 class Gateway:
     """The host whose agent leads there."""
 
-    def __init__(self, engine: Runtime, remote: "RemoteHost | LocalHost", address: str) -> None:
+    def __init__(self, engine: Runtime, remote: AttachedHost, address: str) -> None:
         self.remote = remote
         self.agent = agent_of(remote.host)
         self.address = address  # as it was given
         self._engine = engine
         if verbs.HOST_CUT.name not in engine.verbs:
-            engine.verbs.handle(verbs.HOST_CUT, _cut)
+            engine.verbs.handle(verbs.HOST_CUT, self._cut)
+
+    def _cut(self, lost: p.Lost, asker: Asker[None]) -> None:
+        """It has lost its connection to hosts; reading thread."""
+        for host in lost.hosts:
+            remote = self._engine.part(Routes).attached.get(host)
+            if remote is not None and remote.behind:
+                remote.cut()
 
     @property
     def up(self) -> bool:
@@ -58,6 +64,8 @@ class Gateway:
 class GatewayHost(RemoteHost):
     """A host behind a gateway; `endpoint` is where the gateway dials it."""
 
+    behind = True
+
     def __init__(self, engine: Runtime, endpoint: str, state: p.HostState, gateway: Gateway, lease: float | None,
                  ) -> None:  # fmt: skip
         super().__init__(engine, endpoint, state, gateway.remote.keys, False, lease)
@@ -66,9 +74,9 @@ class GatewayHost(RemoteHost):
 
     def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
         """Whether it is the host we know, in good order; the key is the gateway's own."""
-        return super().is_still(endpoint, incarnation, self.keys) and routes.gateway is self.gateway
+        return super().is_still(endpoint, incarnation, self.keys) and self.engine.part(Routes).gateway is self.gateway
 
-    def dials(self, other: "RemoteHost | LocalHost") -> bool:
+    def dials(self, other: AttachedHost) -> bool:
         """Whether this host's agent can dial that one's: perhaps those that the same gateway can."""
         return isinstance(other, GatewayHost) and super().dials(other)
 
@@ -97,11 +105,3 @@ class GatewayHost(RemoteHost):
 
     def _way_lost(self) -> str:
         return f"the gateway {self.gateway.address} to it is lost" if self.gateway.remote.lost else ""
-
-
-def _cut(lost: p.Lost, asker: Asker[None]) -> None:
-    """The gateway has lost its connection to hosts; reading thread."""
-    for host in lost.hosts:
-        remote = routes.remotes.get(host)
-        if isinstance(remote, GatewayHost):
-            remote.cut()

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from os import PathLike, fspath
 
 from monarch_nb._version import __version__
-from monarch_nb.attach import routes
-from monarch_nb.attach.gateway import GatewayHost
+from monarch_nb.attach.gateway import Gateway, GatewayHost
 from monarch_nb.attach.remote_host import RemoteHost
+from monarch_nb.attach.routes import Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host.scout import Found, introduce
 from monarch_nb.mesh.host import HostMesh, host_labels
@@ -67,7 +67,7 @@ def attach_hosts(
         raise AttachError(errors, len(endpoints))
     joined = []
     for endpoint, state in zip(endpoints, states, strict=True):
-        old = routes.remotes.get(state.host)
+        old = engine.part(Routes).attached.get(state.host)
         if isinstance(old, RemoteHost) and old.is_still(endpoint, state.incarnation, keys):
             continue
         if isinstance(old, RemoteHost):
@@ -75,16 +75,17 @@ def attach_hosts(
         elif old is not None:
             old.end()
         if _leads_to(endpoint):
-            assert routes.gateway is not None
-            remote: RemoteHost = GatewayHost(engine, endpoint, state, routes.gateway, lease)
+            gateway = engine.part(Routes).gateway
+            assert isinstance(gateway, Gateway)
+            remote: RemoteHost = GatewayHost(engine, endpoint, state, gateway, lease)
         else:
             remote = RemoteHost(engine, endpoint, state, keys, insecure_loopback, lease)
-        routes.remotes[state.host] = remote
+        engine.part(Routes).attached[state.host] = remote
         joined.append(remote.join())
     hosts = [state.host for state in states]
     for answer in joined:
         answer.get(timeout)
-    routes.settle(engine, hosts, timeout)
+    engine.part(Routes).settle(hosts, timeout)
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
 
 
@@ -103,16 +104,18 @@ def read_key(key: "Keys | str | PathLike[str] | None") -> Keys | None:
 
 def _leads_to(endpoint: str) -> bool:
     """Whether a gateway is to dial it."""
-    return routes.gateway is not None and routes.gateway.remote.endpoint != endpoint
+    gateway = runtime().part(Routes).gateway
+    return gateway is not None and gateway.remote.endpoint != endpoint
 
 
 def _introduce(endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, timeout: float) -> list[Found]:
     """Who answers at each endpoint, as this process finds out, or its gateway."""
-    if routes.gateway is None:
+    gateway = runtime().part(Routes).gateway
+    if not isinstance(gateway, Gateway):
         return introduce(endpoints, keys, insecure_loopback=insecure_loopback, timeout=timeout)
     own = [endpoint for endpoint in endpoints if not _leads_to(endpoint)]
     far = [endpoint for endpoint in endpoints if _leads_to(endpoint)]
-    by_endpoint = dict(zip(far, routes.gateway.introduce(far, timeout), strict=True))
+    by_endpoint = dict(zip(far, gateway.introduce(far, timeout), strict=True))
     if own:
         answers = introduce(own, keys, insecure_loopback=insecure_loopback, timeout=timeout)
         by_endpoint.update(zip(own, answers, strict=True))
@@ -131,7 +134,7 @@ def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) 
         return RuntimeError(
             f"{endpoint} runs monarch-nb {state.version}, this process {__version__}: install the same on both"
         )
-    if state.host in routes.local or any(state.host == other.host for other in others):
+    if state.host in runtime().part(Routes).local or any(state.host == other.host for other in others):
         return ValueError(
             f"{endpoint} is host {state.host}, which is attached already: list it once, or start its "
             "agent with --host and another id"

@@ -4,10 +4,9 @@ import threading
 import time
 from os import PathLike
 
-from monarch_nb.attach import routes
 from monarch_nb.attach.hosts import AttachError, objection, read_key
-from monarch_nb.attach.local_host import LocalHost
 from monarch_nb.attach.remote_host import RemoteHost
+from monarch_nb.attach.routes import AttachedHost, Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.host import HostMesh, host_labels
@@ -28,7 +27,7 @@ class JoinedHost(RemoteHost):
         super().__init__(engine, "", state, keys, False, lease)
         engine.clock.every(_BEAT_S, self._beat)
 
-    def dials(self, other: "RemoteHost | LocalHost") -> bool:
+    def dials(self, other: AttachedHost) -> bool:
         """Whether this host's agent can dial that one's: perhaps, but only this process is known to be in reach."""
         return False
 
@@ -88,7 +87,7 @@ class Reception:
 
     def _who(self, state: p.HostState, asker: Asker[p.Who]) -> p.Who:
         """Somebody wants to join; reading thread."""
-        is_back = isinstance(routes.remotes.get(state.host), JoinedHost)
+        is_back = isinstance(self._engine.part(Routes).attached.get(state.host), JoinedHost)
         wrong = None if is_back else objection(f"host {state.host}", state, ())
         with self._changed:
             if wrong is None:
@@ -99,7 +98,7 @@ class Reception:
 
     def _joins(self, state: p.HostState, asker: Asker[None]) -> None:
         with self._changed:
-            if not isinstance(routes.remotes.get(state.host), JoinedHost):
+            if not isinstance(self._engine.part(Routes).attached.get(state.host), JoinedHost):
                 self._new[state.host] = state
             self._changed.notify_all()
 
@@ -155,10 +154,10 @@ def accept_hosts(
     states = reception.take(count, timeout)
     joined = []
     for state in states:
-        remote = routes.remotes[state.host] = JoinedHost(engine, state, keys, lease)
+        remote = engine.part(Routes).attached[state.host] = JoinedHost(engine, state, keys, lease)
         joined.append(remote.join())
     hosts = [state.host for state in states]
     for answer in joined:
         answer.get(_JOIN_S)
-    routes.settle(engine, hosts, _JOIN_S)
+    engine.part(Routes).settle(hosts, _JOIN_S)
     return HostMesh(name, hosts, host_labels(hosts), owned=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from monarch_nb._private import is_private
-from monarch_nb.attach import routes
+from monarch_nb.attach.routes import AttachedHost, Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.folders import host_of_folder
@@ -28,6 +28,7 @@ _PULSE_S = 0.5  # between looks at a process, where the system does not tell of 
 class LocalHost:
     """One such host; what is told of it and what can be asked of it is as of a remote one."""
 
+    behind = False  # no gateway leads to it
     near = True  # all processes of this machine reach its processes directly
     keys = None  # it has its own, which are not known here
 
@@ -47,7 +48,7 @@ class LocalHost:
     def __repr__(self) -> str:
         return f"<host {self.host} in {self.folder}{', lost: ' + self.lost if self.lost else ''}>"
 
-    def dials(self, other: object) -> bool:
+    def dials(self, other: AttachedHost) -> bool:
         """Its agent has no key for others."""
         return False
 
@@ -73,9 +74,15 @@ class LocalHost:
         when_done(ended, done)
         return ended
 
-    def about_to_be_killed(self) -> None:
+    def give_up(self, reason: str) -> None:
         """Who started its agent ends it: no failure. Whoever still waits for an answer of it is told then."""
         self._leaving = self._killed = True
+
+    def cut(self) -> None:
+        """No connection leads to it that could break."""
+
+    def await_return(self, seconds: float) -> None:
+        """It does not come back: another agent there is another host."""
 
     def end(self) -> None:
         """It is no longer ours to watch."""
@@ -122,7 +129,7 @@ class LocalHost:
             return
         self.engine.part(ProcessWatcher).host_lost(self.host, self.lost, self.incarnation)
         self._forget(self.lost)
-        routes.tell_lost(self.engine, self.host, self.lost, self.incarnation)
+        self.engine.part(Routes).tell_lost(self.host, self.lost, self.incarnation)
 
 
 def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Path:
@@ -157,7 +164,7 @@ def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], boo
         host = host_of_folder(folder)
         if not host:
             raise UnreachableError(f"ipc://{path} leads to {folder}, which is not named after a host")
-        if host == engine.host or host in routes.local:
+        if host == engine.host or host in engine.part(Routes).local:
             raise ValueError(f"ipc://{path} is host {host}, which this process has started itself")
         engine.node.learn(host, run_folder=folder)
         asked = request(engine, agent_of(host), verbs.STATUS, Done())
@@ -168,5 +175,5 @@ def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], boo
             if left < 0 or given_up():
                 raise UnreachableError(f"the worker at ipc://{path} has not answered in time") from None
             continue
-        known = routes.remotes.get(host)
+        known = engine.part(Routes).attached.get(host)
         return known if isinstance(known, LocalHost) and not known.lost else LocalHost(engine, folder, state)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.attach import routes
-from monarch_nb.attach.local_host import LocalHost
+from monarch_nb.attach.routes import Routes
 from monarch_nb.host import verbs
 from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with
 from monarch_nb.host.folders import clear_run_folder, new_host_id, remove_run_folder, run_folder_for
@@ -20,7 +19,7 @@ from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.mesh.requests import fail_requests, gather, request
+from monarch_nb.mesh.requests import gather, request
 from monarch_nb.runtime import (
     Future,
     ProcState,
@@ -42,37 +41,128 @@ logger = logging.getLogger(__name__)
 EXIT_SECONDS = 2.0  # for the clean-up of all that a program leaves behind
 INTERRUPTED_SECONDS = 0.3  # the same, where Ctrl-C has ended the program
 
-_lock = threading.RLock()
-_agents: dict[str, AgentHandle] = {}
-_coming: dict[str, Ahead] = {}  # agents that were started before there was a runtime, and may not listen yet
-_ahead: dict[str, BegunWith] = {}  # hosts nobody has used yet: what their agents were started with
-_died: set[str] = set()  # hosts of this process whose agent is gone
 
+class LocalAgents:
+    """The agents that this process has started, and the one that was started before there was a runtime."""
 
-def expect_agent(ahead: Ahead) -> None:
-    """The agent of this host was started before there was a runtime, and may not listen yet."""
-    _coming[ahead.agent.host] = ahead
+    def __init__(self, engine: Runtime, ahead: Ahead | None) -> None:
+        self.running: dict[str, AgentHandle] = {}  # by host
+        self.lock = threading.RLock()
+        self._engine = engine
+        self._coming = ahead  # it may not listen yet
+        self._unused: dict[str, BegunWith] = {}  # hosts nobody has used yet: what their agents were started with
+        self._died: set[str] = set()  # hosts of this process whose agent is gone
 
+    def ensure(self) -> None:
+        """Starts the agent of this host, if this is a controller and it does not run yet; blocks about 0.2 s.
 
-def ensure_host(engine: Runtime) -> None:
-    """Starts the agent of this host, if this process is its controller and it does not run yet; blocks about 0.2 s.
+        One that was started ahead is replaced if what it should have been started with has changed since.
+        """
+        engine = self._engine
+        if engine.is_worker or (engine.host in self.running and not self._unused):
+            return
 
-    One that was started ahead is replaced if what it should have been started with has changed since.
-    """
-    if engine.is_worker or (engine.host in _agents and not _ahead):
-        return
+        def ensure() -> None:
+            with self.lock:
+                if self._unused.pop(engine.host, None) not in (None, begun_with()):
+                    handle = self.running.pop(engine.host)
+                    handle.kill()
+                    clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
+                if engine.host not in self.running:
+                    self._start(engine.host, Path(run_folder_for(engine.host)))
 
-    def ensure() -> None:
-        with _lock:
-            if _ahead.pop(engine.host, None) not in (None, begun_with()):
-                handle = _agents.pop(engine.host)
-                handle.kill()
-                clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
-            if engine.host not in _agents:
-                folder = run_folder_for(engine.host)
-                _start(engine, engine.host, Path(folder))
+        _aside(ensure)
 
-    _aside(ensure)
+    def prestart(self) -> None:
+        """Has the agent of this host started in the background: the first spawn finds it."""
+
+        def start() -> None:
+            with self.lock:
+                if self._engine.host in self.running or self._engine.closed:
+                    return
+                begun = begun_with()
+                try:
+                    self._start(self._engine.host, Path(run_folder_for(self._engine.host)))
+                    self._unused[self._engine.host] = begun
+                except Exception as error:  # who needs it tries again, and is told
+                    logger.info("the host agent could not be started ahead: %s", error)
+
+        threading.Thread(target=start, name="monarch-prestart", daemon=True).start()
+
+    def add(self, count: int) -> list[str]:
+        """Starts agents of new hosts on this machine; blocks. Their names."""
+        hosts: list[str] = []
+
+        def start() -> None:
+            with self.lock:
+                for _ in range(count):
+                    host = new_host_id()
+                    self._start(host, Path(run_folder_for(host)))
+                    hosts.append(host)
+
+        _aside(start)
+        return hosts
+
+    def revive(self, hosts: Iterable[str]) -> None:
+        """Starts the agents of local hosts again that have died; they keep their names."""
+        dead = [host for host in hosts if host in self._died]
+
+        def start() -> None:
+            for host in dead:
+                with self.lock:
+                    if host in self._died:
+                        self._start(host, Path(run_folder_for(host)))
+
+        if dead:
+            _aside(start)
+
+    def give_up(self) -> list[AgentHandle]:
+        """This process leaves: it has no agents any more. Those that it had."""
+        handles = list(self.running.values())
+        self.running.clear()
+        self._unused.clear()
+        self._died.clear()
+        return handles
+
+    def _start(self, host: str, folder: Path) -> None:
+        engine = self._engine
+        ahead, self._coming = (self._coming, None) if host == engine.host else (None, self._coming)
+        if ahead is not None and ahead.begun_with != begun_with():  # the environment has changed meanwhile
+            ahead.agent.kill()
+            ahead = None
+        engine.part(MeshRegistry).agent_environment[host] = dict(os.environ) if ahead is None else ahead.environ
+        timeout_s = settings.host_spawn_ready_timeout
+        if ahead is not None:
+            handle = ahead.agent.wait(timeout_s)
+        else:
+            lease_s = settings.mesh_orphan_timeout
+            handle = begin_agent(host, folder, env=agent_environment(), lease_s=lease_s).wait(timeout_s)
+        self.running[host] = handle
+        self._died.discard(host)
+        engine.node.learn(host, run_folder=folder, incarnation=handle.incarnation)
+        engine.local_hosts.add(host)
+        engine.part(Routes).local[host] = handle.incarnation
+        engine.part(Routes).announce()
+        threading.Thread(target=self._watch, args=(handle,), name="monarch-agent-watch", daemon=True).start()
+
+    def _watch(self, handle: AgentHandle) -> None:
+        """An agent that dies takes its processes along: tell at once."""
+        status = handle.wait()
+        engine = self._engine
+        with self.lock:  # whoever wants a new agent waits till all know of the end of this one
+            if engine.closed or self.running.get(handle.host) is not handle:
+                return
+            del self.running[handle.host]
+            self._died.add(handle.host)
+            engine.part(Routes).local.pop(handle.host, None)
+            how = f"status {status}" if status >= 0 else f"signal {-status}"
+            reason = f"its host agent (process {handle.pid}) ended with {how}"
+            engine.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
+            engine.part(Routes).tell_lost(handle.host, reason, handle.incarnation)
+            if handle.host == engine.host:
+                clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
+            else:
+                remove_run_folder(handle.run_folder)
 
 
 def _aside(function: Callable[[], None]) -> None:
@@ -92,92 +182,22 @@ def _aside(function: Callable[[], None]) -> None:
         raise errors[0]
 
 
+def ensure_host(engine: Runtime) -> None:
+    """Starts the agent of this host, if this process is its controller and it does not run yet; blocks about 0.2 s."""
+    engine.part(LocalAgents).ensure()
+
+
 def prestart(engine: Runtime) -> None:
-    """Has the agent of this host started in the background, unless `host_prestart` is off: the first spawn finds it."""
-
-    def start() -> None:
-        with _lock:
-            if engine.host in _agents or engine.closed:
-                return
-            begun = begun_with()
-            try:
-                _start(engine, engine.host, Path(run_folder_for(engine.host)))
-                _ahead[engine.host] = begun
-            except Exception as error:  # who needs it tries again, and is told
-                logger.info("the host agent could not be started ahead: %s", error)
-
+    """Has the agent of this host started in the background, unless `host_prestart` is off."""
     if settings.host_prestart:
-        threading.Thread(target=start, name="monarch-prestart", daemon=True).start()
-
-
-def _start(engine: Runtime, host: str, folder: Path) -> None:
-    ahead = _coming.pop(host, None)
-    if ahead is not None and ahead.begun_with != begun_with():  # the environment has changed meanwhile
-        ahead.agent.kill()
-        ahead = None
-    engine.part(MeshRegistry).agent_environment[host] = dict(os.environ) if ahead is None else ahead.environ
-    timeout_s = settings.host_spawn_ready_timeout
-    if ahead is not None:
-        handle = ahead.agent.wait(timeout_s)
-    else:
-        lease_s = settings.mesh_orphan_timeout
-        handle = begin_agent(host, folder, env=agent_environment(), lease_s=lease_s).wait(timeout_s)
-    _agents[host] = handle
-    _died.discard(host)
-    engine.node.learn(host, run_folder=folder, incarnation=handle.incarnation)
-    engine.local_hosts.add(host)
-    routes.local[host] = handle.incarnation
-    routes.tell_ways(engine)
-    threading.Thread(target=_watch_agent, args=(engine, handle), name="monarch-agent-watch", daemon=True).start()
-
-
-def _watch_agent(engine: Runtime, handle: AgentHandle) -> None:
-    """An agent that dies takes its processes along: tell at once."""
-    status = handle.wait()
-    with _lock:  # whoever wants a new agent waits till all know of the end of this one
-        if engine.closed or _agents.get(handle.host) is not handle:
-            return
-        del _agents[handle.host]
-        _died.add(handle.host)
-        routes.local.pop(handle.host, None)
-        how = f"status {status}" if status >= 0 else f"signal {-status}"
-        reason = f"its host agent (process {handle.pid}) ended with {how}"
-        engine.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
-        routes.tell_lost(engine, handle.host, reason, handle.incarnation)
-        if handle.host == engine.host:
-            clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
-        else:
-            remove_run_folder(handle.run_folder)
-
-
-def revive(engine: Runtime, hosts: Iterable[str]) -> None:
-    """Starts the agents of local hosts again that have died; they keep their names."""
-    dead = [host for host in hosts if host in _died]
-
-    def start() -> None:
-        for host in dead:
-            with _lock:
-                if host in _died:
-                    _start(engine, host, run_folder_for(host))
-
-    if dead:
-        _aside(start)
+        engine.part(LocalAgents).prestart()
 
 
 def local_hosts(count: int, name: str = "hosts") -> HostMesh:
     """`count` hosts that are all this machine, with an agent each: to try what needs several."""
     engine = runtime()
     ensure_host(engine)
-    hosts = [engine.host]
-
-    def start() -> None:
-        with _lock:
-            for _ in range(count - 1):
-                host = new_host_id()
-                _start(engine, host, Path(run_folder_for(host)))
-                hosts.append(host)
-
-    _aside(start)
+    hosts = [engine.host, *engine.part(LocalAgents).add(count - 1)]
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
 
 
@@ -196,9 +216,11 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
     def end() -> None:
         try:
             stopped = stop_hosts(hosts, "its host was shut down")
-            handles = [handle for host in hosts if (handle := _agents.pop(host, None)) is not None]
+            handles = [
+                handle for host in hosts if (handle := engine.part(LocalAgents).running.pop(host, None)) is not None
+            ]
             for handle in handles:
-                routes.local.pop(handle.host, None)
+                engine.part(Routes).local.pop(handle.host, None)
                 if handle.host == engine.host:  # this process listens in its run folder, which the next agent shares
                     stopped.exception(settings.mesh_terminate_timeout)
                     handle.kill()
@@ -206,11 +228,11 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                     clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
                 else:
                     handle.close()
-            remotes = [remote for host in hosts if (remote := routes.remotes.pop(host, None)) is not None]
+            remotes = [remote for host in hosts if (remote := engine.part(Routes).attached.pop(host, None)) is not None]
             if remotes:
                 stopped.exception(settings.mesh_terminate_timeout)
-            behind = [remote for remote in remotes if routes.is_behind(remote)]
-            others = [remote for remote in remotes if not routes.is_behind(remote)]
+            behind = [remote for remote in remotes if remote.behind]
+            others = [remote for remote in remotes if not remote.behind]
             for part in (behind, others):  # those behind a gateway before it
                 asked = [remote.shutdown() for remote in part]
                 for answer in asked:
@@ -257,13 +279,9 @@ def give_up_hosts(hosts: Sequence[str], reason: str) -> None:
     engine = runtime()
     stop_hosts(hosts, reason)
     for host in hosts:
-        known = routes.remotes.pop(host, None)
-        if isinstance(known, LocalHost):
-            known.about_to_be_killed()
-        elif known is not None:
-            known.end()
-            fail_requests(engine, (agent_of(host),), reason)
-            engine.node.forget(host, reason, known.incarnation)
+        attached = engine.part(Routes).attached.pop(host, None)
+        if attached is not None:
+            attached.give_up(reason)
 
 
 def shutdown(patience: float | None = None) -> None:
@@ -274,15 +292,10 @@ def shutdown(patience: float | None = None) -> None:
     engine = started()
     if engine is None or engine.is_worker:
         return
-    with _lock:
-        handles = list(_agents.values())
-        _agents.clear()
-        _ahead.clear()
-        _died.clear()
-        remotes = list(routes.remotes.values())
-        routes.remotes.clear()
-        routes.gateway = None
-        routes.local.clear()
+    agents = engine.part(LocalAgents)
+    with agents.lock:
+        handles = agents.give_up()
+        remotes = engine.part(Routes).clear()
     kept, forgotten.leaving = forgotten.leaving, True
     try:
         _leave(engine, handles, remotes, _exit_patience() if patience is None else patience)

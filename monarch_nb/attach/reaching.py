@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Iterable
 
-from monarch_nb.attach import routes
 from monarch_nb.attach.local_host import meet
+from monarch_nb.attach.routes import Routes
 from monarch_nb.host import find_run_folder
 from monarch_nb.runtime import Runtime
 from monarch_nb.settings import settings
@@ -31,11 +31,16 @@ def reach(engine: Runtime, hosts: Iterable[str], name: str) -> None:
         unknown = [host for host in dict.fromkeys(hosts) if not _is_known(engine, host)]
         met = [host for host in unknown if _meet(engine, host, name)]
     if met:
-        routes.settle(engine, met, settings.message_delivery_timeout)
+        engine.part(Routes).settle(met, settings.message_delivery_timeout)
 
 
 def _is_known(engine: Runtime, host: str) -> bool:
-    return host == engine.host or host in routes.local or host in routes.remotes or host in _learned
+    return (
+        host == engine.host
+        or host in engine.part(Routes).local
+        or host in engine.part(Routes).attached
+        or host in _learned
+    )
 
 
 def _meet(engine: Runtime, host: str, name: str) -> bool:
@@ -52,6 +57,6 @@ def _meet(engine: Runtime, host: str, name: str) -> bool:
         return False
     limit = settings.message_delivery_timeout
     local = meet(engine, str(folder / "agent"), time.monotonic() + limit, lambda: engine.closed)
-    routes.remotes[host] = local
+    engine.part(Routes).attached[host] = local
     local.join().get(limit)
     return True

@@ -5,14 +5,13 @@ import threading
 import time
 from collections import deque
 
-from monarch_nb.attach import routes
-from monarch_nb.attach.local_host import LocalHost
+from monarch_nb.attach.routes import AttachedHost, Routes, is_loopback
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.scout import introduce
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import HostBack, MeshEvents
-from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.requests import fail_requests, request
 from monarch_nb.runtime import Future, Runtime, when_done
 from monarch_nb.transport import DescriptorLimitError, Keys, knock, lost_here
 from monarch_nb.wire import Done, Header, agent_of, host_of
@@ -30,6 +29,7 @@ class RemoteHost:
     """Watched by a thread of its own, but only while the connection is cut or the host is lost."""
 
     near = False  # reached over the network, whatever machine it is
+    behind = False  # a gateway leads to it
 
     def __init__(
         self, engine: Runtime, endpoint: str, state: p.HostState, keys: Keys | None, insecure: bool, lease: float | None
@@ -60,11 +60,11 @@ class RemoteHost:
         """Whether it is the host we know, in good order."""
         return not self.lost and (self.endpoint, self.incarnation, self.keys) == (endpoint, incarnation, keys)
 
-    def dials(self, other: "RemoteHost | LocalHost") -> bool:
+    def dials(self, other: AttachedHost) -> bool:
         """Whether this host's agent can dial that one's where we do, with its own key."""
-        if not isinstance(other, RemoteHost) or not other.endpoint or routes.is_behind(other) > routes.is_behind(self):
+        if not isinstance(other, RemoteHost) or not other.endpoint or other.behind > self.behind:
             return False
-        far = routes.is_loopback(other.endpoint) and not routes.is_loopback(self.endpoint)
+        far = is_loopback(other.endpoint) and not is_loopback(self.endpoint)
         return other is not self and not far and self.keys == other.keys
 
     def join(self) -> Future[Done]:
@@ -95,6 +95,12 @@ class RemoteHost:
     def end(self) -> None:
         """It is no longer ours to watch."""
         self._ended.set()
+
+    def give_up(self, reason: str) -> None:
+        """Who started its agent is about to kill it: that is no failure. Whoever waits for an answer of it is told."""
+        self.end()
+        fail_requests(self.engine, (self._agent,), reason)
+        self.engine.node.forget(self.host, reason, self.incarnation)
 
     def await_return(self, seconds: float) -> None:
         """Blocks while the host is lost although its agent, which was started anew, is there already."""
@@ -186,7 +192,7 @@ class RemoteHost:
         self.lost = reason
         log.warning("host %s is lost: %s", self.host, reason)
         self.engine.part(ProcessWatcher).host_lost(self.host, reason, self.incarnation)
-        routes.tell_lost(self.engine, self.host, reason, self.incarnation)
+        self.engine.part(Routes).tell_lost(self.host, reason, self.incarnation)
 
     def _until_back(self) -> None:
         """Returns when the host can be used again, for procs that are spawned or healed from now on."""
@@ -205,7 +211,7 @@ class RemoteHost:
                 if same:
                     self.leave().get(_HELLO_S)  # what lived on there was given up here
                 joined.get(_HELLO_S)
-                routes.rejoin(self.engine, self, _HELLO_S)
+                self.engine.part(Routes).rejoin(self, _HELLO_S)
             except (TimeoutError, RuntimeError):
                 continue
             if self._returning is not None:
@@ -215,7 +221,7 @@ class RemoteHost:
             self.engine.part(MeshEvents).tell(HostBack(self.host))
             return
 
-    # -- ways of asking, which depend on how it is reached -----------------------------------------------------------
+    # -- how it is asked, which depend on how it is reached -----------------------------------------------------------
 
     def _connected(self) -> bool:
         return self.engine.node.connected(self._agent)
@@ -240,16 +246,16 @@ class RemoteHost:
         return found if isinstance(found, p.HostState) else None
 
 
-def await_return(host: str, seconds: float) -> None:
+def await_return(engine: Runtime, host: str, seconds: float) -> None:
     """Blocks while an attached host is lost although its agent, which was started anew, is there already."""
-    remote = routes.remotes.get(host)
+    remote = engine.part(Routes).attached.get(host)
     if isinstance(remote, RemoteHost):
         remote.await_return(seconds)
 
 
 def undelivered(engine: Runtime, header: Header, reason: str) -> None:
     """A message of this process will not arrive; reading thread."""
-    remote = routes.remotes.get(host_of(header.dst))
+    remote = engine.part(Routes).attached.get(host_of(header.dst))
     mine = isinstance(lost_here(reason), DescriptorLimitError)  # whatever became of the host
     if isinstance(remote, RemoteHost) and not (remote.lost or engine.closed or mine):
         remote.undelivered(header, reason)
@@ -257,8 +263,8 @@ def undelivered(engine: Runtime, header: Header, reason: str) -> None:
         engine.undelivered(header, reason)
 
 
-def connection(address: str, up: bool, word: str) -> None:
+def connection(engine: Runtime, address: str, up: bool) -> None:
     """What the transport tells of TCP connections; reading thread."""
-    remote = routes.remotes.get(host_of(address))
+    remote = engine.part(Routes).attached.get(host_of(address))
     if isinstance(remote, RemoteHost) and not up:
         remote.cut()

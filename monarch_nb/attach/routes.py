@@ -1,107 +1,176 @@
-"""Ways between hosts: what agents are told of each other, and of hosts that are gone."""
+"""Routes between hosts: what agents are told of each other, and of hosts that are gone."""
 
 import contextlib
 import ipaddress
 import threading
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
-from monarch_nb.transport import split
-from monarch_nb.wire import Done, agent_of
+from monarch_nb.transport import Keys, split
+from monarch_nb.wire import Done
 
-if TYPE_CHECKING:
-    from monarch_nb.attach.gateway import Gateway
-    from monarch_nb.attach.local_host import LocalHost
-    from monarch_nb.attach.remote_host import RemoteHost
-
-remotes: "dict[str, RemoteHost | LocalHost]" = {}  # attached hosts, by id
-local: dict[str, int] = {}  # hosts whose agents this process has started, and their incarnations
-gateway: "Gateway | None" = None  # dials in place of this process those hosts that are attached from then on
-
-
-_settling = threading.Lock()  # else two hosts that come back at once are not told of each other
 _PATIENCE_S = 1.0
 
 
-def tell_ways(engine: Runtime, coming: "RemoteHost | None" = None) -> "dict[str, Future[Done]]":
-    """Tells every agent how it reaches the others: directly where it can, else by way of this process.
+class AttachedHost(Protocol):
+    """A host that somebody else started, as routes see it."""
 
-    `coming` is a host that was lost, and counts as there.
-    """
-    living = [remote for remote in remotes.values() if not remote.lost or remote is coming]
-    incarnations = {**local, **{remote.host: remote.incarnation for remote in living}}
-    here = {host: f"ipc://{run_folder_for(host)}" for host in local}
-    here.update({remote.host: remote.endpoint for remote in living if remote.near})
-    through = {remote.host: engine.address for remote in living if not remote.near}
-    asked = {}
-    if len(here) > 1 or through:
-        own = {remote.host for remote in living if is_behind(remote)}  # the gateway has found these itself
-        for host in here:
-            leads = gateway is not None and gateway.remote.host == host
-            vias = {other: via for other, via in through.items() if not (leads and other in own)}
-            asked[host] = _tell(engine, host, p.Hosts(here, vias, incarnations))
-    for remote in living:
-        if remote.near:
-            continue
-        host = remote.host
-        leads = gateway is not None and gateway.remote is remote
-        endpoints = {
-            other.host: other.endpoint
-            for other in living
-            if not other.near and (remote.dials(other) or (leads and is_behind(other)))
-        }
-        vias = {other: engine.address for other in (*here, *through) if other not in endpoints and other != host}
-        endpoints.pop(host, None)
-        if gateway is not None and is_behind(remote):
-            vias[gateway.remote.host] = gateway.agent  # which has dialled it
-        asked[host] = _tell(engine, host, p.Hosts(endpoints, vias, incarnations))
-    return asked
+    host: str
+    incarnation: int
+    endpoint: str
+    lost: str  # why, while it is
 
+    @property
+    def keys(self) -> Keys | None:
+        """The keys with which it is dialled."""
 
-def is_behind(remote: "RemoteHost | LocalHost") -> bool:
-    """Whether a gateway leads to it."""
-    return getattr(remote, "gateway", None) is not None
+    @property
+    def near(self) -> bool:
+        """Whether all processes of this machine reach it directly."""
 
+    @property
+    def behind(self) -> bool:
+        """Whether a gateway leads to it."""
 
-def settle(engine: Runtime, hosts: Iterable[str], timeout: float) -> None:
-    """Tells the ways, and waits until these hosts have heard: what is sent now finds them."""
-    with _settling:
-        _settle(engine, hosts, timeout, None)
+    def dials(self, other: "AttachedHost") -> bool:
+        """Whether its agent reaches that one's by itself."""
+
+    def cut(self) -> None:
+        """A connection to it broke."""
+
+    def await_return(self, seconds: float) -> None:
+        """Blocks while it is lost although its agent, which was started anew, is there already."""
+
+    def leave(self) -> Future[Done]:
+        """Has the agent stop what this process owns there, at once."""
+
+    def shutdown(self) -> Future[p.Ended]:
+        """Ends the agent and all processes there."""
+
+    def give_up(self, reason: str) -> None:
+        """Who started its agent is about to kill it: that is no failure."""
+
+    def end(self) -> None:
+        """It is no longer ours to watch."""
 
 
-def rejoin(engine: Runtime, remote: "RemoteHost", timeout: float) -> None:
-    """A host that was lost counts as there again, once all who are in touch have heard of it, and it of them."""
-    with _settling:
-        _settle(engine, (remote.host,), timeout, remote)
-        remote.lost = ""
+class GatewayRoute(Protocol):
+    """A host whose agent dials others in place of this process."""
+
+    @property
+    def remote(self) -> AttachedHost:
+        """The host."""
+
+    @property
+    def agent(self) -> str:
+        """The address of its agent."""
+
+    @property
+    def address(self) -> str:
+        """As it was given."""
 
 
-def _settle(engine: Runtime, hosts: Iterable[str], timeout: float, coming: "RemoteHost | None") -> None:
-    told = tell_ways(engine, coming)
-    for host in hosts:
-        if host in told:
-            told.pop(host).get(timeout)
-    deadline = time.monotonic() + _PATIENCE_S
-    for answer in told.values():
-        with contextlib.suppress(TimeoutError):  # another host may be out of touch: that is not the matter here
-            answer.exception(max(0.0, deadline - time.monotonic()))
+class Routes:
+    """The hosts that one process knows, and what their agents are told of each other."""
 
+    def __init__(self, engine: Runtime) -> None:
+        self.attached: dict[str, AttachedHost] = {}  # by id
+        self.local: dict[str, int] = {}  # hosts whose agents this process has started, and their incarnations
+        self._engine = engine
+        self._gateway: GatewayRoute | None = None
+        self._settling = threading.Lock()  # else two hosts that come back at once are not told of each other
 
-def tell_lost(engine: Runtime, host: str, reason: str, incarnation: int) -> None:
-    """Tells every other agent, and through them all processes, that a host is gone; `incarnation` is its agent's."""
-    for other in (*local, *(remote.host for remote in remotes.values() if not remote.lost)):
-        if other != host:
-            engine.tell(agent_of(other), verbs.LOST, p.Lost({host: reason}, {host: incarnation}))
-    if gateway is not None and gateway.remote.host == host:
-        for remote in tuple(remotes.values()):
-            if is_behind(remote):
-                remote.cut()  # type: ignore[union-attr]
+    @property
+    def gateway(self) -> GatewayRoute | None:
+        """What dials, in place of this process, hosts that are attached."""
+        return self._gateway
+
+    def lead_through(self, gateway: GatewayRoute) -> None:
+        """Hosts that are attached from now on are dialled by that one."""
+        self._gateway = gateway
+
+    def clear(self) -> list[AttachedHost]:
+        """This process leaves: it knows no hosts any more. Those that were attached."""
+        attached = list(self.attached.values())
+        self.attached.clear()
+        self.local.clear()
+        self._gateway = None
+        return attached
+
+    def announce(self, coming: AttachedHost | None = None) -> dict[str, Future[Done]]:
+        """Tells every agent how it reaches the others: directly where it can, else by way of this process.
+
+        `coming` is a host that was lost, and counts as there.
+        """
+        engine, gateway = self._engine, self._gateway
+        living = [remote for remote in self.attached.values() if not remote.lost or remote is coming]
+        incarnations = {**self.local, **{remote.host: remote.incarnation for remote in living}}
+        here = {host: f"ipc://{run_folder_for(host)}" for host in self.local}
+        here.update({remote.host: remote.endpoint for remote in living if remote.near})
+        through = {remote.host: engine.address for remote in living if not remote.near}
+        asked = {}
+        if len(here) > 1 or through:
+            own = {remote.host for remote in living if remote.behind}  # the gateway has found these itself
+            for host in here:
+                leads = gateway is not None and gateway.remote.host == host
+                vias = {other: via for other, via in through.items() if not (leads and other in own)}
+                asked[host] = self._tell(host, p.Hosts(here, vias, incarnations))
+        for remote in living:
+            if remote.near:
+                continue
+            host = remote.host
+            leads = gateway is not None and gateway.remote is remote
+            endpoints = {
+                other.host: other.endpoint
+                for other in living
+                if not other.near and (remote.dials(other) or (leads and other.behind))
+            }
+            vias = {other: engine.address for other in (*here, *through) if other not in endpoints and other != host}
+            endpoints.pop(host, None)
+            if gateway is not None and remote.behind:
+                vias[gateway.remote.host] = gateway.agent  # which has dialled it
+            asked[host] = self._tell(host, p.Hosts(endpoints, vias, incarnations))
+        return asked
+
+    def settle(self, hosts: Iterable[str], timeout: float) -> None:
+        """Tells the routes, and waits until these hosts have heard: what is sent now finds them."""
+        with self._settling:
+            self._settle(hosts, timeout, None)
+
+    def rejoin(self, remote: AttachedHost, timeout: float) -> None:
+        """A host that was lost counts as there again, once all who are in touch have heard of it, and it of them."""
+        with self._settling:
+            self._settle((remote.host,), timeout, remote)
+            remote.lost = ""
+
+    def _settle(self, hosts: Iterable[str], timeout: float, coming: AttachedHost | None) -> None:
+        answers = self.announce(coming)
+        for host in hosts:
+            if host in answers:
+                answers.pop(host).get(timeout)
+        deadline = time.monotonic() + _PATIENCE_S
+        for answer in answers.values():
+            with contextlib.suppress(TimeoutError):  # another host may be out of touch: that is not the matter here
+                answer.exception(max(0.0, deadline - time.monotonic()))
+
+    def tell_lost(self, host: str, reason: str, incarnation: int) -> None:
+        """Tells all other agents, and through them all processes, that a host is gone; `incarnation` is its agent's."""
+        for other in (*self.local, *(remote.host for remote in self.attached.values() if not remote.lost)):
+            if other != host:
+                self._engine.tell(f"{other}/agent", verbs.LOST, p.Lost({host: reason}, {host: incarnation}))
+        if self._gateway is not None and self._gateway.remote.host == host:
+            for remote in tuple(self.attached.values()):
+                if remote.behind:
+                    remote.cut()
+
+    def _tell(self, host: str, hosts: p.Hosts) -> Future[Done]:
+        return request(self._engine, f"{host}/agent", verbs.HOSTS, hosts)
 
 
 def is_loopback(endpoint: str) -> bool:
@@ -111,7 +180,3 @@ def is_loopback(endpoint: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return name == "localhost"
-
-
-def _tell(engine: Runtime, host: str, ways: p.Hosts) -> "Future[Done]":
-    return request(engine, agent_of(host), verbs.HOSTS, ways)

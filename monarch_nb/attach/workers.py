@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from monarch_nb.attach import routes
 from monarch_nb.attach.gateway import Gateway
 from monarch_nb.attach.hosts import AttachError, attach_hosts, objection
 from monarch_nb.attach.local_host import meet
+from monarch_nb.attach.routes import Routes
 from monarch_nb.attach.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.routing.addresses import Endpoint, parse_dialled
@@ -60,6 +60,7 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
     Raises AttachError where it does not answer, RuntimeError for another one than before.
     """
     endpoint = local_name(parse_dialled(addr), read_keys(private_key, ca))
+    routes = runtime().part(Routes)
     if routes.gateway is not None:
         if routes.gateway.address == endpoint.url:
             return
@@ -69,12 +70,12 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
         )
     hosts = attach_to_workers(private_key=private_key, ca=ca, workers=[endpoint.url], name="gateway")
     hosts.initialized.get()
-    routes.gateway = Gateway(runtime(), routes.remotes[hosts.host_ids[0]], endpoint.url)
+    routes.lead_through(Gateway(runtime(), routes.attached[hosts.host_ids[0]], endpoint.url))
 
 
 def _endpoint(text: str, keys: Keys | None) -> Endpoint:
     endpoint = parse_dialled(text)
-    if routes.gateway is None or endpoint.scheme == "ipc":
+    if runtime().part(Routes).gateway is None or endpoint.scheme == "ipc":
         endpoint = local_name(endpoint, keys)
         check_trust(endpoint, keys)
     return endpoint  # else the gateway, which dials it with its own key, will say
@@ -113,7 +114,7 @@ def _attach(
             errors.update(error.errors)
     if errors:
         raise AttachError(errors, len(wanted))
-    routes.settle(engine, hosts.values(), max(1.0, deadline - time.monotonic()))
+    engine.part(Routes).settle(hosts.values(), max(1.0, deadline - time.monotonic()))
     return tuple(hosts[each.url] for each in endpoints if each is not None)
 
 
@@ -132,16 +133,16 @@ def _start(job: Callable[[], dict[str, str]]) -> Future[dict[str, str]]:
 
 
 def _near(engine: Runtime, endpoint: Endpoint, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
-    through = routes.gateway
+    through = engine.part(Routes).gateway
     if through is not None and through.address == endpoint.url and not through.remote.lost:
         return {endpoint.url: through.remote.host}  # it is spoken to already, whatever has become of that path
     try:
         local = meet(engine, endpoint.path, deadline, given_up)
-        if routes.remotes.get(local.host) is not local:
+        if engine.part(Routes).attached.get(local.host) is not local:
             wrong = objection(endpoint.url, local.state, ())
             if wrong is not None:
                 raise wrong
-            routes.remotes[local.host] = local
+            engine.part(Routes).attached[local.host] = local
             local.join().get(max(1.0, deadline - time.monotonic()))
     except Exception as error:
         raise AttachError({endpoint.url: error}, 1) from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from monarch_nb.attach import routes
+from monarch_nb.attach.routes import Routes
 from monarch_nb.code import copies, modules
 from monarch_nb.code.reload import reload_mesh
 from monarch_nb.mesh.active import get_active_proc_meshes
@@ -156,7 +156,11 @@ def sync(name: str, hosts: Sequence[str], python: str | None, workspace: Any, au
     """Brings the folders of a workspace to the hosts of a mesh; see `HostMesh.sync_workspace`. Blocks."""
     engine = runtime()
     folders = folders_of(workspace)
-    far = [host for host in hosts if not (host == engine.host or host in routes.local or routes.remotes[host].near)]
+    far = [
+        host
+        for host in hosts
+        if not (host == engine.host or host in engine.part(Routes).local or engine.part(Routes).attached[host].near)
+    ]
     names = [f"{folder.name}-{hashlib.blake2b(str(folder).encode(), digest_size=4).hexdigest()}" for folder in folders]
     copied = _copy(name, python, far, dict(zip(names, folders, strict=True))) if far else {}
     by_host = {host: copied.get(host) or [str(folder) for folder in folders] for host in hosts}

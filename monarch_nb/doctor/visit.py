@@ -4,11 +4,13 @@ import time
 from collections.abc import Mapping, Sequence
 from os import PathLike
 
-from monarch_nb.attach import AttachError, attach_hosts, routes
+from monarch_nb.attach import AttachError, attach_hosts
+from monarch_nb.attach.routes import Routes
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
 from monarch_nb.doctor.finding import Finding
 from monarch_nb.doctor.judgement import judge
 from monarch_nb.mesh import HostMesh, this_host
+from monarch_nb.runtime import runtime
 from monarch_nb.transport import TrustError, UnreachableError
 
 _SECONDS = 30.0
@@ -38,7 +40,7 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
 def visit_known(timeout: float = _SECONDS) -> dict[str, list[Finding]]:
     """Looks at this machine and at all hosts that are attached."""
     hosts, first = {"this machine": this_host()}, {}
-    for host, remote in tuple(routes.remotes.items()):
+    for host, remote in tuple(runtime().part(Routes).attached.items()):
         name = remote.endpoint or host
         if remote.lost:
             first[name] = [Finding("connection", "error", f"the host is lost: {remote.lost}", _LOST)]

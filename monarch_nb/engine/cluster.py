@@ -8,12 +8,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from monarch_nb.attach.own_hosts import LocalAgents
 from monarch_nb.engine.compose import Role, compose
 from monarch_nb.engine.memory_host import MemoryHost
 from monarch_nb.engine.operations import ProcessOperations
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.lifecycle.stopping import MeshStopper
+from monarch_nb.lifecycle.unhandled import exit_on_fault
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, host_labels
@@ -60,7 +62,7 @@ class Cluster:
     def __init__(self, *, hosts: int = 1, seed: int = 0, faults: NetworkFaults | None = None) -> None:
         if started() is not None:
             raise RuntimeError("this process is part of a cluster already: call shutdown_context() first")
-        self.failures: list[MeshFailure] = []  # that nobody handled; a program's own unhandled_fault_hook goes before
+        self.failures: list[MeshFailure] = []  # that nobody handled
         self._network = MemoryNetwork(seed=seed, faults=faults, redial=0.0)
         self._time = MemoryTime(self._network)
         self._hosts = {f"m{number}": MemoryHost(self._time, f"m{number}") for number in range(hosts)}
@@ -76,6 +78,7 @@ class Cluster:
         role = Role("m0/agent", fatal=self._unhandled)
         clock = ProcessClock(self._time, lambda function: function())
         engine = self._engine = compose(local, self._node, clock, role, operations=_MemoryOperations)
+        engine.add_part(LocalAgents, LocalAgents(engine, None))
         install(engine, several=True)
         waiting.guards.append(self._wait)
         engine.start()
@@ -220,7 +223,10 @@ class Cluster:
         self._engine.handle(header, parcel)
 
     def _unhandled(self, failure: MeshFailure) -> None:
-        fault_hook(self.failures.append)(failure)
+        self.failures.append(failure)
+        hook = fault_hook(exit_on_fault)
+        if hook is not exit_on_fault:  # the program's own
+            hook(failure)
 
     def _away(self, inside: set[str]) -> set[str]:
         """The hosts on the far side of a partition, as the controller sees it."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from monarch_nb.attach.routes import Routes
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.engine.effects import MeshEffects
 from monarch_nb.engine.features import FEATURES
@@ -66,6 +67,7 @@ def compose(
         root_id=role.root_id,
         is_worker=role.is_worker,
     )
+    parts.add(Routes, Routes(engine))
     logs = parts.add(MeshLogs, MeshLogs(engine, set_log_level))
     logs.present(Forwarding(logs))
     events = parts.add(MeshEvents, MeshEvents(logs.happened))

@@ -5,7 +5,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from monarch_nb.attach.own_hosts import at_exit, expect_agent, revive
+from monarch_nb.attach.own_hosts import LocalAgents, at_exit
 from monarch_nb.attach.remote_host import await_return, connection, undelivered
 from monarch_nb.engine.compose import Role, compose
 from monarch_nb.host.ahead import take_ahead
@@ -22,8 +22,6 @@ def become_controller() -> Runtime:
     """Makes this process a controller. No process is started yet."""
     ahead = take_ahead()
     host = new_host_id() if ahead is None else ahead.agent.host
-    if ahead is not None:
-        expect_agent(ahead)
     folder = run_folder_for(host)
     make_run_folder(folder)
     local = Local(controller_address(host, secrets.token_hex(4)))
@@ -33,14 +31,18 @@ def become_controller() -> Runtime:
         agent=None,
         handler=lambda header, parcel: engine.handle(header, parcel),
         on_link_failed=lambda header, parcel, reason: undelivered(engine, header, reason),
-        on_connection=connection,
+        on_connection=lambda address, up, word: connection(engine, address, up),
         on_stranger=lambda address: engine.part(ProcessWatcher).stranger(address),
         config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
     )
     role = Role(
-        agent_of(host), fatal=unhandled.unhandled, revive=lambda hosts: revive(engine, hosts), await_host=await_return
+        agent_of(host),
+        fatal=unhandled.unhandled,
+        revive=lambda hosts: agents.revive(hosts),
+        await_host=lambda host, seconds: await_return(engine, host, seconds),
     )
     engine = compose(local, node, ThreadClock(), role)
+    agents = engine.add_part(LocalAgents, LocalAgents(engine, ahead))
     engine.start()
     install_breakpoints()  # for actors of this process
     main = sys.modules.get("__mp_main__")

@@ -80,7 +80,7 @@ class Runtime:
 
         self.features = Features({name: partial(load, self) for name, load in features.items()})
         self.feature = self.features.get
-        self.part = parts.get
+        self.part, self.add_part = parts.get, parts.add
         self.on_call: list[Callable[[ActorState], None]] = []  # told of each call that begins here, on its thread
         self.failures = Failures(clock.later, lambda error: self.feature("debug").freeze(error))
         losses = Losses(local, node, clock, self.ports, supervisor)

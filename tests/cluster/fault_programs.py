@@ -22,7 +22,7 @@ import pytest
 
 from monarch_nb.actor import Channel, ProcMesh, SupervisionError, heal_mesh, runtime, this_host
 from monarch_nb.config import configure
-from monarch_nb.engine import controller
+from monarch_nb.engine import controller as engine_controller
 from monarch_nb.engine.in_process import in_process_host, inline_host, kill
 from monarch_nb.exceptions import DescriptorLimitError, HealError
 from monarch_nb.lifecycle import notebook_mode
@@ -438,7 +438,7 @@ def slow_receiver() -> None:
     """A receiver that takes nothing: the sender blocks, can be interrupted, and keeps a bounded amount."""
     window, size = 4 << 20, 100_000
     make: Any = LinkConfig
-    controller.LinkConfig = lambda **more: make(window=window, **more)  # type: ignore[misc]
+    engine_controller.LinkConfig = lambda **more: make(window=window, **more)  # type: ignore[misc]
     os.environ["MONARCH_LINK_CREDIT_WINDOW"] = str(window)
     quiet()
     procs, workers = spawn(1)

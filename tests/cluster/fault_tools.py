@@ -171,7 +171,7 @@ def status(host: str | None = None) -> HostState:
 
 def agent() -> own_hosts.AgentHandle:
     """The agent of this host."""
-    return own_hosts._agents[runtime().host]
+    return runtime().part(own_hosts.LocalAgents).running[runtime().host]
 
 
 def begun(receiver: Any, count: int) -> list[int]:

@@ -159,7 +159,7 @@ def test_between_being_there_and_being_asked(
         gone = agent()
         lose_agent()
         if seen:
-            until(lambda: own_hosts._agents.get(engine.host) is not gone, "the death is seen")
+            until(lambda: engine.part(own_hosts.LocalAgents).running.get(engine.host) is not gone, "the death is seen")
         return ask(engine, dst, verb, body)
 
     with spawned(host) as procs:

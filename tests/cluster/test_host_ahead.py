@@ -16,7 +16,8 @@ pid = ahead._coming[0].agent._process.pid
 """
 USE = """
 from monarch.actor import Actor, endpoint, this_host
-from monarch_nb.attach.own_hosts import _agents
+from monarch_nb.attach.own_hosts import LocalAgents
+from monarch_nb.runtime import runtime
 
 class Asked(Actor):
     @endpoint
@@ -24,7 +25,8 @@ class Asked(Actor):
         return os.environ.get(name)
 
 asked = this_host().spawn_procs(per_host={"gpus": 1}).spawn("asked", Asked)
-print(asked.environ.call_one("LANG").get(30), [agent.pid for agent in _agents.values()] == [pid])
+agents = runtime().part(LocalAgents).running.values()
+print(asked.environ.call_one("LANG").get(30), [agent.pid for agent in agents] == [pid])
 """
 
 

@@ -184,7 +184,7 @@ def test_a_host_agent_that_dies_fails_casts_under_way(faults: list[MeshFailure])
     members = hosts.spawn_procs(name="pair").spawn("members", Member)
     members.where.call().get(SOON)
     under_way = members.nap.call(300, 1)
-    handle = own_hosts._agents[hosts.host_ids[1]]
+    handle = runtime().part(own_hosts.LocalAgents).running[hosts.host_ids[1]]
     handle._process.kill()
     with pytest.raises(SupervisionError, match=hosts.host_ids[1]):
         under_way.get(SOON)

@@ -14,8 +14,9 @@ import pytest
 
 import monarch_nb.actor
 from monarch_nb import config, mesh
-from monarch_nb.actor import MeshFailure, SupervisionError
+from monarch_nb.actor import MeshFailure, SupervisionError, runtime
 from monarch_nb.attach import attach_hosts, remote_host
+from monarch_nb.attach.routes import Routes
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
 from monarch_nb.lifecycle import heal_mesh
@@ -106,9 +107,7 @@ def test_a_cut_longer_than_the_lease_fails_the_host_by_name_and_it_can_be_healed
 
 def back(hosts: Any) -> None:
     """Wait until every host can be used again."""
-    from monarch_nb.attach import routes
-
-    wait_until(lambda: not any(routes.remotes[host].lost for host in hosts.host_ids))
+    wait_until(lambda: not any(runtime().part(Routes).attached[host].lost for host in hosts.host_ids))
 
 
 def test_procs_elsewhere_learn_that_a_host_is_lost(
@@ -228,8 +227,6 @@ def restarted(agent: HostProcess, folder: Path, key: Path) -> HostProcess:
 def test_hosts_whose_agents_were_started_anew_talk_to_each_other_once_a_heal_has_returned(
     rounds: int, tmp_path: Path, key: Path, faults: list[MeshFailure]
 ) -> None:
-    from monarch_nb.attach import routes
-
     dice = random.Random(rounds)
     with user_hosts(tmp_path, 2, key=key) as agents, config.configured(heal_max_restarts=2 * rounds + 1):
         procs = attach_hosts([agent.endpoint for agent in agents], key=key).spawn_procs(name="pair")
@@ -240,10 +237,14 @@ def test_hosts_whose_agents_were_started_anew_talk_to_each_other_once_a_heal_has
             for place in ([0], [1], [0, 1], [1, 0])[number % 4]:
                 agents[place] = restarted(agents[place], tmp_path, key)
                 if dice.random() < 0.5:
-                    wait_until(lambda place=place: _is_back(routes.remotes[agents[place].host], agents[place].pid))
+                    wait_until(
+                        lambda place=place: _is_back(
+                            runtime().part(Routes).attached[agents[place].host], agents[place].pid
+                        )
+                    )
                 time.sleep(dice.choice([0.0, 0.0, 0.3]))
             for agent in agents:
-                wait_until(lambda agent=agent: _is_back(routes.remotes[agent.host], agent.pid))
+                wait_until(lambda agent=agent: _is_back(runtime().part(Routes).attached[agent.host], agent.pid))
             heal_mesh(procs)
             for place in dice.sample([0, 1, 0, 1], 4):
                 began = time.monotonic()

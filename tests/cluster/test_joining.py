@@ -20,8 +20,10 @@ from monarch_nb.actor import (
     this_host,
 )
 from monarch_nb.attach import AttachError
+from monarch_nb.attach.routes import Routes
 from monarch_nb.host.bootstrap import command
 from monarch_nb.lifecycle import heal_mesh
+from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys, TrustError
 from tests.cluster.hosts_tools import (
     SOON,
@@ -168,7 +170,7 @@ def test_a_host_that_does_not_dial_again_is_lost_after_its_lease_and_may_come_ba
             waiting.get(SOON)
         wait_until(lambda: not alive(pid))
         proxy.mend()
-        wait_until(lambda: not attach.routes.remotes[dialler.host].lost)
+        wait_until(lambda: not runtime().part(Routes).attached[dialler.host].lost)
         heal_mesh(members)
         assert len(members.where.call().get(SOON)) == 1
         hosts.shutdown().get(SOON)

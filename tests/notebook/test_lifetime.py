@@ -18,7 +18,7 @@ MADE = """
 from monarch_nb.attach import own_hosts
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.runtime import runtime
-handles = list(own_hosts._agents.values())
+handles = list(runtime().part(own_hosts.LocalAgents).running.values())
 (w.run(__import__('os').getpid).get().values() + [h.pid for h in handles],
  [str(h.run_folder) for h in handles])
 """
@@ -59,14 +59,15 @@ def test_nothing_is_left_behind(end: Callable[[Notebook], None]) -> None:
         notebook.close()
 
 
-AGENT = "from monarch_nb.attach import own_hosts\n[agent.pid for agent in own_hosts._agents.values()]"
-SOON = "import time\nwhile not own_hosts._agents: time.sleep(0.01)\n"
+AGENT = "[agent.pid for agent in runtime().part(LocalAgents).running.values()]"
+IMPORTS = "from monarch_nb.attach.own_hosts import LocalAgents\nfrom monarch_nb.runtime import runtime\n"
+SOON = "import time\nwhile not runtime().part(LocalAgents).running: time.sleep(0.01)\n"
 
 
 def test_loading_the_extension_starts_the_host_agent_ahead_and_changed_settings_start_it_anew() -> None:
     notebook = Notebook()
     try:
-        notebook.run("from monarch_nb.attach import own_hosts\n" + SOON).ok()
+        notebook.run(IMPORTS + SOON).ok()
         ahead = notebook.run(AGENT).ok().text
         notebook.run("import os, monarch\nos.environ['PYTORCH_X'] = '1'\nmonarch.configure(tail_log_lines=7)").ok()
         notebook.run("%mesh w gpus=1").ok()
