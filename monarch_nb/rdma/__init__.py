@@ -8,18 +8,22 @@ routes()                             # which way bytes take, and how many took i
 from monarch_nb.rdma.action import RDMAAction
 from monarch_nb.rdma.buffer import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, RDMAError
+from monarch_nb.rdma.parameters import ParameterSource, ParameterStore, Shard
 from monarch_nb.rdma.table import routes
 from monarch_nb.rdma.warnings import RDMAReadTransferWarning, RDMATcpFallbackWarning, RDMAWriteTransferWarning
 
 __all__ = [
     "BufferDroppedError",
     "OwnerLostError",
+    "ParameterSource",
+    "ParameterStore",
     "RDMAAction",
     "RDMABuffer",
     "RDMAError",
     "RDMAReadTransferWarning",
     "RDMATcpFallbackWarning",
     "RDMAWriteTransferWarning",
+    "Shard",
     "get_rdma_backend",
     "is_ibverbs_available",
     "is_rdma_available",

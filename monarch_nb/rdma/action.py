@@ -36,7 +36,7 @@ class RDMAAction:
         target = memory_of(dst, writable=True, what="dst")
         if target.size < buf.size():
             raise ValueError(f"dst has {target.size:,} bytes, and must have at least the {buf.size():,} of the buffer")
-        return self._add("read", Move(buf._handle, 0, target.part(0, buf.size())), fills=True)
+        return self._add("read", Move(buf.handle, 0, target.part(0, buf.size())), fills=True)
 
     def write_remote(self, buf: RDMABuffer, src: Any) -> Self:
         """Adds a write of `src` into the beginning of a buffer. Raises ValueError, PermissionError as `write_from`."""
@@ -45,7 +45,7 @@ class RDMAAction:
             raise PermissionError(f"{buf!r} is read-only")
         if source.size > buf.size():
             raise ValueError(f"src has {source.size:,} bytes, and the buffer has room for {buf.size():,}")
-        return self._add("write", Move(buf._handle, 0, source), fills=False)
+        return self._add("write", Move(buf.handle, 0, source), fills=False)
 
     def read_into(self, src: RDMABuffer, dst: Any) -> Self:
         """The same as `read_remote`, by its older name and order."""
@@ -104,7 +104,7 @@ class RDMAAction:
             raise ValueError(
                 f"an atomic step takes {WORD} bytes: the buffer has {buffer.size():,}, dst {target.size:,}"
             )
-        handle = buffer._handle
+        handle = buffer.handle
 
         def step(mine: Service, limit: Limit) -> None:
             question = verbs.Atomic(handle.number, handle.secret, 0, operand, expected)

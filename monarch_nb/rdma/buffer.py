@@ -4,7 +4,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import BufferDroppedError, TransferCancelledError
@@ -30,6 +30,7 @@ __all__ = ["RDMABuffer", "service", "transfer"]
 
 _INLINE = 128 << 10  # bytes; a smaller copy is over before another thread would have begun it
 _TIMEOUT_S = 60.0
+T = TypeVar("T")
 
 
 def service() -> Service:
@@ -74,6 +75,11 @@ class RDMABuffer:
     def readonly(self) -> bool:
         """Whether it can only be read."""
         return self._handle.readonly
+
+    @property
+    def handle(self) -> Handle:
+        """What names it in messages."""
+        return self._handle
 
     def size(self) -> int:
         """Its bytes."""
@@ -163,9 +169,9 @@ def transfer(moves: Sequence[Move], timeout: float, *, write: bool) -> Future[No
     return aside(lambda limit: mine.routes.transfer(moves, limit, write=write), limit)
 
 
-def aside(work: Callable[[Limit], None], limit: Limit) -> Future[None]:
+def aside(work: Callable[[Limit], T], limit: Limit) -> Future[T]:
     """Does it on a thread of its own; cancelling the future ends it at the next piece."""
-    future: Future[None] = pending_future(story=lambda: f"{limit.title} is under way")
+    future: Future[T] = pending_future(story=lambda: f"{limit.title} is under way")
     hand_out(future)
 
     def cancel(_: Future[Any]) -> bool:
@@ -176,13 +182,13 @@ def aside(work: Callable[[Limit], None], limit: Limit) -> Future[None]:
 
     def run() -> None:
         try:
-            work(limit)
+            result = work(limit)
         except TransferCancelledError as error:
             fail_future(future, CancelledError(str(error)))
         except BaseException as error:
             fail_future(future, error)
         else:
-            resolve_future(future, None)
+            resolve_future(future, result)
 
     threading.Thread(target=run, name="monarch-rdma", daemon=True).start()
     return future

@@ -86,7 +86,8 @@ class Routes:
             try:
                 (mover.write if write else mover.read)(moves, limit)
             except CannotReachError as error:
-                reasons.append(f"{mover.name}: {error}")
+                if str(error):
+                    reasons.append(f"{mover.name}: {error}")
                 continue
             if known != mover.name:
                 route.mover, route.allowed, route.reasons = mover.name, allowed, reasons

@@ -139,7 +139,7 @@ def test_a_forged_handle_gets_nothing(holder: Any, mover: str) -> None:
 
     buffer = holder.slice(gpus=0).offer.call_one(100, 1).get()
     forged = RDMABuffer.__new__(RDMABuffer)
-    forged.__setstate__(msgspec.structs.replace(buffer.__getstate__(), secret=bytes(16)))
+    forged.__setstate__(msgspec.structs.replace(buffer.handle, secret=bytes(16)))
     target = bytearray(100)
     with pytest.raises(RDMAError):
         forged.read_into(target).get(20)
@@ -185,7 +185,7 @@ def test_one_dropped_buffer_fails_the_action_and_names_itself(holder: Any, mover
     good, bad = (holder.slice(gpus=0).offer.call_one(64, rank).get() for rank in (1, 2))
     bad.drop().get()
     action = RDMAAction().read_remote(bytearray(64), good).read_remote(bytearray(64), bad)
-    with pytest.raises(BufferDroppedError, match=f"buffer {bad.__getstate__().number} of"):
+    with pytest.raises(BufferDroppedError, match=f"buffer {bad.handle.number} of"):
         action.submit().get(20)
 
 
@@ -319,7 +319,7 @@ def test_await_works_outside_of_actors(holder: Any) -> None:
 def test_routes_are_shown_as_a_table(holder: Any) -> None:
     buffer = holder.slice(gpus=0).offer.call_one(1000, 2).get()
     buffer.read_into(bytearray(1000)).get()
-    mine = {route.process: route for route in routes()}[buffer.__getstate__().process]
+    mine = {route.process: route for route in routes()}[buffer.handle.process]
     assert (mine.mover, mine.read >= 1000, mine.transfers >= 1) == ("cross-memory", True, True)
     assert "cross-memory" in repr(routes())
 

@@ -36,7 +36,7 @@ class Local:
     def _copy(self, moves: Sequence[Move], limit: Limit, *, into: bool) -> None:
         for move in moves:
             if move.handle.process != self._process:
-                raise CannotReachError("it is another process")
+                raise CannotReachError  # which goes without saying: it is another process
             try:
                 with self._regions.use(move.handle.number, move.handle.secret) as memory:
                     there, here = memory.address + move.offset, move.local.address

@@ -12,7 +12,7 @@ __all__ = ["CannotReachError", "Move", "Mover"]
 
 
 class CannotReachError(Exception):
-    """This mover has no way to that process; the text says why. Another one is tried."""
+    """This mover has no way to that process. Another is tried; the text, if there is any, is shown as the reason."""
 
 
 @dataclass(frozen=True, slots=True)

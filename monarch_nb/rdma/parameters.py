@@ -1,0 +1,214 @@
+"""Parameters that one side publishes and others pull: whole versions only, and sharded as each side likes."""
+
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch_nb.rdma.boxes import Box, common
+from monarch_nb.rdma.buffer import RDMABuffer, aside, service
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.memory import Memory, memory_of
+from monarch_nb.rdma.movers import Move
+from monarch_nb.runtime import Future
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ParameterSource", "ParameterStore", "Shard"]
+
+_TIMEOUT_S = 60.0
+_VERSIONS = struct.Struct("<qq")  # the newest whole version, and the one that is being written
+_AGAIN_S = 0.001
+
+
+class Shard:
+    """A tensor that is a part of a parameter: `start` says where in the whole, whose shape is `of`."""
+
+    def __init__(self, tensor: "torch.Tensor", *, start: Sequence[int], of: Sequence[int]) -> None:
+        self.tensor = tensor
+        self.shape = tuple(of)
+        self.box = Box(tuple(start), tuple(tensor.shape))
+        if not self.box.inside(self.shape):
+            raise ValueError(
+                f"a shard of shape {tuple(tensor.shape)} that starts at {tuple(start)} is not part of {tuple(of)}"
+            )
+
+
+class Part(msgspec.Struct, array_like=True, frozen=True):
+    """One parameter, or a shard of it, as its store publishes it."""
+
+    shape: tuple[int, ...]  # of the whole
+    box: Box
+    dtype: str
+    offset: int  # of its bytes in each slot
+    size: int  # of an element
+
+
+class Published(msgspec.Struct, array_like=True, frozen=True):
+    """What one store has published, as readers know it."""
+
+    parts: dict[str, Part]
+    versions: Any  # an RDMABuffer, of the newest version and the one being written
+    slots: tuple[Any, ...]  # RDMABuffers: version n is in slot n % 2
+
+
+class ParameterStore:
+    """Publishes parameters: `publish()` makes their present values the next version, and returns at once after a copy.
+
+    `parameters` is a module, or tensors and `Shard`s by name, all on the CPU. It keeps two versions beside them, so
+    that readers of the last one are not disturbed while the next is written: twice the memory of the parameters.
+    """
+
+    def __init__(self, parameters: "Mapping[str, Any] | torch.nn.Module") -> None:
+        self._shards = {name: _shard(tensor) for name, tensor in _named(parameters).items()}
+        if not self._shards:
+            raise ValueError("a ParameterStore publishes at least one parameter")
+        self._parts: dict[str, Part] = {}
+        offset = 0
+        for name, shard in self._shards.items():
+            size = shard.tensor.element_size()
+            offset = -(-offset // 64) * 64
+            self._parts[name] = Part(shard.shape, shard.box, str(shard.tensor.dtype), offset, size)
+            offset += shard.box.count * size
+        self._slots = [bytearray(max(1, offset)) for _ in range(2)]
+        self._versions = bytearray(_VERSIONS.pack(0, 0))
+        self._buffers = [RDMABuffer(memory, readonly=True) for memory in (self._versions, *self._slots)]
+
+    @property
+    def version(self) -> int:
+        """How often it has published."""
+        return int(_VERSIONS.unpack(self._versions)[0])
+
+    @property
+    def source(self) -> "ParameterSource":
+        """What others pull from: send it to them."""
+        return ParameterSource((Published(self._parts, self._buffers[0], tuple(self._buffers[1:])),))
+
+    def publish(self) -> int:
+        """Copies the parameters, which are then the newest version; the result is its number. Blocks meanwhile."""
+        version = self.version + 1
+        slot = memoryview(self._slots[version % 2])
+        self._versions[:] = _VERSIONS.pack(version - 1, version)
+        for name, shard in self._shards.items():
+            part, memory = self._parts[name], memory_of(shard.tensor.detach().contiguous(), what=name)
+            slot[part.offset : part.offset + memory.size] = memory.view() if memory.size else b""
+        self._versions[:] = _VERSIONS.pack(version, version)
+        return version
+
+    def drop(self) -> None:
+        """Ends it: later pulls fail with BufferDroppedError."""
+        for buffer in self._buffers:
+            buffer.drop().get()
+
+
+class ParameterSource:
+    """Where parameters are pulled from: one store, or several that have shards of the same parameters."""
+
+    def __init__(self, stores: Iterable[Published]) -> None:
+        self._stores = tuple(stores)
+
+    @classmethod
+    def of(cls, sources: "Iterable[ParameterSource]") -> "ParameterSource":
+        """One source of several, whose shards together make the parameters, such as those of all ranks of a learner."""
+        return cls(store for source in sources for store in source._stores)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The parameters that there are, with the shapes of the wholes."""
+        return {name: part.shape for store in self._stores for name, part in store.parts.items()}
+
+    def pull(
+        self, into: "Mapping[str, Any] | torch.nn.Module", *, after: int = 0, timeout: float = _TIMEOUT_S
+    ) -> Future[int]:
+        """Reads one whole version, the same of all stores, into tensors or `Shard`s; the result is its number.
+
+        `after` waits for a version later than that one. Raises KeyError for a parameter that nobody publishes, and
+        ValueError where shapes or types differ, or shards are missing. The future fails as that of
+        `RDMABuffer.read_into`.
+        """
+        wanted = {name: _shard(tensor) for name, tensor in _named(into).items()}
+        moves = [self._moves(store, wanted) for store in self._stores]
+        self._check(wanted)
+        least = max(1, after + 1)
+
+        def work(limit: Limit) -> int:
+            while True:
+                version = self._newest(limit)
+                if version >= least:
+                    for store, pieces in zip(self._stores, moves, strict=True):
+                        handle = store.slots[version % 2].handle
+                        _transfer([Move(handle, offset, memory) for offset, memory in pieces], limit)
+                    if all(writing < version + 2 for _, writing in self._marks(limit)):
+                        return version
+                limit.left()
+                time.sleep(_AGAIN_S)
+
+        return aside(work, Limit(timeout, "pulling parameters"))
+
+    def _newest(self, limit: Limit) -> int:
+        """The newest version that all stores have."""
+        return min(version for version, _ in self._marks(limit))
+
+    def _marks(self, limit: Limit) -> list[tuple[int, int]]:
+        marks = []
+        for store in self._stores:
+            room = bytearray(_VERSIONS.size)
+            _transfer([Move(store.versions.handle, 0, memory_of(room, writable=True))], limit)
+            marks.append(_VERSIONS.unpack(room))
+        return marks
+
+    @staticmethod
+    def _moves(store: Published, wanted: Mapping[str, Shard]) -> list[tuple[int, Memory]]:
+        """What is to be read from a store: offsets in its slots, and the memory here."""
+        moves = []
+        for name, shard in wanted.items():
+            part = store.parts.get(name)
+            if part is None:
+                continue
+            dtype = str(shard.tensor.dtype)
+            if (part.shape, part.dtype) != (shard.shape, dtype):
+                raise ValueError(
+                    f"{name} is published as {part.dtype} of shape {part.shape}, and is to be pulled into {dtype} of "
+                    f"shape {shard.shape}"
+                )
+            target = memory_of(shard.tensor, writable=True, what=name)
+            for stretch in common(part.box, shard.box):
+                memory = target.part(stretch.target * part.size, stretch.count * part.size)
+                moves.append((part.offset + stretch.source * part.size, memory))
+        return moves
+
+    def _check(self, wanted: Mapping[str, Shard]) -> None:
+        """Raises where a parameter, or a part of one, is published by nobody."""
+        for name, shard in wanted.items():
+            parts = [store.parts[name] for store in self._stores if name in store.parts]
+            if not parts:
+                raise KeyError(f"nobody publishes {name}; there are {', '.join(sorted(self.shapes))}")
+            covered = sum((part.box & shard.box).count for part in {part.box: part for part in parts}.values())
+            if covered < shard.box.count:
+                raise ValueError(
+                    f"the stores of this source have {covered:,} of the {shard.box.count:,} elements of {name} that are"
+                    " wanted: join the sources of all ranks with ParameterSource.of(...)"
+                )
+
+
+def _transfer(moves: list[Move], limit: Limit) -> None:
+    if moves:
+        service().routes.transfer(moves, limit, write=False)
+
+
+def _named(parameters: Any) -> dict[str, Any]:
+    if isinstance(parameters, Mapping):
+        return dict(parameters)
+    if hasattr(parameters, "state_dict"):
+        return dict(parameters.state_dict())
+    raise TypeError(f"parameters are a module, or tensors by name, not {type(parameters).__name__}")
+
+
+def _shard(tensor: Any) -> Shard:
+    if isinstance(tensor, Shard):
+        return tensor
+    shape = tuple(tensor.shape)
+    return Shard(tensor, start=(0,) * len(shape), of=shape)
