@@ -1,50 +1,63 @@
-"""Which cell of the notebook a call belongs to: calls are numbered, and each cell knows the first one of its own."""
+"""Which cell of the notebook output belongs to: calls are numbered, and each cell knows the first one of its own."""
 
 import bisect
 from typing import Any
 
 from monarch_nb.logs import mesh_of
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshSpawned, MeshStopped
-from monarch_nb.runtime import ProcState
+from monarch_nb.runtime import ProcState, Runtime
 
 from ..front import Front
 
 KEPT = 2000  # cells
 
 
+class CallCells:
+    """Finds the cells of calls by their numbers. One thread begins cells; any may ask."""
+
+    def __init__(self, cell: Any) -> None:
+        self._begun: tuple[list[int], list[Any]] = ([0], [cell])  # first calls, and cells; replaced, not changed
+
+    def begin(self, call: int, cell: Any) -> None:
+        """A cell begins: this call and those after it are its own."""
+        calls, cells = self._begun
+        self._begun = [*calls[1 - KEPT :], call], [*cells[1 - KEPT :], cell]
+
+    def of(self, call: int) -> Any:
+        """The cell of a call; the oldest that is kept for those before."""
+        calls, cells = self._begun
+        return cells[max(0, bisect.bisect_right(calls, call) - 1)]
+
+
 class Cells:
     """Finds the cell that output belongs to. Cells begin on the kernel's thread; `of` is for any."""
 
-    def __init__(self, front: Front, engine: Any) -> None:
+    def __init__(self, front: Front, engine: Runtime) -> None:
         self._front = front
         self._engine = engine
+        self._events = engine.part(MeshEvents)
         self._prefix = f"{engine.address}:"
-        self._begun: tuple[list[int], list[Any]] = (
-            [0],
-            [front.parent],
-        )  # first calls, and cells; replaced, not changed
-        self._homes: dict[str, Any] = {}  # cells in which meshes were spawned
+        self._calls = CallCells(front.parent)
+        self._spawned: dict[str, Any] = {}  # by mesh: the cell in which it was spawned
         front.beginning.append(self._begin)
-        engine.part(MeshEvents).listeners.append(self._happened)
+        self._events.listeners.append(self._happened)
 
     def close(self) -> None:
         """Look no longer."""
         if self._begin in self._front.beginning:
             self._front.beginning.remove(self._begin)
-        if self._happened in self._engine.part(MeshEvents).listeners:
-            self._engine.part(MeshEvents).listeners.remove(self._happened)
+        if self._happened in self._events.listeners:
+            self._events.listeners.remove(self._happened)
 
     def _begin(self) -> None:
-        first = int(self._engine.new_call().removeprefix(self._prefix))
-        firsts, cells = self._begun
-        self._begun = [*firsts[-KEPT:], first], [*cells[-KEPT:], self._front.parent]
+        self._calls.begin(int(self._engine.new_call().removeprefix(self._prefix)), self._front.parent)
 
     def _happened(self, event: Event) -> None:
         match event:
             case MeshSpawned(ProcState(uid=uid)):
-                self._homes[uid] = self._front.parent
+                self._spawned[uid] = self._front.parent
             case MeshStopped(ProcState(uid=uid)):
-                self._homes.pop(uid, None)
+                self._spawned.pop(uid, None)
             case _:
                 return
 
@@ -54,12 +67,11 @@ class Cells:
             return self._front.parent
         number = call.removeprefix(self._prefix)
         if number != call and number.isdecimal():
-            firsts, cells = self._begun
-            return cells[max(0, bisect.bisect_right(firsts, int(number)) - 1)]
+            return self._calls.of(int(number))
         state = self._engine.meshes.get(mesh_of(address))
         if state is None or state.stopped is not None:  # its last words
             return self._front.parent
-        born = getattr(state.born, "initialized", None)
-        if born is not None and not born.done():  # before there was any call
-            return self._homes.get(state.uid)
+        initialized = getattr(state.born, "initialized", None)
+        if initialized is not None and not initialized.done():  # before there was any call
+            return self._spawned.get(state.uid)
         return None

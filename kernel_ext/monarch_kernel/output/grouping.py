@@ -38,14 +38,12 @@ class Grouping:
         """Lines in order, each group of equal ones where its first stands; between them new displays."""
         groups: dict[Any, Row | tuple[Any, Line, list[Source]]] = {}
         repeats: dict[Line, int] = {}
-        cells: dict[tuple[str, str], Any] = {}
+        places: dict[tuple[str, str], tuple[Any, Source, bool]] = {}
         for line in lines:
             place = (line.address, line.call)
-            if place not in cells:
-                cells[place] = self._cell_of(line)
-            cell = cells[place]
-            source = self._source_of(line.address)
-            merges = self._merges(line.address)
+            if place not in places:
+                places[place] = self._cell_of(line), self._source_of(line.address), self._merges(line.address)
+            cell, source, merges = places[place]
             if line.display is not None and self._take is not None:
                 row = self._take(cell, line, source, merges) if cell is not None else None
                 if row is not None:
