@@ -91,12 +91,12 @@ class Group:
         """The values of an expression (a DebugError where it raised) and the ranks that have them, odd ones first."""
         pairs = self._ask(expression)
         answers = {record.session: answer for record, answer in pairs}
-        found: list[tuple[Any, list[int]]] = []
+        by_value: list[tuple[Any, list[int]]] = []
         for merged, _ in outliers(pairs):
             answer = answers[merged.records[0].session]
             value = DebugError(answer.error) if answer.error else plain(answer.value)
-            found.append((value, [record.rank for record in merged.records]))
-        return found
+            by_value.append((value, [record.rank for record in merged.records]))
+        return by_value
 
     def diff_text(self, expression: str) -> str:
         """The same to be read."""
@@ -134,15 +134,15 @@ def group(mesh: Any = None, **picks: int | slice | Sequence[int]) -> Group:
         picks = {}
 
     def choose() -> list[Stopped]:
-        found = engine_controller.stopped.records()
+        records = engine_controller.stopped.records()
         if isinstance(mesh, str):
-            found = [record for record in found if record.name == mesh]
+            records = [record for record in records if record.name == mesh]
         elif mesh is not None:
             ranks = set(region_of(mesh).ranks())
-            found = [record for record in found if record.mesh == state_of(mesh).uid and record.rank in ranks]
+            records = [record for record in records if record.mesh == state_of(mesh).uid and record.rank in ranks]
         for label, pick in picks.items():
-            found = [record for record in found if label in record.labels and _picked(record, label, pick)]
-        return found
+            records = [record for record in records if label in record.labels and _picked(record, label, pick)]
+        return records
 
     return Group(choose)
 
@@ -186,8 +186,8 @@ def table() -> str:
 
 def detach(mesh: Any = None) -> None:
     """Lets other controllers give commands to what is stopped."""
-    found = group(mesh).sessions
-    controller().ask(found, m.Release(session=""))
+    records = group(mesh).sessions
+    controller().ask(records, m.Release(session=""))
 
 
 def take(mesh: Any = None) -> None:

@@ -203,7 +203,7 @@ class Threads(msgspec.Struct, frozen=True):
     threads: tuple[Thread, ...] = ()
 
 
-class Told(Harmless, frozen=True):
+class Outcome(Harmless, frozen=True):
     """Reply to debug.break, debug.autopsy, debug.freeze: what has been done, or why it has not."""
 
     text: str = ""

@@ -12,15 +12,17 @@ RESUMED = Verb("debug.resumed", Over, doc="it goes on")
 OVER = Verb("debug.over", Over, doc="no step of it can stop any more")
 
 # To a process, whether or not anything is stopped there.
-BREAK = Verb("debug.break", m.Break, m.Told, doc="sets or clears a breakpoint")
+BREAK = Verb("debug.break", m.Break, m.Outcome, doc="sets or clears a breakpoint")
 BREAK_FILE = Verb(
     "debug.break_file", m.BreakFile, m.PlacedAll, doc="the breakpoints in a file, instead of those before"
 )
 BREAK_RAISED = Verb(
-    "debug.break_raised", m.BreakRaised, m.Told, doc="stops an actor where exceptions are raised, or not"
+    "debug.break_raised", m.BreakRaised, m.Outcome, doc="stops an actor where exceptions are raised, or not"
 )
-AUTOPSY = Verb("debug.autopsy", m.Autopsy, m.Told, doc="opens the frames of a failure, or lets go of all that are kept")
-FREEZE = Verb("debug.freeze", m.Freeze, m.Told, doc="stops at the raise of errors, or no longer")
+AUTOPSY = Verb(
+    "debug.autopsy", m.Autopsy, m.Outcome, doc="opens the frames of a failure, or lets go of all that are kept"
+)
+FREEZE = Verb("debug.freeze", m.Freeze, m.Outcome, doc="stops at the raise of errors, or no longer")
 STACKS = Verb("debug.stacks", Done, m.Threads, doc="the threads of a process, and where they are")
 LEASE = Verb("debug.lease", m.Lease, doc="the controller lives")
 

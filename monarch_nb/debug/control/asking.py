@@ -3,7 +3,7 @@
 import threading
 from typing import TypeVar
 
-from monarch_nb.debug.messages import Told
+from monarch_nb.debug.messages import Outcome
 from monarch_nb.runtime import Future
 from monarch_nb.settings import settings
 from monarch_nb.wire import text_of
@@ -29,9 +29,9 @@ class Asking(threading.local):
 asking = Asking()
 
 
-def told_of(future: "Future[Told]") -> Told:
+def outcome_of(future: "Future[Outcome]") -> Outcome:
     """What was answered, or why nothing was."""
     try:
         return asking.answer(future, settings.debug_command_timeout)
     except Exception as error:
-        return Told(error=text_of(error))
+        return Outcome(error=text_of(error))

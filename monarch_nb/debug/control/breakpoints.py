@@ -8,7 +8,7 @@ import msgspec
 
 from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
-from monarch_nb.debug.control.asking import asking, told_of
+from monarch_nb.debug.control.asking import asking, outcome_of
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.mesh import region_of, state_of
 from monarch_nb.mesh.requests import request
@@ -23,7 +23,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 class Breakpoint:
     """A breakpoint that was set from outside."""
 
-    def __init__(self, number: int, where: str, condition: str, mesh: Any, ranks: dict[int, m.Told]) -> None:
+    def __init__(self, number: int, where: str, condition: str, mesh: Any, ranks: dict[int, m.Outcome]) -> None:
         self.number = number
         self.where = where
         self.condition = condition
@@ -32,9 +32,9 @@ class Breakpoint:
 
     def __repr__(self) -> str:
         condition = f" if {self.condition}" if self.condition else ""
-        wrong = [f"rank {rank}: {told.error}" for rank, told in self.ranks.items() if told.error]
-        told = f" (not {'; '.join(wrong)})" if wrong else ""
-        return f"breakpoint {self.number} at {self.where}{condition} on {state_of(self.mesh).name}{told}"
+        errors = [f"rank {rank}: {outcome.error}" for rank, outcome in self.ranks.items() if outcome.error]
+        refusals = f" (not {'; '.join(errors)})" if errors else ""
+        return f"breakpoint {self.number} at {self.where}{condition} on {state_of(self.mesh).name}{refusals}"
 
 
 class Breakpoints:
@@ -77,11 +77,11 @@ class Breakpoints:
             log=log,
             temporary=temporary,
         )
-        told = self._tell_each(mesh, wanted)
-        wrong = {each.error for each in told.values() if each.error}
-        if wrong and all(each.error for each in told.values()):
+        outcomes = self._send_each(mesh, wanted)
+        wrong = {each.error for each in outcomes.values() if each.error}
+        if wrong and all(each.error for each in outcomes.values()):
             raise DebugError(f"{where}: {'; '.join(sorted(wrong))}")
-        added = self._by_number[number] = Breakpoint(number, where, condition, mesh, told)
+        added = self._by_number[number] = Breakpoint(number, where, condition, mesh, outcomes)
         return added
 
     def clear(self, number: int) -> None:
@@ -91,10 +91,10 @@ class Breakpoints:
             numbers = ", ".join(map(str, self._by_number)) or "none"
             raise DebugError(f"there is no breakpoint {number}; the breakpoints are: {numbers}")
         mesh = cleared.mesh
-        self._tell_each(mesh, m.Break(mesh=state_of(mesh).uid, rank=0, number=number, clear=True))
+        self._send_each(mesh, m.Break(mesh=state_of(mesh).uid, rank=0, number=number, clear=True))
 
-    def _tell_each(self, mesh: Any, wanted: m.Break) -> dict[int, m.Told]:
-        return {rank: told_of(future) for rank, future in self._send(mesh, verbs.BREAK, wanted).items()}
+    def _send_each(self, mesh: Any, wanted: m.Break) -> dict[int, m.Outcome]:
+        return {rank: outcome_of(future) for rank, future in self._send(mesh, verbs.BREAK, wanted).items()}
 
     def set_in_file(self, mesh: Any, file: str, lines: "tuple[m.BreakLine, ...]") -> dict[int, m.PlacedAll]:
         """The breakpoints of a file on each rank of a mesh, in place of those that were set so before, as a front end
@@ -115,9 +115,9 @@ class Breakpoints:
         Raises DebugError where no rank has taken it.
         """
         wanted = m.BreakRaised(mesh=state_of(mesh).uid, rank=0, on=on)
-        told = [told_of(each) for each in self._send(mesh, verbs.BREAK_RAISED, wanted).values()]
-        if told and all(each.error for each in told):
-            raise DebugError("; ".join(dict.fromkeys(each.error for each in told)))
+        outcomes = [outcome_of(each) for each in self._send(mesh, verbs.BREAK_RAISED, wanted).values()]
+        if outcomes and all(each.error for each in outcomes):
+            raise DebugError("; ".join(dict.fromkeys(each.error for each in outcomes)))
 
     def _send(self, mesh: Any, verb: Verb[Q, R], wanted: Q) -> dict[int, Future[R]]:
         procs = state_of(mesh).procs

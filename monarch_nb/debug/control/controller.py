@@ -8,7 +8,7 @@ import msgspec
 
 from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
-from monarch_nb.debug.control.asking import ANSWER_S, asking, told_of
+from monarch_nb.debug.control.asking import ANSWER_S, asking, outcome_of
 from monarch_nb.debug.control.breakpoints import Breakpoints
 from monarch_nb.debug.control.stopped import StoppedThreads
 from monarch_nb.debug.errors import DebugError
@@ -157,11 +157,11 @@ class Controller:
     def autopsy(self, mesh: str, address: str, rank: int, call: str = "") -> Stopped:
         """Opens the frames of a failure that a rank has kept. Raises DebugError if it has not."""
         wanted = m.Autopsy(mesh=mesh, rank=rank, call=call)
-        told = told_of(request(self.engine, address, verbs.AUTOPSY, wanted))
-        if told.error:
-            raise DebugError(f"rank {rank}: {told.error}")
-        self.stopped.wait(ANSWER_S, lambda: self.stopped.get(told.session) is not None)
-        record = self.stopped.get(told.session)
+        outcome = outcome_of(request(self.engine, address, verbs.AUTOPSY, wanted))
+        if outcome.error:
+            raise DebugError(f"rank {rank}: {outcome.error}")
+        self.stopped.wait(ANSWER_S, lambda: self.stopped.get(outcome.session) is not None)
+        record = self.stopped.get(outcome.session)
         if record is None:
             raise DebugError(f"rank {rank}: its frames were found, but not opened within {ANSWER_S:g} s")
         return record
@@ -174,22 +174,22 @@ class Controller:
         """Whether errors stop the ranks of these processes at the raise. Raises DebugError where that is not known."""
         self._each(addresses, verbs.FREEZE, m.Freeze(on))
 
-    def _each(self, addresses: Iterable[str], verb: Verb[Q, m.Told], body: Q) -> None:
+    def _each(self, addresses: Iterable[str], verb: Verb[Q, m.Outcome], body: Q) -> None:
         asked = [request(self.engine, address, verb, body) for address in addresses]
-        wrong = [told.error for told in [told_of(future) for future in asked] if told.error]
+        wrong = [outcome.error for outcome in [outcome_of(future) for future in asked] if outcome.error]
         if wrong:
             raise DebugError("; ".join(dict.fromkeys(wrong)))
 
     def threads(self, addresses: Iterable[str], timeout: float = 2.0) -> dict[str, tuple[Thread, ...] | str]:
         """The threads of each process, or why they are not known."""
         asked = {address: request(self.engine, address, verbs.STACKS, Done()) for address in addresses}
-        found: dict[str, tuple[Thread, ...] | str] = {}
+        by_address: dict[str, tuple[Thread, ...] | str] = {}
         for address, future in asked.items():
             try:
-                found[address] = asking.answer(future, timeout).threads
+                by_address[address] = asking.answer(future, timeout).threads
             except Exception as error:
-                found[address] = text_of(error)
-        return found
+                by_address[address] = text_of(error)
+        return by_address
 
 
 def _paused(record: Stopped) -> RankPaused:

@@ -119,8 +119,8 @@ class StoppedThreads:
         if not self._records:
             return None
         with self._changed:
-            found = [each for each in self._records.values() if each.place == (mesh, rank) and each.in_the_way]
-        return found[-1] if found else None
+            stops = [each for each in self._records.values() if each.place == (mesh, rank) and each.in_the_way]
+        return stops[-1] if stops else None
 
     def why_over(self, session: str) -> str:
         """Why a session that was let go by a step will not stop; "" while that is not known."""

@@ -45,17 +45,17 @@ def look(
     for rank in ranks:
         address = procs.address(rank)
         pid = controller.engine.part(ProcessWatcher).pids.get(address, 0)
-        found: list[Sequence[Frame]] = []
+        seen: list[Sequence[Frame]] = []
         if pid and host_of(address) in controller.engine.local_hosts:
             with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-                found = seen_from_outside(address, pid)
-        stacks += [(str(rank), stack) for stack in found]
-        if not found:
+                seen = seen_from_outside(address, pid)
+        stacks += [(str(rank), stack) for stack in seen]
+        if not seen:
             silent.append(str(rank))
     lines = tree_text(tree(stacks), label, name)
     if silent:
-        told = "in one long call in C, stopped, or on another machine, so its Python cannot say where"
-        lines.append(f"{len(silent)}  {'does' if len(silent) == 1 else 'do'} not answer  [{label(silent)}]: {told}")
+        why = "in one long call in C, stopped, or on another machine, so its Python cannot say where"
+        lines.append(f"{len(silent)}  {'does' if len(silent) == 1 else 'do'} not answer  [{label(silent)}]: {why}")
     return lines
 
 
@@ -67,9 +67,9 @@ def seen_from_outside(address: str, pid: int) -> list[Sequence[Frame]]:
     program = py_spy()
     if program is not None:
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            found = spied(program, pid)
-            if found:
-                return found
+            stacks = spied(program, pid)
+            if stacks:
+                return stacks
     return signalled(dumps.file_of(run_folder_for(host_of(address)), address), pid)
 
 
@@ -108,10 +108,10 @@ def parsed(text: str) -> list[Sequence[Frame]]:
     """The actors' stacks in what faulthandler writes: threads one below the other, innermost frame first."""
     threads: list[list[Frame]] = []
     for line in text.splitlines():
-        found = _FRAME.fullmatch(line)
-        if found is not None and threads:
-            number = int(found[2]) if found[2].isdecimal() else 0
-            threads[-1].insert(0, Frame(found[1], number, found[3]))
+        frame = _FRAME.fullmatch(line)
+        if frame is not None and threads:
+            number = int(frame[2]) if frame[2].isdecimal() else 0
+            threads[-1].insert(0, Frame(frame[1], number, frame[3]))
         elif line.startswith(("Thread ", "Current thread ")):
             threads.append([])
     return _own(threads)
@@ -119,7 +119,7 @@ def parsed(text: str) -> list[Sequence[Frame]]:
 
 def _own(threads: Any) -> list[Sequence[Frame]]:
     """Of stacks (outermost first) the part below the engine's frames, of those threads that run an actor."""
-    found = []
+    stacks_of_actors = []
     for stack in threads:
         runs = [n for n, frame in enumerate(stack) if frame.file == f"{_OURS}runtime/cell.py"]
         inner = stack[runs[-1] + 1 :] if runs else []
@@ -128,5 +128,5 @@ def _own(threads: Any) -> list[Sequence[Frame]]:
         while inner and inner[-1].file.startswith(_OURS):
             inner.pop()
         if inner:
-            found.append(inner)
-    return found
+            stacks_of_actors.append(inner)
+    return stacks_of_actors

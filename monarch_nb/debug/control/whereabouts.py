@@ -21,42 +21,42 @@ def missing(
     moment, for the answers of these.
     """
     sizes: dict[str, int] = {}
-    found: list[Missing] = []
-    for uid in dict.fromkeys(one.mesh for one in records if one.in_the_way):
+    elsewhere: list[Missing] = []
+    for uid in dict.fromkeys(record.mesh for record in records if record.in_the_way):
         state: Any = controller.engine.meshes.get(uid)
         if state is None or getattr(state, "procs", None) is None:
             continue
         ranks = list(state.region.ndslice)
         sizes[uid] = len(ranks)
-        stopped = {one.rank for one in records if one.mesh == uid}
+        stopped = {record.rank for record in records if record.mesh == uid}
         rest = [rank for rank in ranks if rank not in stopped]
         if not rest:
             continue
         what = _doing(controller, state, rest, name)
         points = {rank: tuple(state.region.point_of_base_rank(rank).values()) for rank in rest}
-        found.append(Missing(state.name, state.region.extent, {points[rank]: what.get(rank, "") for rank in rest}))
-    return sizes, found
+        elsewhere.append(Missing(state.name, state.region.extent, {points[rank]: what.get(rank, "") for rank in rest}))
+    return sizes, elsewhere
 
 
 def _doing(controller: Controller, state: Any, ranks: Sequence[int], name: FileName) -> dict[int, str]:
     how = {rank.rank: rank.state for rank in describe(state).ranks}
-    told: dict[int, str] = {rank: how[rank] for rank in ranks if how[rank] not in ("idle", "busy")}
-    alive = [rank for rank in ranks if rank not in told]
+    doing: dict[int, str] = {rank: how[rank] for rank in ranks if how[rank] not in ("idle", "busy")}
+    alive = [rank for rank in ranks if rank not in doing]
     if not alive or len(alive) > MOST:
-        return told
+        return doing
     threads = controller.threads([state.procs.address(rank) for rank in alive], LOOK_S)
     for rank in alive:
         answer = threads[state.procs.address(rank)]
         if isinstance(answer, str):
-            told[rank] = "does not answer: %stacks shows more"
+            doing[rank] = "does not answer: %stacks shows more"
             continue
-        mine = next((t for t in answer if (t.mesh, t.rank) == (state.uid, rank)), None)
-        if mine is not None:
-            told[rank] = _told(mine, name)
-    return told
+        thread = next((t for t in answer if (t.mesh, t.rank) == (state.uid, rank)), None)
+        if thread is not None:
+            doing[rank] = _doing_text(thread, name)
+    return doing
 
 
-def _told(thread: Thread, name: FileName) -> str:
+def _doing_text(thread: Thread, name: FileName) -> str:
     if not thread.doing:
         return "idle"
     where = f", at {place(thread.stack[-1], name)}" if thread.stack else ""
@@ -65,9 +65,9 @@ def _told(thread: Thread, name: FileName) -> str:
 
 def running_text(controller: Controller, records: Sequence[Stopped], name: FileName = short) -> str:
     """The stacks of the ranks that run, of the meshes of which others are stopped."""
-    stopped = {one.place for one in records}
+    stopped = {record.place for record in records}
     parts = []
-    for uid in dict.fromkeys(one.mesh for one in records):
+    for uid in dict.fromkeys(record.mesh for record in records):
         state: Any = controller.engine.meshes.get(uid)
         if state is not None and getattr(state, "procs", None) is not None:
             ranks = [rank for rank in state.region.ndslice if (uid, rank) not in stopped]
@@ -89,9 +89,9 @@ def stacks_text(controller: Controller, state: Any, ranks: Sequence[int], name: 
         if isinstance(answer, str):
             silent.append(str(rank))
             continue
-        mine = [t for t in answer if (t.mesh, t.rank) == (state.uid, rank) and t.stack]
-        stacks += [(str(rank), t.stack) for t in mine]
-        if not mine:
+        of_rank = [t for t in answer if (t.mesh, t.rank) == (state.uid, rank) and t.stack]
+        stacks += [(str(rank), t.stack) for t in of_rank]
+        if not of_rank:
             idle.append(str(rank))
     lines = tree_text(tree(stacks), label, name)
     if idle:

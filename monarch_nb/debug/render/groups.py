@@ -34,11 +34,11 @@ class Group:
 
 def grouped(records: Iterable[Stopped]) -> list[Group]:
     """The groups, the largest of each mesh first."""
-    found: dict[object, list[Stopped]] = {}
-    for one in records:
-        stack = tuple((frame.file, frame.line, frame.function) for frame in one.stack)
-        found.setdefault((one.mesh, one.thread, one.post_mortem, stack), []).append(one)
-    groups = [Group(tuple(each)) for each in found.values()]
+    by_place: dict[object, list[Stopped]] = {}
+    for record in records:
+        stack = tuple((frame.file, frame.line, frame.function) for frame in record.stack)
+        by_place.setdefault((record.mesh, record.thread, record.post_mortem, stack), []).append(record)
+    groups = [Group(tuple(each)) for each in by_place.values()]
     return sorted(groups, key=lambda group: (group.first.name, group.first.mesh, -len(group.records)))
 
 
@@ -46,17 +46,17 @@ def ranks_of(records: Sequence[Stopped]) -> str:
     """The places of ranks of one mesh: `gpus=0-2,5`; "" for an actor that is alone."""
     if not records or not records[0].labels:
         return ""
-    whole = {len(one.point) for one in records} == {len(records[0].labels)}
+    whole = {len(record.point) for record in records} == {len(records[0].labels)}
     if not whole:
-        return spans(one.rank for one in records)
-    return places(records[0].labels, (one.point for one in records), records[0].sizes)
+        return spans(record.rank for record in records)
+    return places(records[0].labels, (record.point for record in records), records[0].sizes)
 
 
 def named(records: Sequence[Stopped]) -> str:
     """With the names of their meshes."""
     meshes: dict[str, list[Stopped]] = {}
-    for one in records:
-        meshes.setdefault(one.mesh, []).append(one)
+    for record in records:
+        meshes.setdefault(record.mesh, []).append(record)
     return "; ".join(f"{each[0].name} {ranks_of(each)}".rstrip() for each in meshes.values())
 
 
@@ -105,9 +105,11 @@ def tree_text(
     lines = []
     for node in nodes:
         below = node.children
-        ends = len(node.who) - sum(len(one.who) for one in below)
-        told = f"  [{label(node.who)}]" if ends or len(nodes) > 1 else ""
-        lines.append(f"{indent}{len(node.who)}  {node.frame.function}  {name(node.frame.file)}:{node.frame.line}{told}")
+        ends = len(node.who) - sum(len(child.who) for child in below)
+        ranks = f"  [{label(node.who)}]" if ends or len(nodes) > 1 else ""
+        lines.append(
+            f"{indent}{len(node.who)}  {node.frame.function}  {name(node.frame.file)}:{node.frame.line}{ranks}"
+        )
         if node.frame.text and not below:
             lines.append(f"{indent}   → {node.frame.text}")
         deeper = indent + ("  " if len(below) > 1 or len(nodes) > 1 else "")

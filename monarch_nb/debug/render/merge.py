@@ -38,43 +38,43 @@ class Merged:
 
 def folded(pairs: Sequence[Pair]) -> list[tuple[Merged, Answer]]:
     """Equal answers once, each with one of them; those that differ in nothing but addresses in memory are equal."""
-    found: dict[str, list[tuple[str, Pair]]] = {}
+    by_text: dict[str, list[tuple[str, Pair]]] = {}
     for record, answer in pairs:
         text = shown(answer)
-        found.setdefault(_ADDRESS.sub("0x…", text), []).append((text, (record, answer)))
+        by_text.setdefault(_ADDRESS.sub("0x…", text), []).append((text, (record, answer)))
     return [
         (
             Merged(same if len({text for text, _ in each}) > 1 else each[0][0], tuple(pair[0] for _, pair in each)),
             each[0][1][1],
         )
-        for same, each in found.items()
+        for same, each in by_text.items()
     ]
 
 
 def merged(pairs: Sequence[Pair]) -> list[Merged]:
     """Equal answers once; the commonest first."""
-    return sorted((one for one, _ in folded(pairs)), key=lambda one: -len(one.records))
+    return sorted((answer for answer, _ in folded(pairs)), key=lambda answer: -len(answer.records))
 
 
 def who(records: Sequence[Stopped], among: Sequence[Stopped]) -> str:
     """Which ranks, as short as it is clear."""
-    return ranks_of(records) if len({one.mesh for one in among}) == 1 else named(records)
+    return ranks_of(records) if len({record.mesh for record in among}) == 1 else named(records)
 
 
 def merged_text(pairs: Sequence[Pair]) -> str:
     """Answers to be read: equal ones once with their ranks, differing ones side by side."""
     records = [record for record, _ in pairs]
-    every = [one for one in merged(pairs) if one.text]
-    if not every:
+    answers = [answer for answer in merged(pairs) if answer.text]
+    if not answers:
         return ""
     if len(pairs) == 1:
-        return every[0].text
-    if len(every) == 1 and len(every[0].records) == len(pairs):
-        return f"{every[0].text}  (all {len(pairs)})" if "\n" not in every[0].text else every[0].text
-    if all("\n" not in one.text for one in every):
-        wide = min(60, max(len(one.text) for one in every))
-        return "\n".join(f"{one.text.ljust(wide)}  {who(one.records, records)}" for one in every)
-    return "\n".join(f"── {who(one.records, records) or named(one.records)}\n{one.text}" for one in every)
+        return answers[0].text
+    if len(answers) == 1 and len(answers[0].records) == len(pairs):
+        return f"{answers[0].text}  (all {len(pairs)})" if "\n" not in answers[0].text else answers[0].text
+    if all("\n" not in answer.text for answer in answers):
+        wide = min(60, max(len(answer.text) for answer in answers))
+        return "\n".join(f"{answer.text.ljust(wide)}  {who(answer.records, records)}" for answer in answers)
+    return "\n".join(f"── {who(answer.records, records) or named(answer.records)}\n{answer.text}" for answer in answers)
 
 
 # -- one expression over the ranks -------------------------------------------------------------------------------------
@@ -96,41 +96,41 @@ def outliers(pairs: Sequence[Pair]) -> list[tuple[Merged, float]]:
     the median in units of the usual distance; where they are no numbers, the rarest first.
     """
     every = merged(pairs)
-    by_text = {one.text: answer for one, answer in folded(pairs)}
+    by_text = {group.text: answer for group, answer in folded(pairs)}
     numbers = {text: number_of(answer.value) for text, answer in by_text.items()}
     finite = [n for _, answer in pairs if (n := number_of(answer.value)) is not None and math.isfinite(n)]
     middle = statistics.median(finite) if finite else 0.0
     usual = statistics.median([abs(n - middle) for n in finite]) if finite else 0.0
     scale = usual or abs(middle) * 1e-9 or 1e-12
-    found = []
-    for one in every:
-        number = numbers[one.text]
-        if by_text[one.text].error:
+    ranked = []
+    for answer in every:
+        number = numbers[answer.text]
+        if by_text[answer.text].error:
             far = math.inf
         elif number is None:
-            far = 0.0 if len(every) == 1 else len(pairs) / len(one.records)
+            far = 0.0 if len(every) == 1 else len(pairs) / len(answer.records)
         else:
             far = abs(number - middle) / scale if math.isfinite(number) else math.inf
-        found.append((one, far))
-    return sorted(found, key=lambda each: -each[1])
+        ranked.append((answer, far))
+    return sorted(ranked, key=lambda each: -each[1])
 
 
 def diff_text(expression: str, pairs: Sequence[Pair]) -> str:
     """`diff EXPR`: the outliers first."""
     records = [record for record, _ in pairs]
-    found = outliers(pairs)
-    if len(found) == 1:
-        text = found[0][0].text
+    ranked = outliers(pairs)
+    if len(ranked) == 1:
+        text = ranked[0][0].text
         return f"{expression}: equal on all {len(pairs)}: {text}" if len(pairs) > 1 else f"{expression}: {text}"
-    lines = [f"{expression}: {len(found)} different values on {len(pairs)} ranks, the most unusual first"]
-    wide = min(60, max(len(one.text.splitlines()[0]) for one, _ in found))
-    for one, far in found[:40]:
-        first, *rest = one.text.splitlines()
+    lines = [f"{expression}: {len(ranked)} different values on {len(pairs)} ranks, the most unusual first"]
+    wide = min(60, max(len(answer.text.splitlines()[0]) for answer, _ in ranked))
+    for answer, far in ranked[:40]:
+        first, *rest = answer.text.splitlines()
         mark = "!" if far > 8 else " "
-        lines.append(f" {mark} {first.ljust(wide)}  {who(one.records, records)}")
+        lines.append(f" {mark} {first.ljust(wide)}  {who(answer.records, records)}")
         lines += [f"   {line}" for line in rest[:5]]
-    if len(found) > 40:
-        lines.append(f"   … {len(found) - 40} more")
+    if len(ranked) > 40:
+        lines.append(f"   … {len(ranked) - 40} more")
     return "\n".join(lines)
 
 
@@ -155,14 +155,14 @@ def watch_text(expression: str, pairs: Sequence[Pair]) -> str:
     ordered = sorted(pairs, key=lambda pair: (pair[0].name, pair[0].rank))
     numbers = [number_of(answer.value) for _, answer in ordered]
     finite = [n for n in numbers if n is not None and math.isfinite(n)]
-    told = f"  {min(finite):.4g} … {max(finite):.4g}" if finite else ""
+    range_text = f"  {min(finite):.4g} … {max(finite):.4g}" if finite else ""
     odd = [record for (record, _), n in zip(ordered, numbers, strict=True) if n is not None and not math.isfinite(n)]
     if odd:
-        told += f"  {NAN_SIGN} {who(odd, [record for record, _ in ordered]) or 'not a number'}"
+        range_text += f"  {NAN_SIGN} {who(odd, [record for record, _ in ordered]) or 'not a number'}"
     if not finite and not odd:
-        one = next((answer for _, answer in ordered), None)
-        told = f"  no number: {shown(one)}" if one is not None else "  nothing is stopped"
-    return f"{expression}  {sparkline(numbers)}{told}"
+        first = next((answer for _, answer in ordered), None)
+        range_text = f"  no number: {shown(first)}" if first is not None else "  nothing is stopped"
+    return f"{expression}  {sparkline(numbers)}{range_text}"
 
 
 def plain(value: Value | None) -> Any:

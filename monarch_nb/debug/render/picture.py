@@ -23,11 +23,11 @@ def picture_of(
     sizes: Mapping[str, int] | None = None,
     missing: Sequence[Missing] = (),
     name: FileName = short,
-    index: Callable[[Stopped], int] = lambda one: one.rank,
+    index: Callable[[Stopped], int] = lambda record: record.rank,
 ) -> Picture:
     """All that is stopped: `groups`, `tree`, `missing`. `index` gives a rank's place in its mesh."""
-    by_id = {one.session: one for one in records}
-    nodes = tree((one.session, one.stack) for one in records)
+    by_id = {record.session: record for record in records}
+    nodes = tree((record.session, record.stack) for record in records)
     return {
         "stopped": len(records),
         "groups": [_group(group, (sizes or {}).get(group.first.mesh), name, index) for group in grouped(records)],
@@ -43,20 +43,20 @@ def picture_of(
 def _group(group: Group, size: int | None, name: FileName, index: Callable[[Stopped], int]) -> Picture:
     first = group.first
     looked = first.looked
-    reasons = list(dict.fromkeys(one.reason for one in group.records))
+    reasons = list(dict.fromkeys(record.reason for record in group.records))
     return {
         "mesh": first.mesh,
         "name": first.name,
         "where": ranks_of(group.records),
-        "sessions": [one.session for one in group.records],
-        "ranks": [index(one) for one in group.records],
+        "sessions": [record.session for record in group.records],
+        "ranks": [index(record) for record in group.records],
         "of": size,
         "endpoint": first.endpoint,
         "thread": first.thread,
         "reason": reasons[0] if len(reasons) == 1 else f"{reasons[0]} and {len(reasons) - 1} other reasons",
         "note": first.note,
         "post_mortem": first.post_mortem,
-        "since": min(one.since for one in group.records),
+        "since": min(record.since for record in group.records),
         **_frame(first.frame, name),
         "stack": [_frame(frame, name) for frame in first.stack],
         "current": first.current,
@@ -80,7 +80,7 @@ def _node(node: Node, by_id: Mapping[str, Stopped], name: FileName) -> Picture:
         "count": len(node.who),
         "where": named([by_id[each] for each in node.who]),
         "sessions": list(node.who),
-        "below": [_node(one, by_id, name) for one in node.children],
+        "below": [_node(child, by_id, name) for child in node.children],
     }
 
 
@@ -90,12 +90,12 @@ def _node(node: Node, by_id: Mapping[str, Stopped], name: FileName) -> Picture:
 def values_by_rank(expression: str, pairs: Sequence[Pair]) -> Picture:
     """What came of an expression by rank: the most unusual value first, and a sparkline over the ranks in order."""
     ordered = sorted(pairs, key=lambda pair: (pair[0].name, pair[0].rank))
-    by_text = {one.text: answer for one, answer in folded(pairs)}
+    by_text = {group.text: answer for group, answer in folded(pairs)}
     among = [record for record, _ in pairs]
     return {
         "expression": expression,
         "spark": sparkline([number_of(answer.value) for _, answer in ordered]),
-        "values": [_value(one, far, by_text[one.text], among) for one, far in outliers(pairs)],
+        "values": [_value(answer, far, by_text[answer.text], among) for answer, far in outliers(pairs)],
     }
 
 
@@ -103,33 +103,33 @@ def variables_by_rank(pairs: Sequence[Pair]) -> list[Picture]:
     """The local variables of ranks, each with its values by rank: numbers and tensors first, objects that only say what
     they are last; of each kind, those that differ first.
     """
-    found: dict[str, list[Pair]] = {}
+    by_name: dict[str, list[Pair]] = {}
     for record, answer in pairs:
         for variable in answer.variables:
-            told = Answer(session=record.session, value=variable.value)
-            found.setdefault(variable.name, []).append((record, told))
-    rows = [{"name": each, **values_by_rank(each, some)} for each, some in list(found.items())[:MOST]]
+            answer = Answer(session=record.session, value=variable.value)
+            by_name.setdefault(variable.name, []).append((record, answer))
+    rows = [{"name": each, **values_by_rank(each, of_name)} for each, of_name in list(by_name.items())[:MOST]]
     for row in rows:
         del row["expression"]
-    return sorted(rows, key=lambda row: (_kind(found[row["name"]]), len(row["values"]) == 1))
+    return sorted(rows, key=lambda row: (_kind(by_name[row["name"]]), len(row["values"]) == 1))
 
 
 def _kind(pairs: Sequence[Pair]) -> int:
     """0 for numbers and tensors, 1 for what has a text of its own, 2 for objects that only say what they are."""
-    told = [answer.value for _, answer in pairs if answer.value is not None]
-    if any(value.number is not None or value.tensor is not None for value in told):
+    values = [answer.value for _, answer in pairs if answer.value is not None]
+    if any(value.number is not None or value.tensor is not None for value in values):
         return 0
-    return 2 if told and all(_ANONYMOUS.match(value.text) for value in told) else 1
+    return 2 if values and all(_ANONYMOUS.match(value.text) for value in values) else 1
 
 
-def _value(one: Merged, far: float, answer: Answer, among: Sequence[Stopped]) -> Picture:
+def _value(merged: Merged, far: float, answer: Answer, among: Sequence[Stopped]) -> Picture:
     value = answer.value
     number = number_of(value)
     odd = "" if number is None or math.isfinite(number) else "NaN" if math.isnan(number) else "infinite"
     return {
-        "text": one.text if len(one.text) <= LONGEST else f"{one.text[:LONGEST]}…",
-        "where": who(one.records, among) or named(one.records),
-        "sessions": [record.session for record in one.records],
+        "text": merged.text if len(merged.text) <= LONGEST else f"{merged.text[:LONGEST]}…",
+        "where": who(merged.records, among) or named(merged.records),
+        "sessions": [record.session for record in merged.records],
         "type": value.type if value is not None else "",
         "number": number if number is not None and not odd else None,  # JSON knows no others
         "odd": odd,

@@ -17,10 +17,10 @@ class Missing:
 
     def by_what(self) -> dict[str, list[tuple[int, ...]]]:
         """Those that do the same, together."""
-        found: dict[str, list[tuple[int, ...]]] = {}
+        by_what: dict[str, list[tuple[int, ...]]] = {}
         for point, what in self.what.items():
-            found.setdefault(what, []).append(point)
-        return found
+            by_what.setdefault(what, []).append(point)
+        return by_what
 
     def where(self, points: Iterable[tuple[int, ...]]) -> str:
         """Some of its places: `gpus=0-2`."""
@@ -49,11 +49,11 @@ def table_text(
     groups = grouped(records)
     if not groups:
         return "nothing is stopped"
-    held = [one for one in records if one.in_the_way]
+    held = [record for record in records if record.in_the_way]
     opened = len(records) - len(held)
-    told = [f"{_count(len(held))} stopped"] if held else []
-    told += [f"{opened} failed call{'' if opened == 1 else 's'} opened"] if opened else []
-    lines = [f"■ {', '.join(told)}"]
+    counts = [f"{_count(len(held))} stopped"] if held else []
+    counts += [f"{opened} failed call{'' if opened == 1 else 's'} opened"] if opened else []
+    lines = [f"■ {', '.join(counts)}"]
     rows = [_row(group, (sizes or {}).get(group.first.mesh), name) for group in groups]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for group, row in zip(groups, rows, strict=True):
@@ -72,7 +72,7 @@ def table_text(
 def _row(group: Group, size: int | None, name: FileName) -> tuple[str, str, str, str]:
     first = group.first
     count = f"{len(group.records)} of {size}" if size is not None else str(len(group.records))
-    reasons = list(dict.fromkeys(one.reason for one in group.records))
+    reasons = list(dict.fromkeys(record.reason for record in group.records))
     reason = reasons[0] if len(reasons) == 1 else f"{reasons[0]} and {len(reasons) - 1} other reasons"
     thread = f", thread {first.thread}" if first.thread else ""
     return count, f"at {place(first.frame, name)}", f"{group.where}{thread}", reason

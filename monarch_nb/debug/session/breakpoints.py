@@ -91,12 +91,12 @@ class BreakpointTable:
     @property
     def lines(self) -> dict[str, list[int]]:
         """The lines that have any, by file."""
-        found: dict[str, list[int]] = {}
+        by_file: dict[str, list[int]] = {}
         for each in self._by_number.values():
-            lines = found.setdefault(each.file, [])
+            lines = by_file.setdefault(each.file, [])
             if each.line not in lines:
                 lines.append(each.line)
-        return found
+        return by_file
 
     def add(self, file: str, line: int, **options: object) -> Breakpoint:
         """A new one; `options` are the other fields of a Breakpoint. Raises ValueError for a hit condition that is

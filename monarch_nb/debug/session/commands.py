@@ -72,10 +72,10 @@ class Commands:
                 self.machine.select(command.frame)
             return self._handlers[type(command)](command)
         except CommandError as error:
-            told = str(error)
+            why = str(error)
         except (Exception, SystemExit) as error:
-            told = error_line(error)
-        return m.Answer(session=command.session, error=told)
+            why = error_line(error)
+        return m.Answer(session=command.session, error=why)
 
     @property
     def standing(self) -> Standing:
@@ -135,9 +135,9 @@ class Commands:
         value = self.frames.evaluate(command.text, self.standing.selected)
         if value is None and command.statement:
             return m.Answer(session=command.session)
-        return self._told(command, command.text, value, much=command.much)
+        return self._valued(command, command.text, value, much=command.much)
 
-    def _told(self, command: m.Command, expression: str, value: Any, *, much: bool = False) -> m.Answer:
+    def _valued(self, command: m.Command, expression: str, value: Any, *, much: bool = False) -> m.Answer:
         reference, named, indexed = self.variables.reference(value, expression, self.standing.selected)
         return m.Answer(
             session=command.session,
@@ -149,11 +149,11 @@ class Commands:
 
     def _variables(self, command: m.GetVariables) -> m.Answer:
         if command.reference:
-            found, total = self.variables.children(command.reference, command.start, command.count)
+            variables, total = self.variables.children(command.reference, command.start, command.count)
         else:
-            found = self.variables.locals(self.standing.selected, command.names)
-            total = len(found)
-        return m.Answer(session=command.session, variables=found, total=total)
+            variables = self.variables.locals(self.standing.selected, command.names)
+            total = len(variables)
+        return m.Answer(session=command.session, variables=variables, total=total)
 
     def _scopes(self, command: m.GetScopes) -> m.Answer:
         return m.Scopes(session=command.session, scopes=self.variables.scopes(self.standing.selected))
@@ -162,7 +162,7 @@ class Commands:
         selected = self.standing.selected
         value = self.frames.evaluate(command.text, selected)
         self.variables.assign(command.reference, command.name, value, selected)
-        return self._told(command, "", value)
+        return self._valued(command, "", value)
 
     def _source(self, command: m.GetSource) -> m.Answer:
         names = next((f.f_globals for f, _ in self.frames.entries if f.f_code.co_filename == command.file), None)
@@ -173,10 +173,10 @@ class Commands:
 
     def _breakpoints(self, command: m.GetBreakpoints) -> m.Answer:
         fields = RankBreakpoint.__struct_fields__
-        found = tuple(
+        breakpoints = tuple(
             RankBreakpoint(**{name: getattr(each, name) for name in fields}) for each in self.machine.breakpoints
         )
-        return m.Breakpoints(session=command.session, breakpoints=found)
+        return m.Breakpoints(session=command.session, breakpoints=breakpoints)
 
     def _pdb(self, command: m.Pdb) -> m.Answer:
         value, errors = self.debugger.pdb_text().run_line(self, command.text)

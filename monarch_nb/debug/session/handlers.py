@@ -53,12 +53,12 @@ class Handlers:
 
     # -- breakpoints from outside --------------------------------------------------------------------------------------
 
-    def _break(self, wanted: m.Break, asker: Asker[m.Told]) -> m.Told:
+    def _break(self, wanted: m.Break, asker: Asker[m.Outcome]) -> m.Outcome:
         set_by = f"{asker.src} {wanted.number}"
         try:
             debugger, obj = self._debuggers.of_actor(wanted.mesh, wanted.rank)
             if wanted.clear:
-                return m.Told(f"{debugger.clear_breakpoints(set_by)} cleared")
+                return m.Outcome(f"{debugger.clear_breakpoints(set_by)} cleared")
             file, line, function = resolve(wanted.where, obj)
             added = debugger.add_breakpoint(
                 file,
@@ -71,8 +71,8 @@ class Handlers:
                 set_by=set_by,
             )
         except (LookupError, ValueError) as error:
-            return m.Told(error=text_of(error.args[0]))
-        return m.Told(f"{added.file}:{added.line}")
+            return m.Outcome(error=text_of(error.args[0]))
+        return m.Outcome(f"{added.file}:{added.line}")
 
     def _break_file(self, wanted: m.BreakFile, asker: Asker[m.PlacedAll]) -> m.PlacedAll:
         set_by = f"{asker.src} {wanted.file}"
@@ -84,32 +84,32 @@ class Handlers:
         debugger.clear_breakpoints(set_by)
         return m.PlacedAll(tuple(_placed(debugger, file, each, set_by) for each in wanted.lines))
 
-    def _break_raised(self, wanted: m.BreakRaised, asker: Asker[m.Told]) -> m.Told:
+    def _break_raised(self, wanted: m.BreakRaised, asker: Asker[m.Outcome]) -> m.Outcome:
         try:
             debugger, _ = self._debuggers.of_actor(wanted.mesh, wanted.rank)
         except LookupError as error:
-            return m.Told(error=text_of(error.args[0]))
+            return m.Outcome(error=text_of(error.args[0]))
         debugger.stop_where_raised(wanted.on)
-        return m.Told("stops where exceptions are raised" if wanted.on else "does not stop there")
+        return m.Outcome("stops where exceptions are raised" if wanted.on else "does not stop there")
 
-    def _freeze(self, wanted: m.Freeze, asker: Asker[m.Told]) -> m.Told:
+    def _freeze(self, wanted: m.Freeze, asker: Asker[m.Outcome]) -> m.Outcome:
         settings.configure({"debug_freeze_on_error": wanted.on})
-        return m.Told("frozen at errors" if wanted.on else "not frozen at errors")
+        return m.Outcome("frozen at errors" if wanted.on else "not frozen at errors")
 
     # -- failures that are kept, and where everything is ---------------------------------------------------------------
 
-    def _autopsy(self, wanted: m.Autopsy, asker: Asker[m.Told]) -> m.Told:
+    def _autopsy(self, wanted: m.Autopsy, asker: Asker[m.Outcome]) -> m.Outcome:
         failures = self._engine.failures
         if wanted.release:
-            return m.Told(f"{failures.release(wanted.mesh or None, wanted.rank)} released")
+            return m.Outcome(f"{failures.release(wanted.mesh or None, wanted.rank)} released")
         kept = [each for each in failures.of(wanted.mesh, wanted.rank) if not wanted.call or each.call == wanted.call]
         if not kept:
             reason = (
                 "no frames of this rank are kept: it has not failed, it failed longer ago than debug_keep_failures "
                 "calls, its frames held more than debug_keep_bytes, or it ran out of memory"
             )
-            return m.Told(error=reason)
-        return m.Told(session=self._debuggers.open(kept[0]))
+            return m.Outcome(error=reason)
+        return m.Outcome(session=self._debuggers.open(kept[0]))
 
     def _stacks(self, _: Done, asker: Asker[m.Threads]) -> m.Threads:
         return m.Threads(threads(tuple(self._engine.cells.values())))

@@ -176,13 +176,13 @@ class PdbText(pdb.Pdb):
             number = int(arg)
         except ValueError:
             raise ValueError(f"Non-numeric breakpoint number {arg}") from None
-        found = self._table.get(number)
-        if found is None:
+        of_number = self._table.get(number)
+        if of_number is None:
             gone = 0 < number <= self._table.last_number
             raise ValueError(
                 f"Breakpoint {number} already deleted" if gone else f"Breakpoint number {number} out of range"
             )
-        return _Shown(found)
+        return _Shown(of_number)
 
     def clear_bpbynumber(self, arg: Any) -> str | None:
         """Takes one away."""

@@ -13,9 +13,9 @@ _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)")
 
 def resolve(where: str, obj: Any) -> tuple[str, int, str]:
     """File, line and (of a function) its name, as the actor `obj` knows them. Raises LookupError."""
-    found = _PLACE.fullmatch(where)
-    if found is not None:
-        return file_of(found["file"], obj), int(found["line"]), ""
+    place = _PLACE.fullmatch(where)
+    if place is not None:
+        return file_of(place["file"], obj), int(place["line"]), ""
     names = where.split(".")
     target: Any = next(
         (each for each in (_dig(scope, names) for scope in _scopes(obj, names[0])) if each is not None), None
@@ -55,16 +55,16 @@ def file_of(name: str, obj: Any) -> str:
     """The file that people mean by a short name: one that code of this process came from. Raises LookupError."""
     if os.path.isabs(name) or name.startswith("<"):
         return name
-    known = {getattr(module, "__file__", None) or "" for module in tuple(sys.modules.values())}
+    files = {getattr(module, "__file__", None) or "" for module in tuple(sys.modules.values())}
     own = getattr(sys.modules.get(type(obj).__module__), "__file__", None)
     ending = os.sep + name.replace("/", os.sep)
-    found = sorted(file for file in {*known, *linecache.cache, own or ""} if file == name or file.endswith(ending))
-    if own in found:
+    matching = sorted(file for file in {*files, *linecache.cache, own or ""} if file == name or file.endswith(ending))
+    if own in matching:
         return str(own)
-    if not found:
+    if not matching:
         raise LookupError(
             f"no code in this process comes from a file {name}: check the name, or write more of its path"
         )
-    if len(found) > 1:
-        raise LookupError(f"{name} may be {', '.join(found[:4])}: write more of its path")
-    return found[0]
+    if len(matching) > 1:
+        raise LookupError(f"{name} may be {', '.join(matching[:4])}: write more of its path")
+    return matching[0]

@@ -32,14 +32,14 @@ _lock = threading.Lock()
 def redirected(into: TextIO) -> Iterator[None]:
     """What this thread prints goes into `into`."""
     with _lock:
-        mine = [(name, _Split(getattr(sys, name), into, threading.get_ident())) for name in ("stdout", "stderr")]
-        for name, stream in mine:
+        split = [(name, _Split(getattr(sys, name), into, threading.get_ident())) for name in ("stdout", "stderr")]
+        for name, stream in split:
             setattr(sys, name, stream)
     try:
         yield
     finally:
         with _lock:
-            for name, stream in mine:
+            for name, stream in split:
                 if getattr(sys, name) is stream:
                     setattr(sys, name, stream._behind)
                 else:  # another thread has put its own over it: it lets through what is not its own

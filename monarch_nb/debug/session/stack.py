@@ -115,30 +115,32 @@ def has_changed(code: types.CodeType) -> bool:
     except OSError:  # a cell, whose source came along
         return False
     key = (code.co_filename, at, code)
-    known = _checked.get(key)
-    if known is None:
+    changed = _checked.get(key)
+    if changed is None:
         if len(_checked) > 256:
             _checked.clear()
-        known = _checked[key] = not _still_there(code)
-    return known
+        changed = _checked[key] = not _still_there(code)
+    return changed
 
 
 def _still_there(code: types.CodeType) -> bool:
     try:
         with open(code.co_filename, "rb") as file:
-            found: list[types.CodeType] = [compile(file.read(), code.co_filename, "exec", dont_inherit=True)]
+            codes: list[types.CodeType] = [compile(file.read(), code.co_filename, "exec", dont_inherit=True)]
     except (OSError, SyntaxError, ValueError):
         return False
-    while found:
-        one = found.pop()
-        same = (one.co_name, one.co_firstlineno) == (code.co_name, code.co_firstlineno)
-        if same and _parts(one) == _parts(code):
+    while codes:
+        candidate = codes.pop()
+        same = (candidate.co_name, candidate.co_firstlineno) == (code.co_name, code.co_firstlineno)
+        if same and _parts(candidate) == _parts(code):
             return True
-        found += [const for const in one.co_consts if isinstance(const, types.CodeType)]
+        codes += [const for const in candidate.co_consts if isinstance(const, types.CodeType)]
     return False
 
 
 def _parts(code: types.CodeType) -> tuple[object, ...]:
     plain = [const for const in code.co_consts if not isinstance(const, types.CodeType)]
-    texts = [sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one) for one in plain]  # 1 is not True
+    texts = [
+        sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const) for const in plain
+    ]  # 1 is not True
     return code.co_code, code.co_names, code.co_varnames, texts

@@ -14,7 +14,7 @@ def threads(cells: Iterable[ActorCell]) -> tuple[Thread, ...]:
     """The threads of this process, but for the engine's; `cells` are its actors."""
     frames = sys._current_frames()
     by_thread = {cell.executor.thread.ident: cell for cell in cells}
-    found = []
+    seen = []
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
         cell = by_thread.get(thread.ident)
@@ -25,7 +25,7 @@ def threads(cells: Iterable[ActorCell]) -> tuple[Thread, ...]:
         running = cell.running if cell is not None else None
         if cell is not None and running is None and not own:
             stack = []  # it waits for messages
-        found.append(
+        seen.append(
             Thread(
                 thread.name,
                 stacks.frames(_without_wait(stack[own:])),
@@ -36,7 +36,7 @@ def threads(cells: Iterable[ActorCell]) -> tuple[Thread, ...]:
                 time.monotonic() - running[2] if running is not None else 0.0,
             )
         )
-    return tuple(found)
+    return tuple(seen)
 
 
 def _without_wait(stack: list[stacks.Entry]) -> list[stacks.Entry]:

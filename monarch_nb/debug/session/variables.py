@@ -57,14 +57,14 @@ class Variables:
 
     def locals(self, frame: int, names: Sequence[str] = ()) -> tuple[Variable, ...]:
         """The local variables of a frame, or those of these names."""
-        found = tuple(self._frames.locals(frame).items())
+        items = tuple(self._frames.locals(frame).items())
         return tuple(
-            self.told(name, value, name, frame)
-            for name, value in found
+            self.variable(name, value, name, frame)
+            for name, value in items
             if (name in names if names else not name.startswith("__"))
         )
 
-    def told(self, name: str, value: Any, expression: str, frame: int) -> Variable:
+    def variable(self, name: str, value: Any, expression: str, frame: int) -> Variable:
         """A variable as it can be sent; with a number, if it holds others."""
         return Variable(name, value_of(value), *self.reference(value, expression, frame), expression)
 
@@ -80,10 +80,10 @@ class Variables:
         if holder.scope:
             names = self._names(holder)
             page = sorted(names)[start : start + (count or PAGE)]
-            return tuple(self.told(name, names[name], name, holder.frame) for name in page), len(names)
+            return tuple(self.variable(name, names[name], name, holder.frame) for name in page), len(names)
         page_of = itertools.islice(_children(holder.value, holder.expression), start, start + (count or PAGE))
-        found = tuple(self.told(name, value, expression, holder.frame) for name, value, expression in page_of)
-        return found, sum(_counts(holder.value))
+        variables = tuple(self.variable(name, value, expression, holder.frame) for name, value, expression in page_of)
+        return variables, sum(_counts(holder.value))
 
     def _holder(self, number: int) -> _Holder:
         holder = self._holders.get(number)
