@@ -19,6 +19,7 @@ from monarch_nb.runtime import (
     Actor,
     ActorCell,
     Local,
+    RunsOn,
     Runtime,
     SpawnActor,
     display_hooks,
@@ -65,7 +66,7 @@ def run_proc(spec: ProcSpec) -> int:
         levels_are_known()
         display_hooks.install()
     engine.begin_setup()
-    console = host_console(engine, spec, Console(spec.rank), where=1)
+    console = host_console(engine, spec, Console(spec.rank), runs_on=RunsOn.MAIN_THREAD)
 
     def stop(wish: ProcStop, asker: Asker[None]) -> None:
         threading.Thread(target=leave, args=(wish,), name="monarch-stop", daemon=True).start()
@@ -87,7 +88,7 @@ def run_proc(spec: ProcSpec) -> int:
     return 0
 
 
-def host_console(engine: Runtime, spec: ProcSpec, console: Actor, *, where: int = 0) -> ActorCell:
+def host_console(engine: Runtime, spec: ProcSpec, console: Actor, *, runs_on: RunsOn = RunsOn.ITS_OWN) -> ActorCell:
     """The actor on which a worker's set-up and cells run."""
     about = SpawnActor(
         name=spec.name,
@@ -100,6 +101,6 @@ def host_console(engine: Runtime, spec: ProcSpec, console: Actor, *, where: int 
         owner="",
         owner_process=spec.owner,
         creators=(ROOT,),
-        where=where,
+        runs_on=runs_on,
     )
     return engine.host_actor(about, spec.layout.uid, spec.rank, spec.incarnation, console)

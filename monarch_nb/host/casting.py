@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from monarch_nb.host.post import Sender
 from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
 from monarch_nb.transport import Parcel
-from monarch_nb.wire import Header, Kind, agent_of, decode_plain, fold, host_of, parse_address, unfold
-from monarch_nb.wire.header import JUDGING, SKIP, TOLD_ELSEWHERE, CastPlan
+from monarch_nb.wire import Flags, Header, Kind, Lane, agent_of, decode_plain, fold, host_of, parse_address, unfold
+from monarch_nb.wire.header import SKIP, CastPlan
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
 
@@ -66,7 +66,7 @@ class Caster:
     def reply(self, header: Header, parcel: Parcel) -> None:
         """A REPLY, FOLDED or RETURNED for a call or cast of this agent."""
         if header.kind == Kind.RETURNED:
-            self.lost(header, _reason(parcel), told_elsewhere=bool(header.flags & TOLD_ELSEWHERE))
+            self.lost(header, _reason(parcel), told_elsewhere=bool(header.flags & Flags.TOLD_ELSEWHERE))
             return
         with self._lock:
             cast = self._casts.get(header.port)
@@ -127,7 +127,7 @@ class Caster:
     def _stand_in(self, header: Header) -> None:
         skip = replace(header, src=self._address, method=SKIP, port=0, status=0, flags=0, buffers=())
         try:
-            self._node.send(skip, Parcel([b""]), lane=1)
+            self._node.send(skip, Parcel([b""]), lane=Lane.URGENT)
         except Exception:  # nobody is there to wait
             return
 
@@ -141,7 +141,7 @@ class Caster:
             request = cast.request
             if not told_elsewhere or parse_address(request.src).is_agent:
                 for place in gone:
-                    self._return(request, place, reason, TOLD_ELSEWHERE if told_elsewhere else 0)
+                    self._return(request, place, reason, Flags.TOLD_ELSEWHERE if told_elsewhere else 0)
             self._settle(port, cast, batch)
 
     def _settle(self, port: int, cast: _Cast, batch: "Batch[Reply] | None") -> None:
@@ -178,7 +178,7 @@ class Caster:
         assert request.plan is not None
         rank = next((run.rank + (place - run.index) // (run.index_stride or 1) * run.stride for run in request.plan.runs
                      if place in _places(run.index, run.count, run.index_stride)), 0)  # fmt: skip
-        flags |= request.flags & JUDGING
+        flags |= request.flags & Flags.JUDGING
         self._send(Header(kind=Kind.RETURNED, dst=request.src, src=self._address, mesh=request.mesh, rank=rank,
                           sender=request.sender, method=request.method, port=request.port, index=place,
                           call=request.call, flags=flags),

@@ -17,7 +17,7 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 class Sender(Protocol):
     """The part of a Node that the agent speaks through."""
 
-    def send(self, header: Header, parcel: Parcel, *, lane: int = 0) -> None:
+    def send(self, header: Header, parcel: Parcel, *, lane: Lane = Lane.DATA) -> None:
         """Send a message."""
 
 

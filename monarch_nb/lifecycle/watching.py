@@ -8,7 +8,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.mesh_events import Event, HostLost, ProcExited, ProcResponsive, ProcStarted, ProcUnresponsive
 from monarch_nb.mesh.requests import fail_requests
-from monarch_nb.runtime import ProcState, Runtime
+from monarch_nb.runtime import ProcState, RunsOn, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Cause, Driver
 from monarch_nb.wire import Asker, Done, agent_of, host_of, parse_address
@@ -123,7 +123,7 @@ class ProcessWatcher:
             return
         self._owners.discard(process)
         for cell in tuple(self._engine.cells.values()):
-            if cell.spec.owner_process == process and cell.spec.where != 1:
+            if cell.spec.owner_process == process and cell.spec.runs_on is not RunsOn.MAIN_THREAD:
                 cause = Cause(kind="owner", text=f"its owner {process} is gone: {reason}", actor=str(cell.instance))
                 cell.stop("its owner is gone", cause=cause)
 

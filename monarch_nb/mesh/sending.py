@@ -10,8 +10,8 @@ from monarch_nb.runtime import FILL_AGAIN_S, ActorState, Context, PendingCall, R
 from monarch_nb.runtime.spans import traceparent
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.transport import DescriptorLimitError, uninterrupted
-from monarch_nb.wire import Header, Kind, Run, check_size
-from monarch_nb.wire.header import JUDGING, SKIP
+from monarch_nb.wire import Flags, Header, Kind, Run, check_size
+from monarch_nb.wire.header import SKIP
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -34,7 +34,7 @@ def _header(
         extent=region.extent.key,
         call=call,
         chain=context.chain,
-        flags=JUDGING if context.judging else 0,
+        flags=Flags.JUDGING if context.judging else 0,
         actor=instance.text,
         trace=traceparent(),
     )

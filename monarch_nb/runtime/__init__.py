@@ -17,7 +17,7 @@ from monarch_nb.runtime.endpoint import (
 )
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.held import Held
-from monarch_nb.runtime.life import ActorLife, SpawnActor
+from monarch_nb.runtime.life import ActorLife, RunsOn, SpawnActor
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.losses import FILL_AGAIN_S
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
@@ -74,6 +74,7 @@ __all__ = [
     "PortReceiver",
     "ProcState",
     "RankedPortReceiver",
+    "RunsOn",
     "Runtime",
     "SpawnActor",
     "StopRequested",

@@ -18,7 +18,7 @@ from monarch_nb.runtime.context import Ancestor, Context, Home, Instance, StopRe
 from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.runtime.failures import Failures
-from monarch_nb.runtime.life import ActorLife, Hosting, SpawnActor
+from monarch_nb.runtime.life import ActorLife, Hosting, RunsOn, SpawnActor
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.sleeping import wake
 from monarch_nb.runtime.spans import continued, instrumented
@@ -127,7 +127,7 @@ class ActorCell(ActorLife):
         self.executor: SyncExecutor | AsyncExecutor = (
             AsyncExecutor(self, process.node.flush)
             if spec.kind == "async"
-            else SyncExecutor(self, process.node.flush, main=spec.where == 1)
+            else SyncExecutor(self, process.node.flush, main=spec.runs_on is RunsOn.MAIN_THREAD)
         )
 
     # -- reading thread ---------------------------------------------------------------------------------------------

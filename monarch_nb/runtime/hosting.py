@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb.runtime.cell import ActorCell, CellHost
-from monarch_nb.runtime.life import ActorLife, SpawnActor
+from monarch_nb.runtime.life import ActorLife, RunsOn, SpawnActor
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.parking import Parking
 from monarch_nb.settings import settings
@@ -113,7 +113,7 @@ class Hosting:
 
     def stop_all(self, reason: str, timeout: float) -> None:
         """Stops all actors but that of the main thread and waits for their clean-up; not from an actor's own thread."""
-        cells = [cell for cell in tuple(self._local.cells.values()) if cell.spec.where != 1]
+        cells = [cell for cell in tuple(self._local.cells.values()) if cell.spec.runs_on is not RunsOn.MAIN_THREAD]
         for cell in cells:
             cell.stop(reason)
         begun = self._clock.monotonic()

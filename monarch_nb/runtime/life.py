@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
@@ -26,6 +27,13 @@ CLEANUP = "__cleanup__"
 OWNED = "wait for the meshes it owns"
 
 
+class RunsOn(IntEnum):
+    """Which thread of its process an actor runs on."""
+
+    ITS_OWN = 0  # or a loop of its own
+    MAIN_THREAD = 1
+
+
 class SpawnActor(Harmless, array_like=True, frozen=True):
     """What a process needs to know to host one rank of an actor mesh; its class and arguments follow, pickled."""
 
@@ -39,7 +47,7 @@ class SpawnActor(Harmless, array_like=True, frozen=True):
     owner: str  # stream of the owning actor
     owner_process: str
     creators: tuple[Ancestor, ...]  # who spawned whom, the owner last
-    where: int = 0  # executed on: 0 its own thread or loop, 1 the main thread
+    runs_on: RunsOn = RunsOn.ITS_OWN
 
 
 class Hosting(Protocol):

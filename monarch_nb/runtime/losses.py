@@ -9,11 +9,10 @@ from monarch_nb.routing import Branch, below, indices
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.port_table import PortHandler, PortTable
-from monarch_nb.runtime.ports import UNRETURNED
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.transport import Clock, DescriptorLimitError, Parcel, Transport, TransportError, lost_here
-from monarch_nb.wire import REPLY, Header, Kind, agent_of
-from monarch_nb.wire.header import SKIP, TOLD_ELSEWHERE, CastPlan
+from monarch_nb.wire import REPLY, Flags, Header, Kind, Lane, agent_of
+from monarch_nb.wire.header import SKIP, CastPlan
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +53,13 @@ class Losses:
             logger.debug("%s to %s: %s", header.method, header.dst, reason)
             _tell_request(handler, reason)
         elif kind == Kind.PORT:
-            if not header.flags & UNRETURNED and not self._local.closed:
+            if not header.flags & Flags.UNRETURNED and not self._local.closed:
                 self._supervisor.undeliverable(header, reason)
         elif header.port == 0 and header.method != SKIP and not self._local.closed:  # who waits has been told
             self._supervisor.undeliverable(header, reason)
 
     def _tell_call(self, call: PendingCall, header: Header, reason: str) -> None:
-        if header.kind == Kind.RETURNED and header.flags & TOLD_ELSEWHERE:
+        if header.kind == Kind.RETURNED and header.flags & Flags.TOLD_ELSEWHERE:
             return
         places: Iterable[int] = [header.index] if header.plan is None else indices(header.plan.runs)
         error: BaseException = lost_here(reason)
@@ -99,7 +98,7 @@ class Losses:
         if self._local.closed:
             return
         try:
-            self._node.send(skip, Parcel([b""]), lane=0)
+            self._node.send(skip, Parcel([b""]), lane=Lane.DATA)
         except DescriptorLimitError:  # whoever is to skip it lives, and waits
             self._clock.later(FILL_AGAIN_S, lambda: self._fill_gap(header))
         except TransportError:  # nobody is there to wait
@@ -120,7 +119,7 @@ class Losses:
                 plan=part,
             )
             with contextlib.suppress(TransportError):
-                self._node.send(skip, Parcel([b""]), lane=1)
+                self._node.send(skip, Parcel([b""]), lane=Lane.URGENT)
 
 
 def _tell_request(handler: PortHandler | None, reason: str) -> None:

@@ -12,6 +12,7 @@ from monarch_nb.runtime.here import process
 from monarch_nb.runtime.roles import Process
 from monarch_nb.wire import (
     ActorError,
+    Flags,
     Header,
     Kind,
     Status,
@@ -21,13 +22,11 @@ from monarch_nb.wire import (
     encode_exception,
     unfold,
 )
-from monarch_nb.wire.header import JUDGING
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
 T = TypeVar("T")
-UNRETURNED = 1  # Header.flags of a PORT message that nobody minds losing
 
 
 class Port(Generic[T]):
@@ -53,8 +52,10 @@ class Port(Generic[T]):
             status=status,
             sender=context.actor_instance.stream,
             call=context.call,
-            flags=(0 if self.return_undeliverable else UNRETURNED) | (JUDGING if context.judging else 0),
+            flags=0 if self.return_undeliverable else Flags.UNRETURNED,
         )
+        if context.judging:
+            header.flags |= Flags.JUDGING
         sender.bound(self._address, frames)
         sender.send(header, sender.node.snapshot(frames))
 

@@ -8,7 +8,7 @@ import msgspec
 from monarch_nb.runtime.context import Context, Home
 from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.transport import Transport
-from monarch_nb.wire import Header, Status, Verb
+from monarch_nb.wire import Header, Lane, Status, Verb
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -52,7 +52,7 @@ class Process(Home, Protocol):
     def bound(self, dst: str, frames: Sequence[Any]) -> None:
         """Raises MessageTooLargeError for a body that is too large to leave this process for an address."""
 
-    def send(self, header: Header, parcel: "Parcel", lane: int = 0) -> None:
+    def send(self, header: Header, parcel: "Parcel", lane: Lane = Lane.DATA) -> None:
         """Sends from any thread; blocks, interruptibly, only while the receiver's credits are used up."""
 
     def reply(self, request: Header, status: Status, frames: Sequence[Any]) -> None:

@@ -57,7 +57,7 @@ class Sender:
         """From now on messages for that host stay in this process."""
         self._inner = inner
 
-    def send(self, header: Header, parcel: Parcel, lane: int = 0) -> None:
+    def send(self, header: Header, parcel: Parcel, lane: Lane = Lane.DATA) -> None:
         """Sends from any thread; blocks, interruptibly, only while the receiver's credits are used up.
 
         Where nobody can be reached any more, whoever waits for the answer is told, as of a death a moment later.

@@ -52,8 +52,7 @@ from monarch_nb.supervision.machine import Machine
 from monarch_nb.supervision.ranks import RankIncarnation
 from monarch_nb.supervision.report import PROCS_STOPPED
 from monarch_nb.transport import Clock, held_back
-from monarch_nb.wire import Header, Kind, error_line, format_exception
-from monarch_nb.wire.header import JUDGING
+from monarch_nb.wire import Flags, Header, Kind, error_line, format_exception
 
 if TYPE_CHECKING:
     from monarch_nb.supervision.ranks import Selection
@@ -384,7 +383,7 @@ class Driver(Causes):
         told = f"undeliverable: {header.method or 'a value'} to {destination}: {reason}"
         hook = cell.obj._handle_undeliverable_message
         # What the hook itself sends is not judged when it is lost, too, or that would go on for ever.
-        if getattr(hook, "_monarch_default", False) or header.flags & JUDGING:
+        if getattr(hook, "_monarch_default", False) or header.flags & Flags.JUDGING:
             logger.warning("%s: %s", cell.instance, told)
             return
 

@@ -20,6 +20,7 @@ from monarch_nb.wire.folded import fold, unfold
 from monarch_nb.wire.handlers import Asker, Handlers, VerbTakenError
 from monarch_nb.wire.header import (
     CastPlan,
+    Flags,
     Header,
     Kind,
     Layout,
@@ -54,6 +55,7 @@ __all__ = [
     "Cut",
     "Display",
     "Done",
+    "Flags",
     "Frame",
     "Handlers",
     "Harmless",

@@ -1,6 +1,6 @@
 """The header of every message: small, flat, encoded by msgspec, readable without unpickling anything."""
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 import msgspec
 
@@ -27,6 +27,14 @@ class Status(IntEnum):
     VALUE = 0
     EXCEPTION = 1  # the endpoint raised: an ordinary error for the caller
     FAILURE = 2  # the actor or its process is gone: a supervision error for the caller
+
+
+class Flags(IntFlag):
+    """What else is to be said of a message, in `Header.flags`. Testing one costs a microsecond: not for what is hot."""
+
+    TOLD_ELSEWHERE = 1  # a RETURNED whose caller learns of the same end by watching the process
+    JUDGING = 2  # sent while its sender judged a message that did not arrive; no such one is judged itself
+    UNRETURNED = 4  # a PORT message that nobody minds losing
 
 
 class Layout(msgspec.Struct, array_like=True, frozen=True):
@@ -77,8 +85,6 @@ class CastPlan(msgspec.Struct, array_like=True, frozen=True):
 
 
 SKIP = "__skip__"  # method of a CALL or CAST that stands in the place of one that was numbered and is lost
-TOLD_ELSEWHERE = 1  # flags of a RETURNED: its caller learns of the same end by watching the process
-JUDGING = 2  # flags: sent while its sender judged a message that did not arrive; no such one is judged itself
 
 
 class Header(msgspec.Struct, array_like=True, gc=False):
@@ -102,7 +108,7 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     log: int = 0  # REPLY: where the process's log stood when the endpoint returned
     plan: CastPlan | None = None
     buffers: tuple[tuple[int, int, int], ...] = ()  # (pid, fd, length) of bodies in memory files, after the frames
-    flags: int = 0
+    flags: int = 0  # of `Flags`
     actor: str = ""  # human name of who sent it, for errors
     trace: str = ""  # W3C traceparent of the span it was sent in, where spans are recorded
     loan: int = 0  # of the memory files in `buffers`, to be given back; 0: they are for good
