@@ -188,7 +188,8 @@ workers
 import threading
 from monarch.actor import heal_mesh
 heal_mesh(workers)
-threading.Timer(1.0, os.kill, (workers.slice(gpus=1).run(os.getpid).get().item(), signal.SIGKILL)).start()
+pid = workers.slice(gpus=1).run(os.getpid).get().item()
+threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
 trainers.step.call(39, 0.1).get()
 """,
         ".mnb-failure",
