@@ -1,6 +1,8 @@
 """Actors can be tested with no process started."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -112,3 +114,9 @@ def test_stop_ends_the_actors(procs):
 def test_real_processes_are_not_killed_this_way(procs):
     with pytest.raises(ValueError, match="real processes"):
         kill(monarch_nb.actor.this_proc())
+
+
+def test_a_program_needs_no_other_import_for_it() -> None:
+    program = "from monarch_nb.testing import in_process_host; print(len(in_process_host().spawn_procs({'x': 2})))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
