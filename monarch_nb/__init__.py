@@ -8,6 +8,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb import _becoming
 from monarch_nb._version import __version__
 
 if TYPE_CHECKING:
@@ -102,6 +103,14 @@ class _Missing:
 
 if not any(getattr(one, "__name__", "") == "_Missing" for one in sys.meta_path):  # this module may be reloaded
     sys.meta_path.append(_Missing)
+
+
+def _become_controller() -> None:
+    controller = importlib.import_module("monarch_nb.engine.controller").become_controller()
+    importlib.import_module("monarch_nb.runtime").install(controller)
+
+
+_becoming.set_becoming(_become_controller)
 
 
 def load_ipython_extension(ip: "InteractiveShell") -> None:

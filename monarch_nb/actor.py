@@ -15,12 +15,10 @@ from monarch_nb.runtime import (
     Port,
     PortReceiver,
     RankedPortReceiver,
-    Runtime,
     WouldBlockRuntime,
     breakpoint_if,
     returns_future,
     runtime,
-    set_factory,
     set_hook_lookup,
     started,
 )
@@ -110,13 +108,6 @@ else:
         return sorted({*globals(), *__all__})
 
 
-def _become_controller() -> Runtime:
-    from monarch_nb.engine.controller import become_controller
-
-    return become_controller()
-
-
-set_factory(_become_controller)
 set_hook_lookup(lambda: globals().get("unhandled_fault_hook"))
 
 __path__: list[str] = []  # a package to the import system: torchmonarch has a module in there

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import monarch_nb.actor  # noqa: F401 - which says how a process becomes a controller
 from monarch_nb.attach import prestart
 from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.logs import MeshLogs

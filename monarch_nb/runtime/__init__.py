@@ -23,7 +23,7 @@ from monarch_nb.runtime.losses import FILL_AGAIN_S
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
 from monarch_nb.runtime.parts import Parts
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
-from monarch_nb.runtime.process import Loader, Runtime, install, runtime, set_factory, started
+from monarch_nb.runtime.process import Loader, Runtime, install, runtime, started
 from monarch_nb.runtime.settling import (
     cancel_with,
     error_of,
@@ -103,7 +103,6 @@ __all__ = [
     "resolved_future",
     "returns_future",
     "runtime",
-    "set_factory",
     "set_hook_lookup",
     "started",
     "undeclared_name",

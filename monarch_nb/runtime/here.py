@@ -1,15 +1,14 @@
 """Which process this is: what users' code finds when it names none, on whichever thread it runs."""
 
 import threading
-from collections.abc import Callable
 from typing import cast
 
+from monarch_nb._becoming import become_controller
 from monarch_nb.runtime.context import current
 from monarch_nb.runtime.roles import Process
 from monarch_nb.transport import held_back
 
 _process: Process | None = None
-_factory: Callable[[], object] | None = None
 _several = False  # several are simulated here, and an actor's context says which of them it is in
 _starting = threading.RLock()
 
@@ -35,12 +34,6 @@ def install(new: Process | None, *, several: bool = False) -> None:
     _process, _several = new, several
 
 
-def set_factory(factory: Callable[[], object]) -> None:
-    """How a process that belongs to no mesh becomes a controller, and installs itself."""
-    global _factory
-    _factory = factory
-
-
 def _of_context() -> Process | None:
     context = current.get()
     return None if context is None else cast(Process, context.actor_instance.process)
@@ -49,8 +42,6 @@ def _of_context() -> Process | None:
 def _start() -> Process:
     with _starting:
         if _process is None:
-            if _factory is None:
-                raise RuntimeError("import monarch.actor first")
-            held_back(_factory)
+            held_back(become_controller)
     assert _process is not None
     return _process

@@ -191,11 +191,6 @@ runtime = cast("Callable[[], Runtime]", here.process)
 started = cast("Callable[[], Runtime | None]", here.started)
 
 
-def set_factory(factory: Callable[[], Runtime]) -> None:
-    """How a process that belongs to no mesh becomes a controller."""
-    here.set_factory(lambda: install(factory()))
-
-
 def install(new: Runtime | None, *, several: bool = False) -> None:
     """Makes `new` the process's runtime; None after the old one was closed.
 
