@@ -119,6 +119,60 @@ def test_every_module_of_the_library_imports_only_from_its_row_or_above() -> Non
     assert faults_in(ROOT, sorted((ROOT / "monarch_nb").rglob("*.py"))) == []
 
 
+LARGEST_CIRCLE = 3  # files
+
+
+def graph() -> dict[str, set[str]]:
+    """Which module of the library imports which, wherever the import stands."""
+    files = {module_name(path, ROOT): path for path in (ROOT / "monarch_nb").rglob("*.py")}
+
+    def known(name: str) -> str:
+        while name and name not in files:
+            name = name.rpartition(".")[0]
+        return name
+
+    found: dict[str, set[str]] = {}
+    for module, path in files.items():
+        names = imports(path.read_text(), module, is_package=path.name == "__init__.py")
+        found[module] = {target for name in names if (target := known(name)) and target != module}
+    return found
+
+
+def circles(edges: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of modules each of which reaches all others of its set (Tarjan)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(module: str) -> None:
+        order[module] = lowest[module] = len(order)
+        path.append(module)
+        for target in edges[module]:
+            if target not in order:
+                visit(target)
+            if target in path:
+                lowest[module] = min(lowest[module], lowest[target])
+        if lowest[module] == order[module]:
+            at = path.index(module)
+            found.append(set(path[at:]))
+            del path[at:]
+
+    for module in edges:
+        if module not in order:
+            visit(module)
+    return [circle for circle in found if len(circle) > 1]
+
+
+def test_no_circle_of_imports_is_larger_than_three_files() -> None:
+    assert [sorted(circle) for circle in circles(graph()) if len(circle) > LARGEST_CIRCLE] == []
+
+
+def test_circles_are_seen() -> None:
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"f", "a"}}
+    assert circles(edges) == [{"a", "b", "c"}]
+
+
 def test_every_package_of_the_library_has_a_row() -> None:
     packages = {path.parent.name for path in (ROOT / "monarch_nb").glob("*/*.py")}
     assert packages - ROW_OF.keys() == set()

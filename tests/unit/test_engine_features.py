@@ -1,0 +1,61 @@
+"""A feature with a verb of its own is one object and one line of registration, also from outside the package."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from monarch_nb.engine.features import FEATURES, register
+from monarch_nb.mesh.handle import state_of
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.testing import cluster
+from monarch_nb.wire import Asker, Done, Verb
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Place(msgspec.Struct, frozen=True):
+    address: str
+
+
+WHERE = Verb("atlas.where", Done, Place, doc="where a process is")
+loaded: list[str] = []
+
+
+class Atlas:
+    """What an extension adds to each process that is asked for it."""
+
+    def __init__(self, engine: Runtime) -> None:
+        loaded.append(engine.address)
+        self._engine = engine
+        engine.verbs.handle(WHERE, self._where)
+
+    def _where(self, _: Done, asker: Asker[Place]) -> Place:
+        return Place(self._engine.address)
+
+
+@pytest.fixture
+def atlas() -> Iterator[None]:
+    loaded.clear()
+    register("atlas", Atlas)
+    yield
+    del FEATURES["atlas"]
+
+
+def test_a_feature_from_outside_is_loaded_where_one_of_its_verbs_comes_first(atlas: None) -> None:
+    with cluster() as made:
+        procs = made.this_host().spawn_procs(per_host={"gpus": 2})
+        procs.initialized.get(10)
+        address = state_of(procs).address(1)
+        assert loaded == []
+        for _ in range(2):
+            assert made.result(request(runtime(), address, WHERE, Done())) == Place(address)
+        assert loaded == [address]
+        assert isinstance(runtime().feature("atlas"), Atlas)
+        assert loaded == [address, runtime().address]
+
+
+def test_a_name_is_given_once(atlas: None) -> None:
+    with pytest.raises(ValueError, match="there is a feature 'atlas' already"):
+        register("atlas", Atlas)
