@@ -101,7 +101,9 @@ else:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = importlib.import_module(_HOME_OF.get(name, "monarch_nb.mesh"))
-        value = globals()[name] = getattr(home, _NAME_THERE.get(name, name))
+        value = getattr(home, _NAME_THERE.get(name, name))
+        if name != "unhandled_fault_hook":  # what stands here is what a program has put here
+            globals()[name] = value
         return value
 
     def __dir__() -> list[str]:

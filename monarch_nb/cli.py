@@ -77,7 +77,7 @@ def _doctor(wish: argparse.Namespace) -> int:
 
 
 def _this_host() -> "HostMesh":
-    from monarch_nb.mesh import this_host
+    from monarch_nb.actor import this_host
 
     return this_host()
 

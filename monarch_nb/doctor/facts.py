@@ -15,6 +15,7 @@ from msgspec import Struct
 from monarch_nb.host.folders import base_folder
 from monarch_nb.host.linux import has_pidfd, portable
 from monarch_nb.lifecycle.devices import devices
+from monarch_nb.transport import Host, host_of
 
 _WANTED = ("monarch-nb", "pyzmq", "msgspec", "cloudpickle")
 _ALSO = ("torch", "numpy", "torchmonarch")
@@ -38,6 +39,7 @@ class Facts(Struct, frozen=True):
     loopback_problem: str
     name_resolves: bool
     quick_start: bool  # processes are forked from one that has imported everything
+    sharing: Host  # what there is for threads that look before they sleep
     gpus: int
 
 
@@ -59,6 +61,7 @@ def facts_of_this_machine() -> Facts:
         loopback_problem=_loopback_problem(),
         name_resolves=_name_resolves(),
         quick_start=has_pidfd() and not portable(),
+        sharing=host_of(None),
         gpus=len(devices()),
     )
 

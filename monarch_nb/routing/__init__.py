@@ -1,32 +1,37 @@
 """Sans-I/O routing: links, order, casts, ways. Events go in, actions come out; no clock, thread or socket."""
 
-from monarch_nb.routing.actions import (
-    PREFIX,
-    PREFIX_SIZE,
-    Acked,
-    Action,
-    Deliver,
-    Failed,
-    LinkConfig,
-    LinkState,
-    NewIncarnation,
-    PrefixKind,
-    Skipped,
-    Transmit,
-    Unblocked,
-)
+from typing import TYPE_CHECKING
+
+from monarch_nb._lazy import lazy_names
 from monarch_nb.routing.cast import Branch, Delivery, Expansion, below, expand, indices, plan_cast, size_of
-from monarch_nb.routing.fold import Batch, Fold, Lost
-from monarch_nb.routing.incarnations import (
-    Incarnations,
-    LinkIncarnations,
-    first_link_incarnation,
-    new_incarnation,
-    process_incarnation,
-)
-from monarch_nb.routing.link import Link
 from monarch_nb.routing.order import Gap, Inbox, InboxOverflow, InboxStats, Outbox
-from monarch_nb.routing.routes import Hop, NoRoute, Routes
+
+if TYPE_CHECKING:
+    from monarch_nb.routing.actions import (
+        PREFIX,
+        PREFIX_SIZE,
+        Acked,
+        Action,
+        Deliver,
+        Failed,
+        LinkConfig,
+        LinkState,
+        NewIncarnation,
+        PrefixKind,
+        Skipped,
+        Transmit,
+        Unblocked,
+    )
+    from monarch_nb.routing.fold import Batch, Fold, Lost
+    from monarch_nb.routing.incarnations import (
+        Incarnations,
+        LinkIncarnations,
+        first_link_incarnation,
+        new_incarnation,
+        process_incarnation,
+    )
+    from monarch_nb.routing.link import Link
+    from monarch_nb.routing.routes import Hop, NoRoute, Routes
 
 __all__ = [
     "PREFIX",
@@ -68,3 +73,42 @@ __all__ = [
     "process_incarnation",
     "size_of",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "actions": (
+            "PREFIX",
+            "PREFIX_SIZE",
+            "Acked",
+            "Action",
+            "Deliver",
+            "Failed",
+            "LinkConfig",
+            "LinkState",
+            "NewIncarnation",
+            "PrefixKind",
+            "Skipped",
+            "Transmit",
+            "Unblocked",
+        ),
+        "fold": (
+            "Batch",
+            "Fold",
+            "Lost",
+        ),
+        "incarnations": (
+            "Incarnations",
+            "LinkIncarnations",
+            "first_link_incarnation",
+            "new_incarnation",
+            "process_incarnation",
+        ),
+        "link": ("Link",),
+        "routes": (
+            "Hop",
+            "NoRoute",
+            "Routes",
+        ),
+    },
+)

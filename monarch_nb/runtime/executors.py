@@ -54,9 +54,11 @@ YIELD_AFTER = 64  # messages an async actor handles in a row before its other ta
 class SyncExecutor:
     """A thread without an event loop, on which everything of one sync actor runs; blocking there is legal."""
 
-    def __init__(self, cell: Executed, flush: Callable[[], None], *, main: bool = False) -> None:
-        """`flush` sends what waits to leave with what comes after it, before the thread waits."""
-        self._cell, self._flush = cell, flush
+    def __init__(
+        self, cell: Executed, before_wait: Callable[[Callable[[], object]], None], *, main: bool = False
+    ) -> None:
+        """`before_wait` is called before the thread sleeps, with what ends that."""
+        self._cell, self._before_wait = cell, before_wait
         self._queue: SimpleQueue[bool] = SimpleQueue()
         self._items: deque[Message] = deque()  # the queue's tokens stand for these: they can be looked at
         self._control: deque[Callable[[], Any]] = deque()
@@ -117,9 +119,12 @@ class SyncExecutor:
         cell.finish()
         sleeping.leave()
 
+    def _wanted(self) -> bool:
+        return bool(self._items or self._control)
+
     def _step(self) -> None:
         if not self._items:
-            self._flush()
+            self._before_wait(self._wanted)
         token = self._queue.get()
         while self._control and not self._cell.ending:
             self._control.popleft()()

@@ -1,5 +1,8 @@
 """Sockets, keys, memory files and threads: carries out what `routing` decides. Nothing here unpickles."""
 
+from typing import TYPE_CHECKING
+
+from monarch_nb._lazy import lazy_names
 from monarch_nb.transport.clock import ThreadClock
 from monarch_nb.transport.errors import (
     DescriptorLimitError,
@@ -11,17 +14,21 @@ from monarch_nb.transport.errors import (
     is_descriptor_limit,
     lost_here,
 )
-from monarch_nb.transport.greeting import Unready, greet, knock, split
 from monarch_nb.transport.interrupts import held_back, take_back, throw_into, uninterrupted
-from monarch_nb.transport.keys import Keys, require_keys
-from monarch_nb.transport.node import Node
 from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.protocols import Clock, Transport
-from monarch_nb.transport.sockets import Limits, bound_at
+
+if TYPE_CHECKING:
+    from monarch_nb.transport.greeting import Unready, greet, knock, split
+    from monarch_nb.transport.keys import Keys, require_keys
+    from monarch_nb.transport.looking import Host, host_of
+    from monarch_nb.transport.node import Node
+    from monarch_nb.transport.sockets import Limits, bound_at
 
 __all__ = [
     "Clock",
     "DescriptorLimitError",
+    "Host",
     "Keys",
     "Limits",
     "Node",
@@ -37,6 +44,7 @@ __all__ = [
     "descriptors_for",
     "greet",
     "held_back",
+    "host_of",
     "is_descriptor_limit",
     "knock",
     "lost_here",
@@ -46,3 +54,28 @@ __all__ = [
     "throw_into",
     "uninterrupted",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "greeting": (
+            "Unready",
+            "greet",
+            "knock",
+            "split",
+        ),
+        "keys": (
+            "Keys",
+            "require_keys",
+        ),
+        "looking": (
+            "Host",
+            "host_of",
+        ),
+        "node": ("Node",),
+        "sockets": (
+            "Limits",
+            "bound_at",
+        ),
+    },
+)

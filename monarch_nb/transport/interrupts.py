@@ -34,13 +34,14 @@ def _note(signum: int, frame: FrameType | None) -> None:
 class _Guard:
     """One thread's section: whoever wants to throw into the thread takes `lock` first."""
 
-    __slots__ = ("__weakref__", "holding", "inside", "lock", "main", "outer")
+    __slots__ = ("__weakref__", "deferred", "holding", "inside", "lock", "main", "outer")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.outer = threading.Lock()  # of what is held back for longer; taken before `lock`
         self.inside = self.holding = False
         self.main = threading.current_thread() is threading.main_thread()
+        self.deferred: type[BaseException] | None = None  # thrown by the thread itself, while it holds interrupts back
 
 
 class _Guards(threading.local):
@@ -106,6 +107,8 @@ def held_back(function: Callable[..., T], *args: Any) -> T:
                 return function(*args)
             finally:
                 guard.holding = False
+                if guard.deferred is not None:
+                    _throw_deferred(guard)
         try:
             _swap(_SIGINT, _note)
             guard.holding = True
@@ -113,10 +116,17 @@ def held_back(function: Callable[..., T], *args: Any) -> T:
         finally:
             guard.holding = False
             _swap(_SIGINT, handler)
+            if guard.deferred is not None:
+                _throw_deferred(guard)
             if _noted:
                 frame = _noted.pop()
                 _noted.clear()
                 handler(_SIGINT, frame)
+
+
+def _throw_deferred(guard: _Guard) -> None:
+    exception, guard.deferred = guard.deferred, None
+    _set_async_exc(threading.get_ident(), exception)
 
 
 def throw_into(thread: int, exception: type[BaseException]) -> bool:
@@ -127,6 +137,8 @@ def throw_into(thread: int, exception: type[BaseException]) -> bool:
     guard = _by_thread.get(thread)
     if guard is None:
         thrown = int(_set_async_exc(thread, exception)) == 1
+    elif guard.holding and thread == threading.get_ident():  # it reads messages before it sleeps
+        guard.deferred, thrown = exception, True
     else:
         with guard.outer, guard.lock:
             thrown = int(_set_async_exc(thread, exception)) == 1

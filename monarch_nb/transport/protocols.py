@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.parcel import Parcel
 from monarch_nb.wire.header import Header
+
+if TYPE_CHECKING:
+    from monarch_nb.transport.keys import Keys
 
 
 class Clock(Protocol):
@@ -50,7 +52,7 @@ class Transport(Protocol):
     def close(self, linger_s: float = 1.0) -> None:
         """Leave; blocks up to `linger_s` seconds until what was sent is acknowledged."""
 
-    def listen(self, bind: str, keys: Keys | None, insecure_loopback: bool = False) -> str:
+    def listen(self, bind: str, keys: "Keys | None", insecure_loopback: bool = False) -> str:
         """Listen for other machines from now on; the endpoint. Raises TransportError where that cannot be had."""
 
     def snapshot(self, frames: Sequence[Any]) -> Parcel:
@@ -64,6 +66,9 @@ class Transport(Protocol):
 
     def flush(self) -> None:
         """Let what waits to leave together with what comes after it leave now."""
+
+    def before_wait(self, done: Callable[[], object]) -> None:
+        """The calling thread is about to sleep until `done()`: the same, and where that pays it reads for a moment."""
 
     def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
         """Send back a message that cannot be taken to where it belongs."""
@@ -81,7 +86,7 @@ class Transport(Protocol):
         run_folder: Path | None = None,
         via: str | None = None,
         *,
-        keys: Keys | None = None,
+        keys: "Keys | None" = None,
         insecure_loopback: bool = False,
         incarnation: int = 0,
     ) -> None:

@@ -11,6 +11,7 @@ LIBRARY = Path(__file__).parents[2] / "monarch_nb"
 NEVER = {"torch", "numpy", "IPython", "ipykernel", "ipywidgets", "anywidget"}
 
 FEW = 100  # modules
+FEW_OF_OURS = 110
 
 LOADED = """
 import json, sys
@@ -40,3 +41,9 @@ def test_the_package_brings_in_little(name: str) -> None:
 
 def test_the_actor_api_brings_in_neither_torch_nor_ipython() -> None:
     assert not tops(loaded("monarch_nb.actor")) & NEVER
+
+
+def test_the_actor_api_brings_in_few_modules_and_no_sockets() -> None:
+    modules = loaded("monarch_nb.actor")
+    assert sum(name.startswith("monarch_nb") for name in modules) <= FEW_OF_OURS
+    assert "zmq" not in tops(modules)
