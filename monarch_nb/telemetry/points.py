@@ -96,11 +96,6 @@ class Points:
         except TransportError:
             return  # nobody is there to hear it
 
-    def flush(self) -> None:
-        """Sends what waits now."""
-        if self._waiting:
-            self._send()
-
     # -- where they were spawned from -------------------------------------------------------------------------------
 
     def _arrived(self, message: MetricPoints, asker: Asker[None]) -> None:

@@ -1,11 +1,14 @@
 """Values that actors report, as curves and as a table."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from monarch_nb.shape import Extent
 from monarch_nb.telemetry import Metrics
+from monarch_nb.telemetry.points import MOST, Points
 from monarch_nb.telemetry.series import FORMER, KEPT, Point, Series
+from monarch_nb.telemetry.verbs import MetricPoints
 
 
 def point(value: float, rank: int = 0, mesh: str = "a1", name: str = "loss") -> Point:
@@ -48,3 +51,61 @@ def test_the_metrics_of_procs_are_those_of_the_actors_on_them_by_rank_of_the_sli
     assert metrics.latest() == {"loss": {0: 22.0, 1: 32.0}}
     assert repr(metrics).splitlines()[1].split() == ["loss", "2", "3", "27", "20", "32"]
     assert "no metrics yet" in repr(Metrics(mesh(0), Series().of))
+
+
+class Process:
+    """A process that takes what actors report: the first one, or one that was started by another."""
+
+    def __init__(self, started_by: str = "") -> None:
+        self.sent: list[tuple[str, list[Point]]] = []
+        self.later: list[Callable[[], None]] = []
+        self.take: Any = None
+        engine: Any = SimpleNamespace(
+            address="h/here",
+            verbs=SimpleNamespace(handle=self._handle),
+            part=lambda _: SimpleNamespace(started_by=started_by),
+            later=lambda _, function: self.later.append(function),
+            tell=lambda dst, _, message: self.sent.append((dst, message.points)),
+        )
+        self.points = Points(engine)
+
+    def _handle(self, _: Any, function: Any) -> None:
+        self.take = function
+
+
+def report(*values: float, step: float | None = None) -> list[Point]:
+    return [Point("a1", 0, "loss", step, 1.0, value) for value in values]
+
+
+def test_what_is_reported_in_a_short_time_goes_home_together_and_counts_its_steps() -> None:
+    process = Process("h/home")
+    process.points.note(report(5.0))
+    process.points.note(report(4.0, 3.0))
+    assert process.sent == []
+    [send] = process.later
+    send()
+    [(home, points)] = process.sent
+    assert (home, [(point.step, point.value) for point in points]) == ("h/home", [(0.0, 5.0), (1.0, 4.0), (2.0, 3.0)])
+    process.points.note(report(2.0, step=100.0))
+    assert len(process.later) == 2, "what comes later goes later"
+
+
+def test_of_a_flood_of_values_the_latest_are_sent() -> None:
+    process = Process("h/home")
+    process.points.note(report(*range(MOST + 10)))
+    process.later[0]()
+    assert [point.value for point in process.sent[0][1]] == list(range(10, MOST + 10))
+
+
+def test_what_arrives_is_kept_and_told_where_nobody_else_has_started_the_process_and_passed_on_elsewhere() -> None:
+    home, between = Process(), Process("h/home")
+    heard: list[Point] = []
+    stop = home.points.listen(heard.extend)
+    home.take(MetricPoints(report(1.0, step=1.0)), None)
+    stop()
+    home.take(MetricPoints(report(2.0, step=2.0)), None)
+    assert [point.value for point in heard] == [1.0]
+    assert [sample.value for sample in home.points.of("a1")["loss"][0]] == [1.0, 2.0]
+    between.take(MetricPoints(report(3.0, step=1.0)), None)
+    assert [(dst, points[0].value) for dst, points in between.sent] == [("h/home", 3.0)]
+    assert between.points.of("a1") == {}

@@ -13,7 +13,8 @@ from .cells import Cells
 from .folds import BELOW, Folds
 from .grouping import Grouping, Piece, joined
 from .pacing import WAITING, Held, Pacing
-from .rows import Row, Rows
+from .row import Row
+from .rows import Rows
 
 FLUSH_SECONDS = 0.08  # how long lines are collected, so that equal ones meet
 SILENCE_SECONDS = 1.0  # the end of a cell waits for lines written before its replies while they come,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from monarch_nb.logs import Line, Source, prefix
 
-from .rows import Row
+from .row import Row
 
 MOST_PIECES = 20  # messages of one batch, where stdout and stderr take turns
 

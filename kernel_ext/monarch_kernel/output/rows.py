@@ -4,7 +4,6 @@ The first display of each rank in a call makes the first row, the second one the
 place when more of it comes. How much of it one cell may hold is bounded; what is over is counted, and said in a line.
 """
 
-import hashlib
 import secrets
 import time
 from collections import OrderedDict
@@ -15,111 +14,14 @@ from monarch_nb.logs import Line, Source, prefix
 from monarch_nb.wire import Display
 from monarch_nb.wire.display import LATER
 
-from ..display.rich import can_stand_beside, part_of, side_by_side
-from ..front import Bundle, Front
+from ..front import Front
+from .row import Member, Row
 
 MOST = 64  # different displays in a cell
 MOST_BYTES = 24 << 20  # of them
-BESIDE = 16  # different displays in a row
-BESIDE_BYTES = 8 << 20
 KEPT = 64  # calls whose displays can still be replaced,
 KEPT_BYTES = 2 * MOST_BYTES  # and how much they may be
 AGAIN_SECONDS = 0.25  # a row that changes fast is sent so often
-_NOTHING: Bundle = {"text/plain": "", "text/html": ""}
-
-
-class _Member:
-    """One display of one rank."""
-
-    def __init__(self, address: str, source: Source, display: Display, merges: bool) -> None:
-        self.address = address
-        self.source = source
-        self._salt = "" if merges else address
-        self.put(display)
-
-    def put(self, display: Display) -> None:
-        """Something else is displayed there."""
-        self.display = display
-        self.size = display.size
-        self.digest = _digest(display, self._salt)
-
-
-class Row:
-    """Displays that stand in one place of a cell."""
-
-    def __init__(self, cell: Any) -> None:
-        self.cell = cell
-        self.id = f"monarch-{secrets.token_hex(8)}"
-        self.changed = True
-        self.sent: float | None = None  # when, monotonic
-        self.sent_look: Any = None
-        self._groups: dict[bytes, list[_Member]] = {}  # by digest
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    @property
-    def size(self) -> int:
-        """Bytes of its different displays."""
-        return sum(group[0].size for group in self._groups.values())
-
-    def put(self, member: _Member) -> None:
-        """One more."""
-        self._groups.setdefault(member.digest, []).append(member)
-        self.changed = True
-
-    def drop(self, gone: Callable[[_Member], bool]) -> None:
-        """Those go."""
-        for digest, group in tuple(self._groups.items()):
-            left = [member for member in group if not gone(member)]
-            if len(left) < len(group):
-                self.changed = True
-                self._groups[digest] = left
-                if not left:
-                    del self._groups[digest]
-
-    def has(self, digest: bytes) -> bool:
-        """Whether a display that looks so stands here."""
-        return digest in self._groups
-
-    def has_room(self, member: _Member) -> bool:
-        """Whether a display can stand here."""
-        if not self._groups or self.has(member.digest):
-            return True
-        if len(self) >= BESIDE or self.size + member.size > BESIDE_BYTES:
-            return False
-        beside = (group[0].display.data for group in self._groups.values())
-        return can_stand_beside(member.display.data) and all(map(can_stand_beside, beside))
-
-    def above(self, named: bool) -> Bundle:
-        """What stands above it."""
-        if not self._groups:
-            return _NOTHING
-        where = prefix([member.source for group in self._groups.values() for member in group], named=named).strip()
-        return {"text/plain": where if len(self) == 1 else f"{where} {len(self)} different displays"}
-
-    def look(self, named: bool) -> object:
-        """Equal while `body` is."""
-        if len(self) < 2:
-            return tuple(self._groups)
-        return {
-            digest: prefix([member.source for member in group], named=named) for digest, group in self._groups.items()
-        }
-
-    def body(self, named: bool) -> tuple[Bundle, dict[str, Any]]:
-        """It itself, and facts about its forms."""
-        if not self._groups:
-            return _NOTHING, {}
-        groups = sorted(self._groups.values(), key=lambda group: min(member.source.point for member in group))
-        shown = [group[0].display for group in groups]
-        if len(groups) == 1:
-            return {"text/plain": shown[0].text, **shown[0].data}, shown[0].metadata
-        captions = [prefix([member.source for member in group], named=named).strip(" []") for group in groups]
-        parts = [
-            (caption, part_of(display.data, display.metadata)) for caption, display in zip(captions, shown, strict=True)
-        ]
-        text = "\n".join(f"[{caption}] {display.text}" for caption, display in zip(captions, shown, strict=True))
-        return {"text/plain": text, "text/html": side_by_side(parts, indented=True)}, {}
 
 
 class _Call:
@@ -140,7 +42,7 @@ class _Call:
         for row in self.rows:
             row.drop(lambda member: member.address == address)
 
-    def place(self, member: _Member, new: Callable[[], Row | None]) -> Row | None:
+    def place(self, member: Member, new: Callable[[], Row | None]) -> Row | None:
         """Puts a display into the row in which it is to stand; None where there is no room."""
         if member.address in self.clearing:
             self.clear(member.address)
@@ -179,7 +81,7 @@ class Rows:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._calls: OrderedDict[tuple[int, str, str], _Call] = OrderedDict()
-        self._named: dict[tuple[str, str], tuple[Row, _Member]] = {}  # by address and display id
+        self._named: dict[tuple[str, str], tuple[Row, Member]] = {}  # by address and display id
         self._over: dict[tuple[int, str], _Over] = {}
 
     def take(self, cell: Any, line: Line, source: Source, *, merges: bool = True) -> Row | None:
@@ -201,7 +103,7 @@ class Rows:
             if replaced is not None:
                 self._replace(*replaced, display)
             return None
-        member = _Member(line.address, source, display, merges)
+        member = Member(line.address, source, display, merges)
         rows = len(call.rows)
         row = call.place(member, lambda: Row(cell) if self._has_room(cell, display.size) else None)
         if row is None or not self._has_room(cell):
@@ -226,7 +128,7 @@ class Rows:
         return sum(row.size for call in self._calls.values() for row in call.rows)
 
     @staticmethod
-    def _replace(row: Row, member: _Member, display: Display) -> None:
+    def _replace(row: Row, member: Member, display: Display) -> None:
         row.drop(lambda other: other is member)
         member.put(display)
         row.put(member)
@@ -283,12 +185,3 @@ class Rows:
 
     def _changed(self) -> Sequence[Row]:
         return [row for call in self._calls.values() for row in call.rows if row.changed and row.sent is not None]
-
-
-def _digest(display: Display, salt: str) -> bytes:
-    """Equal for displays that look the same."""
-    data = display.data
-    rich = {kind: data[kind] for kind in sorted(data) if kind != "text/plain"} or data
-    # HTML that draws data has a name of its own each time it is made.
-    rich = {kind: form for kind, form in rich.items() if kind.startswith("application/vnd.")} or rich
-    return hashlib.blake2b(repr((rich, display.metadata, salt)).encode("utf-8", "replace"), digest_size=16).digest()
