@@ -59,7 +59,7 @@ class LocalAgents:
         One that was started ahead is replaced if what it should have been started with has changed since.
         """
         engine = self._engine
-        if engine.is_worker or (engine.host in self.running and not self._unused):
+        if engine.host in self.running and not self._unused:
             return
 
         def ensure() -> None:
@@ -184,7 +184,8 @@ def _aside(function: Callable[[], None]) -> None:
 
 def ensure_host(engine: Runtime) -> None:
     """Starts the agent of this host, if this process is its controller and it does not run yet; blocks about 0.2 s."""
-    engine.part(LocalAgents).ensure()
+    if not engine.is_worker:  # whose agent has started it
+        engine.part(LocalAgents).ensure()
 
 
 def prestart(engine: Runtime) -> None:
