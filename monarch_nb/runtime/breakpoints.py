@@ -6,10 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime import here
 from monarch_nb.runtime.context import current
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.features import Debugger
 
 
 class _PdbFinder:
@@ -69,7 +72,8 @@ def _stop(frame: FrameType, reason: str, before: Callable[..., Any], args: Any, 
     in_actor = context is not None and context.actor_instance.cell is not None
     if process is None or not (in_actor or process.is_worker):  # the notebook's own cells, or a script
         return _elsewhere(frame, before, args, kwargs)
-    return process.feature("debug").stop(frame, reason)
+    debugger: Debugger = process.feature("debug")
+    return debugger.stop(frame, reason)
 
 
 def _elsewhere(frame: FrameType, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:

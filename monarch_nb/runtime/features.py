@@ -3,7 +3,8 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb.wire import Header
 
@@ -11,6 +12,19 @@ if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
+
+
+class Debugger(Protocol):
+    """The debugger of a process, as the runtime needs it; the feature "debug", which is loaded when something stops."""
+
+    def stop(self, frame: FrameType, reason: str) -> None:
+        """Stops the calling thread at a frame; returns when it may go on."""
+
+    def freeze(self, error: BaseException) -> None:
+        """Stops the calling thread at an error's raise."""
+
+    def held_at(self, mesh: str, rank: int) -> str:
+        """Where an actor is stopped that takes no messages for that; "" where it is not."""
 
 
 class Features:

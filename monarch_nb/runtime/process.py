@@ -17,7 +17,7 @@ from monarch_nb.runtime.cancels import Cancels
 from monarch_nb.runtime.cell import HOOK
 from monarch_nb.runtime.context import ROOT, Context, Instance, current, running_actor, running_call
 from monarch_nb.runtime.failures import Failures
-from monarch_nb.runtime.features import Features
+from monarch_nb.runtime.features import Debugger, Features
 from monarch_nb.runtime.hosting import Hosting
 from monarch_nb.runtime.interruptions import Interruptions
 from monarch_nb.runtime.local import Local
@@ -143,8 +143,8 @@ class Runtime:
 
     def held_at(self, mesh: str, rank: int) -> str:
         """Where an actor is stopped by the debugger, and takes no messages for that; "" where it is not."""
-        debugger = self.features.loaded("debug")
-        return str(debugger.held_at(mesh, rank)) if debugger is not None else ""
+        debugger: Debugger | None = self.features.loaded("debug")
+        return debugger.held_at(mesh, rank) if debugger is not None else ""
 
     def failure(self, frames: Sequence[Any], call: PendingCall | None = None) -> BaseException:
         """The error that an encoded cause of a failure stands for; `call` raises it."""

@@ -20,7 +20,7 @@ class DebugCompletion(LineCompletion):
         if magic == "%freeze":
             return ["--off"] if before else self._session.names("actors")
         if not before:
-            stopped = [one.name for one in debug.sessions()] if magic == "%%mdb" else []
+            stopped = [record.name for record in debug.sessions()] if magic == "%%mdb" else []
             first = ["release"] if magic == "%mpm" else []
             return list(dict.fromkeys([*stopped, *self._session.names("actors"), *first]))
         return self._dims(before)
@@ -29,7 +29,7 @@ class DebugCompletion(LineCompletion):
         if not before:
             return ["clear", *self._functions()]
         if before[0] == "clear":
-            return [str(one.number) for one in debug.breakpoints()]
+            return [str(each.number) for each in debug.breakpoints()]
         if "on" not in before:
             return ["on", "if"] if "if" not in before else ["on"]
         after = before[before.index("on") + 1 :]
@@ -41,10 +41,10 @@ class DebugCompletion(LineCompletion):
 
     def _functions(self) -> list[str]:
         """The methods of the actors there are."""
-        found: list[str] = []
+        functions: list[str] = []
         for name in self._session.names("actors"):
             mesh = self._session.find(name)
             if isinstance(mesh, ActorMesh):
                 cls = state_of(mesh).cls
-                found += [f"{cls.__name__}.{each}" for each in vars(cls) if not each.startswith("_")]
-        return list(dict.fromkeys(found))
+                functions += [f"{cls.__name__}.{each}" for each in vars(cls) if not each.startswith("_")]
+        return list(dict.fromkeys(functions))

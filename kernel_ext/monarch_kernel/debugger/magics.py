@@ -56,8 +56,8 @@ class DebugMagics(Magics):
         prompt = self._prompt(line)
         if not prompt.candidates():
             every = debug.sessions()
-            told = f"; stopped: {named(every)}" if every else ""
-            raise UsageError(f"%%mdb {line}: none of these ranks is stopped{told}")
+            others = f"; stopped: {named(every)}" if every else ""
+            raise UsageError(f"%%mdb {line}: none of these ranks is stopped{others}")
         return Results([prompt.do(command) for command in commands(cell)])
 
     @no_var_expand
@@ -88,15 +88,15 @@ class DebugMagics(Magics):
             if not words[1:]:
                 debug.clear_breakpoint()
             return None
-        found = _BREAK.fullmatch(line.strip())
-        if found is None:
+        parsed = _BREAK.fullmatch(line.strip())
+        if parsed is None:
             raise UsageError("%break: write %break train.py:42 if loss.isnan() on trainers gpus=3")
-        where = read_place("%break", found["mesh"])
+        where = read_place("%break", parsed["mesh"])
         part = where.of(self._session.find(where.name))
         try:
-            return debug.set_breakpoint(found["where"], part, condition=found["condition"] or "")
+            return debug.set_breakpoint(parsed["where"], part, condition=parsed["condition"] or "")
         except SyntaxError as error:
-            raise UsageError(f"%break: {found['condition']} is not an expression: {error.msg}") from None
+            raise UsageError(f"%break: {parsed['condition']} is not an expression: {error.msg}") from None
         except DebugError as error:
             raise UsageError(f"%break: {error}") from None
 
@@ -126,9 +126,9 @@ class DebugMagics(Magics):
             how = f"%%mdb {record.name} at the top of a cell gives commands to it; `c` closes the frames"
             return Table(f"{prompt.table()}\n\n{how}")
         self._converse(prompt)
-        for one in group.sessions:
+        for record in group.sessions:
             if prompt.leave != "detach":
-                debug.controller().go([one])
+                debug.controller().go([record])
         return None
 
     def _converse(self, prompt: DebugPrompt) -> None:
@@ -170,8 +170,8 @@ class DebugMagics(Magics):
 
         From Python: monarch.debug.freeze_on_error(trainers).
         """
-        found, options = read_names("%freeze", line, ("--off",))
-        for name in found:
+        meshes, options = read_names("%freeze", line, ("--off",))
+        for name in meshes:
             debug.freeze_on_error(self._session.find(name), on="--off" not in options)
             sys.stdout.write(f"{name} {'no longer' if options else 'now'} stops where an endpoint raises\n")
 
@@ -200,7 +200,7 @@ class DebugMagics(Magics):
         try:
             mesh = self._session.find(where.name)
         except UsageError:
-            if any(one.name == where.name for one in debug.sessions()):
+            if any(record.name == where.name for record in debug.sessions()):
                 return debug.group(where.name, **where.picks[0] if where.picks else {})  # an actor of somebody else's
             raise
         return debug.group(where.of(mesh))
@@ -208,16 +208,16 @@ class DebugMagics(Magics):
 
 def commands(cell: str) -> list[str]:
     """The commands of a cell: one a line, indented lines belong to the one before."""
-    found: list[str] = []
+    texts: list[str] = []
     for line in cell.splitlines():
         if not line.strip() or line.startswith("#"):
             continue
-        follows = found and (line[:1].isspace() or re.match(r"(else|elif|except|finally)\b", line))
+        follows = texts and (line[:1].isspace() or re.match(r"(else|elif|except|finally)\b", line))
         if follows:
-            found[-1] += f"\n{line}"
+            texts[-1] += f"\n{line}"
         else:
-            found.append(line)
-    return [f"{one}\n" if "\n" in one else one for one in found]
+            texts.append(line)
+    return [f"{text}\n" if "\n" in text else text for text in texts]
 
 
 def last_error(shell: Any) -> ActorError | None:

@@ -48,5 +48,5 @@ class Results(Sequence[Answers]):
         return {}
 
     def __repr__(self) -> str:
-        parts = [f"» {one.command.rstrip()}\n{one.text}".rstrip() for one in self._results]
+        parts = [f"» {answers.command.rstrip()}\n{answers.text}".rstrip() for answers in self._results]
         return "\n".join(parts) or "no commands"

@@ -24,14 +24,14 @@ _MOTIONS: dict[str, Motion] = {"step": "in", "next": "over", "return": "out", "u
 
 def place_in_mesh(engine: Runtime) -> Callable[[Stopped], int]:
     """Gives the row-major index of a rank in its mesh, as it was spawned."""
-    known: dict[str, dict[int, int]] = {}
+    indices: dict[str, dict[int, int]] = {}
 
     def index(record: Stopped) -> int:
-        if record.mesh not in known:
+        if record.mesh not in indices:
             state: Any = engine.meshes.get(record.mesh)
             ranks = state.region.ranks() if state is not None else ()
-            known[record.mesh] = {base: at for at, base in enumerate(ranks)}
-        return known[record.mesh].get(record.rank, record.rank)
+            indices[record.mesh] = {base: at for at, base in enumerate(ranks)}
+        return indices[record.mesh].get(record.rank, record.rank)
 
     return index
 
@@ -39,10 +39,10 @@ def place_in_mesh(engine: Runtime) -> Callable[[Stopped], int]:
 class StoppedView:
     """Sends what is stopped, all of it, at once and whenever it changes. Ends with `close`."""
 
-    def __init__(self, engine: Runtime, send: Callable[[Message], None], wish: Message, name: FileName) -> None:
+    def __init__(self, engine: Runtime, send: Callable[[Message], None], request: Message, name: FileName) -> None:
         self._engine = engine
         self._send = send
-        self._id = wish.get("id")
+        self._id = request.get("id")
         self._name = name
         self._controller = controller_of(engine)
         self._changed = threading.Event()

@@ -182,11 +182,11 @@ class DebugPrompt:
         left = [record for record in self.candidates() if record.session not in sessions]
         if everybody or not (left or again):
             self.focus = None
-        told = f"{named(going)} {'goes' if len(going) == 1 else 'go'} on"
+        went = f"{named(going)} {'goes' if len(going) == 1 else 'go'} on"
         if left:
-            told += f"; still stopped: {named(left)}"
+            went += f"; still stopped: {named(left)}"
         pairs = tuple(zip(going, answers, strict=True))
-        return Answers(text, f"{told}, and stopped again:\n{self.after(again)}" if again else told, pairs)
+        return Answers(text, f"{went}, and stopped again:\n{self.after(again)}" if again else went, pairs)
 
     def after(self, before: Sequence[Stopped]) -> str:
         """Where those are that were let go by a step, and what is watched."""
@@ -299,8 +299,8 @@ class DebugPrompt:
 
     def _do_interact(self, rest: str) -> Answers:
         self.interactive = True
-        told = "You type Python for the ranks in focus now; `exit` returns to commands of the debugger."
-        return Answers("interact", told)
+        how = "You type Python for the ranks in focus now; `exit` returns to commands of the debugger."
+        return Answers("interact", how)
 
 
 def _command(word: str, rest: str, text: str) -> m.Command:

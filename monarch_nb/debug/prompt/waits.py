@@ -59,13 +59,13 @@ class WaitPrompt:
 
     def uninstall(self) -> None:
         """Not any more."""
-        for registered, mine in (
+        for registered, hook in (
             (waiting.waiters, self),
             (waiting.guards, self._begin),
             (waiting.await_guards, self._awaited),
         ):
-            if mine in registered:
-                registered.remove(mine)  # type: ignore[arg-type]
+            if hook in registered:
+                registered.remove(hook)  # type: ignore[arg-type]
 
     # -- what waits tell ----------------------------------------------------------------------------------------------
 
@@ -163,9 +163,9 @@ class WaitPrompt:
         self._shown |= set(map(_stop, records))
         table = DebugPrompt(self.controller, lambda: records, self._name).table()
         story = future.told() or "the call waits"
-        told = f"{story}: {named(records)} stopped in the debugger, and no prompt can be shown here.\n{table}\n"
+        message = f"{story}: {named(records)} stopped in the debugger, and no prompt can be shown here.\n{table}\n"
         how = self._how_for(records)
-        return StoppedAtBreakpoint(f"{told}They stay stopped and the call stays under way. {how}", records, table)
+        return StoppedAtBreakpoint(f"{message}They stay stopped and the call stays under way. {how}", records, table)
 
     def _prompt(self, future: Future[Any]) -> DebugPrompt:
         key = future.wait_id or "any"
@@ -186,8 +186,8 @@ class WaitPrompt:
         self._left |= set(map(_stop, left))
         if prompt.leave == "detach" and not future.done():
             how = self._how_for(records)
-            told = f"{named(left)} left stopped in the debugger; the call stays under way. {how}"
-            raise StoppedAtBreakpoint(told, left, prompt.table(source=False))
+            message = f"{named(left)} left stopped in the debugger; the call stays under way. {how}"
+            raise StoppedAtBreakpoint(message, left, prompt.table(source=False))
 
 
 def _stop(record: Stopped) -> tuple[str, int]:

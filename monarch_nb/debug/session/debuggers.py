@@ -130,8 +130,8 @@ class Debuggers:
     def _forget(self, debugger: ThreadDebugger) -> None:
         with self._lock:
             self._by_session.pop(debugger.who.session, None)
-            for ident, known in tuple(self._by_thread.items()):
-                if known is debugger:
+            for ident, registered in tuple(self._by_thread.items()):
+                if registered is debugger:
                     del self._by_thread[ident]
 
     # -- what debuggers tell and ask (Process of a ThreadDebugger) -----------------------------------------------------

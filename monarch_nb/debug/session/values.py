@@ -149,7 +149,7 @@ def _elements(value: Any) -> str:
 
 def _rounded(plain: Any) -> Any:
     if isinstance(plain, list):
-        return [_rounded(one) for one in plain]
+        return [_rounded(each) for each in plain]
     return float(f"{plain:.6g}") if isinstance(plain, float) and math.isfinite(plain) else plain
 
 
