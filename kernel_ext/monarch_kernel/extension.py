@@ -16,7 +16,7 @@ from .completion import Completion
 from .debugger import CellPrompt, DebugMagics, with_remote
 from .display.errors import Errors
 from .display.failures import raised_bar
-from .display.tellings import Tellings, Told
+from .display.notices import Notice, Notices
 from .files import cell_name
 from .forgotten import Forgotten
 from .front import Front
@@ -40,7 +40,7 @@ class Extension:
         self._shell = shell
         self._front = Front(shell)
         self._session = Session(shell)
-        self._errors = Errors(shell, self._failed, self._told, self._raised, self._stopped)
+        self._errors = Errors(shell, self._notice_of, self._announce, self._raised, self._stopped)
         self._views = Views(shell, self._session)
         self._widgets = Widgets(shell, self._views)
         self._debugging = DebugMagics(shell, self._session)
@@ -77,14 +77,14 @@ class Extension:
             self._attached.leave()
             self._attached = None
 
-    def _failed(self, failure: MeshFailure) -> Told:
+    def _notice_of(self, failure: MeshFailure) -> Notice:
         """What the error of a call has to tell of the failure behind it."""
-        return self._attached.tellings.error(failure) if self._attached is not None else Told(record(failure, 0.0))
+        return self._attached.notices.error(failure) if self._attached is not None else Notice(record(failure, 0.0))
 
-    def _told(self, told: Told) -> None:
+    def _announce(self, notice: Notice) -> None:
         """What can be done about a failure stands above the error that it made."""
         if self._attached is not None:
-            self._attached.tellings.bar(told)
+            self._attached.notices.bar(notice)
 
     def _raised(self, error: ActorError) -> None:
         """The frames of what a rank has raised can be opened above the error."""
@@ -125,27 +125,22 @@ class _Attached:
         self.prompt = CellPrompt(shell, front, engine, widgets.debugger)
         self.stopping = Stopping(front, engine, lambda file: cell_name(shell, file))
         self.forgotten = Forgotten(shell, front, self._output.flush)
-        self.tellings = Tellings(front, store_of(engine), widgets, self._output.flush)
-        notebook_mode(self.tellings.show)
+        self.notices = Notices(front, store_of(engine), widgets, self._output.flush)
+        notebook_mode(self.notices.show)
         self.prompt.install()
         self.stopping.install()
         self.forgotten.install()
-        waiting.waiters.append(self._progress)
-        waiting.guards.append(self._progress.guard)
-        waiting.ready.append(self._progress.ready)
+        self._leave_waits = waiting.join(
+            waiter=self._progress, guard=self._progress.guard, when_ready=self._progress.ready
+        )
         front.ending.append(self._output.settle)
 
     def leave(self) -> None:
         """Lets go of it."""
-        for registered, mine in (
-            (waiting.waiters, self._progress),
-            (waiting.guards, self._progress.guard),
-            (waiting.ready, self._progress.ready),
-            (self._front.ending, self._output.settle),
-        ):
-            if mine in registered:
-                registered.remove(mine)  # type: ignore[arg-type]
-        self.tellings.close()
+        self._leave_waits()
+        if self._output.settle in self._front.ending:
+            self._front.ending.remove(self._output.settle)
+        self.notices.close()
         self.prompt.uninstall()
         self._reruns.close()
         self.stopping.uninstall()

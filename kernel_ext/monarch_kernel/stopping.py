@@ -27,24 +27,19 @@ class Stopping:
         self._name = name
         self._asking = False  # a blocking wait is in its two steps: its own wait is none to be stopped
         self._awaits = _Awaits(self)
+        self._leave: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """From now on Ctrl-C has these two steps in waits of cells."""
-        waiting.stop_words.append(self.stopped)
-        waiting.await_guards.append(self._awaits.guard)
+        self._leave = waiting.join(words=self.stopped, await_guard=self._awaits.guard)
 
     def uninstall(self) -> None:
         """Not any more."""
-        for registered, mine in (
-            (waiting.stop_words, self.stopped),
-            (waiting.await_guards, self._awaits.guard),
-        ):
-            if mine in registered:
-                registered.remove(mine)  # type: ignore[arg-type]
+        self._leave()
 
     def fate(self, future: Future[Any]) -> str:
         """What has become of an awaited call that Ctrl-C was pressed for; "" if that is not known."""
-        return self._awaits.told.pop(id(future), "")
+        return self._awaits.fates.pop(id(future), "")
 
     @property
     def in_cell(self) -> bool:
@@ -53,21 +48,21 @@ class Stopping:
 
     def stopped(self, future: Future[Any]) -> str:
         """A blocking wait of a cell was interrupted: the second step, and what has become of the call."""
-        one = self.pending(future)
-        if self._asking or one is None or not self.in_cell:
+        call = self.pending(future)
+        if self._asking or call is None or not self.in_cell:
             return ""
         self._asking = True
         try:
             try:
-                self.offer(one)  # the second may come before this is written
-                return one.meanwhile() if future.wait(AGAIN_SECONDS) else one.goes_on()
+                self.offer(call)  # the second may come before this is written
+                return call.meanwhile() if future.wait(AGAIN_SECONDS) else call.goes_on()
             except KeyboardInterrupt:
                 pass
             try:
-                reactions = self.interrupt(one)
-                return one.outcome(reactions) if future.wait(GIVE_UP_SECONDS) else one.offers(GIVE_UP_SECONDS)
+                reactions = self.interrupt(call)
+                return call.outcome(reactions) if future.wait(GIVE_UP_SECONDS) else call.offers(GIVE_UP_SECONDS)
             except KeyboardInterrupt:
-                return one.goes_on()
+                return call.goes_on()
         finally:
             self._asking = False
 
@@ -77,19 +72,20 @@ class Stopping:
         state = self._engine.meshes.get(call.mesh) if call is not None else None
         return Waited(future, call, state) if call is not None and isinstance(state, MeshState) else None
 
-    def offer(self, one: "Waited") -> None:
+    def offer(self, call: "Waited") -> None:
         """Says what a second Ctrl-C does."""
         self._front.write(
-            f"Stopped waiting for {one.label}. "
+            f"Stopped waiting for {call.label}. "
             f"Interrupt again within {AGAIN_SECONDS:g} s to interrupt the ranks too.\n",
             "stderr",
         )
 
-    def interrupt(self, one: "Waited") -> dict[int, Doing | None]:
+    def interrupt(self, call: "Waited") -> dict[int, Doing | None]:
         """Interrupts the ranks that are waited for, and says which do not react, within a second."""
-        mine = [call for call in tuple(self._engine.calls.values()) if call.mesh == one.state.uid and _of_cell(call)]
-        reactions = interrupted(one.state, one.ranks, [call.call for call in mine])
-        for line in stuck(one.state, reactions, self._name):
+        pending = tuple(self._engine.calls.values())
+        of_cell = [other for other in pending if other.mesh == call.state.uid and _of_cell(other)]
+        reactions = interrupted(call.state, call.ranks, [other.call for other in of_cell])
+        for line in stuck(call.state, reactions, self._name):
             self._front.write(f"{line}\n", "stderr")
         return reactions
 
@@ -133,8 +129,8 @@ class Waited:
     def offers(self, seconds: float) -> str:
         """Some ranks have not stopped."""
         left = self._call.missing_ranks()
-        told = f"{self._what} on {at(self.state, left)} has not stopped within {seconds:g} s"
-        return f"{told}: {anew(self.state, left)}"
+        late = f"{self._what} on {at(self.state, left)} has not stopped within {seconds:g} s"
+        return f"{late}: {anew(self.state, left)}"
 
 
 def _of_cell(call: PendingCall) -> bool:
@@ -145,7 +141,7 @@ class _Awaits:
     """The steps in a cell that awaits: they run on its loop, between two turns of it."""
 
     def __init__(self, stopping: Stopping) -> None:
-        self.told: dict[int, str] = {}  # by id of the awaited future
+        self.fates: dict[int, str] = {}  # by id of the awaited future
         self._stopping = stopping
         self._waiting: dict[asyncio.Future[None], Future[Any]] = {}
         self._before: Any = None  # the handler of SIGINT that was there
@@ -162,7 +158,7 @@ class _Awaits:
             before = signal.getsignal(signal.SIGINT)
             if not callable(before):
                 return None
-            self.told.clear()
+            self.fates.clear()
             self._before, self._presses, self._pending = before, 0, []
             signal.signal(signal.SIGINT, self._pressed)
         self._waiting[sleeper] = future
@@ -176,11 +172,11 @@ class _Awaits:
                 self._timer = None
             if signal.getsignal(signal.SIGINT) == self._pressed:
                 signal.signal(signal.SIGINT, self._before)
-        if self._presses and id(future) not in self.told:  # it ended in between, and the cell is to end all the same
-            one = next((one for one in self._pending if one.future is future), None)
+        if self._presses and id(future) not in self.fates:  # it ended in between, and the cell is to end all the same
+            call = next((call for call in self._pending if call.future is future), None)
             reactions = self._reactions.get(id(future))
-            if one is not None:
-                self.told[id(future)] = one.meanwhile() if reactions is None else one.outcome(reactions)
+            if call is not None:
+                self.fates[id(future)] = call.meanwhile() if reactions is None else call.outcome(reactions)
             raise asyncio.CancelledError
 
     def _pressed(self, number: int, frame: FrameType | None) -> None:
@@ -197,26 +193,26 @@ class _Awaits:
             self._timer.cancel()
         self._presses += 1
         if self._presses == 1:
-            found = (self._stopping.pending(future) for future in dict.fromkeys(self._waiting.values()))
-            self._pending = [one for one in found if one is not None]
-            for one in self._pending:
-                self._stopping.offer(one)
+            calls = (self._stopping.pending(future) for future in dict.fromkeys(self._waiting.values()))
+            self._pending = [call for call in calls if call is not None]
+            for call in self._pending:
+                self._stopping.offer(call)
             if not self._pending:
                 self._end()
             else:
                 self._timer = loop.call_later(AGAIN_SECONDS, self._end)
         elif self._presses == 2:
-            self._reactions = {id(one.future): self._stopping.interrupt(one) for one in self._pending}
+            self._reactions = {id(call.future): self._stopping.interrupt(call) for call in self._pending}
             self._timer = loop.call_later(GIVE_UP_SECONDS, self._end)
         else:
             self._end()
 
     def _end(self) -> None:
         """The cell ends, by what Ctrl-C would have done by itself."""
-        for one in self._pending:
-            if not one.future.done():
+        for call in self._pending:
+            if not call.future.done():
                 late = self._presses == 2
-                self.told[id(one.future)] = one.offers(GIVE_UP_SECONDS) if late else one.goes_on()
+                self.fates[id(call.future)] = call.offers(GIVE_UP_SECONDS) if late else call.goes_on()
         if self._before is not signal.default_int_handler:
             for sleeper in tuple(self._waiting):
                 sleeper.cancel()

@@ -11,7 +11,7 @@ import msgspec
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.console import Console, run_source
-from monarch_nb.mesh.handle import Handle
+from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import ROOT, ActorCell, ActorState, ProcState, Runtime, SpawnActor, endpoint, runtime
@@ -177,9 +177,9 @@ def kill(procs: ProcMesh) -> None:
     Raises ValueError for processes that are real: use os.kill for those.
     """
     engine = runtime()
-    state = procs._state
+    state = state_of(procs)
     inner = engine.inner_host
     if not isinstance(inner, InlineHost) or set(state.layout.hosts) != {inner.host}:
         raise ValueError(f"{state.name} consists of real processes: os.kill(pid, signal.SIGKILL) ends one")
-    for rank in procs._region.ranks():
+    for rank in region_of(procs).ranks():
         held_back(inner.kill, state.address(rank))

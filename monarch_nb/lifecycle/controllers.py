@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from monarch_nb.code.reload import reload_mesh
 from monarch_nb.mesh import verbs
 from monarch_nb.mesh.actor import ActorMesh, check_class
+from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Actor, Future, Runtime, concurrent_endpoint, current, runtime
@@ -35,7 +36,7 @@ class Registry(Actor):
             known = self._actors.get(name)
             if known is None or _is_over(known):
                 return await self._spawn(name, cls, args, kwargs)
-            if known._state.cls is not cls:
+            if state_of(known).cls is not cls:
                 await self._renew(name, known, cls)
             return known
 
@@ -50,7 +51,7 @@ class Registry(Actor):
         return made
 
     async def _renew(self, name: str, known: ActorMesh[Any], cls: type) -> None:
-        old = known._state.cls
+        old = state_of(known).cls
         if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
             logger.warning("the controller %r is a %s, and is not replaced by the %s that was asked for",
                            name, old.__qualname__, cls.__qualname__)  # fmt: skip
@@ -60,7 +61,7 @@ class Registry(Actor):
 
     def __supervise__(self, failure: "MeshFailure") -> bool:
         for name, known in tuple(self._actors.items()):
-            if known._state.uid == failure.mesh_uid:
+            if state_of(known).uid == failure.mesh_uid:
                 del self._actors[name]
                 logger.warning("the controller %r has failed; the next who asks gets a new one:\n%s",
                                name, failure.report())  # fmt: skip
@@ -69,8 +70,8 @@ class Registry(Actor):
 
 def _is_over(known: ActorMesh[Any]) -> bool:
     """Whether it was stopped, by somebody or by itself, or has failed a moment ago."""
-    state, engine = known._state, runtime()
-    cell = engine.cells.get((state.uid, known._region.ranks()[0]))
+    state, engine = state_of(known), runtime()
+    cell = engine.cells.get((state.uid, region_of(known).ranks()[0]))
     return state.stopped is not None or cell is None or cell.cause is not None
 
 

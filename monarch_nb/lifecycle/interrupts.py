@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.runtime import DOING, INTERRUPT, Doing, Future, Interrupt, MeshState, WhatRuns, runtime
 from monarch_nb.transport import UnreachableError
@@ -18,9 +19,9 @@ def interrupt(mesh: Any) -> None:
     it returns from it; that one is ended by `heal_mesh(mesh.slice(...), kill=True)`. Does not block.
     """
     engine = runtime()
-    state = mesh._state
+    state = state_of(mesh)
     procs = _procs(state)
-    for rank in mesh._region.ranks():
+    for rank in region_of(mesh).ranks():
         try:
             engine.tell(procs.address(rank), INTERRUPT, Interrupt(state.uid, rank))
         except UnreachableError:  # it is gone: nothing runs there

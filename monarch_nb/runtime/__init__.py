@@ -39,7 +39,7 @@ from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.unhandled import fault_hook, set_hook_lookup
 from monarch_nb.runtime.verbs import DOING, INTERRUPT, Doing, Interrupt, WhatRuns
-from monarch_nb.runtime.waiting import Waiter, waiters
+from monarch_nb.runtime.waiting import Waiter
 
 __all__ = [
     "DOING",
@@ -106,6 +106,5 @@ __all__ = [
     "set_hook_lookup",
     "started",
     "undeclared_name",
-    "waiters",
     "when_done",
 ]

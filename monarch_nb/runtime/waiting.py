@@ -73,9 +73,39 @@ def leave(entered: list[Leave]) -> None:
         raise
 
 
-def guard_awaits(guard: Callable[["Future[Any]", "asyncio.Future[None]"], Leave | None]) -> None:
-    """From now on each `await` enters `guard`, and soon those that are under way, on their own loops."""
-    await_guards.append(guard)
+def enter_awaits(guard: Callable[["Future[Any]", "asyncio.Future[None]"], Leave | None]) -> None:
+    """Has `guard` entered soon for the awaits that are under way, each on its own loop."""
     for signal, (future, loop, context) in tuple(_awaits.items()):
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(context.copy().run, guard, future, signal)
+
+
+def join(
+    *,
+    waiter: Waiter | None = None,
+    guard: Callable[["Future[Any]", bool], Leave | None] | None = None,
+    await_guard: Callable[["Future[Any]", "asyncio.Future[None]"], Leave | None] | None = None,
+    words: Callable[["Future[Any]"], str] | None = None,
+    when_ready: Callable[[], None] | None = None,
+) -> Leave:
+    """Takes part in the waits that begin from now on in this process; the function returned ends that.
+
+    `waiter`, `guard`, `await_guard` and `words` are what the lists above hold.
+    """
+    parts: tuple[tuple[list[Any], Any], ...] = (
+        (waiters, waiter),
+        (guards, guard),
+        (await_guards, await_guard),
+        (stop_words, words),
+        (ready, when_ready),
+    )
+    joined = [(members, member) for members, member in parts if member is not None]
+    for members, member in joined:
+        members.append(member)
+
+    def leave_all() -> None:
+        for members, member in joined:
+            if member in members:
+                members.remove(member)
+
+    return leave_all

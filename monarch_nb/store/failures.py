@@ -102,9 +102,9 @@ def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = st
     }
 
 
-def state(one: Record) -> str:
+def state(failure: Record) -> str:
     """How it stands, in words."""
-    return "not healed" if one["state"] == "open" else str(one["state"])
+    return "not healed" if failure["state"] == "open" else str(failure["state"])
 
 
 def clock(at: float) -> str:
@@ -112,56 +112,56 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def rows(one: Record) -> list[tuple[str, str]]:
+def rows(failure: Record) -> list[tuple[str, str]]:
     """Where and how it happened, one (what, value) a line."""
-    found = [("mesh", f"{one['name']}, {one['where']}"), ("host", hosts(one))]
-    found.append(("ended", one.get("ended_by") or ""))
-    found.append(("memory", "the host killed it because it ran out of memory" if one.get("oom") else ""))
-    found.append(("at", clock(one["at"])))
-    found.append(("affects", ", ".join(one.get("also") or ())))
-    found += [(where, text) for where, text in one.get("texts") or ()]
-    return [(what, value) for what, value in found if value]
+    lines = [("mesh", f"{failure['name']}, {failure['where']}"), ("host", hosts(failure))]
+    lines.append(("ended", failure.get("ended_by") or ""))
+    lines.append(("memory", "the host killed it because it ran out of memory" if failure.get("oom") else ""))
+    lines.append(("at", clock(failure["at"])))
+    lines.append(("affects", ", ".join(failure.get("also") or ())))
+    lines += [(where, text) for where, text in failure.get("texts") or ()]
+    return [(what, value) for what, value in lines if value]
 
 
-def hosts(one: Record) -> str:
+def hosts(failure: Record) -> str:
     """The hosts and processes of a failure, such as "h1f2e3d, pids 4711, 4712"."""
-    each = one.get("processes")
-    if each is None:
-        pid = one.get("pid")
-        return ", ".join(filter(None, (one.get("host") or "", f"pid {pid}" if pid else "")))
-    told = []
-    for host, pids in each:
+    processes = failure.get("processes")
+    if processes is None:
+        pid = failure.get("pid")
+        return ", ".join(filter(None, (failure.get("host") or "", f"pid {pid}" if pid else "")))
+    places = []
+    for host, pids in processes:
         more = f" and {len(pids) - _PIDS} more" if len(pids) > _PIDS else ""
         shown = ", ".join(map(str, pids[:_PIDS]))
-        told.append(f"{host}, pid{'s'[: len(pids) > 1]} {shown}{more}" if pids else host)
-    return "; ".join(told)
+        places.append(f"{host}, pid{'s'[: len(pids) > 1]} {shown}{more}" if pids else host)
+    return "; ".join(places)
 
 
-def tails(one: Record) -> list[tuple[str, list[str]]]:
+def tails(failure: Record) -> list[tuple[str, list[str]]]:
     """What the ranks wrote last, equal lines once: (which ranks, "" for all of them; the lines) each."""
-    several = one.get("lines")
+    several = failure.get("lines")
     if several:
         return [(where, list(lines)) for where, lines in several]
-    return [("", list(one["last_lines"]))] if one.get("last_lines") else []
+    return [("", list(failure["last_lines"]))] if failure.get("last_lines") else []
 
 
-def text(one: Record, paint: Paint = plain, *, brief: str = "") -> str:
-    """The whole story as lines; with `brief`, which says where it was told, only what one has to know at once."""
+def text(failure: Record, paint: Paint = plain, *, brief: str = "") -> str:
+    """The whole story as lines; with `brief`, which says where it was told, only what has to be known at once."""
 
     def line(what: str, value: str, style: str = "plain") -> str:
         return f"  {paint(what.ljust(9), 'dim')} {paint(value, style)}"
 
     if brief:
-        return "\n".join([line("more", brief), line("next", one["next"], "strong")])
-    story = one.get("traceback") or ""
+        return "\n".join([line("more", brief), line("next", failure["next"], "strong")])
+    story = failure.get("traceback") or ""
     lines = [f"  {each}" for each in story.splitlines()] + [""] * bool(story)
-    lines += [line(what, value) for what, value in rows(one)]
-    found = tails(one)
-    for where, last in found:
-        whose = "its last lines" if len(one.get("ranks", ())) < 2 else "the last lines of each"
+    lines += [line(what, value) for what, value in rows(failure)]
+    last_lines = tails(failure)
+    for where, last in last_lines:
+        whose = "its last lines" if len(failure.get("ranks", ())) < 2 else "the last lines of each"
         lines.append(paint(f"  the last lines of {where}:" if where else f"  {whose}:", "dim"))
-        lines += [f"    | {each.rstrip()}" for each in last[-max(3, _LINES // len(found)) :]]
-    if one.get("dump"):
-        lines += [paint("  it crashed here:", "dim"), *(f"    | {each.rstrip()}" for each in one["dump"])]
-    lines.append(line("next", one["next"], "strong"))
+        lines += [f"    | {each.rstrip()}" for each in last[-max(3, _LINES // len(last_lines)) :]]
+    if failure.get("dump"):
+        lines += [paint("  it crashed here:", "dim"), *(f"    | {each.rstrip()}" for each in failure["dump"])]
+    lines.append(line("next", failure["next"], "strong"))
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from monarch.actor import Actor, endpoint, this_host
 from monarch.config import configured
 from monarch_nb import debug
 from monarch_nb.debug.prompt.conversation import NoPrompt, Waiting
-from monarch_nb.runtime import waiters
+from monarch_nb.runtime.waiting import join
 
 
 class Worker(Actor):
@@ -129,14 +129,14 @@ def main() -> None:
         def waiting(self, future: Any, seconds: float) -> None:
             waiting.look(future)
 
-    waiters.append(Tick())
+    unwait = join(waiter=Tick())
     for row, size in (("debug: 8 stops", 8), ("debug: 64 stops", plan.scale)):
         procs = this_host().spawn_procs(per_host={"gpus": size})
         workers = procs.spawn("workers", Worker)
         workers.noop.call().get()
         stops(workers, shown, row, max(2, plan.kills // 2))
         procs.stop().get()
-    waiters.clear()
+    unwait()
     unattached(max(2, plan.calls // 100))
     failing(max(2, plan.calls // 100))
     leave()

@@ -22,7 +22,7 @@ from monarch_nb.wire import ActorError, RemoteException, format_exception, harml
 from ..files import with_cells
 from ..jupyter import last_lines, show_error
 from .failures import ansi, raised_title
-from .tellings import Told
+from .notices import Notice
 
 # What a cell does not see: ours, and the way through IPython to a magic, which old versions show.
 _HIDDEN = tuple(f"{Path(file).parent}/" for file in (monarch_nb.__file__, str(Path(__file__).parent), IPython.__file__))
@@ -37,15 +37,15 @@ class Errors:
     def __init__(
         self,
         shell: Any,
-        failed: Callable[[MeshFailure], Told],
-        told: Callable[[Told], None],
+        notice_of: Callable[[MeshFailure], Notice],
+        announce: Callable[[Notice], None],
         raised: Callable[[ActorError], None],
         stopped: Callable[[Future[Any]], str],
     ) -> None:
         self._shell = shell
         self._stopped = stopped  # what has become of an awaited call, where that is known
-        self._failed = failed  # what is to be told of the failure that is behind an error
-        self._told = told  # called before the text of such an error
+        self._notice_of = notice_of  # what is to be told of the failure that is behind an error
+        self._announce = announce  # called before the text of such an error
         self._raised = raised  # called before the text of what an endpoint raised
         self._before: tuple[Any, Any] = (shell.custom_exceptions, getattr(shell, "CustomTB", None))
 
@@ -82,10 +82,10 @@ class Errors:
             if isinstance(error, SyntaxError) and hasattr(error, _CELL):
                 lines = list(shell.SyntaxTB.structured_traceback(kind, error, []))
             elif isinstance(error, SupervisionError) and error.failure is not None:
-                behind = self._failed(error.failure)
-                error.args = (behind.record["report"],)  # of all ranks: what headless runners quote
-                lines = self._lines(shell, kind, error, tb, behind)
-                self._told(behind)
+                notice = self._notice_of(error.failure)
+                error.args = (notice.record["report"],)  # of all ranks: what headless runners quote
+                lines = self._lines(shell, kind, error, tb, notice)
+                self._announce(notice)
             elif isinstance(error, _OURS):
                 lines = self._lines(shell, kind, error, tb)
             else:
@@ -105,13 +105,13 @@ class Errors:
         kind: type[BaseException],
         error: BaseException,
         tb: types.TracebackType | None,
-        told: Told | None = None,
+        notice: Notice | None = None,
     ) -> list[str]:
         # Frames by IPython, for its look and its numbering of cells; with a stand-in, whose message is then replaced.
         # None is left out by number, as old versions do: their own are not among them any more.
         stand_in = type(kind.__name__, (Exception,), {"__module__": kind.__module__})
         frames = shell.InteractiveTB.structured_traceback(stand_in, stand_in(), without_own(tb), tb_offset=0)
-        return [*frames[:-1], story(error, shell, told)]
+        return [*frames[:-1], story(error, shell, notice)]
 
 
 @contextlib.contextmanager
@@ -155,16 +155,16 @@ def without_own(tb: types.TracebackType | None) -> types.TracebackType | None:
     return new or tb
 
 
-def story(error: BaseException, shell: Any, told: Told | None = None) -> str:
+def story(error: BaseException, shell: Any, notice: Notice | None = None) -> str:
     """What happened, to be read last and alone."""
     name = ansi(type(error).__name__, "title")
     if isinstance(error, ActorError):
         return f"{name}: {_actor_error(error, shell)}"
-    if not isinstance(error, SupervisionError) or told is None:
+    if not isinstance(error, SupervisionError) or notice is None:
         return f"{name}: {text_of(error)}"
     called = f"{error.endpoint} cannot be answered: " if error.endpoint else ""
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-    return f"{name}: {called}{told.record['title']}\n{notes}\n{text(told.record, ansi, brief=told.brief)}"
+    return f"{name}: {called}{notice.record['title']}\n{notes}\n{text(notice.record, ansi, brief=notice.brief)}"
 
 
 def _actor_error(error: ActorError, shell: Any) -> str:

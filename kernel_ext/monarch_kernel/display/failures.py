@@ -14,25 +14,29 @@ def ansi(text: str, style: str) -> str:
     return f"\033[{codes[style]}m{text}\033[0m" if style in codes else text
 
 
-def failure_bundle(one: Record) -> dict[str, Any]:
+def failure_bundle(failure: Record) -> dict[str, Any]:
     """A failure as a display of its own."""
-    parts = [heading(one["title"]), facts(rows(one))]
-    story = one.get("traceback")
+    parts = [heading(failure["title"]), facts(rows(failure))]
+    story = failure.get("traceback")
     if story:
         parts.append(folded("traceback", story, opened=len(story.splitlines()) < 16))
-    found = tails(one)
-    for at, (where, lines) in enumerate(found):
-        named = f"the last lines of {where}" if where else "its last lines" if len(one["ranks"]) < 2 else "last lines"
+    for at, (where, lines) in enumerate(tails(failure)):
+        named = (
+            f"the last lines of {where}" if where else "its last lines" if len(failure["ranks"]) < 2 else "last lines"
+        )
         parts.append(folded(named, "\n".join(lines[-20:]), opened=at == 0))
-    if one.get("dump"):
-        parts.append(folded("where it crashed", "\n".join(one["dump"]), opened=True))
-    parts += [facts([("next", one["next"])]), _heal_button(one)]
-    return {"text/plain": f"{one['title']}\n{text(one)}", "text/html": framed(*parts, kind="mnb-f")}
+    if failure.get("dump"):
+        parts.append(folded("where it crashed", "\n".join(failure["dump"]), opened=True))
+    parts += [facts([("next", failure["next"])]), _heal_button(failure)]
+    return {"text/plain": f"{failure['title']}\n{text(failure)}", "text/html": framed(*parts, kind="mnb-f")}
 
 
-def failure_bar(one: Record) -> dict[str, Any]:
+def failure_bar(failure: Record) -> dict[str, Any]:
     """One line about a failure, above an error that tells all of it."""
-    return {"text/plain": one["title"], "text/html": framed(heading(one["title"]), _heal_button(one), kind="mnb-f")}
+    return {
+        "text/plain": failure["title"],
+        "text/html": framed(heading(failure["title"]), _heal_button(failure), kind="mnb-f"),
+    }
 
 
 def raised_bar(error: ActorError) -> dict[str, Any]:
@@ -46,8 +50,8 @@ def raised_title(error: ActorError) -> str:
     return error.summary.partition("\n")[0].removeprefix("Actor call ").rstrip(".")
 
 
-def _heal_button(one: Record) -> str:
+def _heal_button(failure: Record) -> str:
     """Heals what it hit, in JupyterLab with the panel."""
-    if not one.get("mesh"):
+    if not failure.get("mesh"):
         return ""
-    return lab_button(f"Heal {one['name']}", "monarch-nb:heal", {"mesh": one["mesh"]})
+    return lab_button(f"Heal {failure['name']}", "monarch-nb:heal", {"mesh": failure["mesh"]})

@@ -49,23 +49,17 @@ class WaitPrompt:
         self._shown: set[tuple[str, int]] = set()  # stops that people have been told of: session and number
         self._left: set[tuple[str, int]] = set()  # those that are to be left alone by this wait
         self._prompts: dict[str, DebugPrompt] = {}
+        self._leave_waits: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """From now on waits show what is stopped."""
         self.controller.mark_attended()
-        waiting.waiters.append(self)
-        waiting.guards.append(self._begin)
-        waiting.guard_awaits(self._awaited)
+        self._leave_waits = waiting.join(waiter=self, guard=self._begin, await_guard=self._awaited)
+        waiting.enter_awaits(self._awaited)
 
     def uninstall(self) -> None:
         """Not any more."""
-        for registered, hook in (
-            (waiting.waiters, self),
-            (waiting.guards, self._begin),
-            (waiting.await_guards, self._awaited),
-        ):
-            if hook in registered:
-                registered.remove(hook)  # type: ignore[arg-type]
+        self._leave_waits()
 
     # -- what waits tell ----------------------------------------------------------------------------------------------
 

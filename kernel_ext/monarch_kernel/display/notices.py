@@ -1,4 +1,4 @@
-"""Which failures a notebook was told of, where, and how: one event is one card, or one error, and grows in place."""
+"""Notices of failures in a notebook: each event is one card, or the text of one error, and grows in place."""
 
 import secrets
 import sys
@@ -26,8 +26,8 @@ SETTLE_S = 0.6  # that the text of an error waits at most for other ranks that f
 KEPT = 256  # events of which is known where they were shown
 
 
-class Told(Struct, frozen=True):
-    """A failure as the text of an error tells it; `brief` says where all of it was shown, "" if it was not."""
+class Notice(Struct, frozen=True):
+    """A failure for the text of an error; `brief` says where all of it was shown already, "" if it was not."""
 
     record: Record
     key: str = ""
@@ -53,7 +53,7 @@ class _Due(Struct):
     since: float
 
 
-class Tellings:
+class Notices:
     """Shows failures that nobody waited for, from any thread, and says what errors have to tell of others."""
 
     def __init__(self, front: Front, store: Store, widgets: "Widgets", before: Callable[[], None]) -> None:
@@ -93,48 +93,49 @@ class Tellings:
     def _look(self, *, final: bool = False) -> None:
         with self._lock:
             due: dict[str, list[_Due]] = {}  # by the event they belong to; "" those that no owner hears of
-            for one in self._due:
-                due.setdefault(self._event(one.failure), []).append(one)
+            for failed in self._due:
+                due.setdefault(self._event(failed.failure), []).append(failed)
             events = {key: self._store.failure(key) for key in due if key}
-            waiting = [] if final else [key for key, told in events.items() if self._waits(key, told, due[key])]
-            self._due = [one for key in waiting for one in due.pop(key)]
+            waiting = [] if final else [key for key, event in events.items() if self._waits(key, event, due[key])]
+            self._due = [failed for key in waiting for failed in due.pop(key)]
             if self._due:
                 self._later()
             if not due:
                 return
             self._before()
-            for key, each in due.items():
-                told = events.get(key)
-                if told is not None:
-                    self._tell(key, told, each[0].cell)
+            for key, failures in due.items():
+                event = events.get(key)
+                if event is not None:
+                    self._tell(key, event, failures[0].cell)
                     continue
-                for failure in gathered(one.failure for one in each):
-                    self._front.display(failure_bundle(record(failure, time.time())), cell=each[0].cell)
+                for failure in gathered(failed.failure for failed in failures):
+                    self._front.display(failure_bundle(record(failure, time.time())), cell=failures[0].cell)
             # A cell that began since has nothing to do with it.
-            mine = any(one.running and one.cell is self._front.parent for each in due.values() for one in each)
-            if mine and self._front.running and settings.interrupt_on_failure:
+            every = [failed for failures in due.values() for failed in failures]
+            here = any(failed.running and failed.cell is self._front.parent for failed in every)
+            if here and self._front.running and settings.interrupt_on_failure:
                 self._front.interrupt()
 
     def _event(self, failure: MeshFailure) -> str:
         return self._store.event_of(failure.failure_id) if failure.failure_id else ""
 
-    def _waits(self, key: str, told: Record | None, due: list[_Due]) -> bool:
+    def _waits(self, key: str, event: Record | None, due: list[_Due]) -> bool:
         """Whether the error of a call, which is on its way, is about to tell this."""
-        called = told is not None and any(who == "a call" for who, _ in told["told"])
+        called = event is not None and any(who == "a call" for who, _ in event["told"])
         return called and key not in self._shown and time.monotonic() - due[0].since < SETTLE_S
 
-    def _tell(self, key: str, told: Record, cell: Any) -> None:
+    def _tell(self, key: str, event: Record, cell: Any) -> None:
         shown = self._shown.get(key)
-        if shown is not None and len(told["ranks"]) <= shown.ranks:
+        if shown is not None and len(event["ranks"]) <= shown.ranks:
             return
         update = shown is not None and bool(shown.display)
         if shown is None:
             shown = self._keep(key, _Shown(cell, True, 0))
-        shown.ranks, shown.display = len(told["ranks"]), shown.display or f"monarch-{secrets.token_hex(8)}"
-        self._front.display(self._form(key, told, bar=not shown.card), shown.display, update=update, cell=shown.cell)
+        shown.ranks, shown.display = len(event["ranks"]), shown.display or f"monarch-{secrets.token_hex(8)}"
+        self._front.display(self._form(key, event, bar=not shown.card), shown.display, update=update, cell=shown.cell)
 
-    def _form(self, key: str, told: Record, *, bar: bool) -> Bundle:
-        return {**(failure_bar(told) if bar else failure_bundle(told)), **self._widgets.failure(key, bar=bar)}
+    def _form(self, key: str, event: Record, *, bar: bool) -> Bundle:
+        return {**(failure_bar(event) if bar else failure_bundle(event)), **self._widgets.failure(key, bar=bar)}
 
     def _keep(self, key: str, shown: _Shown) -> _Shown:
         self._shown[key] = shown
@@ -144,36 +145,36 @@ class Tellings:
 
     # -- failures that an error tells -------------------------------------------------------------------------------
 
-    def error(self, failure: MeshFailure) -> Told:
+    def error(self, failure: MeshFailure) -> Notice:
         """What the error of a call has to tell of its failure; blocks for a moment, in which others may join it."""
-        key, told = self._settled(failure)
-        if told is None:
-            return Told(record(failure, time.time()))
+        key, event = self._settled(failure)
+        if event is None:
+            return Notice(record(failure, time.time()))
         with self._lock:
-            self._due = [one for one in self._due if self._event(one.failure) != key]
+            self._due = [failed for failed in self._due if self._event(failed.failure) != key]
             shown = self._shown.get(key)
             if shown is None or not shown.card:
-                self._keep(key, _Shown(self._front.parent, False, len(told["ranks"])))
-                return Told(told, key)
+                self._keep(key, _Shown(self._front.parent, False, len(event["ranks"])))
+                return Notice(event, key)
             if shown.cell is self._front.parent:
-                return Told(told, key, "above", False)
-            return Told(
-                told,
+                return Notice(event, key, "above", False)
+            return Notice(
+                event,
                 key,
-                f"the details were shown when it happened, at {clock(told['at'])}; %failures shows them again",
+                f"the details were shown when it happened, at {clock(event['at'])}; %failures shows them again",
             )
 
-    def bar(self, told: Told) -> None:
+    def bar(self, notice: Notice) -> None:
         """What can be done about a failure, above the error that tells it; nothing where there are no live displays."""
-        live = self._widgets.failure(told.key, bar=True) if told.key and told.barred else {}
+        live = self._widgets.failure(notice.key, bar=True) if notice.key and notice.barred else {}
         if not live or not self._front.in_cell:
             return
         name = f"monarch-{secrets.token_hex(8)}"
         with self._lock:
-            shown = self._shown.get(told.key)
+            shown = self._shown.get(notice.key)
             if shown is not None and not shown.card:
                 shown.cell, shown.display = self._front.parent, name
-        self._front.display({**failure_bar(told.record), **live}, name)
+        self._front.display({**failure_bar(notice.record), **live}, name)
 
     def _settled(self, failure: MeshFailure) -> tuple[str, dict[str, Any] | None]:
         """The event that a failure belongs to, once no more ranks join it; None if it belongs to none."""
@@ -186,12 +187,12 @@ class Tellings:
                 key = self._event(failure)
                 if key and key not in self._shown:  # from here on no card is made of it
                     self._keep(key, _Shown(self._front.parent, False, sys.maxsize))
-            found = self._store.failure(key) if key else None
+            event = self._store.failure(key) if key else None
             now = time.monotonic()
-            many = -1 if found is None else len(found["ranks"])
-            if many != ranks:
-                ranks, since = many, now
-            old = found is not None and time.time() - found["detected"] > SETTLE_S
-            if old or many == failure.size or now - since > GATHER_S or now - begun > SETTLE_S:
-                return key, found
+            count = -1 if event is None else len(event["ranks"])
+            if count != ranks:
+                ranks, since = count, now
+            old = event is not None and time.time() - event["detected"] > SETTLE_S
+            if old or count == failure.size or now - since > GATHER_S or now - begun > SETTLE_S:
+                return key, event
             time.sleep(0.01)
