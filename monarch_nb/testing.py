@@ -1,6 +1,5 @@
 """For tests: actors without processes, clusters without hosts; a clock that is told the time, a network in memory."""
 
-import monarch_nb.actor  # noqa: F401 - which says how a process becomes a controller
 from monarch_nb.engine.cluster import Cluster, cluster
 from monarch_nb.engine.in_process import in_process_host, kill
 from monarch_nb.transport.memory import MemoryNetwork, MemoryNode, NetworkFaults, VirtualClock
