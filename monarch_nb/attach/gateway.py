@@ -7,7 +7,7 @@ from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.attach.routes import AttachedHost, Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
-from monarch_nb.host.scout import Found
+from monarch_nb.host.introduction import Found
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, UnreachableError

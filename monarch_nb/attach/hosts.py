@@ -9,7 +9,7 @@ from monarch_nb.attach.gateway import Gateway, GatewayHost
 from monarch_nb.attach.remote_host import RemoteHost
 from monarch_nb.attach.routes import Routes
 from monarch_nb.host import protocol as p
-from monarch_nb.host.scout import Found, introduce
+from monarch_nb.host.introduction import Found, introduce
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, split

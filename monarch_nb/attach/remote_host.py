@@ -8,7 +8,7 @@ from collections import deque
 from monarch_nb.attach.routes import AttachedHost, Routes, is_loopback
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
-from monarch_nb.host.scout import introduce
+from monarch_nb.host.introduction import introduce
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import HostBack, MeshEvents
 from monarch_nb.mesh.requests import fail_requests, request

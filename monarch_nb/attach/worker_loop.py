@@ -13,7 +13,7 @@ from monarch_nb.attach.trust import CA, TRUST_ALL, PrivateKey, bound_end, check_
 from monarch_nb.host import AgentHandle, begin_agent, new_host_id, run_folder_for
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
 from monarch_nb.host.linux import become_subreaper
-from monarch_nb.host.reaper import end_all_descendants
+from monarch_nb.host.procs.reaper import end_all_descendants
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_worker_address
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future

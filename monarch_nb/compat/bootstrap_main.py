@@ -8,7 +8,7 @@ import os
 import sys
 from typing import NoReturn
 
-from monarch_nb.host.proc_main import DESCRIPTORS, main
+from monarch_nb.host.procs.proc_main import DESCRIPTORS, main
 
 
 def invoke_main() -> NoReturn:

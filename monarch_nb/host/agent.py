@@ -16,8 +16,6 @@ import msgspec
 from monarch_nb._version import __version__
 from monarch_nb.host import folders
 from monarch_nb.host.casting import Caster
-from monarch_nb.host.child import Child
-from monarch_nb.host.children import Children
 from monarch_nb.host.dialler import Dialler
 from monarch_nb.host.gateway import Gateway
 from monarch_nb.host.leases import Leases
@@ -25,12 +23,14 @@ from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, 
 from monarch_nb.host.loop import READ, Loop
 from monarch_nb.host.options import Options, parse, ready_text
 from monarch_nb.host.post import Post
+from monarch_nb.host.procs.child import Child
+from monarch_nb.host.procs.children import Children
+from monarch_nb.host.procs.liveness import LivenessMonitor
+from monarch_nb.host.procs.reaper import end_descendants
+from monarch_nb.host.procs.stopping import Stopper
+from monarch_nb.host.procs.template import Early, can_fork_early, fork_early
 from monarch_nb.host.protocol import Exited, Ready, Started
-from monarch_nb.host.pulse import Pulse
-from monarch_nb.host.reaper import end_descendants
 from monarch_nb.host.service import Service
-from monarch_nb.host.stopping import Stopper
-from monarch_nb.host.template import Early, can_fork_early, fork_early
 from monarch_nb.host.verbs import PROC_EXITED, PROC_STARTED
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.settings import TRAVELS_IN, settings
@@ -63,7 +63,7 @@ class Agent:
         self._logs = LogTailer(self._post, self._folder)
         self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self, early)
         self._stopper = Stopper(self._loop, self._children, self._post)
-        self._pulse = Pulse(self._loop, self._children, self._post)
+        self._liveness = LivenessMonitor(self._loop, self._children, self._post)
         self._gateway = Gateway(self._node, self._post, self._keys, options.insecure_loopback, self._loop.post)
         self._service = Service(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
@@ -129,7 +129,7 @@ class Agent:
         """A process exists."""
         if self._ending and not child.stop_wanted:
             self._children.signal(child, signal.SIGKILL)
-        self._pulse.start()
+        self._liveness.start()
         self._post.tell_all(child.watchers, PROC_STARTED, Started(
             address=child.address, pid=child.pid, how=child.how, why=child.why, log=child.log_file,
             seconds=time.monotonic() - child.requested_at))  # fmt: skip
@@ -147,7 +147,7 @@ class Agent:
 
     def pong(self, child: Child) -> None:
         """A proc answered a ping."""
-        self._pulse.pong(child)
+        self._liveness.pong(child)
 
     # What comes in.
 

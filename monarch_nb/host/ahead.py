@@ -4,8 +4,8 @@ import os
 
 from msgspec import Struct
 
-from monarch_nb.host.environment import PRELOAD, read_at_load
 from monarch_nb.host.launch import AgentStartError, ComingAgent, begin_agent
+from monarch_nb.host.procs.environment import PRELOAD, read_at_load
 from monarch_nb.settings import TRAVELS_IN, settings
 
 BegunWith = tuple[str, dict[str, str]]

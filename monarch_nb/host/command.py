@@ -44,7 +44,7 @@ class BootstrapCommand:
 
 def default_bootstrap_cmd() -> BootstrapCommand:
     """What processes are started with by default: this interpreter, without changes to the environment."""
-    return BootstrapCommand(sys.executable, None, command("monarch_nb.host.proc_main")[1:], {})
+    return BootstrapCommand(sys.executable, None, command("monarch_nb.host.procs.proc_main")[1:], {})
 
 
 def launches(wish: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent) -> tuple[Launch, ...]:

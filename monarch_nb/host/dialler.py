@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
+from monarch_nb.host.introduction import ask_controller
 from monarch_nb.host.post import Post
-from monarch_nb.host.scout import ask_controller
 from monarch_nb.transport import Keys, Node, TransportError
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
+from monarch_nb.host.introduction import introduce
 from monarch_nb.host.post import Post
-from monarch_nb.host.scout import introduce
 from monarch_nb.transport import Keys, Node, TransportError, knock
 from monarch_nb.wire import Asker, agent_of, host_of
 

@@ -13,13 +13,13 @@ import msgspec
 from monarch_nb._version import __version__
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
-from monarch_nb.host.child import Child
-from monarch_nb.host.children import Children, Start
-from monarch_nb.host.environment import HELD_BACK
 from monarch_nb.host.gateway import Gateway
 from monarch_nb.host.leases import Leases
 from monarch_nb.host.post import Post
-from monarch_nb.host.stopping import Stopper
+from monarch_nb.host.procs.child import Child
+from monarch_nb.host.procs.children import Children, Start
+from monarch_nb.host.procs.environment import HELD_BACK
+from monarch_nb.host.procs.stopping import Stopper
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.logs.verbs import TAIL, TOOK, Follow, Took
 from monarch_nb.wire import REPLY, Asker, Done, Handlers, agent_of, host_of, parse_address

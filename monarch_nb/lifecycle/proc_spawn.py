@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from monarch_nb.host import verbs as host_verbs
+from monarch_nb.host.procs.template import QUICK, worth_importing
 from monarch_nb.host.protocol import Launch, SpawnProcs
-from monarch_nb.host.template import QUICK, worth_importing
 from monarch_nb.lifecycle.devices import environments, warn_of_shared
 from monarch_nb.lifecycle.stand_ins import with_stand_ins
 from monarch_nb.lifecycle.stopping import MeshStopper

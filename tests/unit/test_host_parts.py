@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.host import exits, folders
-from monarch_nb.host.cold import binding_prefix
-from monarch_nb.host.environment import HELD_BACK, held_back, overlaid, reason_for_cold_start, wanted_threads
+from monarch_nb.host import folders
 from monarch_nb.host.leases import Leases
+from monarch_nb.host.procs import exits
+from monarch_nb.host.procs.cold import binding_prefix
+from monarch_nb.host.procs.environment import HELD_BACK, held_back, overlaid, reason_for_cold_start, wanted_threads
 from monarch_nb.logs.marks import ERR, TEXT
 
 pytestmark = pytest.mark.timeout(10)

@@ -14,35 +14,35 @@ import types
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from monarch_nb.host.environment import install, overlaid, wanted_threads
-from monarch_nb.host.leash import Tether
 from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process
+from monarch_nb.host.procs.channel import AgentChannel
+from monarch_nb.host.procs.environment import install, overlaid, wanted_threads
 from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.logs.redirect import redirect
 from monarch_nb.wire import parse_address
 
 _keep: list[object] = []
-DESCRIPTORS = "MONARCH_NB_DESCRIPTORS"  # of leash and cord, for a command of the user's own
+DESCRIPTORS = "MONARCH_NB_DESCRIPTORS"  # of channel and cord, for a command of the user's own
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry of the cold path: the descriptors of the leash and of the agent's cord."""
-    leash, cord = map(int, argv or os.environ.pop(DESCRIPTORS).split())
+    """Entry of the cold path: the descriptors of the channel and of the agent's cord."""
+    fd, cord = map(int, argv or os.environ.pop(DESCRIPTORS).split())
     die_with_pipe(cord)  # before the first words: the agent may be killed at any moment after them
-    Tether(leash).say("pid", os.getpid())
-    return run(leash, cord, forked=False)
+    AgentChannel(fd).say("pid", os.getpid())
+    return run(fd, cord, forked=False)
 
 
-def run(leash: int, cord: int, *, forked: bool) -> int:
+def run(fd: int, cord: int, *, forked: bool) -> int:
     """Be a proc until its runner returns; returns the exit status."""
     lifeline = die_with_pipe(cord)  # first of all: from here on nothing of this outlives the agent
-    tether = Tether(leash)
+    channel = AgentChannel(fd)
     try:
-        spec = tether.read_spec()
+        spec = channel.read_spec()
     except EOFError:
         return 1
-    _settle(spec, forked=forked, keep={leash} if lifeline is None else {leash, lifeline})
-    threading.Thread(target=tether.serve, args=(_end_with_agent,), name="monarch-tether", daemon=True).start()
+    _settle(spec, forked=forked, keep={fd} if lifeline is None else {fd, lifeline})
+    threading.Thread(target=channel.serve, args=(_end_with_agent,), name="monarch-agent-channel", daemon=True).start()
     try:
         return _runner(spec.runner)(spec) or 0
     except SystemExit as error:
@@ -149,7 +149,7 @@ def _restore_threads() -> None:
         if wanted != torch.get_num_threads():
             torch.set_num_threads(wanted)
     if "numpy" in sys.modules:
-        from monarch_nb.host.blas import set_openblas_threads
+        from monarch_nb.host.procs.blas import set_openblas_threads
 
         set_openblas_threads(wanted_threads(os.environ, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
 

@@ -4,9 +4,9 @@ Importing torch takes a second. So that the first procs need not wait for it, th
 threads, forks a light template, which has the engine only; that one forks the template proper, which imports the rest.
 
 Protocol, on one unix socket with the agent: a request is one 4-byte count with that many descriptors (the far ends of
-leashes); the template says one JSON line when ready, then one "+" for each request done. Each child speaks on its own
-leash from its first moment, so nothing is lost whoever dies on the way. A child's parent leaves at once: the agent, as
-the nearest subreaper, adopts it.
+channels); the template says one JSON line when ready, then one "+" for each request done. Each child speaks on its own
+channel from its first moment, so nothing is lost whoever dies on the way. A child's parent leaves at once: the agent,
+as the nearest subreaper, adopts it.
 """
 
 import gc
@@ -23,11 +23,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from monarch_nb.host.environment import PRELOAD, held_back, install
 from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process, portable, thread_count
+from monarch_nb.host.procs.environment import PRELOAD, held_back, install
 
 ENGINE = ("msgspec", "cloudpickle", "zmq", "monarch_nb.runtime", "monarch_nb.transport", "monarch_nb.supervision",
-          "monarch_nb.engine.worker", "monarch_nb.host.proc_main")  # fmt: skip
+          "monarch_nb.engine.worker", "monarch_nb.host.procs.proc_main")  # fmt: skip
 QUICK = frozenset({"numpy"})  # of those: a tenth of a second, nobody waits for it
 # What the first optimizer of a training program imports, a second of work: done piece by piece while nobody asks.
 WORTH_IMPORTING_LATER = ("sympy", "torch._inductor.config", "torch._functorch.aot_autograd", "torch._dynamo")
@@ -133,13 +133,13 @@ def _serve_all(control: socket.socket, cord: int, imported: list[str], later: li
     gc.freeze()  # keeps the collector from touching, and thereby copying, shared pages
     hello = {"pid": os.getpid(), "threads": thread_count(), "imported": imported}
     control.sendall(json.dumps(hello).encode() + b"\n")
-    leash = _serve(control, cord, later)
-    if leash is None:
+    channel = _serve(control, cord, later)
+    if channel is None:
         return 0
     control.close()
-    from monarch_nb.host.proc_main import leave, run
+    from monarch_nb.host.procs.proc_main import leave, run
 
-    return leave(run(leash, cord, forked=True))
+    return leave(run(channel, cord, forked=True))
 
 
 def worth_importing() -> list[str]:
@@ -161,7 +161,7 @@ def import_all(names: Sequence[str]) -> list[str]:
 
 
 def _serve(control: socket.socket, cord: int, later: list[str]) -> int | None:
-    """Fork for each request. Returns a leash in a child, None in the template once the agent is gone."""
+    """Fork for each request. Returns a channel in a child, None in the template once the agent is gone."""
     while True:
         while later and not select.select([control], [], [], QUIET_S)[0]:
             import_all([later.pop(0)])
@@ -178,34 +178,34 @@ def _serve(control: socket.socket, cord: int, later: list[str]) -> int | None:
         control.send(b"+")
 
 
-def _fork_batch(leashes: list[int], cord: int) -> int | None:
-    """Fork a middle process that forks one child for each leash. Returns the leash in a child."""
+def _fork_batch(channels: list[int], cord: int) -> int | None:
+    """Fork a middle process that forks one child for each channel. Returns the channel in a child."""
     try:
         middle = os.fork()
     except OSError as error:
-        _complain(leashes, error)
+        _complain(channels, error)
         return None
     if middle:
         os.waitpid(middle, 0)
         return None
-    for at, leash in enumerate(leashes):
+    for at, channel in enumerate(channels):
         try:
             child = os.fork()
         except OSError as error:
-            _complain(leashes[at:], error)
+            _complain(channels[at:], error)
             break
         if child == 0:
             os.setsid()  # before the first words: from then on the agent signals the group,
             die_with_pipe(cord)  # and may be killed itself, whatever has become of this process
-            os.write(leash, f"pid {os.getpid()}\n".encode())
-            return leash
-        os.close(leash)
+            os.write(channel, f"pid {os.getpid()}\n".encode())
+            return channel
+        os.close(channel)
     os._exit(0)
 
 
-def _complain(leashes: Sequence[int], error: OSError) -> None:
-    for leash in leashes:
-        os.write(leash, f"error {error.strerror or error}\n".encode())
+def _complain(channels: Sequence[int], error: OSError) -> None:
+    for channel in channels:
+        os.write(channel, f"error {error.strerror or error}\n".encode())
 
 
 if __name__ == "__main__":

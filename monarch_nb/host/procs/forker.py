@@ -12,24 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.host.bootstrap import command
-from monarch_nb.host.environment import held_back
-from monarch_nb.host.leash import Leash
 from monarch_nb.host.loop import READ, Loop, Timer
-from monarch_nb.host.reaper import Reaper
-from monarch_nb.host.template import BATCH
+from monarch_nb.host.procs.channel import ProcChannel
+from monarch_nb.host.procs.environment import held_back
+from monarch_nb.host.procs.reaper import Reaper
+from monarch_nb.host.procs.template import BATCH
 
 log = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S = 10.0
 DIED = "the template process died"
 
-Refuse = Callable[[Leash, str], None]
+Refuse = Callable[[ProcChannel, str], None]
 
 
 class Forker:
-    """Asks a template for forks. `refuse(leash, why)` is called for each that has to start some other way.
+    """Asks a template for forks. `refuse(channel, why)` is called for each that has to start some other way.
 
-    A leash that was handed over and ends without a word means that the template, or its middle process, was killed.
+    A channel that was handed over and ends without a word means that the template, or its middle process, was killed.
     """
 
     def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, refuse: Refuse,
@@ -49,7 +49,7 @@ class Forker:
         self._socket: socket.socket | None = None
         self._hello = b""
         self._ready = False
-        self._waiting: list[Leash] = []
+        self._waiting: list[ProcChannel] = []
         self._timer: Timer | None = None  # for being ready, later for answering
         self._unanswered = 0
         self._began = 0.0
@@ -84,10 +84,10 @@ class Forker:
         if pid is not None:
             self._watch(pid)
 
-    def fork(self, leashes: Sequence[Leash]) -> None:
-        """Have one proc forked for each leash; queued until the template is ready. Never blocks."""
+    def fork(self, channels: Sequence[ProcChannel]) -> None:
+        """Have one proc forked for each channel; queued until the template is ready. Never blocks."""
         self.prewarm()
-        self._waiting += leashes
+        self._waiting += channels
         if self._socket is None:
             self._refuse_waiting(self.error or DIED)
         elif self._ready:
@@ -111,7 +111,7 @@ class Forker:
         try:
             with far, open(self._folder / "logs" / "template.log", "ab") as out:
                 self._process = subprocess.Popen(
-                    command("monarch_nb.host.template", far.fileno(), self._cord),
+                    command("monarch_nb.host.procs.template", far.fileno(), self._cord),
                     stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=(far.fileno(), self._cord),
                     env=held_back(self._environment), start_new_session=True,
                 )  # fmt: skip
@@ -178,7 +178,7 @@ class Forker:
         while self._waiting:
             batch = self._waiting[:BATCH]
             try:
-                socket.send_fds(self._socket, [len(batch).to_bytes(4, "big")], [leash.far_fd for leash in batch])
+                socket.send_fds(self._socket, [len(batch).to_bytes(4, "big")], [channel.far_fd for channel in batch])
             except BlockingIOError:
                 self.error = "the template process does not answer"
                 self.close()
@@ -186,8 +186,8 @@ class Forker:
             except OSError:
                 return  # its end is about to be read
             del self._waiting[: len(batch)]
-            for leash in batch:
-                leash.handed_over()
+            for channel in batch:
+                channel.handed_over()
             self._unanswered += 1
             self._be_patient(_ANSWER_TIMEOUT_S)
 
@@ -219,5 +219,5 @@ class Forker:
 
     def _refuse_waiting(self, why: str) -> None:
         waiting, self._waiting = self._waiting, []
-        for leash in waiting:
-            self._refuse(leash, why)
+        for channel in waiting:
+            self._refuse(channel, why)

@@ -12,16 +12,16 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from monarch_nb.host import cold, exits
-from monarch_nb.host.child import Child
-from monarch_nb.host.environment import overlaid, reason_for_cold_start
-from monarch_nb.host.forker import DIED, Forker
-from monarch_nb.host.leash import Leash
 from monarch_nb.host.linux import portable
 from monarch_nb.host.loop import Loop
+from monarch_nb.host.procs import cold, exits
+from monarch_nb.host.procs.channel import ProcChannel
+from monarch_nb.host.procs.child import Child
+from monarch_nb.host.procs.environment import overlaid, reason_for_cold_start
+from monarch_nb.host.procs.forker import DIED, Forker
+from monarch_nb.host.procs.reaper import Reaper, kill_group
+from monarch_nb.host.procs.template import Early
 from monarch_nb.host.protocol import Exited, Launch, ProcSpec
-from monarch_nb.host.reaper import Reaper, kill_group
-from monarch_nb.host.template import Early
 from monarch_nb.logs.last_lines import spool_size
 from monarch_nb.settings import settings
 
@@ -61,7 +61,7 @@ class Children:
         self._environment = environment
         self._cord = cord
         self._listener = listener
-        self._starts: dict[Leash, tuple[Child, Start]] = {}
+        self._starts: dict[ProcChannel, tuple[Child, Start]] = {}
         self._children: dict[str, Child] = {}
         self._popen: dict[int, subprocess.Popen[bytes]] = {}
         self._oom = exits.OomCounter()
@@ -97,15 +97,15 @@ class Children:
             self._children[child.address] = child
             child.why = self._why_cold(start)
             try:
-                leash = child.leash = self._leash(child)
+                channel = child.channel = self._channel(child)
             except OSError as error:
                 self._failed(child, explain(error))
                 continue
-            self._starts[leash] = (child, start)
+            self._starts[channel] = (child, start)
             if child.why:
-                self._start_cold(leash)
+                self._start_cold(channel)
             else:
-                forks.append(leash)
+                forks.append(channel)
         if forks:
             self._forker_for(len(forks), heavy).fork(forks)
         self._forget_old()
@@ -158,24 +158,24 @@ class Children:
             return "a bootstrap command"
         return "asked for" if start.cold else reason_for_cold_start(start.spec.env, self._environment)
 
-    def _leash(self, child: Child) -> Leash:
-        leash: Leash
+    def _channel(self, child: Child) -> ProcChannel:
+        channel: ProcChannel
 
         def line(words: list[str]) -> None:
-            self._heard(leash, child, words)
+            self._heard(channel, child, words)
 
         def end() -> None:
-            self._leash_ended(leash, child)
+            self._channel_ended(channel, child)
 
-        leash = Leash(self._loop, child.spec, line, end)
-        return leash
+        channel = ProcChannel(self._loop, child.spec, line, end)
+        return channel
 
-    def _heard(self, leash: Leash, child: Child, words: list[str]) -> None:
+    def _heard(self, channel: ProcChannel, child: Child, words: list[str]) -> None:
         match words:
             case ["pong"]:
                 self._listener.pong(child)
             case ["pid", number] if child.state == "starting":
-                self._starts.pop(leash, None)
+                self._starts.pop(channel, None)
                 if not child.pid:
                     child.pid, child.how = int(number), "fork"
                     self.reaper.watch(child.pid, lambda status: self._died(child, status))
@@ -184,37 +184,37 @@ class Children:
                     self.signal(child, signal.SIGKILL)
                 self._listener.started(child)
             case ["error", *text] if child.state == "starting":
-                self._starts.pop(leash, None)
+                self._starts.pop(channel, None)
                 self._failed(child, " ".join(text))
 
-    def _leash_ended(self, leash: Leash, child: Child) -> None:
-        if leash in self._starts and not child.pid:  # nobody holds its other end: it will never be
-            self._refused(leash, DIED)
+    def _channel_ended(self, channel: ProcChannel, child: Child) -> None:
+        if channel in self._starts and not child.pid:  # nobody holds its other end: it will never be
+            self._refused(channel, DIED)
 
-    def _refused(self, leash: Leash, why: str) -> None:
-        """The template cannot: the same proc by the cold path, with a new leash."""
-        child, start = self._starts.pop(leash)
-        leash.close()
+    def _refused(self, channel: ProcChannel, why: str) -> None:
+        """The template cannot: the same proc by the cold path, with a new channel."""
+        child, start = self._starts.pop(channel)
+        channel.close()
         if child.stop_wanted:
             self._failed(child, "it was stopped before it started")
             return
         child.why = why
         try:
-            child.leash = self._leash(child)
+            child.channel = self._channel(child)
         except OSError as error:
             self._failed(child, explain(error))
             return
-        self._starts[child.leash] = (child, start)
-        self._start_cold(child.leash)
+        self._starts[child.channel] = (child, start)
+        self._start_cold(child.channel)
 
-    def _start_cold(self, leash: Leash) -> None:
-        child, start = self._starts[leash]
+    def _start_cold(self, channel: ProcChannel) -> None:
+        child, start = self._starts[channel]
         try:
             base = self._environment if start.launch is None or start.launch.inherit_env else {}
-            process = cold.start(leash, self._cord, overlaid(base, start.spec.env), python=start.python,
+            process = cold.start(channel, self._cord, overlaid(base, start.spec.env), python=start.python,
                                  bind=start.bind, log=start.spec.log, launch=start.launch)  # fmt: skip
         except (OSError, ValueError) as error:
-            self._starts.pop(leash)
+            self._starts.pop(channel)
             self._failed(child, explain(error))
             return
         child.pid, child.how = process.pid, "cold"
@@ -222,16 +222,16 @@ class Children:
         self.reaper.watch(process.pid, lambda status: self._died(child, status))
 
     def _drain(self) -> None:
-        for leash in list(self._starts):
-            leash.drain()
+        for channel in list(self._starts):
+            channel.drain()
 
     def _died(self, child: Child, status: int) -> None:
         code, signum = exits.outcome(status)
         process = self._popen.pop(child.pid, None)
         if process is not None:
             process.returncode = -signum if signum is not None else code
-        if child.leash is not None:
-            self._starts.pop(child.leash, None)
+        if child.channel is not None:
+            self._starts.pop(child.channel, None)
         oom = signum == signal.SIGKILL and not child.stop_wanted and self._oom.struck()
         why = child.stop_reason if child.stop_wanted and child.stop_reason else exits.reason(code, signum, oom=oom)
         lines, dump = exits.last_words(child.spec.log)
@@ -247,8 +247,8 @@ class Children:
 
     def _end(self, child: Child, exit: Exited) -> None:
         child.exit, child.state = exit, "exited"
-        if child.leash is not None:
-            child.leash.close()
+        if child.channel is not None:
+            child.channel.close()
         self._listener.exited(child)
         child.let_go()
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct, field
 
-from monarch_nb.host.child import Child
-from monarch_nb.host.children import Children
 from monarch_nb.host.loop import Loop, Timer
 from monarch_nb.host.post import Post
+from monarch_nb.host.procs.child import Child
+from monarch_nb.host.procs.children import Children
 from monarch_nb.host.protocol import Exited, ProcStop
 from monarch_nb.host.verbs import PROC_STOP
 

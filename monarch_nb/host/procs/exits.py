@@ -11,7 +11,7 @@ from monarch_nb.settings import settings
 _FEWEST = 20  # the owner may want more than this agent was told at its start
 _MOST = 4000
 _LAST_BYTES = 16 * 1024
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 RECENT_S = 5.0  # that long a kill for memory may take to end a process
 _CRASHED = "Fatal Python error: "  # faulthandler's first words
 

@@ -2,11 +2,11 @@
 
 import time
 
-from monarch_nb.host.child import Child
-from monarch_nb.host.children import Children
 from monarch_nb.host.linux import processor_time
 from monarch_nb.host.loop import Loop, Timer
 from monarch_nb.host.post import Post
+from monarch_nb.host.procs.child import Child
+from monarch_nb.host.procs.children import Children
 from monarch_nb.host.protocol import Pressed
 from monarch_nb.host.verbs import PROC_RESPONSIVE, PROC_UNRESPONSIVE
 from monarch_nb.wire import Verb
@@ -14,10 +14,10 @@ from monarch_nb.wire import Verb
 IDLE_S = 0.002  # of processor time: no more than that between two looks is what answering and keeping links takes
 
 
-class Pulse:
-    """Pings procs on their leashes, and tells their watchers after `patience_s` without an answer.
+class LivenessMonitor:
+    """Pings procs on their channels, and tells their watchers after `patience_s` without an answer.
 
-    The leash's thread in the proc needs the GIL as any other and nothing else, so it answers from the first moment on
+    The channel's thread in the proc needs the GIL as any other and nothing else, so it answers from the first moment on
     and does not care how busy the proc's links are. Whatever wakes, costs: a proc that has hardly run since it last
     answered is asked again only after `rest_s`, and while none runs the looks become rarer, from `interval_s` to
     `calm_s`. `stir` says that something has happened to some proc. No procs, no wake-ups.
@@ -66,7 +66,7 @@ class Pulse:
         calm = True
         self._children.look()
         for child in self._children.alive():
-            if child.state not in ("running", "stopping") or child.leash is None:
+            if child.state not in ("running", "stopping") or child.channel is None:
                 continue
             if child.asked_at is None:
                 ran = processor_time(child.pid)
@@ -75,7 +75,7 @@ class Pulse:
                 if idle and now < child.ask_by:
                     continue
                 child.asked_at = now
-                child.leash.ping()
+                child.channel.ping()
             elif child.unresponsive_since is None:
                 calm = False
                 if now - child.asked_at > self._patience_s - self._interval_s / 2:

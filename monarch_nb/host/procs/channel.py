@@ -17,7 +17,7 @@ from monarch_nb.wire import encode_body
 PING = b"?"
 
 
-class Leash:
+class ProcChannel:
     """One proc's line. `on_line` gets words such as `["pid", "123"]`; `on_end` comes once, after the last of them."""
 
     def __init__(self, loop: Loop, spec: ProcSpec, on_line: Callable[[list[str]], None],
@@ -100,7 +100,7 @@ class Leash:
             self._on_end()
 
 
-class Tether:
+class AgentChannel:
     """The proc's end."""
 
     def __init__(self, fd: int) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from monarch_nb.host.bootstrap import command
-from monarch_nb.host.environment import overlaid
-from monarch_nb.host.leash import Leash
-from monarch_nb.host.proc_main import DESCRIPTORS
+from monarch_nb.host.procs.channel import ProcChannel
+from monarch_nb.host.procs.environment import overlaid
+from monarch_nb.host.procs.proc_main import DESCRIPTORS
 from monarch_nb.host.protocol import Launch
 from monarch_nb.logs.marks import ERR, OUT
 
@@ -21,7 +21,7 @@ _NUMACTL = frozenset({"cpunodebind", "membind", "physcpubind"})
 _NODES = Path("/sys/devices/system/node")
 
 
-def start(leash: Leash, cord: int, environment: Mapping[str, str], *, python: str | None = None,
+def start(channel: ProcChannel, cord: int, environment: Mapping[str, str], *, python: str | None = None,
           bind: Mapping[str, str] | None = None, log: str = "",
           launch: Launch | None = None) -> "subprocess.Popen[bytes]":  # fmt: skip
     """Start a proc in a session of its own, by a command of the user's if there is one.
@@ -39,21 +39,21 @@ def start(leash: Leash, cord: int, environment: Mapping[str, str], *, python: st
     prefix = binding_prefix(bind or {})
     executable = None
     if launch is None:
-        argv = prefix + command("monarch_nb.host.proc_main", leash.far_fd, cord, python=python)
+        argv = prefix + command("monarch_nb.host.procs.proc_main", channel.far_fd, cord, python=python)
     else:
         argv = [*prefix, launch.program, *launch.args]
         if launch.arg0 is not None and not prefix:
             argv[0], executable = launch.arg0, launch.program
-        environment = {**overlaid(environment, launch.env), DESCRIPTORS: f"{leash.far_fd} {cord}"}
+        environment = {**overlaid(environment, launch.env), DESCRIPTORS: f"{channel.far_fd} {cord}"}
     try:
         process = subprocess.Popen(argv, executable=executable, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                   start_new_session=True, pass_fds=(leash.far_fd, cord),
+                                   start_new_session=True, pass_fds=(channel.far_fd, cord),
                                    env=dict(environment))  # fmt: skip
     finally:
         for file in (out, err):
             if not isinstance(file, int):
                 file.close()
-    leash.handed_over()
+    channel.handed_over()
     return process
 
 

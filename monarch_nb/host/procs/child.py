@@ -5,7 +5,7 @@ import time
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from monarch_nb.host.leash import Leash
+from monarch_nb.host.procs.channel import ProcChannel
 from monarch_nb.host.protocol import Exited, ProcSpec, ProcState
 
 
@@ -18,7 +18,7 @@ class Child(Struct, eq=False):
     pid: int = 0
     how: str = ""
     why: str = ""
-    leash: Leash | None = None
+    channel: ProcChannel | None = None
     requested_at: float = field(default_factory=time.monotonic)
     started_at: float = 0.0  # wall clock
     asked_at: float | None = None  # monotonic: a ping is out since
@@ -43,7 +43,7 @@ class Child(Struct, eq=False):
 
     def let_go(self) -> None:
         """It has ended, and all know: only what is told to those who ask late is kept."""
-        self.leash = None
+        self.channel = None
         self.watchers.clear()
         self.spec = replace(self.spec, env={}, sys_path=(), cwd=None)
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.host import pulse
-from monarch_nb.host.child import Child
+from monarch_nb.host.procs import liveness
+from monarch_nb.host.procs.child import Child
+from monarch_nb.host.procs.liveness import LivenessMonitor
 from monarch_nb.host.protocol import ProcSpec
-from monarch_nb.host.pulse import Pulse
 from monarch_nb.wire import Layout, Verb
 
 
@@ -53,7 +53,7 @@ class Timer:
 
 @dataclass
 class World:
-    """One proc, which answers at once unless it is deaf, and its agent's pulse."""
+    """One proc, which answers at once unless it is deaf, and what watches it."""
 
     clock: Clock = field(default_factory=Clock)
     ran: float | None = 1.0
@@ -68,11 +68,11 @@ class World:
             incarnation=0, owner="h/c",
         )  # fmt: skip
         self.child = Child(spec, {"h/c"}, state="running", pid=1)
-        self.child.leash = self  # type: ignore[assignment]
+        self.child.channel = self  # type: ignore[assignment]
         self.reaper = self
         self.on_signal: Any = None
-        self.pulse = Pulse(self.clock, self, self)  # type: ignore[arg-type]
-        self.pulse.start()
+        self.monitor = LivenessMonitor(self.clock, self, self)  # type: ignore[arg-type]
+        self.monitor.start()
 
     def alive(self) -> list[Child]:
         return [self.child]
@@ -83,7 +83,7 @@ class World:
     def ping(self) -> None:
         self.pings += 1
         if not self.deaf:
-            self.pulse.pong(self.child)
+            self.monitor.pong(self.child)
 
     def tell_all(self, _: Any, verb: Verb[Any, None], body: Any) -> None:
         self.told.append(verb.name)
@@ -92,8 +92,8 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
-    monkeypatch.setattr(pulse, "time", made.clock)
-    monkeypatch.setattr(pulse, "processor_time", lambda pid: made.ran)
+    monkeypatch.setattr(liveness, "time", made.clock)
+    monkeypatch.setattr(liveness, "processor_time", lambda pid: made.ran)
     return made
 
 
@@ -122,7 +122,7 @@ def test_one_that_begins_to_run_after_a_long_sleep_and_does_not_answer_is_told(w
     world.clock.run(7)
     assert world.told == ["proc.unresponsive"]
     world.deaf = False
-    world.pulse.pong(world.child)
+    world.monitor.pong(world.child)
     assert world.told == ["proc.unresponsive", "proc.responsive"]
 
 
