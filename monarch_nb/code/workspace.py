@@ -10,7 +10,6 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from monarch_nb.attach.routes import Routes
 from monarch_nb.code import copies, modules
 from monarch_nb.code.reload import reload_mesh
 from monarch_nb.mesh.active import get_active_proc_meshes
@@ -152,15 +151,21 @@ def folders_of(workspace: Any) -> list[Path]:
     return folders
 
 
-def sync(name: str, hosts: Sequence[str], python: str | None, workspace: Any, auto_reload: bool) -> Report:
-    """Brings the folders of a workspace to the hosts of a mesh; see `HostMesh.sync_workspace`. Blocks."""
+def sync(
+    name: str,
+    hosts: Sequence[str],
+    python: str | None,
+    workspace: Any,
+    auto_reload: bool,
+    shares_files: Callable[[str], bool],
+) -> Report:
+    """Brings the folders of a workspace to the hosts of a mesh; see `HostMesh.sync_workspace`. Blocks.
+
+    `shares_files` says of a host whether it has the files of this machine.
+    """
     engine = runtime()
     folders = folders_of(workspace)
-    far = [
-        host
-        for host in hosts
-        if not (host == engine.host or host in engine.part(Routes).local or engine.part(Routes).attached[host].near)
-    ]
+    far = [host for host in hosts if not shares_files(host)]
     names = [f"{folder.name}-{hashlib.blake2b(str(folder).encode(), digest_size=4).hexdigest()}" for folder in folders]
     copied = _copy(name, python, far, dict(zip(names, folders, strict=True))) if far else {}
     by_host = {host: copied.get(host) or [str(folder) for folder in folders] for host in hosts}

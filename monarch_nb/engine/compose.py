@@ -7,7 +7,7 @@ from monarch_nb.attach.routes import Routes
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.engine.effects import MeshEffects
 from monarch_nb.engine.features import FEATURES
-from monarch_nb.engine.operations import ProcessOperations
+from monarch_nb.engine.operations import ProcessOperations, set_log_level
 from monarch_nb.lifecycle.controllers import Controllers
 from monarch_nb.lifecycle.healing import MeshHealer
 from monarch_nb.lifecycle.stopping import MeshStopper
@@ -19,7 +19,6 @@ from monarch_nb.mesh.cells import run_in_actor
 from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.operations import Operations
 from monarch_nb.mesh.own_proc import ThisProc
-from monarch_nb.mesh.proc import set_log_level
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.verbs import ACTOR_FAILED
 from monarch_nb.runtime import Local, Parts, Runtime

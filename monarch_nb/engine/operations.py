@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from monarch_nb.attach.routes import Routes
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.logs import MeshLogs
-from monarch_nb.mesh.handle import Handle, state_of
+from monarch_nb.logs.options import LogOption, set_level
+from monarch_nb.mesh.console import console_of
+from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.operations import ProcsWanted
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
-from monarch_nb.shape import Region
+from monarch_nb.shape import NDSlice, Region
 
 
 class ProcessOperations:
@@ -91,7 +94,12 @@ class ProcessOperations:
         """Brings folders to hosts; gives what is to be warned of. Blocks."""
         from monarch_nb.code.workspace import sync
 
-        return sync(name, hosts, python, workspace, auto_reload).notes
+        routes = self._engine.part(Routes)
+
+        def shares_files(host: str) -> bool:
+            return host == self._engine.host or host in routes.local or routes.attached[host].near
+
+        return sync(name, hosts, python, workspace, auto_reload, shares_files).notes
 
     def logs(self, mesh: Handle[Any]) -> Callable[..., Any]:
         """What gives the last lines of the processes of a mesh: `logs_of`, of that mesh."""
@@ -100,11 +108,16 @@ class ProcessOperations:
         return partial(logs_of, mesh)
 
     def show_output(self, procs: Handle[ProcState], stream: bool | None, window: float | None, level: int) -> None:
-        """Sets how what processes write is shown here."""
-        from monarch_nb.logs.options import LogOption
-
-        self._engine.part(MeshLogs).set_option(state_of(procs).uid, LogOption(stream, window, level))
+        """Sets how what processes write is shown here. Blocks until they know the level."""
+        state, region = state_of(procs), region_of(procs)
+        self._engine.part(MeshLogs).set_option(state.uid, LogOption(stream, window, level))
+        console_of(state, region).run.call(set_level, (level,), {}).get()
 
     def metrics(self, mesh: Handle[Any]) -> Any:
         """What actors have told with `monarch.telemetry.log`."""
         return self._engine.feature("metrics").of_mesh(mesh)
+
+
+def set_log_level(state: ProcState, rank: int, level: int) -> None:
+    """Tells one process of a mesh from which level on it writes records of `logging`. Does not block."""
+    console_of(state, Region((), NDSlice(rank, (), ()))).run.call(set_level, (level,), {})

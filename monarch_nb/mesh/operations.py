@@ -74,7 +74,7 @@ class Operations(Protocol):
         """What gives the last lines of the processes of a mesh: `logs_of`, of that mesh."""
 
     def show_output(self, procs: Handle[ProcState], stream: bool | None, window: float | None, level: int) -> None:
-        """Sets how what processes write is shown here."""
+        """Sets how what processes write is shown here. Blocks until they know the level."""
 
     def metrics(self, mesh: Handle[Any]) -> Any:
         """What actors have told with `monarch.telemetry.log`."""

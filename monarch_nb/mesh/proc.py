@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from monarch_nb._absent import sentence
-from monarch_nb.logs.options import set_level
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.console import Console, console_of
 from monarch_nb.mesh.handle import Handle
@@ -15,7 +14,7 @@ from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.proc_table import proc_table
 from monarch_nb.mesh.reference import ProcForm, proc_form, proc_record
 from monarch_nb.runtime import Future, ProcState, fail_future, pending_future, resolved_future
-from monarch_nb.shape import NDSlice, Region
+from monarch_nb.shape import Region
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.host import HostMesh
@@ -99,12 +98,7 @@ class ProcMesh(Handle[ProcState]):
             raise ValueError(f"logging_option: aggregate_window_sec={aggregate_window_sec!r} must be positive, or None")
         if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 255:
             raise ValueError(f"logging_option: level={level!r} must be a whole number from 0 to 255")
-
-        def apply() -> None:
-            operations().show_output(self, stream_to_client, aggregate_window_sec, level)
-            self.run(set_level, level).get()
-
-        await asyncio.to_thread(apply)
+        await asyncio.to_thread(operations().show_output, self, stream_to_client, aggregate_window_sec, level)
 
     def to_table(self) -> str:
         """A table of text: for each place of the mesh the host, and which of its processes it is."""
@@ -151,8 +145,3 @@ class ProcMesh(Handle[ProcState]):
 
 def _rebuilt(form: ProcForm, region: Region) -> ProcMesh:
     return ProcMesh(proc_record(form), region)
-
-
-def set_log_level(state: ProcState, rank: int, level: int) -> Future[Any]:
-    """From which level on one process of a mesh writes records of `logging`."""
-    return ProcMesh(state, Region((), NDSlice(rank, (), ()))).run(set_level, level)

@@ -26,6 +26,9 @@ ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 PUBLIC_ROW = len(ROWS)
 FEATURES = frozenset(ROWS[-2])
 
+# Of one row, and from the ground up too: handles, code to where they run, how they begin and end, how hosts come in.
+ASCENDING = ("mesh", "code", "lifecycle", "attach")
+
 # What only the kernel's side may know.
 KERNEL_SIDE = frozenset(
     {
@@ -100,6 +103,8 @@ def fault(importer: str, imported: str) -> str | None:
         return None
     if row(there) > row(here):
         return f"{importer} (row {row(here)}) imports {imported} (row {row(there)}): only its own row or rows above"
+    if here in ASCENDING and there in ASCENDING[ASCENDING.index(here) :]:
+        return f"{importer} imports {imported}: of {', '.join(ASCENDING)} each knows only those before it"
     if here in FEATURES and there in FEATURES:
         return f"{importer} imports {imported}: features do not know each other"
     return None
@@ -196,6 +201,9 @@ def test_only_tests_import_tests() -> None:
         ("monarch_nb.runtime.loop", "monarch_nb.host.agent", False),
         ("monarch_nb.rdma.buffer", "monarch_nb.mesh.proc", True),
         ("monarch_nb.rdma.buffer", "monarch_nb.job.local", False),
+        ("monarch_nb.attach.hosts", "monarch_nb.mesh.host", True),
+        ("monarch_nb.mesh.host", "monarch_nb.lifecycle.proc_spawn", False),
+        ("monarch_nb.code.workspace", "monarch_nb.attach.routes", False),
         ("monarch_nb.mesh.proc", "monarch_nb.actor.Actor", False),
         ("monarch_nb.mesh.proc", "monarch_nb.Extent", False),
         ("monarch_nb.actor", "monarch_nb.rdma", True),
