@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import monarch_nb.actor
-from monarch_nb import config, mesh
+from monarch_nb import config
 from monarch_nb.actor import MeshFailure, SupervisionError, runtime
-from monarch_nb.attach import attach_hosts, remote_host
+from monarch_nb.attach import attach_hosts, remote_host, shutdown
 from monarch_nb.attach.routes import Routes
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
@@ -47,7 +47,7 @@ def proxied(tmp_path: Path, key: Path) -> "Iterator[tuple[list[HostProcess], lis
             proxies += [Proxy(agent.endpoint) for agent in agents]
             yield agents, proxies
         finally:
-            mesh.shutdown()
+            shutdown()
             for proxy in proxies:
                 proxy.close()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from monarch_nb.mesh import shutdown
+from monarch_nb.attach import shutdown
 from monarch_nb.rdma import BufferDroppedError, ParameterSource, ParameterStore, Shard
 from monarch_nb.rdma.boxes import Box, common
 
