@@ -30,40 +30,37 @@ class Holder(Protocol):
 class Bursts:
     """The connections of one process that hold something back. Any thread."""
 
-    __slots__ = ("_holders", "_nudge", "last", "pauses")
+    __slots__ = ("_nudge", "holders", "last", "pauses")
 
     def __init__(self, nudge: Callable[[], None]) -> None:
         """`nudge` has `flush_old` called soon by the reading thread."""
         self._nudge = nudge
-        self._holders: set[Holder] = set()
+        self.holders: set[Holder] = set()  # those that hold something back, or did until just now
         self.pauses = 0  # how often a thread has begun to wait: what is sent after that begins a new row
         self.last = float("-inf")  # when a message was held back last
-
-    def __bool__(self) -> bool:
-        return bool(self._holders)
 
     def add(self, holder: Holder, now: float) -> None:
         """A connection holds back a message."""
         self.last = now
-        if holder not in self._holders:
-            self._holders.add(holder)
+        if holder not in self.holders:
+            self.holders.add(holder)
             self._nudge()
 
     def flush(self) -> None:
         """Write all that is held back: the calling thread is about to wait, perhaps for an answer to it."""
         self.pauses += 1
-        while self._holders:
+        while self.holders:
             try:
-                holder = self._holders.pop()
+                holder = self.holders.pop()
             except KeyError:  # another thread has taken it
                 return
             holder.flush()
 
     def flush_old(self, now: float) -> None:
         """Write what has been held back for long enough: the thread that sent it does something else now."""
-        for holder in tuple(self._holders):
+        for holder in tuple(self.holders):
             if now - holder.held_since() >= LONGEST_S:
-                self._holders.discard(holder)
+                self.holders.discard(holder)
                 holder.flush()
 
 

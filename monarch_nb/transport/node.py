@@ -89,6 +89,7 @@ class Node:
         self._reader = Reader(f"monarch-nb-{self.name}", config.tick)
         self._pool = Pool(self._reader.busy)
         self._looking = Looking(settings.look_before_sleep, lambda: host_of(self._own_folder))
+        self._may_look = settings.look_before_sleep != "off"
         self._loans = Loans(address, self._pool, self._reader, self.send)
         self._links = Links(
             address,
@@ -224,7 +225,7 @@ class Node:
 
     def flush(self) -> None:
         """Write what was held back for company: the calling thread is about to wait. Any thread; never blocks."""
-        if self._reader.bursts:
+        if self._reader.bursts.holders:
             if not interrupts.inside():  # else a finalizer cut into a write, which the reading thread completes
                 interrupts.uninterrupted(self._reader.bursts.flush)
         else:
@@ -233,7 +234,7 @@ class Node:
     def before_wait(self, done: Callable[[], object]) -> None:
         """The calling thread is about to sleep until `done()`: what was held back leaves, and it may look first."""
         self.flush()
-        if self._looking.seconds(time.monotonic()) and sys.gettrace() is None and not interrupts.inside():
+        if self._may_look and sys.gettrace() is None and not interrupts.inside():
             self._reader.look(done, self._looking)
 
     def send_to_whoever(self, at: str, header: Header, parcel: Parcel, *, lane: int = 1) -> None:

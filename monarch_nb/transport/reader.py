@@ -207,7 +207,7 @@ class Reader:
                 timeout = 0.0 if self._newly_busy else None
             if timeout is None or timeout > _NAP:
                 self._asleep = now - bursts.last > _RUSH_S
-                if bursts or not self._asleep:
+                if bursts.holders or not self._asleep:
                     timeout = _NAP
             if now - self._looked_at < _ASIDE_S:  # threads that wait read by themselves
                 self._nap.poll(1000 * _NAP)
@@ -233,7 +233,7 @@ class Reader:
                     _guarded(writer)
         self.run_calls()
         now = time.monotonic()
-        if self.bursts:
+        if self.bursts.holders:
             uninterrupted(self.bursts.flush_old, now)
         if self._settling:
             self._settle(quiet, now)

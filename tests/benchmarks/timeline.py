@@ -53,7 +53,7 @@ class Noter(Actor):
     def __init__(self) -> None:
         stream = importlib.import_module("monarch_nb.transport.streams").Stream
         note(stream, "_read", "worker reads")
-        note(stream, "write", "reply write", "reply written")
+        note(stream, "push", "reply write", "reply written")
         note(importlib.import_module("monarch_nb.runtime.executors").SyncExecutor, "put", "", "queued")
         note(importlib.import_module("monarch_nb.runtime.cell").ActorCell, "run_sync", "actor runs")
 
@@ -75,7 +75,7 @@ def measured() -> dict[str, float]:
     one.noop.call_one().get()
     stream = importlib.import_module("monarch_nb.transport.streams").Stream
     future = importlib.import_module("monarch_nb.runtime.future").Future
-    note(stream, "write", "write", "written")
+    note(stream, "push", "write", "written")
     note(stream, "_read", "caller reads")
     note(future, "_finish", "", "answered")
     note(future, "_wait", "", "caller wakes")
