@@ -23,6 +23,7 @@ class Follower:
     def __init__(self) -> None:
         self.data: dict[int, bytes] = {}  # by offset
         self.received = 0
+        self.lines = 0
         self.skipped = 0
         self.ended = False
         self.position = 0
@@ -32,14 +33,11 @@ class Follower:
         assert chunk.position >= self.position
         if chunk.data:
             self.data[chunk.offset] = chunk.data
+            self.lines += chunk.data.count(b"\n")
         self.received = chunk.offset + len(chunk.data)
         self.skipped += chunk.skipped
         self.ended = self.ended or chunk.ended
         self.position = chunk.position
-
-    @property
-    def lines(self) -> int:
-        return sum(data.count(b"\n") for data in self.data.values())
 
 
 def deliver(sendings: list[Sending], followers: dict[str, Follower]) -> None:
@@ -126,7 +124,7 @@ def test_what_is_not_recent_any_more_is_counted_for_who_comes_late() -> None:
     assert (none.data, none.skipped) == ({}, 20 * 64)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 def test_whatever_happens_each_line_is_received_once_or_counted_as_missed(seed: int) -> None:
     chance = random.Random(seed)
     tail = Tail("h/p.0.0")
