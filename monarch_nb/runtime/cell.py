@@ -8,17 +8,16 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.routing import Inbox, InboxOverflow
-from monarch_nb.runtime.cancelled import CancelledCalls, not_run
-from monarch_nb.runtime.context import Ancestor, Context, Home, Instance, StopRequested, current
+from monarch_nb.runtime.answering import AnsweringActor
+from monarch_nb.runtime.cell_host import CellHost
+from monarch_nb.runtime.context import Ancestor, Context, Instance, current
 from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
-from monarch_nb.runtime.failures import Failures
-from monarch_nb.runtime.life import ActorLife, Hosting, RunsOn, SpawnActor
+from monarch_nb.runtime.life import RunsOn, SpawnActor
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.sleeping import wake
 from monarch_nb.runtime.spans import continued, instrumented
@@ -27,22 +26,15 @@ from monarch_nb.shape import Extent, NDSlice, Point, Region
 from monarch_nb.transport import take_back, throw_into
 from monarch_nb.wire import (
     Header,
-    RemoteException,
     Status,
     decode,
     encode,
     encode_exception,
-    error_line,
-    format_exception,
-    pickle_failure,
-    text_of,
-    type_name,
 )
 from monarch_nb.wire.header import SKIP
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.own_log import OwnLog
-    from monarch_nb.transport import Clock, Parcel
+    from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
 
@@ -52,43 +44,7 @@ STRIKES_APART = 0.2  # seconds; an interrupt that comes sooner is the one before
 RELOAD = "__reload__"  # gives the actor a new class between messages
 
 
-class CellHost(Hosting, Home, Protocol):
-    """What an actor asks of its process."""
-
-    @property
-    def clock(self) -> "Clock":
-        """Its time."""
-
-    @property
-    def log(self) -> "OwnLog":
-        """Its output."""
-
-    @property
-    def failures(self) -> Failures:
-        """What has failed there."""
-
-    @property
-    def cancelled(self) -> CancelledCalls:
-        """Calls that are not to be run."""
-
-    @property
-    def run_in_actor(self) -> Callable[..., Any]:
-        """Runs a cell's source on an actor."""
-
-    def bound(self, dst: str, frames: Sequence[Any]) -> None:
-        """Raises MessageTooLargeError for a body that is too large to leave this process for an address."""
-
-    def await_setup(self) -> None:
-        """Blocks an actor's first breath until the set-up is done."""
-
-    def decode_spawn(self, parcel: "Parcel") -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-        """The class and the arguments a SPAWN message carries."""
-
-    def watch_gap(self, cell: "ActorCell") -> None:
-        """A message came before its predecessor."""
-
-
-class ActorCell(ActorLife):
+class ActorCell(AnsweringActor):
     """Hosts one actor. `arrive` is called by the reading thread; all user code runs on the executor's thread."""
 
     def __init__(self, process: CellHost, spec: SpawnActor, header: Header, parcel: "Parcel | None") -> None:
@@ -339,69 +295,6 @@ class ActorCell(ActorLife):
         answered = header.port != 0 and not self._explicit(header)
         self.process.log.end(header.chain[0] if header.chain else header.call, answered=answered)
         current.reset(token)
-
-    def _explicit(self, header: Header) -> bool:
-        endpoint = self.endpoints.get(header.method)
-        return endpoint is not None and endpoint._explicit_response_port
-
-    def _answer(self, header: Header, result: Any) -> None:
-        if header.port == 0 or self._explicit(header):
-            return
-        try:
-            frames = encode(result, self.process)
-            self.process.bound(header.src, frames)
-        except Exception as error:
-            told = pickle_failure(error, result, f"the `result` of {self.spec.name}.{header.method}")
-            self._reply(header, Status.EXCEPTION, encode_exception(told))
-            return
-        self._reply(header, Status.VALUE, frames)
-
-    def _raised(self, header: Header, error: BaseException) -> None:
-        if isinstance(error, StopRequested):
-            self._refuse_current(header)
-            return
-        self.errors += 1
-        kept = None
-        try:
-            kept = self.process.failures.keep(self.instance, header, error)
-            self._tell_raised(header, error)
-        except BaseException as failure:
-            self._untellable(header, error, failure)
-        if kept is not None:
-            try:
-                self.process.failures.ease(kept)
-            except BaseException:  # of what the frames hold; the caller has been answered
-                logger.exception("what a failure of %s holds could not be let go", self.instance)
-
-    def _untellable(self, header: Header, error: BaseException, failure: BaseException) -> None:
-        """What was raised could not be told as it is, or an interrupt broke that off: it is told in words."""
-        story, why = "".join(format_exception(error)), f"{error_line(failure)} was raised when it was told"
-        told = RemoteException(type_name(error), text_of(error), story, why)
-        if header.port and not self._explicit(header):
-            self._reply(header, Status.EXCEPTION, encode_exception(told))
-        elif self.cause is None:
-            self.fail("exception", told, header)
-
-    def _tell_raised(self, header: Header, error: BaseException) -> None:
-        interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
-        ordinary = isinstance(error, Exception) or (interrupted and not self.ending)
-        given_up = isinstance(error, (asyncio.CancelledError, CancelledError))
-        cancelled = given_up and header.call in self.process.cancelled
-        if ordinary and header.port and (cancelled or not self._explicit(header)):
-            self._reply(header, Status.EXCEPTION, encode_exception(error))
-            return
-        if interrupted and self.ending:
-            self._refuse_current(header)
-            return
-        self.fail("exception", error, header)
-
-    def _refuse_current(self, header: Header) -> None:
-        if header.port and not self._explicit(header):
-            self._refuse(header)
-
-    def _drop(self, header: Header, parcel: "Parcel") -> None:
-        self.process.node.consumed(parcel)
-        self._reply(header, Status.EXCEPTION, encode_exception(not_run()))
 
     def cancel(self, call: str, then: Callable[[], None]) -> None:
         """Cancels an `async def` endpoint that runs for this call, and does `then` (reading thread).

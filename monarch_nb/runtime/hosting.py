@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb.runtime.cell import ActorCell, CellHost
+from monarch_nb.runtime.cell import ActorCell
+from monarch_nb.runtime.cell_host import CellHost
 from monarch_nb.runtime.life import ActorLife, RunsOn, SpawnActor
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.parking import Parking

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,9 +16,7 @@ from monarch_nb.runtime import (
     Instance,
     Local,
     MeshState,
-    PendingCall,
     ProcState,
-    error_of,
     fail_future,
     pending_future,
     resolve_future,
@@ -26,7 +24,6 @@ from monarch_nb.runtime import (
 )
 from monarch_nb.runtime.supervising import Actor
 from monarch_nb.settings import settings
-from monarch_nb.shape import Region, runs
 from monarch_nb.supervision.actions import (
     Action,
     FailActor,
@@ -42,8 +39,9 @@ from monarch_nb.supervision.actions import (
     Tell,
 )
 from monarch_nb.supervision.book import RankStatus
-from monarch_nb.supervision.cause import Cause, stop_cause
-from monarch_nb.supervision.causes import FAILED, Causes, Refusal
+from monarch_nb.supervision.call_errors import CallErrors
+from monarch_nb.supervision.cause import Cause
+from monarch_nb.supervision.causes import Refusal
 from monarch_nb.supervision.effects import SupervisorEffects
 from monarch_nb.supervision.errors import HealError, SupervisionError
 from monarch_nb.supervision.failure import MeshFailure, gathered
@@ -60,7 +58,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Driver(Causes):
+class Driver(CallErrors):
     """One per process. Events may come from any thread; user code runs on its actor's own thread only."""
 
     def __init__(
@@ -73,13 +71,11 @@ class Driver(Causes):
         fatal: Callable[[MeshFailure], None] | None = None,
     ) -> None:
         """`root` is the stream of code outside actors, where this process is the root of ownership; `fatal` ends it."""
-        super().__init__(local)
+        super().__init__(local, Machine(root=root, root_policy="script"))
         self._clock, self._effects = clock, effects
-        self.machine = Machine(root=root, root_policy="script")
         self._fatal = fatal or _log
         self._show: Callable[[MeshFailure], None] = _log
         self.listeners: list[Callable[[Action | OwnerSaid | None], None]] = []  # None: something may have changed
-        self._lock = threading.RLock()
         self._actions: deque[Action] = deque()
         self._acting = False
         self._heals: dict[int, Future[None]] = {}
@@ -239,12 +235,6 @@ class Driver(Causes):
             else:
                 call.lose(places, error)
 
-    def _error(self, failure: MeshFailure, call: PendingCall | None) -> SupervisionError:
-        if failure.failure_id:
-            with self._lock:
-                self.machine.told(failure.failure_id)
-        return SupervisionError(failure.report(), endpoint=f"{call.title}()" if call else None, failure=failure)
-
     # -- owners -----------------------------------------------------------------------------------------------------
 
     def _cell(self, stream: str) -> ActorCell | None:
@@ -283,71 +273,6 @@ class Driver(Causes):
         when_done(future, lambda _: self.feed(lambda machine: machine.stopped(uid)))
 
     # -- what the runtime asks (Supervising) ------------------------------------------------------------------------
-
-    def lost(self, header: Header, reason: str, call: PendingCall) -> BaseException:
-        """The error of a call whose message could not be delivered: the known failure, where there is one."""
-        ranks = frozenset(call.missing_ranks())
-        with self._lock:
-            known = self.machine.check(call.mesh, ranks)
-        if known is not None:
-            return self._error(known, call)
-        return self._error(self._lost(header, reason, call), call)
-
-    def _lost(self, header: Header, reason: str, call: PendingCall | None) -> MeshFailure:
-        """The story of a message that was lost on its way to ranks that are not known to have failed."""
-        cause = self.lost_cause(header, reason)
-        alone = Kind.CALL in (header.kind, header.status if header.kind == Kind.RETURNED else -1)
-        ranks = [header.rank] if alone else [] if call is None else call.missing_ranks()
-        with self._lock:
-            story = self.machine.describe(header.mesh, ranks, cause)
-        name = call.title.partition(".")[0] if call is not None else header.mesh
-        return story or MeshFailure(mesh_name=name, mesh_uid=header.mesh, cause=cause)
-
-    def error(self, data: Any, call: PendingCall | None) -> BaseException:
-        """The error a call raises for an encoded cause."""
-        refusal = msgspec.msgpack.decode(data, type=Refusal)
-        if call is None:
-            return self._error(MeshFailure(mesh_name=refusal.cause.actor, cause=refusal.cause), None)
-        known = refusal.cause.kind in FAILED
-        if known:
-            self.refused(refusal, {refusal.mesh} if call.watched else None)
-            raised = error_of(call.future)
-            if raised is not None:  # the machine has told it already
-                return raised
-        with self._lock:
-            if known:
-                story = self.machine.check(call.mesh, {refusal.rank})
-            else:
-                story = self.machine.describe(call.mesh, [refusal.rank], refusal.cause)
-        return self._error(story or self._elsewhere(refusal, call), call)
-
-    def _elsewhere(self, refusal: Refusal, call: PendingCall) -> MeshFailure:
-        """The story of a call on a mesh that others own."""
-        name, rank, region = call.title.partition(".")[0], refusal.rank, None
-        state = self.local.meshes.get(call.mesh)
-        if state is not None and rank in state.region.ranks():
-            region = state.region
-        return MeshFailure(
-            mesh_name=name,
-            mesh_uid=call.mesh,
-            cause=refusal.cause,
-            extent=((), ()) if region is None else (tuple(region.labels), tuple(region.ndslice.sizes)),
-            places=(rank if region is None else region.ndslice.index(rank),),
-        )
-
-    def check(self, state: MeshState, region: Region, call: PendingCall | None) -> SupervisionError | None:
-        """What a call on a slice must raise at once."""
-        failure = None
-        if not self.machine.sound(state.uid):
-            with self._lock:
-                failure = self.machine.check(state.uid, runs(region))
-        if failure is None and state.stopped is not None:  # so long ago that nothing else is known of it
-            whole = state.region
-            extent = (tuple(whole.labels), tuple(whole.ndslice.sizes))
-            failure = MeshFailure(
-                mesh_name=state.name, mesh_uid=state.uid, cause=stop_cause(state.stopped), extent=extent
-            )
-        return None if failure is None else self._error(failure, call)
 
     def actor_spawned(self, actor: Actor) -> None:
         """An actor lives here from now on, for as long as the process of its owner does."""
