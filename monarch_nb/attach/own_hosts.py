@@ -217,9 +217,8 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
     def end() -> None:
         try:
             stopped = stop_hosts(hosts, "its host was shut down")
-            handles = [
-                handle for host in hosts if (handle := engine.part(LocalAgents).running.pop(host, None)) is not None
-            ]
+            own: dict[str, AgentHandle] = {} if engine.is_worker else engine.part(LocalAgents).running
+            handles = [handle for host in hosts if (handle := own.pop(host, None)) is not None]
             for handle in handles:
                 engine.part(Routes).local.pop(handle.host, None)
                 if handle.host == engine.host:  # this process listens in its run folder, which the next agent shares
