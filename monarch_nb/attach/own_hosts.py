@@ -67,7 +67,7 @@ class LocalAgents:
                 if self._unused.pop(engine.host, None) not in (None, begun_with()):
                     handle = self.running.pop(engine.host)
                     handle.kill()
-                    clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
+                    clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
                 if engine.host not in self.running:
                     self._start(engine.host, Path(run_folder_for(engine.host)))
 
@@ -160,7 +160,7 @@ class LocalAgents:
             engine.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
             engine.part(Routes).tell_lost(handle.host, reason, handle.incarnation)
             if handle.host == engine.host:
-                clear_run_folder(handle.run_folder, keep=engine.address.partition("/")[2])
+                clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
             else:
                 remove_run_folder(handle.run_folder)
 

@@ -13,7 +13,7 @@ from monarch_nb.host.folders import run_folder_for
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, split
-from monarch_nb.wire import Done
+from monarch_nb.wire import Done, agent_of
 
 _PATIENCE_S = 1.0
 
@@ -163,14 +163,14 @@ class Routes:
         """Tells all other agents, and through them all processes, that a host is gone; `incarnation` is its agent's."""
         for other in (*self.local, *(remote.host for remote in self.attached.values() if not remote.lost)):
             if other != host:
-                self._engine.tell(f"{other}/agent", verbs.LOST, p.Lost({host: reason}, {host: incarnation}))
+                self._engine.tell(agent_of(other), verbs.LOST, p.Lost({host: reason}, {host: incarnation}))
         if self._gateway is not None and self._gateway.remote.host == host:
             for remote in tuple(self.attached.values()):
                 if remote.behind:
                     remote.cut()
 
     def _tell(self, host: str, hosts: p.Hosts) -> Future[Done]:
-        return request(self._engine, f"{host}/agent", verbs.HOSTS, hosts)
+        return request(self._engine, agent_of(host), verbs.HOSTS, hosts)
 
 
 def is_loopback(endpoint: str) -> bool:

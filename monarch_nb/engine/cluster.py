@@ -38,6 +38,7 @@ from monarch_nb.transport import TransportError
 from monarch_nb.transport.memory import MemoryNetwork, NetworkFaults
 from monarch_nb.transport.memory_time import MemoryTime, ProcessClock
 from monarch_nb.transport.memory_transport import MemoryTransport
+from monarch_nb.wire import agent_of
 
 R = TypeVar("R")
 QUIET_S = 0.3  # real seconds that actors may take for what falls due at one moment before time goes on without them
@@ -75,7 +76,7 @@ class Cluster:
             handler=self._take,
             on_link_failed=lambda h, _, reason: engine.undelivered(h, reason),
         )
-        role = Role("m0/agent", fatal=self._unhandled)
+        role = Role(agent_of("m0"), fatal=self._unhandled)
         clock = ProcessClock(self._time, lambda function: function())
         engine = self._engine = compose(local, self._node, clock, role, operations=_MemoryOperations)
         engine.add_part(LocalAgents, LocalAgents(engine, None))
@@ -157,7 +158,7 @@ class Cluster:
                 for other in names[place + 1 :]:
                     self._network.join_hosts(one, other)
         for name in tuple(self._lost):
-            if self._network.reachable(self._engine.address, f"{name}/agent"):
+            if self._network.reachable(self._engine.address, agent_of(name)):
                 self._lost.discard(name)
                 for node in (self._node, *(host.node for host in self._hosts.values())):
                     node.learn(name)
@@ -233,7 +234,7 @@ class Cluster:
         return set(self._hosts) - inside if self._engine.host in inside else inside
 
     def _expire(self, name: str) -> None:
-        if name in self._lost or self._network.reachable(self._engine.address, f"{name}/agent"):
+        if name in self._lost or self._network.reachable(self._engine.address, agent_of(name)):
             return
         lease = settings.mesh_orphan_timeout
         self._hosts[name].end_owned(lambda owner: not owner.startswith(f"{name}/"), "it was silent for its lease")
@@ -245,7 +246,7 @@ class Cluster:
         for other in self._hosts:
             if other != name and other not in self._lost:
                 with contextlib.suppress(TransportError):
-                    self._engine.tell(f"{other}/agent", verbs.LOST, p.Lost({name: reason}))
+                    self._engine.tell(agent_of(other), verbs.LOST, p.Lost({name: reason}))
 
     def _runtimes(self) -> list[Runtime]:
         workers = [worker.engine for host in self._hosts.values() for worker in tuple(host.workers.values())]

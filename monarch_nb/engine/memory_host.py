@@ -16,7 +16,7 @@ from monarch_nb.host.casting import Caster
 from monarch_nb.host.post import Post
 from monarch_nb.transport.memory_time import MemoryTime
 from monarch_nb.transport.memory_transport import MemoryTransport
-from monarch_nb.wire import Asker, Done, Handlers, Header, Kind, Lane, Status
+from monarch_nb.wire import Asker, Done, Handlers, Header, Kind, Lane, Status, agent_of
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -31,7 +31,7 @@ class MemoryHost:
 
     def __init__(self, time: MemoryTime, host: str) -> None:
         self.host = host
-        self.address = f"{host}/agent"
+        self.address = agent_of(host)
         self.workers: dict[str, MemoryWorker] = {}  # that live, by address
         self._time = time
         self._exits: dict[str, p.Exited] = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 from monarch_nb.routing.actions import Action, Deliver, Failed, LinkConfig, LinkState, Transmit, Unblocked
 from monarch_nb.routing.link import Link
+from monarch_nb.wire import host_of
 
 __all__ = ["MemoryNetwork", "MemoryNode", "NetworkFaults", "VirtualClock"]
 
@@ -129,7 +130,7 @@ class MemoryNode:
     def bury(self, peer: str, reason: str) -> None:
         """The process there, or on that host, is dead: what it has not acknowledged fails, and a new one may come."""
         for wire, end in tuple(self._ends.items()):
-            if end.peer == peer or _host(end.peer) == peer:
+            if end.peer == peer or host_of(end.peer) == peer:
                 waiting = [item for item, _ in end.waiting]
                 self._do(end, end.link.bury(reason, self._network.clock.now))
                 del self._ends[wire]
@@ -315,13 +316,13 @@ class MemoryNetwork:
     def part_hosts(self, one: str, other: str) -> None:
         """Break all connections between two hosts, for processes that begin later too, until `join_hosts`."""
         self._partitions.add(frozenset((one, other)))
-        self._break(lambda wire: {_host(wire[0]), _host(wire[1])} == {one, other})
+        self._break(lambda wire: {host_of(wire[0]), host_of(wire[1])} == {one, other})
 
     def join_hosts(self, one: str, other: str) -> None:
         """Let them connect again."""
         hosts = frozenset((one, other))
         self._partitions.discard(hosts)
-        self._mended(lambda pair: frozenset(map(_host, pair)) == hosts)
+        self._mended(lambda pair: frozenset(map(host_of, pair)) == hosts)
 
     def flap(self, one: str, other: str) -> None:
         """Break their connections, to be made again at the next attempt."""
@@ -336,7 +337,7 @@ class MemoryNetwork:
     def _apart(self, one: str, other: str) -> bool:
         if frozenset((one, other)) in self._cuts:
             return True
-        return bool(self._partitions) and frozenset((_host(one), _host(other))) in self._partitions
+        return bool(self._partitions) and frozenset((host_of(one), host_of(other))) in self._partitions
 
     # how
 
@@ -384,7 +385,3 @@ class MemoryNetwork:
         for pair in [pair for pair in self._redials if which(pair) and not self._apart(*sorted(pair))]:
             for node, end in self._redials.pop(pair):
                 self.clock.later(self.redial, lambda node=node, end=end: node._redial(end))  # type: ignore[misc]
-
-
-def _host(address: str) -> str:
-    return address.partition("/")[0]

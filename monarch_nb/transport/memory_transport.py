@@ -12,6 +12,7 @@ from monarch_nb.transport.memory import MemoryNode
 from monarch_nb.transport.memory_time import MemoryTime
 from monarch_nb.transport.parcel import Parcel, snapshot
 from monarch_nb.transport.undelivered import missed, returned
+from monarch_nb.wire import host_of, parse_address
 from monarch_nb.wire.header import Header, Kind
 
 _Item = tuple[Header, Parcel]
@@ -92,7 +93,7 @@ class MemoryTransport:
             if header.dst == self.address:
                 self._time.soon(lambda: self._handler(*item))
                 return
-            reason = self._dead.get(header.dst) or self._dead.get(header.dst.partition("/")[0])
+            reason = self._dead.get(header.dst) or self._dead.get(host_of(header.dst))
             if reason is not None:
                 raise UnreachableError(f"{header.dst} cannot be reached: {reason}")
             self._node.send(header.dst, item, parcel.nbytes, lane=int(lane), exempt=True)
@@ -137,14 +138,14 @@ class MemoryTransport:
     ) -> None:
         """A host, or a process, is there: messages for it are sent again."""
         with self._time.lock:
-            for dead in [dead for dead in self._dead if dead == where or dead.partition("/")[0] == where]:
+            for dead in [dead for dead in self._dead if dead == where or host_of(dead) == where]:
                 del self._dead[dead]
 
     def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
         """A process, or host, is dead: what it did not acknowledge is reported as lost."""
         with self._time.lock:
-            host, _, name = where.partition("/")
-            where = host if name == "agent" else where
+            address = parse_address(where)
+            where = address.host if address.is_agent else where
             self._dead[where] = reason
             if self._node is not None and self._node.alive:
                 self._node.bury(where, reason)
