@@ -242,7 +242,7 @@ def test_arrays_are_told_by_shape_type_extremes_and_what_is_not_a_number() -> No
     assert value_of(np.array(["a"])).tensor is not None
 
 
-def test_what_is_stopped_as_json_for_faces() -> None:
+def test_what_is_stopped_as_json_for_views() -> None:
     records = [stop(0), stop(1), stop(2, TRAIN, LOSS)]
     missing = [Missing("trainers", Extent(["gpus"], [8]), {(3,): "idle", (4,): "idle"})]
     found = json.loads(json.dumps(picture_of(records, sizes={"uid-trainers": 5}, missing=missing), allow_nan=False))

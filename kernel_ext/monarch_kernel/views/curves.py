@@ -15,15 +15,15 @@ Rows = dict[str, list[tuple[int, float, float, float]]]  # name -> (index of the
 
 
 class Curves:
-    """Sends what is there, then what comes; `wish` is the view's `watch` message. Ends with `close`."""
+    """Sends what is there, then what comes, as the view has asked by the message `watch`. Ends with `close`."""
 
-    def __init__(self, engine: Runtime, send: Callable[[Message], None], wish: Message) -> None:
+    def __init__(self, engine: Runtime, send: Callable[[Message], None], watch: Message) -> None:
         self._engine = engine
         self._send = send
-        self._id = wish.get("id")
-        state: Any = engine.meshes.get(str(wish.get("mesh")))
+        self._id = watch.get("id")
+        state: Any = engine.meshes.get(str(watch.get("mesh")))
         if state is None:
-            raise LookupError(f"there is no mesh {wish.get('mesh')!r}")
+            raise LookupError(f"there is no mesh {watch.get('mesh')!r}")
         self._state = state
         self._index = {base: index for index, base in enumerate(state.region.ranks())}
         self._waiting: Rows = {}

@@ -1,4 +1,4 @@
-"""The log lines that one face watches."""
+"""The log lines that one view watches."""
 
 import threading
 from collections import deque
@@ -20,19 +20,19 @@ Line = tuple[int, float, str, str]  # index of the rank, when, level, text
 
 
 class Lines:
-    """Sends what is there, then what comes; `wish` is the face's `watch` message. Ends with `close`."""
+    """Sends what is there, then what comes, as the view has asked by the message `watch`. Ends with `close`."""
 
-    def __init__(self, engine: Runtime, send: Callable[[Message], None], wish: Message) -> None:
+    def __init__(self, engine: Runtime, send: Callable[[Message], None], watch: Message) -> None:
         self._engine = engine
         self._send = send
-        self._id = wish.get("id")
-        self._text = str(wish.get("text") or "").lower()
-        self._level = LEVELS.get(str(wish.get("level") or "").lower(), 0)
-        state: Any = engine.meshes.get(str(wish.get("mesh")))
+        self._id = watch.get("id")
+        self._text = str(watch.get("text") or "").lower()
+        self._level = LEVELS.get(str(watch.get("level") or "").lower(), 0)
+        state: Any = engine.meshes.get(str(watch.get("mesh")))
         if state is None:
-            raise LookupError(f"there is no mesh {wish.get('mesh')!r}")
+            raise LookupError(f"there is no mesh {watch.get('mesh')!r}")
         self._procs: ProcState = state.procs if isinstance(state, ActorState) else state
-        wanted = wish.get("ranks")
+        wanted = watch.get("ranks")
         bases = list(state.region.ranks())
         self._index = {base: index for index, base in enumerate(bases) if wanted is None or index in wanted}
         self._waiting: deque[Line] = deque(maxlen=MOST)
@@ -46,7 +46,7 @@ class Lines:
         for base, index in self._index.items():
             first += self._lines(index, receiver.written(self._procs.address(base)))
         first.sort(key=lambda line: line[1])
-        most = int(wish.get("lines") or FIRST)
+        most = int(watch.get("lines") or FIRST)
         send({"type": "logs", "id": self._id, "reset": True, "lines": first[-most:]})
 
     def close(self) -> None:
