@@ -11,7 +11,8 @@ from measure import figure, leave, plan_of, repeat, times
 from monarch.actor import Actor, endpoint, this_host
 from monarch.config import configured
 from monarch_nb import debug
-from monarch_nb.debug.prompt.conversation import NoPrompt, Waiting
+from monarch_nb.debug.prompt.terminal import NoPrompt
+from monarch_nb.debug.prompt.waits import WaitPrompt
 from monarch_nb.runtime.waiting import join
 
 
@@ -63,7 +64,7 @@ class Shown:
     def beside(self) -> None:
         pass
 
-    def ask(self, prompt: str, vain: Any = None) -> str:
+    def ask(self, prompt: str, useless: Any = None) -> str:
         if not debug.sessions():
             raise NoPrompt
         for _ in range(10):
@@ -122,8 +123,8 @@ def main() -> None:
     plan = plan_of(sys.argv)
     debug.on_change(lambda kind, record: None)
     shown = Shown()
-    waiting = Waiting(debug.controller(), shown)
-    debug.controller().attended = True
+    waiting = WaitPrompt(debug.controller(), shown, lambda: True)
+    debug.controller().mark_attended()
 
     class Tick:
         def waiting(self, future: Any, seconds: float) -> None:
