@@ -13,7 +13,6 @@ from .actions import (
     Supervise,
     Tell,
 )
-from .book import MeshKind, MeshSpec, RankStatus, State
 from .cause import Cause, CauseKind
 from .causes import Refusal
 from .driver import Driver
@@ -24,6 +23,7 @@ from .hooks import UndeliverableMessage
 from .machine import Machine, RootPolicy
 from .name import MeshName
 from .ranks import Extent, RankIncarnation, Selection
+from .records import MeshKind, MeshSpec, RankStatus, State
 
 __all__ = [
     "Action",

@@ -38,7 +38,6 @@ from monarch_nb.supervision.actions import (
     Supervise,
     Tell,
 )
-from monarch_nb.supervision.book import RankStatus
 from monarch_nb.supervision.call_errors import CallErrors
 from monarch_nb.supervision.cause import Cause
 from monarch_nb.supervision.causes import Refusal
@@ -48,6 +47,7 @@ from monarch_nb.supervision.failure import MeshFailure, gathered
 from monarch_nb.supervision.hooks import UndeliverableMessage, run_hook
 from monarch_nb.supervision.machine import Machine
 from monarch_nb.supervision.ranks import RankIncarnation
+from monarch_nb.supervision.records import RankStatus
 from monarch_nb.supervision.report import PROCS_STOPPED
 from monarch_nb.transport import Clock, held_back
 from monarch_nb.wire import Flags, Header, Kind, error_line, format_exception

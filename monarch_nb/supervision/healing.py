@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct, field
 
 from .actions import Action, Healed, HealRefused, Recreate, Respawn, StopMesh
-from .book import Book, Mesh
 from .failure import MeshFailure
 from .intensity import Intensity
 from .ranks import RankIncarnation, Selection, where
+from .records import Mesh, MeshRecords
 from .report import ending
 
 
@@ -38,15 +38,15 @@ class Heal(Struct):
 class Healing:
     """All heals, by the uid of their procs."""
 
-    def __init__(self, book: Book, intensity: Intensity, tell: Callable[[MeshFailure], list[Action]]) -> None:
+    def __init__(self, records: MeshRecords, intensity: Intensity, tell: Callable[[MeshFailure], list[Action]]) -> None:
         self._tell = tell
-        self._book = book
+        self._records = records
         self.intensity = intensity
         self._heals: dict[str, Heal] = {}
 
     def request(self, request: Request) -> list[Action]:
         """Begin a heal, or join the one that is under way."""
-        mesh = self._book.meshes.get(request.mesh_uid)
+        mesh = self._records.meshes.get(request.mesh_uid)
         if mesh is None or mesh.ended is not None or mesh.owner is None:
             return self._refuse(request, _unfit(mesh, request.mesh_uid))
         needed = self._needed(mesh, request.selection)
@@ -56,7 +56,7 @@ class Healing:
         if running is not None:
             (running.requests if self._all_healing(needed) else running.later).append(request)
             return []
-        root = self._book.meshes[self._root(mesh)]
+        root = self._records.meshes[self._root(mesh)]
         if root.uid in needed and root.owner is None:
             return self._refuse(
                 request,
@@ -79,7 +79,7 @@ class Healing:
             running.follow.update(ranks)
             return []
         wanted = {rank for rank in ranks if procs.at(rank).state == "alive"}
-        mine = [mesh for mesh in self._book.on(procs.uid) if mesh.owner is not None and mesh.ended is None]
+        mine = [mesh for mesh in self._records.on(procs.uid) if mesh.owner is not None and mesh.ended is None]
         needed = {mesh.uid: mesh.failed(wanted) for mesh in mine}
         return self._begin(procs, {uid: lost for uid, lost in needed.items() if lost}, [])
 
@@ -149,7 +149,9 @@ class Healing:
             if wanted:
                 heal.stage, heal.waiting = uid, set(wanted)
                 incarnations = tuple(wanted.items())
-                return [Respawn(uid, incarnations) if self._book.meshes[uid].is_procs else Recreate(uid, incarnations)]
+                return [
+                    Respawn(uid, incarnations) if self._records.meshes[uid].is_procs else Recreate(uid, incarnations)
+                ]
         del self._heals[root]
         numbers = tuple(request.number for request in heal.requests)
         back = tuple((uid, tuple(incarnations.items())) for uid, incarnations in heal.targets.items() if incarnations)
@@ -160,7 +162,7 @@ class Healing:
             if failure not in again:  # who asked for it lost interest: its owner is told as of any failure
                 actions += self._tell(failure)
         if heal.follow:
-            actions += self.follow(self._book.meshes[root], heal.follow)
+            actions += self.follow(self._records.meshes[root], heal.follow)
         for request in heal.later:
             actions += self.request(request)
         return actions
@@ -168,7 +170,7 @@ class Healing:
     def _begin(self, root: Mesh, needed: dict[str, list[int]], requests: list[Request]) -> list[Action]:
         targets: dict[str, dict[int, int]] = {}
         for uid, ranks in needed.items():
-            mesh = self._book.meshes[uid]
+            mesh = self._records.meshes[uid]
             targets[uid] = {}
             for rank in ranks:
                 before = mesh.at(rank)
@@ -179,7 +181,7 @@ class Healing:
 
     def _needed(self, mesh: Mesh, selection: Selection) -> dict[str, list[int]]:
         """What has to come back for these ranks to work: the procs, then the actors on them."""
-        procs, *actors = self._book.family(mesh)
+        procs, *actors = self._records.family(mesh)
         dead = procs.failed(selection if procs is mesh else set(mesh.failed(selection))) if procs.is_procs else []
         needed = {procs.uid: dead}
         for other in actors or [mesh]:
@@ -188,14 +190,14 @@ class Healing:
         return {uid: ranks for uid, ranks in needed.items() if ranks}
 
     def _all_healing(self, needed: dict[str, list[int]]) -> bool:
-        meshes = self._book.meshes
+        meshes = self._records.meshes
         return all(meshes[uid].at(rank).state == "healing" for uid, ranks in needed.items() for rank in ranks)
 
     def _refuse(self, request: Request, text: str, wait: float | None = None) -> list[Action]:
         return [HealRefused(request.number, request.mesh_uid, text, wait)]
 
     def _too_often(self, uid: str, rank: int, wait: float) -> str:
-        mesh, limit = self._book.meshes[uid], self.intensity
+        mesh, limit = self._records.meshes[uid], self.intensity
         at = where(mesh.spec.extent, [mesh.place(rank)]) or f"rank {mesh.place(rank)}"
         cause = mesh.at(rank).cause
         last = "" if cause is None else f" (last: {cause.text or ending(cause)})"
@@ -209,11 +211,11 @@ class Healing:
         return mesh.on if mesh.on is not None else mesh.uid
 
     def _owner(self, uid: str) -> str | None:
-        mesh = self._book.meshes.get(uid)
+        mesh = self._records.meshes.get(uid)
         return mesh.owner if mesh else None
 
     def _name(self, uid: str) -> str:
-        mesh = self._book.meshes.get(uid)
+        mesh = self._records.meshes.get(uid)
         return mesh.name if mesh else uid
 
 

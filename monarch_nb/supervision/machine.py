@@ -7,12 +7,12 @@ from typing import Literal
 import msgspec
 
 from .actions import Action, FailActor, FailCalls, RootFault, StopMesh, Supervise, Tell
-from .book import Book, Mesh, MeshSpec, RankStatus
 from .cause import Cause, stop_cause
 from .failure import MeshFailure
 from .healing import Healing, Request
 from .intensity import Intensity
 from .ranks import RankIncarnation, Selection
+from .records import Mesh, MeshRecords, MeshSpec, RankStatus
 from .report import PROCS_STOPPED
 from .tree import Entry, Tree
 
@@ -39,10 +39,10 @@ class Machine:
         self.root = root
         self.root_policy: RootPolicy = root_policy
         self.root_supervises = root_supervises  # the root has a handler of its own, asked before anything is shown
-        self._book = Book()
+        self._records = MeshRecords()
         self._tree = Tree()
         self.intensity = Intensity(max_restarts, window)
-        self._healing = Healing(self._book, self.intensity, self._tell)
+        self._healing = Healing(self._records, self.intensity, self._tell)
         self._ids = count(1)
         self._awaited: dict[int, MeshFailure] = {}
         if root is not None:
@@ -60,14 +60,14 @@ class Machine:
         """An actor of this process spawned a mesh."""
         record = self._tree.join(owner)
         mesh = Mesh(spec, owner)
-        self._book.add(mesh)
+        self._records.add(mesh)
         if record is None:
             mesh.ended = stop_cause("its owner is gone")
             return [StopMesh(mesh.uid)]
         record.owned[mesh.uid] = None
         if mesh.on is None:
             return []
-        procs = self._book.meshes[mesh.on]
+        procs = self._records.meshes[mesh.on]
         if procs.ended is not None:
             mesh.ended = stop_cause(PROCS_STOPPED)
             return []
@@ -82,31 +82,31 @@ class Machine:
 
     def know(self, process: str, spec: MeshSpec) -> None:
         """This process holds a reference to a mesh owned in another `process`: track it, tell no owner."""
-        known = self._book.meshes.get(spec.uid)
+        known = self._records.meshes.get(spec.uid)
         if known is None or not (known.owner or known.process):
-            self._book.add(Mesh(spec, process=process))
+            self._records.add(Mesh(spec, process=process))
 
     def disown(self, mesh_uid: str) -> list[Action]:
         """Forget a mesh, and the actor meshes on it, once they are stopped or nobody refers to them."""
-        mesh = self._book.meshes.get(mesh_uid)
+        mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
         actions = self._stop(mesh, "it is gone")
-        for gone in reversed(self._book.family(mesh) if mesh.is_procs else [mesh]):
+        for gone in reversed(self._records.family(mesh) if mesh.is_procs else [mesh]):
             owner = self._tree.get(gone.owner) if gone.owner is not None else None
             if owner is not None:
                 owner.owned.pop(gone.uid, None)
-            self._book.remove(gone.uid)
+            self._records.remove(gone.uid)
             self._healing.intensity.forget(gone.uid)
         return actions
 
     def status(self, mesh_uid: str) -> Mapping[int, RankStatus]:
         """How each rank of a mesh is. Raises KeyError if the mesh is not known here."""
-        return self._book.status(mesh_uid)
+        return self._records.status(mesh_uid)
 
     def odd(self, mesh_uid: str | None = None) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
         """All meshes known here, or one: why each has ended, if so, and its ranks that are not always alive."""
-        meshes = self._book.meshes
+        meshes = self._records.meshes
         chosen = meshes if mesh_uid is None else [mesh_uid] if mesh_uid in meshes else ()
         return [(uid, meshes[uid].ended, dict(meshes[uid].odd)) for uid in chosen]
 
@@ -117,22 +117,22 @@ class Machine:
 
     def incarnations(self, mesh_uid: str) -> dict[int, int]:
         """The incarnation of each rank that was ever healed; all others are in their first, 0."""
-        odd = self._book.meshes[mesh_uid].odd
+        odd = self._records.meshes[mesh_uid].odd
         return {rank: status.incarnation for rank, status in odd.items() if status.incarnation}
 
     def sound(self, mesh_uid: str) -> bool:
         """Whether nothing has ever happened to any rank of a mesh; needs no lock."""
-        mesh = self._book.meshes.get(mesh_uid)
+        mesh = self._records.meshes.get(mesh_uid)
         return mesh is None or (mesh.ended is None and not mesh.odd)
 
     def check(self, mesh_uid: str, selection: Selection = None) -> MeshFailure | None:
         """What a call on these ranks must raise at once; None if all of them work, or the mesh is not known here."""
-        mesh = self._book.meshes.get(mesh_uid)
-        return None if mesh is None else self._book.broken(mesh, selection)
+        mesh = self._records.meshes.get(mesh_uid)
+        return None if mesh is None else self._records.broken(mesh, selection)
 
     def describe(self, mesh_uid: str, ranks: Sequence[int], cause: Cause) -> MeshFailure | None:
         """Something that happened to ranks of a mesh and failed none of them, as people are told it."""
-        mesh = self._book.meshes.get(mesh_uid)
+        mesh = self._records.meshes.get(mesh_uid)
         return None if mesh is None else mesh.failure([rank for rank in ranks if rank in mesh], cause)
 
     # Failures
@@ -141,7 +141,7 @@ class Machine:
         self, mesh_uid: str, rank: int, incarnation: int, cause: Cause, awaited: Collection[str] = ()
     ) -> list[Action]:
         """One actor failed while its process lives. `awaited` are meshes somebody awaits a call of, at that rank."""
-        mesh = self._book.meshes.get(mesh_uid)
+        mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
         mesh.learn(rank, incarnation)
@@ -157,22 +157,22 @@ class Machine:
         called: Collection[str] = (),
     ) -> list[Action]:
         """A process of a proc mesh ended, and every actor on it."""
-        procs = self._book.meshes.get(mesh_uid)
+        procs = self._records.meshes.get(mesh_uid)
         if procs is None:
             return []
         procs.learn(rank, incarnation)
         if not procs.is_current(rank, incarnation):
             return []
-        return self._fail(self._book.hit_with(procs, [rank]), cause, awaited, called)
+        return self._fail(self._records.hit_with(procs, [rank]), cause, awaited, called)
 
     def host_lost(
         self, hosts: Collection[str], cause: Cause, awaited: Collection[str] = (), called: Collection[str] = ()
     ) -> list[Action]:
         """Hosts are gone, with all their processes."""
         actions: list[Action] = []
-        for procs in [mesh for mesh in self._book.meshes.values() if mesh.is_procs]:
+        for procs in [mesh for mesh in self._records.meshes.values() if mesh.is_procs]:
             for host in hosts:
-                lost = self._book.hit_with(procs, procs.ranks_on(host))
+                lost = self._records.hit_with(procs, procs.ranks_on(host))
                 actions += self._fail(lost, msgspec.structs.replace(cause, host=host), awaited, called)
         return actions
 
@@ -181,7 +181,7 @@ class Machine:
         why = f": {reason}" if reason else ""
         text = f"timed out reaching controller {process}, which owned it and is gone{why}"
         actions: list[Action] = []
-        for mesh in [mesh for mesh in self._book.meshes.values() if mesh.process == process]:
+        for mesh in [mesh for mesh in self._records.meshes.values() if mesh.process == process]:
             if mesh.ended is None:
                 mesh.ended = Cause(kind="owner", text=text)
                 actions.append(FailCalls(mesh.uid, None, mesh.failure((), mesh.ended)))
@@ -212,7 +212,7 @@ class Machine:
 
     def owner_stopped(self, actor: str) -> list[Action]:
         """An actor of this process ends, however: what it owns stops first, and it is told of nothing any more."""
-        owned = [self._book.meshes[uid] for uid in self._tree.end(actor)]
+        owned = [self._records.meshes[uid] for uid in self._tree.end(actor)]
         actions: list[Action] = []
         for mesh in owned:
             if mesh.is_procs:  # so that no heal goes on with what is about to stop
@@ -234,13 +234,13 @@ class Machine:
 
     def stopping(self, mesh_uid: str, ranks: Collection[int] | None = None, reason: str = "") -> list[Action]:
         """A mesh, or some of its ranks, begin to stop: from now on nothing that happens to them is a failure."""
-        mesh = self._book.meshes.get(mesh_uid)
+        mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
         if ranks is None:
             return self._stop(mesh, reason or "it was stopped")
         actions: list[Action] = []
-        for member, rank in self._book.hit_with(mesh, ranks):
+        for member, rank in self._records.hit_with(mesh, ranks):
             text = PROCS_STOPPED if member is not mesh else reason or "it was stopped"
             incarnation = (rank, member.at(rank).incarnation)
             actions += self._healing.dropped(member, [rank])
@@ -251,18 +251,18 @@ class Machine:
 
     def stopped(self, mesh_uid: str, ranks: Collection[int] | None = None, reason: str = "") -> list[Action]:
         """A mesh, or some of its ranks, have stopped: calls still waiting for them will not be answered."""
-        mesh = self._book.meshes.get(mesh_uid)
+        mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
         actions = self.stopping(mesh_uid, ranks, reason)
         if ranks is not None:
-            for member in self._book.family(mesh) if mesh.is_procs else [mesh]:
+            for member in self._records.family(mesh) if mesh.is_procs else [mesh]:
                 gone = [rank for rank in ranks if rank in member and member.at(rank).state == "stopped"]
-                failure = self._book.broken(member, frozenset(gone))
+                failure = self._records.broken(member, frozenset(gone))
                 if failure is not None:
                     actions.append(FailCalls(member.uid, member.incarnations(gone), failure))
             return actions
-        for member in self._book.family(mesh) if mesh.is_procs else [mesh]:
+        for member in self._records.family(mesh) if mesh.is_procs else [mesh]:
             if member.ended is not None:
                 actions.append(FailCalls(member.uid, None, member.failure((), member.ended)))
         return actions
@@ -275,7 +275,7 @@ class Machine:
 
     def respawned(self, mesh_uid: str, incarnations: Sequence[RankIncarnation]) -> list[Action]:
         """Processes are back: those this process asked for, or those of another owner, whose actors here follow."""
-        procs = self._book.meshes.get(mesh_uid)
+        procs = self._records.meshes.get(mesh_uid)
         if procs is None:
             return []
         if procs.owner is not None:
@@ -287,7 +287,7 @@ class Machine:
 
     def recreated(self, mesh_uid: str, incarnations: Iterable[RankIncarnation]) -> list[Action]:
         """Actors are back."""
-        mesh = self._book.meshes.get(mesh_uid)
+        mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
         if mesh.owner is not None:
@@ -298,18 +298,18 @@ class Machine:
 
     def heal_failed(self, mesh_uid: str, incarnations: Iterable[RankIncarnation], cause: Cause) -> list[Action]:
         """Some incarnations could not be started: the heal says so when it ends."""
-        mesh = self._book.meshes.get(mesh_uid)
+        mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
         current = [rank for rank, incarnation in incarnations if mesh.is_current(rank, incarnation)]
-        return self._fail(self._book.hit_with(mesh, current), cause)
+        return self._fail(self._records.hit_with(mesh, current), cause)
 
     def _replaced(self, procs: Mesh, rank: int, incarnation: int) -> list[Action]:
         before = procs.at(rank)
         if not procs.learn(rank, incarnation) or before.state == "failed":
             return []
         # Nobody told us that the old process ended; its actors are gone all the same.
-        lost = [(mesh, rank) for mesh, rank in self._book.hit_with(procs, [rank]) if mesh is not procs]
+        lost = [(mesh, rank) for mesh, rank in self._records.hit_with(procs, [rank]) if mesh is not procs]
         return self._fail(lost, Cause(kind="exit", text="it was replaced"))
 
     # The parts they share
@@ -357,7 +357,7 @@ class Machine:
         return [*calls, *ends, *tells, *self._healing.settle(hit[0][0])]
 
     def _tell(self, failure: MeshFailure, awaited: bool = False) -> list[Action]:
-        mesh = self._book.meshes.get(failure.mesh_uid)
+        mesh = self._records.meshes.get(failure.mesh_uid)
         if mesh is None or mesh.owner is None:
             return []
         if mesh.owner == self.root and not self.root_supervises:
@@ -381,7 +381,7 @@ class Machine:
         actions = self._healing.cancelled(mesh)
         for actor in list(self._tree.members(mesh.uid)):
             actions += self.owner_stopped(actor)
-        for member in self._book.on(mesh.uid):
+        for member in self._records.on(mesh.uid):
             actions += self._stop(member, PROCS_STOPPED)
         if ask:
             actions.append(StopMesh(mesh.uid))

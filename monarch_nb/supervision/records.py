@@ -155,7 +155,7 @@ def _alike(one: RankStatus, other: RankStatus) -> bool:
     return one.cause is not None and other.cause is not None and one.cause.likeness == other.cause.likeness
 
 
-class Book:
+class MeshRecords:
     """All meshes by uid, and the actor meshes on each proc mesh in the order they were spawned."""
 
     def __init__(self) -> None:
