@@ -5,14 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from monarch_nb.host.post import Sender
 from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
-from monarch_nb.transport import Parcel
-from monarch_nb.wire import Flags, Header, Kind, Lane, agent_of, decode_plain, fold, host_of, parse_address, unfold
+from monarch_nb.transport import Parcel, reason_of, reason_parcel
+from monarch_nb.wire import Flags, Header, Kind, Lane, agent_of, fold, host_of, parse_address, unfold
 from monarch_nb.wire.header import SKIP, CastPlan
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
@@ -66,7 +65,7 @@ class Caster:
     def reply(self, header: Header, parcel: Parcel) -> None:
         """A REPLY, FOLDED or RETURNED for a call or cast of this agent."""
         if header.kind == Kind.RETURNED:
-            self.lost(header, _reason(parcel), told_elsewhere=bool(header.flags & Flags.TOLD_ELSEWHERE))
+            self.lost(header, reason_of(parcel), told_elsewhere=bool(header.flags & Flags.TOLD_ELSEWHERE))
             return
         with self._lock:
             cast = self._casts.get(header.port)
@@ -182,7 +181,7 @@ class Caster:
         self._send(Header(kind=Kind.RETURNED, dst=request.src, src=self._address, mesh=request.mesh, rank=rank,
                           sender=request.sender, method=request.method, port=request.port, index=place,
                           call=request.call, flags=flags),
-                   Parcel([msgspec.msgpack.encode([reason])]))  # fmt: skip
+                   reason_parcel(reason))  # fmt: skip
 
     def _send(self, header: Header, parcel: Parcel) -> None:
         try:
@@ -195,13 +194,3 @@ class Caster:
 
 def _places(first: int, count: int, stride: int) -> range:
     return range(first, first + count * stride, stride) if stride else range(first, first + 1)
-
-
-_words = msgspec.msgpack.Decoder(list[str])
-
-
-def _reason(parcel: Parcel) -> str:
-    try:
-        return decode_plain(parcel.frames[0], _words)[0]
-    except (IndexError, msgspec.MsgspecError):
-        return "it was returned"

@@ -1,14 +1,12 @@
 """What comes to a process: each message goes to the actor, port or engine verb that it is for."""
 
-import msgspec
-
 from monarch_nb.runtime.features import Features
 from monarch_nb.runtime.hosting import Hosting
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.runtime.sender import Sender
-from monarch_nb.transport import Parcel, Transport
+from monarch_nb.transport import Parcel, Transport, reason_of
 from monarch_nb.wire import REPLY, Handlers, Header, Kind
 
 SPAWN = "__spawn__"
@@ -57,7 +55,7 @@ class Arrivals:
         elif kind == Kind.CONTROL:
             self._serve(header, parcel)
         elif kind == Kind.RETURNED:
-            reason = msgspec.msgpack.decode(parcel.frames[0], type=list[str])[0] if parcel.frames else "it was returned"
+            reason = reason_of(parcel)
             self._node.consumed(parcel)
             self._losses.lost(header, reason)
 

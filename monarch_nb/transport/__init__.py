@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from monarch_nb.transport.looking import Host, host_of
     from monarch_nb.transport.node import Node
     from monarch_nb.transport.sockets import Limits, bound_at
+from monarch_nb.transport.undelivered import reason_of, reason_parcel
 
 __all__ = [
     "Clock",
@@ -48,6 +49,8 @@ __all__ = [
     "is_descriptor_limit",
     "knock",
     "lost_here",
+    "reason_of",
+    "reason_parcel",
     "require_keys",
     "split",
     "take_back",

@@ -11,7 +11,7 @@ from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.memory import MemoryNode
 from monarch_nb.transport.memory_time import MemoryTime
 from monarch_nb.transport.parcel import Parcel, snapshot
-from monarch_nb.transport.undelivered import missed, returned
+from monarch_nb.transport.undelivered import missed, reason_parcel, returned
 from monarch_nb.wire import host_of, parse_address
 from monarch_nb.wire.header import Header, Kind
 
@@ -112,7 +112,7 @@ class MemoryTransport:
         elif header.kind != Kind.RETURNED and not self._closed:
             back = (missed if header.kind == Kind.REPLY else returned)(header, self.address)
             try:
-                self.send(back, Parcel([msgspec.msgpack.encode([reason])]), lane=1)
+                self.send(back, reason_parcel(reason), lane=1)
             except TransportError:
                 return  # nobody is there to hear it
 

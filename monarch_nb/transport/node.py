@@ -29,7 +29,7 @@ from monarch_nb.transport.shared import available
 from monarch_nb.transport.sockets import Limits, Socket
 from monarch_nb.transport.streams import Message
 from monarch_nb.transport.tcp_listener import TcpListener
-from monarch_nb.transport.undelivered import missed, returned
+from monarch_nb.transport.undelivered import missed, reason_parcel, returned
 from monarch_nb.wire import agent_of, parse_address
 from monarch_nb.wire.header import Header, Kind
 
@@ -346,7 +346,7 @@ class Node:
         if header.src == self.address:
             self._on_link_failed(header, parcel, reason)
         elif header.kind != Kind.RETURNED and self._state == "started":
-            body = Parcel([msgspec.msgpack.encode([reason])])
+            body = reason_parcel(reason)
             told = (missed if header.kind == Kind.REPLY else returned)(header, self.address)
             self._reader.soon(self._try_to_tell, told, body)
 

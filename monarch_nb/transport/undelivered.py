@@ -1,10 +1,27 @@
-"""Headers of messages that say of another one that it will not be delivered."""
+"""Messages that say of another one that it will not be delivered, and why."""
 
 import msgspec
 
+from monarch_nb.transport.parcel import Parcel
 from monarch_nb.wire.header import Header, Kind
+from monarch_nb.wire.plain import decode_plain
 
-__all__ = ["missed", "returned"]
+__all__ = ["missed", "reason_of", "reason_parcel", "returned"]
+
+_reasons = msgspec.msgpack.Decoder(tuple[str])
+
+
+def reason_parcel(reason: str) -> Parcel:
+    """The body of a message that comes back."""
+    return Parcel([msgspec.msgpack.encode((reason,))])
+
+
+def reason_of(parcel: Parcel) -> str:
+    """Why a message has come back; a few words where its body does not tell."""
+    try:
+        return decode_plain(parcel.frames[0], _reasons)[0]
+    except (IndexError, msgspec.DecodeError):
+        return "it was returned"
 
 
 def returned(header: Header, by: str) -> Header:

@@ -13,7 +13,7 @@ import zmq
 
 import monarch_nb.transport
 from monarch_nb.routing.actions import PREFIX, PREFIX_SIZE
-from monarch_nb.transport import Keys, Limits
+from monarch_nb.transport import Keys, Limits, Parcel, reason_of, reason_parcel
 from monarch_nb.transport.chunks import Assembly
 from monarch_nb.transport.envelope import WHOLE
 from monarch_nb.wire.header import Header, Kind, encode_header
@@ -244,3 +244,9 @@ def test_an_announcement_takes_no_memory_before_its_pieces_come(portable: bool) 
     announced.add(memoryview(b"x" * 1000))
     assert not announced.complete
     assert psutil.Process().memory_info().rss - before < 64 << 20
+
+
+@pytest.mark.parametrize("frames", [[], [b""], [b"\xc1"], [b"\x90"], [b"\x91\x01"], [b"\xa3why"]])
+def test_a_message_that_comes_back_without_a_reason_has_come_back_all_the_same(frames):
+    assert reason_of(Parcel(frames)) == "it was returned"
+    assert reason_of(reason_parcel("it is gone")) == "it is gone"
