@@ -41,7 +41,7 @@ from monarch_nb.transport.memory_transport import MemoryTransport
 from monarch_nb.wire import agent_of
 
 R = TypeVar("R")
-QUIET_S = 0.3  # real seconds that actors may take for what falls due at one moment before time goes on without them
+QUIET_S = 1.0  # real seconds that actors may take for what falls due at one moment before time goes on without them
 _LOOK_S = 0.0005
 
 
@@ -146,6 +146,7 @@ class Cluster:
             for one in inside:
                 for other in set(self._hosts) - inside:
                     self._network.part_hosts(one, other)
+            self._time.changed()
         for name in self._away(inside):
             self._time.later(settings.mesh_orphan_timeout, lambda name=name: self._expire(name))  # type: ignore[misc]
         self.settle()
@@ -157,6 +158,7 @@ class Cluster:
             for place, one in enumerate(names):
                 for other in names[place + 1 :]:
                     self._network.join_hosts(one, other)
+            self._time.changed()
         for name in tuple(self._lost):
             if self._network.reachable(self._engine.address, agent_of(name)):
                 self._lost.discard(name)
