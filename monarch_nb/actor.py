@@ -23,7 +23,7 @@ from monarch_nb.runtime import (
     started,
 )
 from monarch_nb.runtime.ids import ProcId, Uid
-from monarch_nb.runtime.log_prefix import config
+from monarch_nb.runtime.output.log_prefix import config
 from monarch_nb.settings import ChannelTransport
 from monarch_nb.shape import Extent, NDSlice, Point, Region, Shape, Slice
 from monarch_nb.wire import ActorError

@@ -2,7 +2,7 @@
 
 from monarch_nb.engine.cluster import Cluster, cluster
 from monarch_nb.engine.in_process import in_process_host, kill
-from monarch_nb.transport.memory import MemoryNetwork, MemoryNode, NetworkFaults, VirtualClock
+from monarch_nb.transport.memory.network import MemoryNetwork, MemoryNode, NetworkFaults, VirtualClock
 
 __all__ = [
     "Cluster",

@@ -35,9 +35,9 @@ from monarch_nb.runtime import (
 from monarch_nb.settings import settings
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.transport import TransportError
-from monarch_nb.transport.memory import MemoryNetwork, NetworkFaults
-from monarch_nb.transport.memory_time import MemoryTime, ProcessClock
-from monarch_nb.transport.memory_transport import MemoryTransport
+from monarch_nb.transport.memory.network import MemoryNetwork, NetworkFaults
+from monarch_nb.transport.memory.time import MemoryTime, ProcessClock
+from monarch_nb.transport.memory.transport import MemoryTransport
 from monarch_nb.wire import agent_of
 
 R = TypeVar("R")

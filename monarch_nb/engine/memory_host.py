@@ -14,8 +14,8 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.casting import Caster
 from monarch_nb.host.post import Post
-from monarch_nb.transport.memory_time import MemoryTime
-from monarch_nb.transport.memory_transport import MemoryTransport
+from monarch_nb.transport.memory.time import MemoryTime
+from monarch_nb.transport.memory.transport import MemoryTransport
 from monarch_nb.wire import Asker, Done, Handlers, Header, Kind, Lane, Status, agent_of
 
 if TYPE_CHECKING:

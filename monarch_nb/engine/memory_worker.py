@@ -11,8 +11,8 @@ from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.mesh.handle import Handle, state_of
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Local, ProcState, Runtime, current, endpoint, runtime, waiting
-from monarch_nb.transport.memory_time import MemoryTime, ProcessClock
-from monarch_nb.transport.memory_transport import MemoryTransport
+from monarch_nb.transport.memory.time import MemoryTime, ProcessClock
+from monarch_nb.transport.memory.transport import MemoryTransport
 from monarch_nb.wire import Header
 
 _MUTE = 0.0

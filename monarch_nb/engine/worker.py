@@ -14,21 +14,10 @@ from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.redirect import journal_of_this_process
 from monarch_nb.mesh.console import Console
-from monarch_nb.runtime import (
-    ROOT,
-    Actor,
-    ActorCell,
-    Local,
-    RunsOn,
-    Runtime,
-    SpawnActor,
-    display_hooks,
-    dumps,
-    install,
-    install_breakpoints,
-    sleeping,
-)
-from monarch_nb.runtime.log_prefix import levels_are_known
+from monarch_nb.runtime import ROOT, Actor, ActorCell, Local, RunsOn, Runtime, SpawnActor, install, install_breakpoints
+from monarch_nb.runtime.actors import sleeping
+from monarch_nb.runtime.output import display_hooks, dumps
+from monarch_nb.runtime.output.log_prefix import levels_are_known
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Node, ThreadClock
 from monarch_nb.wire import Asker

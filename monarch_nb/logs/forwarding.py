@@ -11,7 +11,7 @@ from monarch_nb.logs.mesh_logs import MeshLogs
 from monarch_nb.logs.sources import prefix
 from monarch_nb.logs.windows import Windows
 from monarch_nb.logs.written import Written
-from monarch_nb.runtime.displays import displays
+from monarch_nb.runtime.output.displays import displays
 from monarch_nb.settings import settings
 
 STALE_SECONDS = 1.0  # a line without end is written after that long

@@ -14,7 +14,7 @@ from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Actor, ActorState, ProcState, current, endpoint, runtime
 from monarch_nb.runtime.context import Instance
-from monarch_nb.runtime.display_hooks import open_figures, show_figures
+from monarch_nb.runtime.output.display_hooks import open_figures, show_figures
 from monarch_nb.shape import Region
 
 

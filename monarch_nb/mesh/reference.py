@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from monarch_nb.mesh.operations import operations
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, runtime
-from monarch_nb.runtime.endpoint import Kind
+from monarch_nb.runtime.actors.endpoint import Kind
 from monarch_nb.shape import Region
 from monarch_nb.wire import Layout, host_of
 

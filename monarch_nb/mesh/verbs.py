@@ -2,7 +2,7 @@
 
 import msgspec
 
-from monarch_nb.runtime.endpoint import Kind
+from monarch_nb.runtime.actors.endpoint import Kind
 from monarch_nb.supervision import RankIncarnation, Refusal
 from monarch_nb.wire import Done, Verb
 

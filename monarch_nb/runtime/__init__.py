@@ -1,13 +1,8 @@
 """One per process: mailboxes, ports, futures, context, and how an endpoint is executed."""
 
-from monarch_nb.runtime.actor import Actor
-from monarch_nb.runtime.arrivals import SPAWN
-from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
-from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
-from monarch_nb.runtime.calls import DeadlockError, PendingCall
-from monarch_nb.runtime.cell import EXEC, HOOK, RELOAD, ActorCell
-from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
-from monarch_nb.runtime.endpoint import (
+from monarch_nb.runtime.actors.actor import Actor
+from monarch_nb.runtime.actors.cell import EXEC, HOOK, RELOAD, ActorCell
+from monarch_nb.runtime.actors.endpoint import (
     EndpointProperty,
     concurrent_endpoint,
     endpoint,
@@ -15,9 +10,14 @@ from monarch_nb.runtime.endpoint import (
     kind_of,
     undeclared_name,
 )
+from monarch_nb.runtime.actors.life import ActorLife, RunsOn, SpawnActor
+from monarch_nb.runtime.arrivals import SPAWN
+from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
+from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
+from monarch_nb.runtime.calls import DeadlockError, PendingCall
+from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.held import Held
-from monarch_nb.runtime.life import ActorLife, RunsOn, SpawnActor
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.losses import FILL_AGAIN_S
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState

@@ -1,7 +1,7 @@
 """What comes to a process: each message goes to the actor, port or engine verb that it is for."""
 
+from monarch_nb.runtime.actors.hosting import Hosting
 from monarch_nb.runtime.features import Features
-from monarch_nb.runtime.hosting import Hosting
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.port_table import PortTable

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error
 from monarch_nb.runtime.context import Context
 from monarch_nb.runtime.future import Future
-from monarch_nb.runtime.log_positions import LogPositions
 from monarch_nb.runtime.meshes import MeshState
+from monarch_nb.runtime.output.log_positions import LogPositions
 from monarch_nb.runtime.port_table import PortTable
-from monarch_nb.runtime.raised import Raised, Ranks, actor_error
 from monarch_nb.settings import settings
 from monarch_nb.wire import ActorError, Header, Kind, Status, decode, unfold, unpickle_failure
 from monarch_nb.wire.header import CastPlan

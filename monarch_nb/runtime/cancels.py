@@ -4,10 +4,10 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from monarch_nb.runtime.actors.cell import ActorCell
+from monarch_nb.runtime.actors.roles import Messenger
 from monarch_nb.runtime.cancelled import CancelledCalls
-from monarch_nb.runtime.cell import ActorCell
 from monarch_nb.runtime.meshes import ActorState, MeshState
-from monarch_nb.runtime.roles import Messenger
 from monarch_nb.runtime.verbs import CANCEL, Cancel
 from monarch_nb.wire import Asker
 

@@ -4,8 +4,8 @@ import threading
 from typing import cast
 
 from monarch_nb._becoming import become_controller
+from monarch_nb.runtime.actors.roles import Process
 from monarch_nb.runtime.context import current
-from monarch_nb.runtime.roles import Process
 from monarch_nb.transport import held_back
 
 _process: Process | None = None

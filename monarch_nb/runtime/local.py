@@ -1,7 +1,7 @@
 """What there is in one process: its actors, its calls that wait, and the meshes that it knows."""
 
+from monarch_nb.runtime.actors.cell import ActorCell
 from monarch_nb.runtime.calls import PendingCall
-from monarch_nb.runtime.cell import ActorCell
 from monarch_nb.runtime.meshes import MeshState
 from monarch_nb.wire import host_of
 

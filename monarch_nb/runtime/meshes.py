@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from monarch_nb.runtime.endpoint import Kind as ActorKind
+from monarch_nb.runtime.actors.endpoint import Kind as ActorKind
 from monarch_nb.shape import Region, runs
 from monarch_nb.wire import Layout, Run, harmless
 

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+from monarch_nb.runtime.actors.roles import Process
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.here import process
-from monarch_nb.runtime.roles import Process
 from monarch_nb.wire import (
     ActorError,
     Flags,

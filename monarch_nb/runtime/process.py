@@ -9,22 +9,23 @@ from typing import Any, cast
 
 import msgspec
 
-from monarch_nb.runtime import forgotten, here, log_prefix, waiting
+from monarch_nb.runtime import forgotten, here, waiting
+from monarch_nb.runtime.actors.cell import HOOK
+from monarch_nb.runtime.actors.failures import Failures
+from monarch_nb.runtime.actors.hosting import Hosting
+from monarch_nb.runtime.actors.interruptions import Interruptions
 from monarch_nb.runtime.arrivals import SPAWN, Arrivals
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cancelled import CancelledCalls
 from monarch_nb.runtime.cancels import Cancels
-from monarch_nb.runtime.cell import HOOK
 from monarch_nb.runtime.context import ROOT, Context, Instance, current, running_actor, running_call
-from monarch_nb.runtime.failures import Failures
 from monarch_nb.runtime.features import Debugger, Features
-from monarch_nb.runtime.hosting import Hosting
-from monarch_nb.runtime.interruptions import Interruptions
 from monarch_nb.runtime.local import Local
-from monarch_nb.runtime.log_positions import LogPositions
 from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.meshes import ActorState
-from monarch_nb.runtime.own_log import OwnLog
+from monarch_nb.runtime.output import log_prefix
+from monarch_nb.runtime.output.log_positions import LogPositions
+from monarch_nb.runtime.output.own_log import OwnLog
 from monarch_nb.runtime.parts import Parts
 from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.runtime.sender import InnerHost, Sender

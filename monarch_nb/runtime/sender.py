@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from monarch_nb.runtime.local import Local
-from monarch_nb.runtime.own_log import OwnLog
+from monarch_nb.runtime.output.own_log import OwnLog
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.transport import Parcel, Transport, TransportError, UnreachableError
 from monarch_nb.wire import REPLY, Header, Kind, Lane, Status, Verb, check_size, encode_body, encode_exception

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from monarch_nb.runtime import forgotten
+from monarch_nb.runtime.actors.raised import Raised
 from monarch_nb.runtime.calls import Caller, PendingCall, Thunk, answered
 from monarch_nb.runtime.future import Future
-from monarch_nb.runtime.raised import Raised
 
 
 class _Unclaimed:

@@ -6,13 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from monarch_nb.runtime.actors.cell import ActorCell
+from monarch_nb.runtime.actors.roles import Messenger
 from monarch_nb.runtime.calls import DeadlockError
-from monarch_nb.runtime.cell import ActorCell
 from monarch_nb.runtime.context import current
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.meshes import ActorState
-from monarch_nb.runtime.roles import Messenger
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.verbs import END, PROBE, Deadlock, Hop, Probe
 from monarch_nb.transport import Clock

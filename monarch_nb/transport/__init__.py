@@ -19,11 +19,11 @@ from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.protocols import Clock, Transport
 
 if TYPE_CHECKING:
-    from monarch_nb.transport.greeting import Unready, greet, knock, split
     from monarch_nb.transport.keys import Keys, require_keys
     from monarch_nb.transport.looking import Host, host_of
     from monarch_nb.transport.node import Node
-    from monarch_nb.transport.sockets import Limits, bound_at
+    from monarch_nb.transport.tcp.greeting import Unready, greet, knock, split
+    from monarch_nb.transport.tcp.sockets import Limits, bound_at
 from monarch_nb.transport.undelivered import reason_of, reason_parcel
 
 __all__ = [
@@ -61,7 +61,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "greeting": (
+        "tcp.greeting": (
             "Unready",
             "greet",
             "knock",
@@ -76,7 +76,7 @@ __getattr__ = lazy_names(
             "host_of",
         ),
         "node": ("Node",),
-        "sockets": (
+        "tcp.sockets": (
             "Limits",
             "bound_at",
         ),

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import zmq
 from zmq.backend import Socket as _Raw
 
-from monarch_nb.transport.monitor import Monitor
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.sockets import Socket, read_dealer
+from monarch_nb.transport.tcp.monitor import Monitor
+from monarch_nb.transport.tcp.sockets import Socket, read_dealer
 
 _send = _Raw.send  # the compiled method: the wrapper around it costs more than the call
 _get = _Raw.get

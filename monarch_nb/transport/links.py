@@ -14,16 +14,17 @@ from monarch_nb.routing.incarnations import (
     process_incarnation,
 )
 from monarch_nb.routing.routes import Hop, NoRoute, Routes, agent_meant
-from monarch_nb.transport import monitor, sockets, streams
+from monarch_nb.transport import streams
 from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys, require_keys
-from monarch_nb.transport.monitor import Monitor
 from monarch_nb.transport.peer import Peer
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.sink import Sink
-from monarch_nb.transport.sockets import Context, Limits, Socket
 from monarch_nb.transport.streams import Message, Stream
+from monarch_nb.transport.tcp import monitor, sockets
+from monarch_nb.transport.tcp.monitor import Monitor
+from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
 from monarch_nb.wire import agent_of, host_of, parse_address
 
 Connection = Callable[[str, bool, str], None]

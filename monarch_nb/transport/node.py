@@ -14,7 +14,7 @@ import msgspec
 
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.settings import settings
-from monarch_nb.transport import interrupts, shared, sockets
+from monarch_nb.transport import interrupts, shared
 from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.folders import SocketFile, private_folder
 from monarch_nb.transport.keys import Keys, require_keys
@@ -26,9 +26,10 @@ from monarch_nb.transport.parcel import Parcel, snapshot
 from monarch_nb.transport.pool import Pool
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.shared import available
-from monarch_nb.transport.sockets import Limits, Socket
 from monarch_nb.transport.streams import Message
-from monarch_nb.transport.tcp_listener import TcpListener
+from monarch_nb.transport.tcp import sockets
+from monarch_nb.transport.tcp.listener import TcpListener
+from monarch_nb.transport.tcp.sockets import Limits, Socket
 from monarch_nb.transport.undelivered import missed, reason_parcel, returned
 from monarch_nb.wire import agent_of, parse_address
 from monarch_nb.wire.header import Header, Kind

@@ -54,8 +54,8 @@ class Noter(Actor):
         stream = importlib.import_module("monarch_nb.transport.streams").Stream
         note(stream, "_read", "worker reads")
         note(stream, "push", "reply write", "reply written")
-        note(importlib.import_module("monarch_nb.runtime.executors").SyncExecutor, "put", "", "queued")
-        note(importlib.import_module("monarch_nb.runtime.cell").ActorCell, "run_sync", "actor runs")
+        note(importlib.import_module("monarch_nb.runtime.actors.executors").SyncExecutor, "put", "", "queued")
+        note(importlib.import_module("monarch_nb.runtime.actors.cell").ActorCell, "run_sync", "actor runs")
 
     @endpoint
     def noop(self) -> None:

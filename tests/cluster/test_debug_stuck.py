@@ -89,8 +89,8 @@ def test_the_words_of_faulthandler_are_understood() -> None:
 Current thread 0x00008a (most recent call first):
   File "/home/me/train.py", line 7 in deeper
   File "/home/me/train.py", line 3 in step
-  File "{ours}/runtime/cell.py", line 200 in run_sync
-  File "{ours}/runtime/executors.py", line 66 in run
+  File "{ours}/runtime/actors/cell.py", line 200 in run_sync
+  File "{ours}/runtime/actors/executors.py", line 66 in run
 """
     (stack,) = stuck.parsed(text)
     assert [(frame.function, frame.line) for frame in stack] == [("step", 3), ("deeper", 7)]

@@ -13,11 +13,11 @@ from typing import Any
 import zmq
 
 from monarch_nb.routing import LinkConfig, LinkIncarnations
-from monarch_nb.transport import monitor
 from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.links import Links
 from monarch_nb.transport.parcel import Parcel
-from monarch_nb.transport.sockets import Limits
+from monarch_nb.transport.tcp import monitor
+from monarch_nb.transport.tcp.sockets import Limits
 from monarch_nb.wire.header import Header, Kind
 
 TICK = 0.02

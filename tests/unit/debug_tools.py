@@ -26,7 +26,8 @@ def source(name: str, text: str) -> CodeType:
     return compile(text, name, "exec")
 
 
-_ENGINE: dict[str, Any] = {"__name__": "monarch_nb.runtime.cell", "sys": sys}  # what users neither see nor step into
+# What users neither see nor step into.
+_ENGINE: dict[str, Any] = {"__name__": "monarch_nb.runtime.actors.cell", "sys": sys}
 exec(
     """
 def endpoint(code, names):

@@ -19,8 +19,8 @@ from monarch_nb.logs.last_lines import last_lines
 from monarch_nb.logs.marks import ERR, OUT, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
 from monarch_nb.logs.spool import PATIENCE_S, Spool
 from monarch_nb.logs.verbs import LogBlock
-from monarch_nb.runtime.displays import displays
-from monarch_nb.runtime.own_log import OwnLog
+from monarch_nb.runtime.output.displays import displays
+from monarch_nb.runtime.output.own_log import OwnLog
 from monarch_nb.settings import settings
 
 

@@ -7,9 +7,9 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from monarch_nb.transport import sockets
 from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.reader import Reader
+from monarch_nb.transport.tcp import sockets
 
 pytestmark = pytest.mark.timeout(30)
 LIMITS = sockets.Limits()

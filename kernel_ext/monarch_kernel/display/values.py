@@ -5,7 +5,7 @@ from typing import Any
 
 from monarch_nb.mesh.value import places_in
 from monarch_nb.mesh.value_text import grouped, nothing_in
-from monarch_nb.runtime.forms import Forms, forms_of, may_be_rich
+from monarch_nb.runtime.output.forms import Forms, forms_of, may_be_rich
 from monarch_nb.wire import error_line
 
 from .html import framed, heading, table
@@ -68,7 +68,7 @@ def _forms(value: Any) -> Forms:
     if not may_be_rich(value):
         return Forms({"text/plain": grouped(1, lambda _: value)[0][0][1]}, {})
     forms = forms_of(value)
-    figures = sys.modules.get("monarch_nb.runtime.figures")
+    figures = sys.modules.get("monarch_nb.runtime.output.figures")
     if figures is not None:  # the copy of a figure that is open on its rank opens here too, and would be shown again
         figures.close(value)
     if can_stand_beside(forms.data):

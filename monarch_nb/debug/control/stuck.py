@@ -17,7 +17,7 @@ from monarch_nb.debug.records import Frame
 from monarch_nb.debug.render.groups import FileName, short, tree, tree_text
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.lifecycle.watching import ProcessWatcher
-from monarch_nb.runtime import dumps
+from monarch_nb.runtime.output import dumps
 from monarch_nb.wire import host_of
 
 PATIENCE_S = 10.0
@@ -121,7 +121,7 @@ def _own(threads: Any) -> list[Sequence[Frame]]:
     """Of stacks (outermost first) the part below the engine's frames, of those threads that run an actor."""
     stacks_of_actors = []
     for stack in threads:
-        runs = [n for n, frame in enumerate(stack) if frame.file == f"{_OURS}runtime/cell.py"]
+        runs = [n for n, frame in enumerate(stack) if frame.file == f"{_OURS}runtime/actors/cell.py"]
         inner = stack[runs[-1] + 1 :] if runs else []
         while inner and inner[0].file.startswith(_OURS):
             del inner[0]

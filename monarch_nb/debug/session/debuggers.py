@@ -15,7 +15,7 @@ from monarch_nb.debug.records import Over
 from monarch_nb.debug.session.identity import home_of, identity
 from monarch_nb.debug.session.thread import ThreadDebugger
 from monarch_nb.runtime import ActorCell, Context, Runtime, current
-from monarch_nb.runtime.failures import Kept, frames_of
+from monarch_nb.runtime.actors.failures import Kept, frames_of
 from monarch_nb.settings import settings
 from monarch_nb.wire import Verb, error_line
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.routing import Inbox, InboxOverflow
-from monarch_nb.runtime.answering import AnsweringActor
-from monarch_nb.runtime.cell_host import CellHost
+from monarch_nb.runtime.actors.answering import AnsweringActor
+from monarch_nb.runtime.actors.cell_host import CellHost
+from monarch_nb.runtime.actors.endpoint import endpoints_of, kind_of, undeclared
+from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
+from monarch_nb.runtime.actors.life import RunsOn, SpawnActor
+from monarch_nb.runtime.actors.sleeping import wake
 from monarch_nb.runtime.context import Ancestor, Context, Instance, current
-from monarch_nb.runtime.endpoint import endpoints_of, kind_of, undeclared
-from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor
-from monarch_nb.runtime.life import RunsOn, SpawnActor
 from monarch_nb.runtime.ports import ReplyPort
-from monarch_nb.runtime.sleeping import wake
 from monarch_nb.runtime.spans import continued, instrumented
 from monarch_nb.settings import settings
 from monarch_nb.shape import Extent, NDSlice, Point, Region

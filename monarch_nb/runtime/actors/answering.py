@@ -5,10 +5,10 @@ import logging
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.runtime.actors.cell_host import CellHost
+from monarch_nb.runtime.actors.life import ActorLife
 from monarch_nb.runtime.cancelled import not_run
-from monarch_nb.runtime.cell_host import CellHost
 from monarch_nb.runtime.context import StopRequested
-from monarch_nb.runtime.life import ActorLife
 from monarch_nb.wire import (
     Header,
     RemoteException,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.runtime.letting_go import chain, let_go
+from monarch_nb.runtime.actors.letting_go import chain, let_go
 from monarch_nb.settings import settings
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from monarch_nb.runtime.forms import PLAIN, WIDGET, forms_of, sendable
-from monarch_nb.runtime.forms import text_of as plain_text
+from monarch_nb.runtime.output.forms import PLAIN, WIDGET, forms_of, sendable
+from monarch_nb.runtime.output.forms import text_of as plain_text
 from monarch_nb.wire import error_line, text_of
 from monarch_nb.wire.display import LATER, NOW, Display, encode_display, size_of
 

@@ -9,11 +9,11 @@ from collections import deque
 import zmq
 from zmq.utils import z85
 
-from monarch_nb.transport import monitor
 from monarch_nb.transport.keys import Keys
-from monarch_nb.transport.monitor import Monitor
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.sockets import Context, Limits, Socket
+from monarch_nb.transport.tcp import monitor
+from monarch_nb.transport.tcp.monitor import Monitor
+from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
 
 _ZAP = "inproc://zeromq.zap.01"
 

@@ -126,7 +126,7 @@ def _figure(value: Any) -> bytes | None:
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     if figure is None or not isinstance(value, figure):
         return None
-    from monarch_nb.runtime.figures import picture_of
+    from monarch_nb.runtime.output.figures import picture_of
 
     try:
         return picture_of(value)

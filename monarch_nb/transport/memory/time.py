@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from monarch_nb.transport.memory import MemoryNetwork
+from monarch_nb.transport.memory.network import MemoryNetwork
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from monarch_nb.runtime.actors.endpoint import Kind as ActorKind
+from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor, aside
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
-from monarch_nb.runtime.endpoint import Kind as ActorKind
-from monarch_nb.runtime.executors import AsyncExecutor, SyncExecutor, aside
 from monarch_nb.settings import settings
 from monarch_nb.wire import Harmless, Header, Status, error_line, format_exception
 

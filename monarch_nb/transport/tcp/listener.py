@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from monarch_nb.transport import sockets
-from monarch_nb.transport.handshakes import HandshakeLimiter, KeyChecker
 from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.sockets import Context, Limits, Socket
 from monarch_nb.transport.streams import Message
+from monarch_nb.transport.tcp import sockets
+from monarch_nb.transport.tcp.handshakes import HandshakeLimiter, KeyChecker
+from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
 
 __all__ = ["Received", "TcpListener"]
 

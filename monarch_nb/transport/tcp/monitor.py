@@ -6,7 +6,7 @@ from collections.abc import Callable
 import zmq
 
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.sockets import Socket
+from monarch_nb.transport.tcp.sockets import Socket
 
 UP = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 DOWN = int(zmq.EVENT_DISCONNECTED)

@@ -13,10 +13,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from monarch_nb.runtime import displays
+from monarch_nb.runtime.output import displays
 from monarch_nb.wire import error_line
 
-BACKEND = "module://monarch_nb.runtime.figures"
+BACKEND = "module://monarch_nb.runtime.output.figures"
 # What a kernel sets for itself: no choice of the user's, and of no use in another process.
 _OF_KERNELS = ("", "module://matplotlib_inline.backend_inline", "module://ipykernel.pylab.backend_inline")
 _REPLACED = ("display", "update_display", "publish_display_data", "clear_output")
@@ -45,13 +45,13 @@ def install() -> None:
 
 def open_figures() -> list[int]:
     """The numbers of the figures of pyplot that are open here and that `plt.show()` would display."""
-    figures = sys.modules.get("monarch_nb.runtime.figures")
+    figures = sys.modules.get("monarch_nb.runtime.output.figures")
     return list(figures.numbers()) if figures is not None else []
 
 
 def show_figures(before: Sequence[int], value: Any = None) -> None:
     """The end of a cell: figures opened since are displayed and closed. The one that is its value is closed only."""
-    figures = sys.modules.get("monarch_nb.runtime.figures")
+    figures = sys.modules.get("monarch_nb.runtime.output.figures")
     if figures is not None and _backend() == BACKEND:
         figures.show_each([number for number in figures.numbers() if number not in before], value)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb.runtime.cell import ActorCell
-from monarch_nb.runtime.cell_host import CellHost
-from monarch_nb.runtime.life import ActorLife, RunsOn, SpawnActor
+from monarch_nb.runtime.actors.cell import ActorCell
+from monarch_nb.runtime.actors.cell_host import CellHost
+from monarch_nb.runtime.actors.life import ActorLife, RunsOn, SpawnActor
+from monarch_nb.runtime.actors.parking import Parking
 from monarch_nb.runtime.local import Local
-from monarch_nb.runtime.parking import Parking
 from monarch_nb.settings import settings
 from monarch_nb.transport import Clock, Parcel
 from monarch_nb.wire import Header, Kind

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch_nb.runtime import sleeping
+from monarch_nb.runtime.actors import sleeping
 from monarch_nb.settings import settings
 
 if TYPE_CHECKING:

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch_nb.runtime.actors.failures import Failures
+from monarch_nb.runtime.actors.life import Hosting
 from monarch_nb.runtime.cancelled import CancelledCalls
 from monarch_nb.runtime.context import Home
-from monarch_nb.runtime.failures import Failures
-from monarch_nb.runtime.life import Hosting
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.cell import ActorCell
-    from monarch_nb.runtime.own_log import OwnLog
+    from monarch_nb.runtime.actors.cell import ActorCell
+    from monarch_nb.runtime.output.own_log import OwnLog
     from monarch_nb.transport import Clock, Parcel
 
 

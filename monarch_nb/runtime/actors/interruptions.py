@@ -9,8 +9,8 @@ from types import FrameType
 
 import msgspec
 
+from monarch_nb.runtime.actors.cell import ActorCell
 from monarch_nb.runtime.cancelled import CancelledCalls
-from monarch_nb.runtime.cell import ActorCell
 from monarch_nb.runtime.verbs import Doing, Interrupt, WhatRuns
 from monarch_nb.transport import Clock
 from monarch_nb.wire import Asker

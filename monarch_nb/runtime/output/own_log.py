@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
-from monarch_nb.runtime import log_prefix
-from monarch_nb.runtime.displays import displays
+from monarch_nb.runtime.output import log_prefix
+from monarch_nb.runtime.output.displays import displays
 
 AT_ONCE_S = 0.001  # what begins that soon after another has ended needs no mark of its own
 

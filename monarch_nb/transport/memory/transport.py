@@ -8,8 +8,8 @@ import msgspec
 
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys
-from monarch_nb.transport.memory import MemoryNode
-from monarch_nb.transport.memory_time import MemoryTime
+from monarch_nb.transport.memory.network import MemoryNode
+from monarch_nb.transport.memory.time import MemoryTime
 from monarch_nb.transport.parcel import Parcel, snapshot
 from monarch_nb.transport.undelivered import missed, reason_parcel, returned
 from monarch_nb.wire import host_of, parse_address

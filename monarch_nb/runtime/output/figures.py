@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
 
-from monarch_nb.runtime.displays import display
+from monarch_nb.runtime.output.displays import display
 
 __all__ = ["FigureCanvas", "close", "numbers", "picture_of", "show", "show_each"]
 

@@ -1,0 +1,1 @@
+"""What actors write and display, on its way out of their process."""

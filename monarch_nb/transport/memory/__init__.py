@@ -1,0 +1,1 @@
+"""A network in memory, on a virtual clock."""
