@@ -3,7 +3,7 @@
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_nb.rdma.errors import RDMAError
@@ -11,9 +11,9 @@ from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers import CannotReachError, Move, Mover
 from monarch_nb.rdma.warnings import RDMATcpFallbackWarning
 
-__all__ = ["Route", "Routes"]
+__all__ = ["SOCKETS", "Route", "Routes"]
 
-_TCP = frozenset({"streams", "messages"})
+SOCKETS = frozenset({"streams", "messages"})  # the movers that go through sockets
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Route:
 class Routes:
     """One per process. `ladder` has the movers, the best first; `allowed` says by name which may be used now."""
 
-    def __init__(self, ladder: Sequence[Mover], allowed: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(self, ladder: Mapping[str, Mover], allowed: Callable[[], tuple[str, ...]]) -> None:
         self._ladder = ladder
         self._allowed = allowed
         self._lock = threading.Lock()
@@ -59,7 +59,8 @@ class Routes:
     def quick(self, process: str) -> bool:
         """Whether bytes from there need nobody's help, so that a small read is over before a thread could begin it."""
         route = self.of(process)
-        return route.mover in ("local", "cross-memory") and route.allowed == self._allowed()
+        mover = self._ladder.get(route.mover)
+        return mover is not None and mover.alone and route.allowed == self._allowed()
 
     def transfer(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
         """Moves bytes from or to buffers of one process. Blocks; raises what movers raise, and RDMAError."""
@@ -78,19 +79,17 @@ class Routes:
     def _move(self, route: Route, moves: Sequence[Move], limit: Limit, write: bool) -> None:
         allowed = self._allowed()
         known = route.mover if route.allowed == allowed else ""
-        chosen = next((mover for mover in self._ladder if mover.name == known), None)
         reasons: list[str] = []
-        for mover in (*([chosen] if chosen is not None else ()), *self._ladder):
-            if mover.name not in allowed:
-                continue
+        for name in (*([known] if known else ()), *allowed):
+            mover = self._ladder[name]
             try:
                 (mover.write if write else mover.read)(moves, limit)
             except CannotReachError as error:
                 if str(error):
-                    reasons.append(f"{mover.name}: {error}")
+                    reasons.append(f"{name}: {error}")
                 continue
-            if known != mover.name:
-                route.mover, route.allowed, route.reasons = mover.name, allowed, reasons
+            if known != name:
+                route.mover, route.allowed, route.reasons = name, allowed, reasons
                 self._warn(route)
             return
         why = "; ".join(dict.fromkeys(reasons)) or "no mover is allowed"
@@ -101,7 +100,7 @@ class Routes:
 
     def _warn(self, route: Route) -> None:
         """Once per process: bytes go by sockets. Between machines without RDMA hardware that is as it must be."""
-        if route.mover in _TCP and route.reasons and not self._warned:
+        if route.mover in SOCKETS and route.reasons and not self._warned:
             self._warned = True
             warnings.warn(
                 f"memory of {route.process} is moved by {route.mover}, through sockets ({'; '.join(route.reasons)})",

@@ -10,17 +10,16 @@ from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, TransferCancelledError, owner_lost
 from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.ladder import LADDER
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.listener import Listener
 from monarch_nb.rdma.memory import Memory
-from monarch_nb.rdma.movers import CannotReachError, Move, Mover
-from monarch_nb.rdma.movers.cross_memory import CrossMemory, fetch
-from monarch_nb.rdma.movers.local import Local
-from monarch_nb.rdma.movers.messages import Messages, checked
-from monarch_nb.rdma.movers.streams import Streams
+from monarch_nb.rdma.movers import CannotReachError, Move
+from monarch_nb.rdma.movers.cross_memory import fetch
+from monarch_nb.rdma.movers.messages import checked
 from monarch_nb.rdma.place import here
 from monarch_nb.rdma.regions import Region, Regions
-from monarch_nb.rdma.routes import Routes
+from monarch_nb.rdma.routes import SOCKETS, Routes
 from monarch_nb.rdma.verbs import Outcome
 from monarch_nb.runtime import Instance, Runtime
 from monarch_nb.settings import settings
@@ -31,7 +30,6 @@ __all__ = ["Service", "attach"]
 _WORKERS = 4  # threads that carry out requests of others, made when needed
 _ASK_S = 10.0  # for the answer to where streams are to be opened
 DONE = Outcome("done")
-LADDER = ("local", "cross-memory", "streams", "messages")  # the names of movers, the best first
 WORD = 8  # bytes of what is changed atomically
 
 
@@ -39,18 +37,12 @@ class Service:
     """One per process that offers memory or reaches for that of others."""
 
     def __init__(self, engine: Runtime) -> None:
-        self.engine = engine
+        self.engine, self.address = engine, engine.address
         self.regions = Regions()
         self._atomics = threading.Lock()
         self._listener = Listener(self.regions)
-        self._streams = Streams(self._dial, lambda: settings.rdma_tcp_fallback_parallelism)
-        ladder: tuple[Mover, ...] = (
-            Local(engine.address, self.regions),
-            CrossMemory(self._ask_to_fetch),
-            self._streams,
-            Messages(self._ask),
-        )
-        self.routes = Routes(ladder, allowed)
+        self._movers = {name: make(self) for name, make in LADDER.items()}
+        self.routes = Routes(self._movers, self._allowed)
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._workers = 0
         self._idle = 0
@@ -87,9 +79,6 @@ class Service:
 
     def ask(self, handle: Handle, verb: Verb[Any, Outcome], question: Any) -> Callable[[Limit], Outcome]:
         """Sends a request to the owner of a buffer; the result waits for the answer."""
-        return self._ask(handle, verb, question)
-
-    def _ask(self, handle: Handle, verb: Verb[Any, Outcome], question: Any) -> Callable[[Limit], Outcome]:
         future = request(self.engine, handle.process, verb, question)
 
         def wait(limit: Limit) -> Outcome:
@@ -102,7 +91,7 @@ class Service:
 
         return wait
 
-    def _ask_to_fetch(self, moves: Sequence[Move], limit: Limit) -> None:
+    def ask_to_fetch(self, moves: Sequence[Move], limit: Limit) -> None:
         """Has the owner copy from here; what it copies from is on offer for as long."""
         offers = [self.regions.offer(move.local, "a transfer", None) for move in moves]
         try:
@@ -118,7 +107,7 @@ class Service:
                 ),
                 limit.left(),
             )
-            outcome = self._ask(moves[0].handle, verbs.FETCH, question)(limit)
+            outcome = self.ask(moves[0].handle, verbs.FETCH, question)(limit)
         finally:
             for region in offers:
                 self.regions.withdraw(region.number)
@@ -126,7 +115,8 @@ class Service:
             raise CannotReachError(f"its owner cannot read from here: {outcome.text}")
         checked(moves[0].handle, outcome)
 
-    def _dial(self, handle: Handle, limit: Limit) -> verbs.Listening:
+    def dial(self, handle: Handle, limit: Limit) -> verbs.Listening:
+        """Where streams to the owner of a buffer are to be opened. Blocks; raises CannotReachError, OwnerLostError."""
         future = request(self.engine, handle.process, verbs.DIAL, verbs.Dial(here()))
         if not future.wait(min(_ASK_S, limit.left())):
             limit.left()
@@ -214,10 +204,15 @@ class Service:
         addresses, number, key = self._listener.open_for(question.place)
         return verbs.Listening(addresses, number, key)
 
+    def _allowed(self) -> tuple[str, ...]:
+        """The movers that may be used now, the best first."""
+        return _chosen(tuple(self._movers), settings.rdma_movers, settings.rdma_allow_tcp_fallback)
+
     def close(self) -> None:
         """Ends all offers and streams."""
         self._listener.close()
-        self._streams.close()
+        for mover in self._movers.values():
+            mover.close()
         self.regions.withdraw_all(lambda region: True)
 
 
@@ -229,17 +224,10 @@ def _check(memory: Memory, offset: int, size: int, *, write: bool = False) -> No
 
 
 @functools.lru_cache(maxsize=4)
-def _allowed(wanted: str, sockets: bool) -> tuple[str, ...]:
+def _chosen(movers: tuple[str, ...], wanted: str, sockets: bool) -> tuple[str, ...]:
     """The movers that two settings leave."""
-    chosen = [name.strip() for name in wanted.split(",") if name.strip()]
-    return tuple(
-        name for name in LADDER if (not chosen or name in chosen) and (sockets or name not in ("streams", "messages"))
-    )
-
-
-def allowed() -> tuple[str, ...]:
-    """The movers that may be used now, the best first."""
-    return _allowed(settings.rdma_movers, settings.rdma_allow_tcp_fallback)
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    return tuple(name for name in movers if (not names or name in names) and (sockets or name not in SOCKETS))
 
 
 def attach(engine: Runtime) -> Service:

@@ -1,8 +1,9 @@
 """Random programs, breakpoints and commands: a thread stops where it would under Python's own `bdb`."""
 
 import bdb
+import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from random import Random
 from types import CodeType, FrameType
 from typing import Any
@@ -183,6 +184,14 @@ def ours(
 
     _, names = debugged(code, script, arm=arm)
     return stops, names
+
+
+@pytest.fixture(autouse=True)
+def no_collections() -> Iterator[None]:
+    """No garbage collection in the middle of a program: test libraries have Python functions called for each."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.mark.parametrize("seed", range(tries(60)))

@@ -60,7 +60,7 @@ _vectors = _Vectors()
 class CrossMemory:
     """For buffers of processes on this machine whose memory the kernel lets this one read."""
 
-    name = "cross-memory"
+    alone = True
 
     def __init__(self, ask_to_fetch: Callable[[Sequence[Move], Limit], None]) -> None:
         self._ask_to_fetch = ask_to_fetch

@@ -16,7 +16,7 @@ _PIECE = 64 << 20  # bytes copied between two looks at the limit
 class Local:
     """For buffers that this process itself owns."""
 
-    name = "local"
+    alone = True
 
     def __init__(self, process: str, regions: Regions) -> None:
         self._process = process

@@ -21,7 +21,7 @@ Ask = Callable[[Handle, Any, Any], Callable[[Limit], Outcome]]
 class Messages:
     """For buffers of every process that calls reach."""
 
-    name = "messages"
+    alone = False
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask  # sends a request to the owner of a handle; what it returns waits for the answer

@@ -23,7 +23,7 @@ _PIECE = 4 << 20  # bytes between two looks at the limit
 class Streams:
     """For buffers of processes whose machine can be dialled."""
 
-    name = "streams"
+    alone = False
 
     def __init__(self, dial: Callable[[Handle, Limit], Listening], parallel: Callable[[], int]) -> None:
         self._dial = dial  # asks the owner where it listens
