@@ -91,7 +91,16 @@ def _of_tensor(tensor: Any, what: str) -> Memory:
             f"{what} must be contiguous, and is a tensor of shape {tuple(tensor.shape)} with strides "
             f"{tuple(tensor.stride())}: use tensor.contiguous() and keep that"
         )
-    return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor.detach())
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError(f"{what} is a view that changes signs when read: use tensor.resolve_conj().resolve_neg()")
+    size = tensor.numel() * tensor.element_size()
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:
+        address = 0
+    if size and not address:
+        raise ValueError(f"{what} is a {type(tensor).__name__}, which has no memory of its own: use its local part")
+    return Memory(address, size, tensor.detach())
 
 
 def _address_of(view: memoryview) -> int:

@@ -12,8 +12,8 @@ from scripts.processes import MARK, left_behind
 from tests.soak.samples import MEGABYTE, Samples
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
-PAUSE = 4.0  # between rounds: it takes a minute of the clock and leaves others the processor
+SECONDS = float(os.environ.get("SOAK_SECONDS", "50"))
+PAUSE = 3.0  # between rounds, which leaves others the processor
 
 
 def soak(seconds: float, pause: float) -> None:

@@ -1,6 +1,7 @@
 """To other machines: authenticated TCP streams straight to the owner's memory, several in parallel for large pieces."""
 
 import contextlib
+import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -165,7 +166,18 @@ class Streams:
                 return
         connection.close()
 
+    def _sweep(self) -> None:
+        """Closes kept streams whose other end is gone: nothing is ever sent on one that nobody asked for."""
+        with self._lock:
+            for process, idle in tuple(self._idle.items()):
+                for connection in _ended(idle):
+                    idle.remove(connection)
+                    connection.close()
+                if not idle:
+                    del self._idle[process]
+
     def _open(self, handle: Handle, limit: Limit) -> socket.socket:
+        self._sweep()
         listening = self._listening.get(handle.process)
         if listening is None:
             listening = self._dial(handle, limit)
@@ -187,3 +199,12 @@ class Streams:
             self._listening.pop(handle.process, None)
         limit.left()
         raise CannotReachError(f"no stream can be opened to it ({'; '.join(errors) or 'it has no address'})")
+
+
+def _ended(idle: Sequence[socket.socket]) -> list[socket.socket]:
+    """Those that have something to read, which can only be their end."""
+    poller = select.poll()
+    for connection in idle:
+        poller.register(connection, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poller.poll(0)}
+    return [connection for connection in idle if connection.fileno() in ready]

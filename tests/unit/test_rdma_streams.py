@@ -1,0 +1,111 @@
+"""Streams between two ends in one process: real sockets, no other process."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.listener import Listener
+from monarch_nb.rdma.memory import memory_of
+from monarch_nb.rdma.movers import CannotReachError, Move
+from monarch_nb.rdma.movers.streams import Streams
+from monarch_nb.rdma.place import here
+from monarch_nb.rdma.regions import Regions
+from monarch_nb.rdma.verbs import Listening
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Ends:
+    """The owner's end and the other."""
+
+    def __init__(self) -> None:
+        self.regions = Regions()
+        self.listeners: dict[str, Listener] = {}
+        self.streams = Streams(self.dial, lambda: 3)
+
+    def listener(self, process: str) -> Listener:
+        return self.listeners.setdefault(process, Listener(self.regions))
+
+    def dial(self, handle: Handle, limit: Limit) -> Listening:
+        try:
+            return Listening(*self.listener(handle.process).open_for(here()))
+        except OSError:
+            return Listening((("127.0.0.1", 1),), 0, b"")
+
+    def offer(self, data: bytearray, process: str = "h/p1.0.0") -> Handle:
+        region = self.regions.offer(memory_of(data), "owner")
+        return Handle(process, "owner", region.number, region.secret, len(data), False, here(), 0, 0)
+
+    def read(self, handle: Handle, seconds: float = 20) -> bytearray:
+        target = bytearray(handle.size)
+        self.streams.read([Move(handle, 0, memory_of(target))], Limit(seconds, "reading", handle))
+        return target
+
+    def kept(self) -> int:
+        return sum(map(len, self.streams._idle.values()))
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    both = Ends()
+    yield both
+    both.streams.close()
+    for listener in both.listeners.values():
+        listener.close()
+
+
+def test_bytes_go_both_ways_on_streams_that_are_kept(ends: Ends) -> None:
+    data = bytearray(b"0123456789")
+    handle = ends.offer(data)
+    for _ in range(3):
+        assert ends.read(handle) == data
+    ends.streams.write([Move(handle, 2, memory_of(b"xy"))], Limit(20, "writing", handle))
+    assert data == b"01xy456789"
+    assert ends.kept() == 1
+
+
+def test_a_large_move_is_divided_among_streams(ends: Ends) -> None:
+    data = bytearray(range(256)) * (80 << 10)
+    handle = ends.offer(data)
+    assert ends.read(handle) == data
+    assert ends.kept() == 3
+
+
+def test_a_dropped_buffer_leaves_the_stream_as_good_as_it_was(ends: Ends) -> None:
+    handle = ends.offer(bytearray(10))
+    ends.read(handle)
+    ends.regions.withdraw(handle.number)
+    with pytest.raises(BufferDroppedError, match="was dropped"):
+        ends.read(handle)
+    assert ends.read(ends.offer(bytearray(b"abc"))) == b"abc"
+    assert ends.kept() == 1
+
+
+def test_streams_of_processes_that_ended_are_closed_when_another_is_opened(ends: Ends) -> None:
+    for number in range(4):
+        ends.read(ends.offer(bytearray(1 << 10), f"h/p{number}.0.0"))
+    assert ends.kept() == 4
+    for number in range(3):
+        ends.listeners[f"h/p{number}.0.0"].close()
+    ends.read(ends.offer(bytearray(10), "h/p9.0.0"))
+    assert ends.kept() == 2
+
+
+def test_an_owner_that_is_gone_is_said_to_be_gone(ends: Ends) -> None:
+    handle = ends.offer(bytearray(10))
+    ends.read(handle)
+    ends.listeners[handle.process].close()
+    with pytest.raises((OwnerLostError, CannotReachError)):
+        ends.read(handle)
+
+
+def test_whoever_listens_without_the_key_gets_nothing(ends: Ends) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        ends.streams = Streams(lambda handle, limit: Listening((("127.0.0.1", port),), 1, bytes(32)), lambda: 1)
+        with pytest.raises(TimeoutError):
+            ends.read(ends.offer(bytearray(10)), seconds=0.3)
