@@ -1,5 +1,6 @@
 """The table that %meshes shows."""
 
+from monarch_nb.mesh.text_table import text_table
 from monarch_nb.store import MeshView
 
 from .namespace import Row
@@ -33,14 +34,8 @@ class Overview:
     def __repr__(self) -> str:
         if not self.rows:
             return "There are no meshes yet. %mesh workers gpus=4 makes one."
-        table = [HEADINGS, *self.cells()]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
-        if self.unused:
-            lines.append(self.advice)
-        return "\n".join(lines)
+        table = text_table([HEADINGS, *self.cells()])
+        return f"{table}\n{self.advice}" if self.unused else table
 
 
 HEADINGS = ("mesh", "kind", "shape", "ranks", "hosts", "variables")

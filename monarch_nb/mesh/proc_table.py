@@ -1,8 +1,8 @@
 """A mesh of processes as a table of text: where each one is."""
 
 import itertools
-from collections.abc import Sequence
 
+from monarch_nb.mesh.text_table import text_table
 from monarch_nb.shape import Region
 from monarch_nb.wire import Layout
 
@@ -16,10 +16,4 @@ def proc_table(layout: Layout, region: Region) -> str:
     *sizes, wide = region.ndslice.sizes
     places = itertools.product(*(range(size) for size in sizes))
     rows = [[*map(str, place), *cells[at * wide : (at + 1) * wide]] for at, place in enumerate(places)]
-    return _aligned([[*down, *(f"{right}={place}" for place in range(wide))], *rows])
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
+    return text_table([[*down, *(f"{right}={place}" for place in range(wide))], *rows])

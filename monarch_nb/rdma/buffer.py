@@ -129,8 +129,8 @@ class RDMABuffer:
 
     def __repr__(self) -> str:
         handle = self._handle
-        way = f", read-only{''}" if handle.readonly else ""
-        return f"<RDMABuffer {handle.number} of {handle.owner}, {handle.size:,} bytes{way}>"
+        only = ", read-only" if handle.readonly else ""
+        return f"<RDMABuffer {handle.number} of {handle.owner}, {handle.size:,} bytes{only}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RDMABuffer) and self._handle == other._handle

@@ -1,5 +1,6 @@
 """Which way bytes take, as a table."""
 
+from monarch_nb.mesh.text_table import text_table
 from monarch_nb.rdma.buffer import service
 from monarch_nb.rdma.routes import Route
 
@@ -16,11 +17,7 @@ class RouteTable(tuple[Route, ...]):
     def __repr__(self) -> str:
         if not self:
             return "<no transfers yet: RDMABuffer.read_into and write_from make routes>"
-        rows = [_HEADS, *(_row(route) for route in self)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
+        return text_table([_HEADS, *map(_row, self)])
 
 
 def _row(route: Route) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from monarch_nb.mesh import region_of, state_of
+from monarch_nb.mesh.text_table import text_table
 from monarch_nb.telemetry.series import ByName
 
 
@@ -69,7 +70,4 @@ class Metrics:
             most = max(len(samples) for samples in ranks.values())
             cells = (f"{sum(latest) / len(latest):.6g}", f"{min(values):.6g}", f"{max(values):.6g}")
             rows.append((name, str(len(ranks)), str(most), *cells))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
+        return text_table(rows)

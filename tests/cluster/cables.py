@@ -4,9 +4,18 @@ import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
 
 import pytest
+
+from monarch_nb.transport import Keys
+from tests.cluster.hosts_tools import HostProcess
+
+Expect = Callable[..., None]
 
 
 def ip(*words: str) -> None:
@@ -34,3 +43,48 @@ def cable() -> Iterator[tuple[str, str]]:
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+@contextmanager
+def controller_of_both(
+    cable: tuple[str, str], folder: Path, program: str, **environment: str
+) -> Iterator[tuple[Callable[[str], None], Expect]]:
+    """A controller at one end of the cable, with the key and both hosts' endpoints as arguments.
+
+    Gives what says a word to it, and what expects one of some words of it; it has to end well.
+    """
+    key = folder / "job.key"
+    Keys.load_or_create(key)
+    agents: list[HostProcess] = []
+    controller = None
+    try:
+        for number, name in enumerate(cable, 1):
+            inside = ("ip", "netns", "exec", name)
+            agents.append(HostProcess(folder, key=key, tcp=f"tcp://10.213.77.{number}:0", before=inside))
+        with open(folder / "controller.log", "wb") as errors:
+            controller = subprocess.Popen(
+                ["ip", "netns", "exec", cable[0], sys.executable, "-c", program, str(key),
+                 *(agent.endpoint for agent in agents)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+            )  # fmt: skip
+        assert controller.stdin is not None
+        assert controller.stdout is not None
+        with controller.stdin as to, controller.stdout as said:
+            yield lambda word: _write(to, word), lambda *words: _expect(said, words, folder)
+        assert controller.wait(20) == 0
+    finally:
+        if controller is not None:
+            controller.kill()
+            controller.wait()
+        for agent in agents:
+            agent.close()
+
+
+def _write(to: IO[str], word: str) -> None:
+    to.write(f"{word}\n")
+    to.flush()
+
+
+def _expect(said: IO[str], words: tuple[str, ...], folder: Path) -> None:
+    assert said.readline() in [f"{word}\n" for word in words], (folder / "controller.log").read_text()

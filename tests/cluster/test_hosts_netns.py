@@ -1,15 +1,11 @@
 """Two network namespaces joined by a cable, which is pulled and put back: nothing is lost."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from monarch_nb.transport import Keys
-from tests.cluster.cables import ip
-from tests.cluster.hosts_tools import HostProcess, nothing_left
+from tests.cluster.cables import controller_of_both, ip
+from tests.cluster.hosts_tools import nothing_left
 
 pytestmark = pytest.mark.timeout(120)
 __all__ = ["nothing_left"]
@@ -43,41 +39,11 @@ print("whole" if in_order == [True, True] and len(between.get(SOON)) == 2 else "
 
 
 def test_a_cable_that_is_pulled_and_put_back_costs_nothing_but_time(cable: tuple[str, str], tmp_path: Path) -> None:
-    key = tmp_path / "job.key"
-    Keys.load_or_create(key)
-    agents: list[HostProcess] = []
-    controller = None
-    try:
-        for number, name in enumerate(cable, 1):
-            inside = ("ip", "netns", "exec", name)
-            agents.append(HostProcess(tmp_path, key=key, tcp=f"tcp://10.213.77.{number}:0", before=inside))
-        with open(tmp_path / "controller.log", "wb") as errors:
-            controller = subprocess.Popen(
-                ["ip", "netns", "exec", cable[0], sys.executable, "-c", CONTROLLER, str(key),
-                 *(agent.endpoint for agent in agents)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
-            )  # fmt: skip
-        assert controller.stdin is not None
-        assert controller.stdout is not None
-        with controller.stdin as say, controller.stdout as said:
-
-            def expect(word: str) -> None:
-                assert said.readline() == f"{word}\n", (tmp_path / "controller.log").read_text()
-
-            expect("ready")
-            ip("-n", cable[1], "link", "set", cable[1], "down")
-            say.write("pulled\n")
-            say.flush()
-            expect("cut")
-            ip("-n", cable[1], "link", "set", cable[1], "up")
-            say.write("back\n")
-            say.flush()
-            expect("whole")
-        assert controller.wait(20) == 0
-    finally:
-        if controller is not None:
-            controller.kill()
-            controller.wait()
-        for agent in agents:
-            agent.close()
+    with controller_of_both(cable, tmp_path, CONTROLLER) as (say, expect):
+        expect("ready")
+        ip("-n", cable[1], "link", "set", cable[1], "down")
+        say("pulled")
+        expect("cut")
+        ip("-n", cable[1], "link", "set", cable[1], "up")
+        say("back")
+        expect("whole")

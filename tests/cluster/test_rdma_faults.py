@@ -4,8 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +14,9 @@ import pytest
 import monarch_nb
 from monarch_nb.actor import Actor, endpoint, this_host
 from monarch_nb.rdma import BufferDroppedError, OwnerLostError, RDMABuffer, RDMAError
-from monarch_nb.transport import Keys
 from tests.cluster.actor_tools import Faults
+from tests.cluster.cables import controller_of_both, ip
 from tests.cluster.fault_tools import until
-from tests.cluster.hosts_tools import HostProcess
 from tests.cluster.test_rdma import LARGE, MOVERS, Holder
 
 pytestmark = pytest.mark.timeout(120)
@@ -173,45 +170,11 @@ print(target.count(9) == LARGE - 1000, flush=True)
 
 
 def test_streams_cross_networks_and_a_cut_is_a_named_error_that_heals(cable: tuple[str, str], tmp_path: Path) -> None:
-    key = tmp_path / "job.key"
-    Keys.load_or_create(key)
-    agents: list[HostProcess] = []
-    controller = None
-    try:
-        for number, name in enumerate(cable, 1):
-            inside = ("ip", "netns", "exec", name)
-            agents.append(HostProcess(tmp_path, key=key, tcp=f"tcp://10.213.77.{number}:0", before=inside))
-        with open(tmp_path / "controller.log", "wb") as errors:
-            controller = subprocess.Popen(
-                ["ip", "netns", "exec", cable[0], sys.executable, "-c", CONTROLLER, str(key),
-                 *(agent.endpoint for agent in agents)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]),
-                    "MONARCH_NB_RDMA_MOVERS": "streams",
-                },
-            )  # fmt: skip
-        assert controller.stdin is not None
-        assert controller.stdout is not None
-        with controller.stdin as say, controller.stdout as said:
-
-            def expect(*words: str) -> None:
-                assert said.readline() in [f"{word}\n" for word in words], (tmp_path / "controller.log").read_text()
-
-            expect("streams")
-            subprocess.run(["ip", "-n", cable[1], "link", "set", cable[1], "down"], check=True)
-            say.write("pulled\n")
-            say.flush()
-            expect("TimeoutError", "OwnerLostError", "RDMAError")
-            subprocess.run(["ip", "-n", cable[1], "link", "set", cable[1], "up"], check=True)
-            say.write("back\n")
-            say.flush()
-            expect("True")
-        assert controller.wait(20) == 0
-    finally:
-        if controller is not None:
-            controller.kill()
-            controller.wait()
-        for agent in agents:
-            agent.close()
+    with controller_of_both(cable, tmp_path, CONTROLLER, MONARCH_NB_RDMA_MOVERS="streams") as (say, expect):
+        expect("streams")
+        ip("-n", cable[1], "link", "set", cable[1], "down")
+        say("pulled")
+        expect("TimeoutError", "OwnerLostError", "RDMAError")
+        ip("-n", cable[1], "link", "set", cable[1], "up")
+        say("back")
+        expect("True")
