@@ -29,7 +29,8 @@ from .reruns import Reruns
 from .session import Session
 from .stopping import Stopping
 from .views import Views
-from .views.displays import ViewMagics
+from .views.magics import ViewMagics
+from .views.registry import VIEWS
 from .views.widgets import Widgets
 
 
@@ -43,6 +44,7 @@ class Extension:
         self._errors = Errors(shell, self._notice_of, self._announce, self._raised, self._stopped)
         self._views = Views(shell, self._session)
         self._widgets = Widgets(shell, self._views)
+        self._view_magics = ViewMagics(shell, self._session)
         self._debugging = DebugMagics(shell, self._session)
         self._attached: _Attached | None = None
 
@@ -58,9 +60,9 @@ class Extension:
         self._shell.register_magics(GuideMagics(self._shell, self._session))
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
         Completion(self._shell, self._session).install()
-        self._shell.register_magics(ViewMagics(self._shell, self._session))
+        self._view_magics.install(VIEWS)
         self._views.install()
-        self._widgets.install()
+        self._widgets.install(VIEWS)
         engine = runtime()
         self._attach()
         prestart(engine)
@@ -71,7 +73,8 @@ class Extension:
         self._front.uninstall()
         display.uninstall(self._shell)
         self._errors.uninstall()
-        self._widgets.uninstall()
+        self._view_magics.uninstall()
+        self._widgets.uninstall(VIEWS)
         self._views.uninstall()
         if self._attached is not None:
             self._attached.leave()

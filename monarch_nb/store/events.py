@@ -64,7 +64,7 @@ class Turned(msgspec.Struct, frozen=True):
     uid: str
     rank: int
     condition: Condition
-    life: int
+    incarnation: int
     at: float
     detail: str = ""
     failure: str = ""
@@ -102,7 +102,7 @@ class Doings(msgspec.Struct, frozen=True):
 
     uid: str
     rank: int
-    life: int
+    incarnation: int
     doing: Doing
     since: float
     endpoint: str = ""

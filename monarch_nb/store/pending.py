@@ -29,7 +29,7 @@ class Pending:
         for place, doing in tuple(self._busy.items()):
             if place not in waited:
                 del self._busy[place]
-                yield e.Doings(doing.uid, doing.rank, doing.life, "idle", now(), calls=-1)
+                yield e.Doings(doing.uid, doing.rank, doing.incarnation, "idle", now(), calls=-1)
         for place, doing in waited.items():
             if place not in self._busy:
                 self._busy[place] = doing

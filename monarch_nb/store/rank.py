@@ -13,7 +13,7 @@ class Rank:
     """The facts about one rank of a mesh."""
 
     condition: Condition
-    life: int = 0
+    incarnation: int = 0
     since: float = 0.0  # of the condition
     unanswered: float | None = None  # procs: since when it does not answer
     paused: float | None = None  # since when the debugger holds it

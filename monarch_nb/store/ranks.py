@@ -26,22 +26,22 @@ class Ranks:
     def turned(self, event: e.Turned, failure: str) -> None:
         """Supervision has it so from now on; `failure` is the id under which what happened to it is shown."""
         mesh, index = self._meshes.find(event.uid, event.rank)
-        if mesh is None or event.life < mesh.ranks[index].life:
+        if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
         rank = mesh.ranks[index]
-        if event.condition != "alive" or event.life != rank.life:
+        if event.condition != "alive" or event.incarnation != rank.incarnation:
             rank.doing = None
             self._meshes.rests(mesh, index)
         fields: dict[str, Any] = {
-            "life": event.life or None,
+            "incarnation": event.incarnation or None,
             "detail": event.detail or None,
             "failure": failure or None,
         }
-        if event.condition == "failed" or event.life != rank.life:
+        if event.condition == "failed" or event.incarnation != rank.incarnation:
             rank.unanswered = None  # of the process before
         if event.condition == "failed":
             fields.update(dict.fromkeys(_STATISTICS))
-        rank.condition, rank.life, rank.since = event.condition, event.life, event.at
+        rank.condition, rank.incarnation, rank.since = event.condition, event.incarnation, event.at
         self._board.change_rank(event.uid, str(index), fields)
         self._meshes.show_with_actors(mesh, index)
 
@@ -55,7 +55,7 @@ class Ranks:
     def does(self, event: e.Doings) -> None:
         """It has begun or ended something."""
         mesh, index = self._meshes.find(event.uid, event.rank)
-        if mesh is None or event.life < mesh.ranks[index].life:
+        if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
         mesh.ranks[index].doing = event
         counters: dict[str, Any] = {}

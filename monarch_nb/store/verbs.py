@@ -10,7 +10,7 @@ class Doing(msgspec.Struct, array_like=True, frozen=True):
 
     uid: str
     rank: int
-    life: int
+    incarnation: int
     doing: str
     since: float
     endpoint: str

@@ -111,7 +111,7 @@ def test_a_killed_process_is_seen_failed_with_its_failure_and_healed_on_request(
     assert view.ask("heal", mesh=view.mesh("w"))["result"]["text"] == "healed 1 proc of w"
     view.until(lambda view: view.rank("w", 2)["state"] == view.rank("a", 2)["state"] == "idle")
     view.until(lambda view: view.state["failures"][number]["state"] == "healed")
-    assert view.rank("a", 2)["life"] > 0
+    assert view.rank("a", 2)["incarnation"] > 0
 
 
 def test_a_view_that_has_lost_its_place_is_given_a_new_snapshot(view: ViewClient) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from monarch_kernel.views import bundle
 from monarch_kernel.views.bundle import LARGEST, STATIC, VIEWS, script, style
-from monarch_kernel.views.widgets import widget_classes
+from monarch_kernel.views.registry import VIEWS as ALL_VIEWS
+from monarch_kernel.views.widgets import widget_base, widget_class
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,12 +57,13 @@ def test_without_the_bundles_there_are_no_widgets_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(bundle, "STATIC", tmp_path)
-    assert widget_classes() == {}
+    assert widget_base() is None
     assert "`make setup`" in caplog.text
 
 
 def test_each_view_is_a_widget_with_a_module_and_a_style_sheet_of_its_own() -> None:
-    widgets = {view: widget() for view, widget in widget_classes().items()}
+    base = widget_base()
+    widgets = {view.name: widget_class(base, view)() for view in ALL_VIEWS}
     assert set(widgets) == set(VIEWS)
     assert {view: (widget._esm, widget._css) for view, widget in widgets.items()} == {
         view: (script(view), style(view)) for view in VIEWS

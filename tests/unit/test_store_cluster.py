@@ -102,8 +102,8 @@ def test_a_failed_rank_is_healing_and_then_idle_in_its_next_life() -> None:
     made.fold(e.Turned("p1", 1, "healing", 1, 7.0))
     made.fold(e.Turned("p1", 1, "alive", 1, 8.0))
     assert made.document["meshes"]["p1"]["counts"] == {"idle": 4}
-    assert made.document["ranks"]["p1"]["1"] == {"life": 1}
-    made.fold(e.Doings("p1", 1, 0, "busy", 9.0, "cell"))  # of the old life: too late
+    assert made.document["ranks"]["p1"]["1"] == {"incarnation": 1}
+    made.fold(e.Doings("p1", 1, 0, "busy", 9.0, "cell"))  # of the old incarnation: too late
     assert state(made, "p1", 1) == "idle"
 
 

@@ -1,6 +1,7 @@
 """Live views of the cluster: widgets in cells and whatever else opens a comm; docs/protocol.md is what they speak."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.debug.render import short
@@ -10,6 +11,8 @@ from monarch_nb.store import store_of
 from ..files import cell_name, with_cells
 from ..session import Session
 from .channel import TARGET, Channel, Inbox
+from .live import LiveView, Shown, Watch
+from .registry import VIEWS, register, unregister
 from .requests import Requests
 from .view import View
 
@@ -22,19 +25,23 @@ class Views:
     def __init__(self, shell: Any, session: Session) -> None:
         self._kernel = getattr(shell, "kernel", None)
         self._shell = shell
-        self._requests = Requests(session, lambda file: cell_name(shell, file) or short(file))
+        self._requests = Requests(session, VIEWS, lambda file: cell_name(shell, file) or short(file))
         self._inbox = Inbox()
         self._views: list[View] = []
         self._engine: Runtime | None = None
+        self._unfollow: Callable[[], None] | None = None
 
     def install(self) -> None:
         """Takes comms from now on; without a kernel there are none."""
+        self._unfollow = VIEWS.follow(self._changed, self._changed)
         manager = getattr(self._kernel, "comm_manager", None)
         if manager is not None:
             manager.register_target(TARGET, self._opened)
 
     def uninstall(self) -> None:
         """Closes all of them."""
+        if self._unfollow is not None:
+            self._unfollow()
         manager = getattr(self._kernel, "comm_manager", None)
         if manager is not None and TARGET in manager.targets:
             manager.unregister_target(TARGET, manager.targets[TARGET])
@@ -55,7 +62,7 @@ class Views:
 
     def connect(self, comm: Any, *, custom: bool = False) -> View:
         """A view behind a comm; `custom` for the comm of a widget."""
-        view = View(Channel(self._kernel, comm, custom=custom).send, self._requests)
+        view = View(Channel(self._kernel, comm, custom=custom).send, self._requests, VIEWS)
         self._views.append(view)
         self._inbox.put(lambda: view.attach(self._engine))
         return view
@@ -71,10 +78,14 @@ class Views:
             self._views.remove(view)
         self._inbox.put(view.close)
 
+    def _changed(self, _: LiveView) -> None:
+        for view in tuple(self._views):
+            self._inbox.put(view.name_views)
+
     def _opened(self, comm: Any, message: Any) -> None:
         view = self.connect(comm)
         comm.on_msg(lambda message: self.receive(view, message["content"]["data"]))
         comm.on_close(lambda message: self.disconnect(view))
 
 
-__all__ = ["Views"]
+__all__ = ["LiveView", "Shown", "Views", "Watch", "register", "unregister"]

@@ -1,16 +1,30 @@
 """The front ends of the widgets: one module and one style sheet for each view, bundled from `labextension`."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import TypedDict
 
 STATIC = Path(__file__).parents[1] / "static"
 VIEWS = ("debug", "failures", "logs", "mesh", "metrics")
 LARGEST = 80_000  # bytes of one view: it travels through the kernel with each widget
 
 
+class Bundle(TypedDict):
+    """The front end of a view: what gives its module and its style sheet."""
+
+    script: Callable[[], str]
+    style: Callable[[], str]
+
+
 def built() -> bool:
     """Whether the bundles are there; only a checkout in which somebody removed them has none."""
     return all((STATIC / f"{view}.{kind}").is_file() for view in VIEWS for kind in ("js", "css"))
+
+
+def bundled(view: str) -> Bundle:
+    """The front end that is bundled for a view; it is read when it is first used."""
+    return {"script": partial(script, view), "style": partial(style, view)}
 
 
 @cache

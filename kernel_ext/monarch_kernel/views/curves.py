@@ -1,14 +1,21 @@
-"""The metrics that one view watches."""
+"""Metrics of a mesh as curves: what a front end that watches them is told, and `%metrics`."""
 
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.runtime import ProcState, Runtime
+from IPython.core.error import UsageError
+
+from monarch_nb.mesh import state_of
+from monarch_nb.runtime import ProcState, Runtime, started
+from monarch_nb.telemetry import Metrics
 from monarch_nb.telemetry.points import Points
 from monarch_nb.telemetry.series import Point
 
+from ..session import Session
+from .bundle import bundled
 from .channel import Message
+from .live import LiveView, Shown
 
 TELLING_S = 0.1
 Rows = dict[str, list[tuple[int, float, float, float]]]  # name -> (index of the rank, step, when, value)
@@ -70,3 +77,31 @@ def rows(points: Points, state: Any) -> Rows:
                 if base in index:
                     found.setdefault(name, []).extend((index[base], step, at, value) for step, at, value in line)
     return found
+
+
+def metrics(session: Session, line: str) -> Metrics:
+    """Show what the actors of a mesh tell with monarch.telemetry.log, as curves.
+
+    %metrics NAME
+
+    From Python: trainers.metrics, and trainers.metrics["loss"] for the numbers.
+    """
+    if not line.strip():
+        raise UsageError("%metrics takes a name: %metrics trainers")
+    of_mesh: Metrics = session.find(line.strip()).metrics
+    return of_mesh
+
+
+def _shown(metrics: Metrics) -> Shown:
+    engine, state = started(), state_of(metrics.mesh)
+    points = rows(engine.feature("metrics"), state) if engine is not None else {}
+    return Shown({"mesh": state.uid, "points": points})
+
+
+METRICS = LiveView(
+    name="metrics",
+    **bundled("metrics"),
+    feed=lambda watch: Curves(watch.engine, watch.send, watch.message).close,
+    shows={Metrics: _shown},
+    magic=metrics,
+)

@@ -16,7 +16,10 @@ from monarch_nb.mesh import ActorMesh, state_of
 from monarch_nb.runtime import ActorState, Runtime
 from monarch_nb.wire import text_of
 
+from ..debugger.results import Table
+from .bundle import bundled
 from .channel import Message
+from .live import LiveView, Shown
 
 TELLING_S = 0.05  # between two pictures
 _MOTIONS: dict[str, Motion] = {"step": "in", "next": "over", "return": "out", "until": "until"}
@@ -210,3 +213,15 @@ def breakpoint_row(breakpoint: debug.Breakpoint) -> Message:
         "name": state_of(breakpoint.mesh).name,
         "text": repr(breakpoint),
     }
+
+
+def _shown(_: object) -> Shown:
+    return Shown(key="debug")
+
+
+DEBUG = LiveView(
+    name="debug",
+    **bundled("debug"),
+    feed=lambda watch: StoppedView(watch.engine, watch.send, watch.message, watch.file_name).close,
+    shows={Table: _shown, debug.Group: _shown},
+)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class
 
 from monarch_nb.logs import logs_of
 from monarch_nb.runtime import runtime
@@ -13,6 +12,8 @@ from monarch_nb.telemetry import Metrics
 
 from ..display.html import facts, folded, framed, heading, table
 from ..session import Session
+from .bundle import bundled
+from .live import LiveView, Shown
 
 LINES = 200  # of the static form
 Line = tuple[int, float, str, str]  # index of the rank, when, level, text
@@ -65,33 +66,19 @@ def metrics_html(metrics: Metrics) -> str:
     return framed(heading(metrics.name), table([cell.strip() for cell in rows[0]], rows[1:]), facts([]))
 
 
-@magics_class
-class ViewMagics(Magics):
-    """%failures, %metrics; %logs, which shows a LogView too, is in log_magics."""
+def failures(session: Session, line: str) -> Failures:
+    """Show what has failed so far: when, why, who was told, what it wrote last, and what to do.
 
-    def __init__(self, shell: Any, session: Session) -> None:
-        super().__init__(shell)
-        self._session = session
+    %failures
+    """
+    if line.strip():
+        raise UsageError("%failures takes no arguments")
+    return Failures()
 
-    @line_magic
-    def failures(self, line: str) -> Failures:
-        """Show what has failed so far: when, why, who was told, what it wrote last, and what to do.
 
-        %failures
-        """
-        if line.strip():
-            raise UsageError("%failures takes no arguments")
-        return Failures()
-
-    @line_magic
-    def metrics(self, line: str) -> Metrics:
-        """Show what the actors of a mesh tell with monarch.telemetry.log, as curves.
-
-        %metrics NAME
-
-        From Python: trainers.metrics, and trainers.metrics["loss"] for the numbers.
-        """
-        if not line.strip():
-            raise UsageError("%metrics takes a name: %metrics trainers")
-        found: Metrics = self._session.find(line.strip()).metrics
-        return found
+FAILURES = LiveView(
+    name="failures",
+    **bundled("failures"),
+    shows={Failures: lambda failures: Shown(key="failures")},
+    magic=failures,
+)

@@ -9,7 +9,11 @@ from monarch_nb.logs import MeshLogs, Written
 from monarch_nb.runtime import ActorState, ProcState, Runtime
 from monarch_nb.wire import parse_address
 
+from .bundle import bundled
 from .channel import Message
+from .displays import LogView
+from .live import LiveView, Shown
+from .meshes import options_of
 
 TELLING_S = 0.1
 MOST = 2000  # lines of one message
@@ -88,3 +92,11 @@ class Lines:
         if not self._closed:
             told = {"skipped": skipped} if skipped else {}
             self._send({"type": "logs", "id": self._id, "lines": lines, **told})
+
+
+LOGS = LiveView(
+    name="logs",
+    **bundled("logs"),
+    feed=lambda watch: Lines(watch.engine, watch.send, watch.message).close,
+    shows={LogView: lambda view: Shown({**options_of(view.mesh), "lines": view.lines})},
+)

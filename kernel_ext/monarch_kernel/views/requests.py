@@ -20,6 +20,7 @@ from monarch_nb.wire import text_of
 from ..session import Session
 from .channel import Message
 from .debugger import DebugRequests
+from .live import LiveViews
 
 STACKS = 16  # of one request
 STACK_S = 1.5  # a process that has not told within that time is looked at from outside
@@ -29,8 +30,9 @@ MOST_LINES = 2000
 class Requests:
     """Answers, or raises what a person should read. Blocks; called on threads of their own."""
 
-    def __init__(self, session: Session, name: FileName = short) -> None:
+    def __init__(self, session: Session, views: LiveViews, name: FileName = short) -> None:
         self._session = session
+        self._views = views
         self.name = name  # what people call a file
         self._debugger = DebugRequests(name)
 
@@ -154,6 +156,12 @@ class Requests:
             raise LookupError(f"there is no failure {message.get('failure')!r} any more")
         title, report = failure["title"], failure["report"]
         return {"text": report if report.startswith(title) else f"{title}\n\n{report}"}
+
+    def _do_view(self, engine: Runtime, message: Message) -> Message:
+        view = self._views.get(str(message.get("name")))
+        if view is None:
+            raise LookupError(f"there is no view {message.get('name')!r} any more")
+        return {"script": view.script(), "style": view.style()}
 
     def _do_variables(self, engine: Runtime, message: Message) -> Message:
         return {"variables": self._session.variables()}

@@ -11,9 +11,7 @@ from monarch_nb.store import store_of
 from monarch_nb.wire import text_of
 
 from .channel import Message
-from .curves import Curves
-from .debugger import StoppedView
-from .lines import Lines
+from .live import LiveViews, Watch
 from .requests import Requests
 
 PROTOCOL = 1
@@ -22,14 +20,16 @@ PROTOCOL = 1
 class View:
     """Speaks with one front end. Its methods are called on one thread, `send` from any."""
 
-    def __init__(self, send: Callable[[Message], None], requests: Requests) -> None:
+    def __init__(self, send: Callable[[Message], None], requests: Requests, views: LiveViews) -> None:
         self._send = send
+        self._views = views
         self._requests = requests
         self._engine: Runtime | None = None
         self._cluster: Any = None  # ends the watch
         self._listening: Any = None
         self._watches: dict[str, Message] = {}  # what is watched, for an engine that comes later
         self._ends: dict[str, Callable[[], None]] = {}
+        self._titled: list[dict[str, str]] = []  # what it was told of views with a section of their own
         self._alive = time.monotonic()
 
     def attach(self, engine: Runtime | None) -> None:
@@ -41,8 +41,16 @@ class View:
         if engine is not None:
             hello = {"type": "hello", "protocol": PROTOCOL, "version": __version__, "engine": engine.address}
             self._send({**hello, "now": time.time()})
+            self.name_views()
             for message in tuple(self._watches.values()):
                 self._watch(message)
+
+    def name_views(self) -> None:
+        """Tells the panel which sections to add for views that are not its own, or no longer."""
+        titled = [{"name": view.name, "title": view.title} for view in self._views if view.title]
+        if self._engine is not None and titled != self._titled:
+            self._titled = titled
+            self._send({"type": "views", "views": titled})
 
     def close(self) -> None:
         """The front end is gone."""
@@ -100,12 +108,9 @@ class View:
         key = self._key(message)
         if key in self._ends:
             self._ends.pop(key)()
-        if topic == "logs":
-            self._ends[key] = Lines(engine, self._send, message).close
-        elif topic == "metrics":
-            self._ends[key] = Curves(engine, self._send, message).close
-        elif topic == "debug":
-            self._ends[key] = StoppedView(engine, self._send, message, self._requests.name).close
+        view = self._views.get(str(topic))
+        if view is not None and view.feed is not None:
+            self._ends[key] = view.feed(Watch(engine, self._send, message, self._requests.name))
 
     def _answer(self, message: Message) -> None:
         reply: Message = {"type": "reply", "id": message.get("id")}

@@ -5,18 +5,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb import debug
-from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import started
 from monarch_nb.store import store_of
-from monarch_nb.telemetry import Metrics
 from monarch_nb.wire import ActorError
 
-from ..debugger.results import Table
 from ..display.failures import raised_title
-from .bundle import VIEWS, built, script, style
-from .curves import rows
-from .displays import Failures, LogView
+from .bundle import built
+from .live import LiveView, LiveViews, Shown
 
 if TYPE_CHECKING:
     from . import Views
@@ -31,13 +26,13 @@ def view_of(widget: Any) -> dict[str, Any]:
     return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
 
-def widget_classes() -> dict[str, Any]:
-    """The widget of each view, by its name; none where anywidget is not there."""
+def widget_base() -> Any:
+    """The class of which the widgets of all views are; None where anywidget, or what is bundled, is not there."""
     try:
         import anywidget
         import traitlets
     except Exception:  # too old, or half installed, is as good as not there
-        return {}
+        return None
 
     class View(anywidget.AnyWidget):
         """One view of the cluster; everything live comes as messages, `saved` is what is there without a kernel."""
@@ -47,9 +42,17 @@ def widget_classes() -> dict[str, Any]:
 
     if not built():
         logger.warning("live displays are missing from this installation, tables are shown instead: run `make setup`")
-        return {}
-    # Front ends tell style sheets apart by the name of the class.
-    return {view: type(view.title(), (View,), {"_esm": script(view), "_css": style(view)}) for view in VIEWS}
+        return None
+    return View
+
+
+def widget_class(base: Any, view: LiveView) -> Any:
+    """The widget of a view. Front ends tell style sheets apart by the name of the class."""
+    text = {"_esm": view.script(), "_css": view.style()}
+    # anywidget takes text of one line for the name of a file.
+    return type(
+        view.name.title(), (base,), {name: f"{code}\n" if "\n" not in code else code for name, code in text.items()}
+    )
 
 
 class Widgets:
@@ -58,19 +61,18 @@ class Widgets:
     def __init__(self, shell: Any, views: "Views") -> None:
         self._shell = shell
         self._views = views
+        self._base: Any = None  # the class of all widgets, while they are shown
+        self._unfollow: Callable[[], None] = lambda: None
         self._classes: dict[str, Any] = {}
         self._made: dict[Any, Any] = {}
 
-    def install(self) -> None:
+    def install(self, views: LiveViews) -> None:
         """From now on meshes and the like are shown live. Without a kernel, or without anywidget, nothing changes."""
         if getattr(self._shell, "kernel", None) is None:
             return
-        self._classes = widget_classes()
-        if not self._classes:
-            return
-        formatter = self._shell.display_formatter.mimebundle_formatter
-        for kind, make in self._forms().items():
-            formatter.for_type(kind, self._live(make))
+        self._base = widget_base()
+        if self._base is not None:
+            self._unfollow = views.follow(self._add, self._remove)
 
     def _seen(self) -> bool:
         """Whether somebody is there. Runs without stdin, such as nbclient's, are looked at later, without a kernel.
@@ -80,31 +82,37 @@ class Widgets:
         request = self._shell.kernel.get_parent("shell") or {}
         return bool(request.get("content", {}).get("allow_stdin", True))
 
-    def uninstall(self) -> None:
+    def uninstall(self, views: LiveViews) -> None:
         """Everything is shown as it was before."""
-        formatter = self._shell.display_formatter.mimebundle_formatter
-        for kind in self._forms() if self._classes else ():
-            formatter.pop(kind, None)
-        self._classes = {}
+        if self._base is not None:
+            self._unfollow()
+            for view in views:
+                self._remove(view)
+        self._base = None
+        self._classes.clear()
         self._made.clear()
 
-    def _forms(self) -> dict[type, Callable[[Any], Any]]:
-        return {
-            ProcMesh: self._mesh,
-            ActorMesh: self._mesh,
-            Failures: lambda failures: self.show("failures", {}, "failures"),
-            LogView: self._lines,
-            Metrics: self._metrics,
-            Table: lambda table: self.show("debug", {}, "debug"),
-            debug.Group: lambda group: self.show("debug", {}, "debug"),
-        }
+    def _add(self, view: LiveView) -> None:
+        self._classes[view.name] = widget_class(self._base, view)
+        formatter = self._shell.display_formatter.mimebundle_formatter
+        for kind, shown in view.shows.items():
+            formatter.for_type(kind, self._live(view, shown))
 
-    def _live(self, make: Callable[[Any], Any]) -> Callable[..., dict[str, Any]]:
-        """What is shown besides text and HTML; {} if it cannot be."""
+    def _remove(self, view: LiveView) -> None:
+        self._classes.pop(view.name, None)
+        formatter = self._shell.display_formatter.mimebundle_formatter
+        for kind in view.shows:
+            formatter.pop(kind, None)
+
+    def _live(self, view: LiveView, shown: Callable[[Any], Shown]) -> Callable[..., dict[str, Any]]:
+        """What gives the form of a value besides text and HTML; {} if it cannot be shown live."""
 
         def bundle(value: Any, include: Any = None, exclude: Any = None) -> dict[str, Any]:
             try:
-                return view_of(make(value)) if self._seen() else {}
+                if not self._seen():
+                    return {}
+                what = shown(value)
+                return view_of(self.show(view.name, what.options, what.key))
             except Exception:
                 logger.debug("no live display", exc_info=True)
                 return {}
@@ -156,34 +164,13 @@ class Widgets:
             logger.debug("no live display", exc_info=True)
             return {}
 
-    def _mesh(self, mesh: Any) -> Any:
-        state, region = state_of(mesh), region_of(mesh)
-        options: dict[str, Any] = {"mesh": state.uid}
-        if region != state.region:
-            whole = {base: index for index, base in enumerate(state.region.ranks())}
-            options["ranks"] = [whole[base] for base in region.ranks()]
-            options["labels"], options["sizes"] = list(region.labels), list(region.extent.sizes)
-        return self.show("mesh", options, (state.uid, region))
-
-    def _lines(self, shown: LogView) -> Any:
-        state, region = state_of(shown.mesh), region_of(shown.mesh)
-        options: dict[str, Any] = {"mesh": state.uid, "lines": shown.lines}
-        if region != state.region:
-            whole = {base: index for index, base in enumerate(state.region.ranks())}
-            options["ranks"] = [whole[base] for base in region.ranks()]
-        return self.show("logs", options, None)
-
-    def _metrics(self, metrics: Metrics) -> Any:
-        engine, state = started(), state_of(metrics.mesh)
-        points = rows(engine.feature("metrics"), state) if engine is not None else {}
-        return self.show("metrics", {"mesh": state.uid, "points": points}, None)
-
     def show(self, view: str, options: dict[str, Any], key: Any) -> Any:
         """The widget of a view; what is shown twice is one widget."""
         engine = started()
         document = store_of(engine).document() if engine is not None else {}
         saved = {"now": time.time(), "state": _part(document, options.get("mesh"))}
-        known = self._made.get(key) if key is not None else None
+        key = (view, key) if key is not None else None
+        known = self._made.get(key)
         if known is not None and known.comm is not None:
             known.saved = saved
             return known

@@ -1,6 +1,6 @@
 // What a front end knows of the cluster: docs/protocol.md, spoken over an anywidget model or anything that looks like one.
 
-import type { FromKernel, Requests, RequestVerb, Topic, Topics, Watch } from "./messages";
+import type { FromKernel, Requests, RequestVerb, TitledView, Topic, Topics, Watch } from "./messages";
 import { type ClusterState, EMPTY, type Patch } from "./state";
 
 const ALIVE_MS = 30_000;
@@ -56,6 +56,8 @@ export function applyPatch<T extends object>(state: T, patch: object): T {
 export class Cluster {
   state: ClusterState;
   live = false;
+  /** Views that the kernel has brought, beside those of the page. */
+  views: TitledView[] = [];
 
   constructor(
     private _channel: Channel,
@@ -88,6 +90,19 @@ export class Cluster {
     };
   }
 
+  /** Sends what a view of the kernel says; what it watches is watched again after the way to the kernel was gone. */
+  send(message: { type?: string; id?: string }): void {
+    if (message.type === "watch" && message.id) this._watched.set(message.id, message);
+    if (message.type === "unwatch" && message.id) this._watched.delete(message.id);
+    this._send(message);
+  }
+
+  /** Calls `listener` with every message of the kernel until the result is called. */
+  hear(listener: (message: FromKernel) => void): () => void {
+    this._hearing.add(listener);
+    return () => void this._hearing.delete(listener);
+  }
+
   /** Asks the kernel for something; resolves with the result, rejects with an Error that people can read. */
   request<V extends RequestVerb>(verb: V, content: Requests[V]["takes"]): Promise<Requests[V]["gives"]> {
     const id = `${this._prefix}-${++this._counter}`;
@@ -111,7 +126,11 @@ export class Cluster {
     this._savedAt = this.now();
     this.live = false;
     this._seq = -1;
-    if (forget) this.state = structuredClone(EMPTY);
+    if (forget) {
+      this.state = structuredClone(EMPTY);
+      this.views = [];
+      this._watched.clear();
+    }
     const waiting = [...this._waiting.values()];
     this._waiting.clear();
     for (const { reject, timeout } of waiting) {
@@ -125,6 +144,7 @@ export class Cluster {
   reconnected(): void {
     if (this._listeners.size) this._send({ type: "watch", topic: "cluster" });
     for (const { message } of this._subscriptions.values()) this._send(message);
+    for (const message of this._watched.values()) this._send(message);
   }
 
   private _open(): void {
@@ -161,12 +181,17 @@ export class Cluster {
 
   private _receive(message: FromKernel): void {
     if (typeof message.now === "number") this._skew = message.now - Date.now() / 1000;
+    for (const listener of this._hearing) listener(message);
     switch (message.type) {
       case "hello":
         if (this._engine !== undefined && this._engine !== message.engine) this._seq = -1;
         if (this._engine === message.engine && this._listeners.size && this._seq >= 0)
           this._send({ type: "watch", topic: "cluster" }); // it had given us up
         this._engine = message.engine;
+        break;
+      case "views":
+        this.views = message.views;
+        this._notify(null);
         break;
       case "snapshot":
         clearTimeout(this._greeting);
@@ -210,6 +235,7 @@ export class Cluster {
   private _counter = 0;
   private _engine: string | undefined;
   private _greeting: ReturnType<typeof setTimeout> | undefined;
+  private _hearing = new Set<(message: FromKernel) => void>();
   private _listeners = new Set<Listener>();
   private _prefix = Math.random().toString(36).slice(2, 8);
   private _savedAt = 0;
@@ -217,4 +243,5 @@ export class Cluster {
   private _skew = 0; // how far the kernel's clock is ahead of ours, in seconds
   private _subscriptions = new Map<string, Subscription>();
   private _waiting = new Map<string, Waiting>();
+  private _watched = new Map<string, object>(); // by views of the kernel
 }

@@ -94,6 +94,12 @@ export interface Watch<T extends Topic> {
   lines?: number | undefined;
 }
 
+/** A view that the page does not bring itself: the kernel has its module. */
+export interface TitledView {
+  name: string;
+  title: string;
+}
+
 /** The verbs that views send, with what they take and give. */
 export interface Requests {
   heal: { takes: Ranks; gives: Said };
@@ -102,6 +108,7 @@ export interface Requests {
   stack: { takes: Ranks; gives: { stacks: Record<string, string> } };
   spawn: { takes: { name: string; dims: Record<string, number> }; gives: Said };
   post_mortem: { takes: Ranks & { call?: string | undefined }; gives: { sessions: string[] } };
+  view: { takes: { name: string }; gives: { script: string; style: string } };
   variables: { takes: object; gives: { variables: Record<string, string> } };
   debug: { takes: DebugCommand; gives: Said & Partial<Values> & { locals?: (Values & { name: string })[] } };
 }
@@ -125,6 +132,7 @@ export interface DebugCommand {
 
 export type FromKernel =
   | { type: "hello"; engine: string; now?: number }
+  | { type: "views"; views: TitledView[]; now?: number }
   | { type: "snapshot"; seq: number; state: Partial<ClusterState>; now?: number }
   | { type: "delta"; prev: number; seq: number; patch: Patch; now?: number }
   | (Topics[Topic] & { now?: number })

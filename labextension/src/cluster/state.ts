@@ -35,7 +35,7 @@ export interface Rank {
   endpoint?: string;
   detail?: string;
   failure?: string;
-  life?: number;
+  incarnation?: number;
   pid?: number;
   queue?: number;
   calls?: number;

@@ -9,7 +9,7 @@ import { h, say } from "../page/dom";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { NOTHING, phaseOf, wordsFor } from "./link";
-import { DebugSection, FailureSection, LogSection, MeshSection, Section, SelectedSection } from "./sections";
+import { DebugSection, FailureSection, KernelSection, LogSection, MeshSection, Section, SelectedSection } from "./sections";
 import { summaryOf } from "./summary";
 import { Row } from "./tree";
 
@@ -86,7 +86,7 @@ export class MonarchPanel extends SidePanel {
     if (cluster !== this._cluster) {
       this._unwatch?.();
       this._cluster = cluster;
-      for (const section of this._sections) section.cluster = cluster;
+      for (const section of [...this._sections, ...this._brought]) section.cluster = cluster;
       this._actions.clear();
       this._unwatch = cluster?.watch(() => (this._pending ??= requestAnimationFrame(() => this._draw()))) ?? null;
     }
@@ -97,6 +97,7 @@ export class MonarchPanel extends SidePanel {
 
   private _draw(): void {
     this._pending = null;
+    this._bring();
     const facts = this._front.connection?.facts ?? NOTHING;
     const phase = phaseOf(facts);
     const live = phase === "live";
@@ -120,6 +121,21 @@ export class MonarchPanel extends SidePanel {
     this._sessions.count(state);
   }
 
+  /** Has a section for each view that the kernel has brought, behind those of the panel. */
+  private _bring(): void {
+    const wanted = this._cluster?.views ?? [];
+    const same = ({ name, label }: KernelSection): boolean => wanted.some((view) => view.name === name && view.title === label);
+    for (const section of this._brought.filter((each) => !same(each))) section.dispose();
+    this._brought = this._brought.filter((section) => !section.isDisposed);
+    for (const { name, title } of wanted) {
+      if (this._brought.some((section) => section.name === name)) continue;
+      const section = new KernelSection(name, title);
+      section.cluster = this._cluster;
+      this._brought.push(section);
+      this.addWidget(section);
+    }
+  }
+
   private _said(): void {
     const { text, wrong, code } = this._actions.outcome;
     say(this._outcome, text);
@@ -129,6 +145,7 @@ export class MonarchPanel extends SidePanel {
     this._insert.style.visibility = code ? "visible" : "hidden";
   }
 
+  private _brought: KernelSection[] = [];
   private _cluster: Cluster | null = null;
   private _code = h("code");
   private _foot: Widget;

@@ -12,6 +12,7 @@ import { placeOf } from "../page/words";
 import { debugView } from "../views/debugger";
 import { failureView } from "../views/failures";
 import { logView } from "../views/logs";
+import { drawKernelView } from "./kernelview";
 import { Row, countsAt, factsOf, lookOf, targetOf } from "./tree";
 import { TreeView, isStructural } from "./treeview";
 
@@ -318,5 +319,25 @@ export class DebugSection extends Section {
   count(state: ClusterState): void {
     const stopped = Object.keys(state.sessions).length;
     this.title.label = stopped ? `Debugger · ${stopped} stopped` : "Debugger";
+  }
+}
+
+/** A view that the kernel has brought. */
+export class KernelSection extends Section {
+  constructor(
+    readonly name: string,
+    readonly label: string,
+  ) {
+    super(`view-${name}`, label);
+  }
+
+  protected mount(cluster: Cluster): () => void {
+    const root = h("div");
+    this.body.append(root);
+    const end = drawKernelView(cluster, this.name, root);
+    return () => {
+      end();
+      root.remove();
+    };
   }
 }

@@ -152,7 +152,7 @@ export function factsOf(state: ClusterState, row: Row, now: number): [string, st
     put("host", host && [state.hosts[host]?.name ?? host, proc?.pid && `pid ${proc.pid}`].filter(Boolean).join(" · "));
     put("uses", usage(proc));
     if (mesh.kind === "actors") put("calls", [rank.calls !== undefined && `${rank.calls}`, rank.rate && `${rank.rate.toFixed(1)}/s`, rank.queue && `${rank.queue} waiting`, rank.errors && `${rank.errors} raised`].filter(Boolean).join(" · "));
-    put("healed", rank.life ? `${rank.life} time${rank.life === 1 ? "" : "s"}` : "");
+    put("healed", rank.incarnation ? `${rank.incarnation} time${rank.incarnation === 1 ? "" : "s"}` : "");
     const failure = rank.failure ? state.failures[rank.failure] : undefined;
     put("next", failure?.state === "open" ? failure.next : "");
   } else {

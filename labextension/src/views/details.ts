@@ -50,7 +50,7 @@ export function factsOf(cluster: Pick<Cluster, "state" | "now">, uid: string, me
     if (used) facts.push(["process", used]);
   }
   if (mesh.kind === "actors" && usage(rank)) facts.push(["actor", usage(rank)]);
-  if (rank.life) facts.push(["healed", rank.life === 1 ? "once" : `${rank.life} times`]);
+  if (rank.incarnation) facts.push(["healed", rank.incarnation === 1 ? "once" : `${rank.incarnation} times`]);
   for (const [other, actors, at] of mesh.kind === "procs" ? actorsOn(state, uid, base) : []) {
     const actor = rankOf(state, other, at);
     const waiting = actor.queue ? ` · ${actor.queue} waiting` : "";

@@ -1,0 +1,98 @@
+"""What a live view is: a front end, what it watches, which values it shows, and the magic that shows it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_nb.debug.render import FileName
+from monarch_nb.runtime import Runtime
+
+from ..session import Session
+from .channel import Message
+
+
+@dataclass(frozen=True)
+class Watch:
+    """One front end that watches a view's topic; `message` is how it asked, as docs/protocol.md has it."""
+
+    engine: Runtime
+    send: Callable[[Message], None]
+    message: Message
+    file_name: FileName  # what people call a file
+
+    def tell(self, **content: Any) -> None:
+        """Sends JSON to that front end, under the topic and the id that it has given. From any thread."""
+        self.send({"type": self.message.get("topic"), "id": self.message.get("id"), **content})
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One value in a widget: the options that its front end reads, and a key by which it is shown again."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    key: object = None  # what has the same key is one widget; None makes another one each time
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveView:
+    """One way to look at the cluster. `register` puts it into widgets, magics, and the side panel."""
+
+    name: str  # of the topic that it watches, and of its magic
+    script: Callable[[], str]  # an ES module whose default export is anywidget's `{render({model, el})}`
+    style: Callable[[], str] = str
+    title: str = ""  # of its section in the panel, which has sections of its own for the views that come with it
+    feed: Callable[[Watch], Callable[[], None]] | None = None  # begins to tell a front end; what it gives ends that
+    shows: Mapping[type, Callable[[Any], Shown]] = field(default_factory=dict)  # by the type of what a cell displays
+    magic: Callable[[Session, str], object] | None = None  # gives what `%name LINE` displays; its docstring is the help
+
+
+class LiveViews:
+    """All views of this process."""
+
+    def __init__(self, views: tuple[LiveView, ...] = ()) -> None:
+        self._views = {view.name: view for view in views}
+        self._followers: list[tuple[Callable[[LiveView], None], Callable[[LiveView], None]]] = []
+
+    def __iter__(self) -> Any:
+        return iter(tuple(self._views.values()))
+
+    def get(self, name: str) -> LiveView | None:
+        """The view of that name."""
+        return self._views.get(name)
+
+    def register(self, view: LiveView) -> None:
+        """Adds a view, also to notebooks in which the extension is loaded.
+
+        Raises ValueError for a name that is none, or taken.
+        """
+        if not view.name.isidentifier():
+            raise ValueError(f"{view.name!r} cannot name a view: it must be a name as Python has them")
+        if view.name in self._views:
+            raise ValueError(f"there is a view {view.name!r} already: unregister({view.name!r}) takes it away")
+        self._views[view.name] = view
+        told = []
+        try:
+            for add, remove in self._followers:
+                told.append(remove)
+                add(view)
+        except BaseException:
+            del self._views[view.name]
+            for remove in told:
+                remove(view)
+            raise
+
+    def unregister(self, name: str) -> None:
+        """Takes a view away. What is displayed already stays, and is told nothing more. Raises LookupError."""
+        view = self._views.pop(name, None)
+        if view is None:
+            raise LookupError(f"there is no view {name!r}")
+        for _, remove in self._followers:
+            remove(view)
+
+    def follow(self, add: Callable[[LiveView], None], remove: Callable[[LiveView], None]) -> Callable[[], None]:
+        """Calls `add` with each view there is and each that comes, `remove` with those that go, until the result is."""
+        follower = (add, remove)
+        self._followers.append(follower)
+        for view in self:
+            add(view)
+        return lambda: self._followers.remove(follower)

@@ -1,0 +1,45 @@
+"""A magic for each view that has one."""
+
+from typing import Any
+
+from ..session import Session
+from .live import LiveView, LiveViews
+
+
+class ViewMagics:
+    """`%failures`, `%metrics`, and those of views that are registered later. `%logs` is in output/log_magics."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        self._shell = shell
+        self._session = session
+
+    def install(self, views: LiveViews) -> None:
+        """Registers them, those that come later too."""
+        self._end = views.follow(self._add, self._remove)
+
+    def uninstall(self) -> None:
+        """Registers no more; what there is stays, as all magics do."""
+        self._end()
+
+    def _add(self, view: LiveView) -> None:
+        if view.magic is None:
+            return
+        known = self._shell.find_line_magic(view.name)
+        if known is not None and not isinstance(known, _Magic):
+            raise ValueError(f"there is a magic %{view.name} already: choose another name for the view")
+        self._shell.register_magic_function(_Magic(view, self._session), "line", view.name)
+
+    def _remove(self, view: LiveView) -> None:
+        magics = self._shell.magics_manager.magics["line"]
+        if isinstance(magics.get(view.name), _Magic):
+            del magics[view.name]
+
+
+class _Magic:
+    def __init__(self, view: LiveView, session: Session) -> None:
+        assert view.magic is not None
+        self._show, self._session = view.magic, session
+        self.__name__, self.__doc__ = view.name, view.magic.__doc__
+
+    def __call__(self, line: str) -> object:
+        return self._show(self._session, line)

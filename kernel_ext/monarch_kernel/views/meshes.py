@@ -1,0 +1,29 @@
+"""Meshes of processes and of actors, shown live."""
+
+from typing import Any
+
+from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
+
+from .bundle import bundled
+from .live import LiveView, Shown
+
+
+def options_of(mesh: Any) -> dict[str, Any]:
+    """Which mesh a front end shows; of a slice, which ranks of it: their indices in the mesh as it was spawned."""
+    state, region = state_of(mesh), region_of(mesh)
+    options: dict[str, Any] = {"mesh": state.uid}
+    if region != state.region:
+        whole = {base: index for index, base in enumerate(state.region.ranks())}
+        options["ranks"] = [whole[base] for base in region.ranks()]
+    return options
+
+
+def _shown(mesh: Any) -> Shown:
+    region = region_of(mesh)
+    options = options_of(mesh)
+    if "ranks" in options:
+        options["labels"], options["sizes"] = list(region.labels), list(region.extent.sizes)
+    return Shown(options, (options["mesh"], region))
+
+
+MESH = LiveView(name="mesh", **bundled("mesh"), shows={ProcMesh: _shown, ActorMesh: _shown})

@@ -1,0 +1,11 @@
+"""The views there are: one line each."""
+
+from .curves import METRICS
+from .debugger import DEBUG
+from .displays import FAILURES
+from .lines import LOGS
+from .live import LiveViews
+from .meshes import MESH
+
+VIEWS = LiveViews((MESH, FAILURES, LOGS, METRICS, DEBUG))
+register, unregister = VIEWS.register, VIEWS.unregister
