@@ -199,8 +199,9 @@ class Cluster:
     def result(self, future: Future[R], within: float = 60.0) -> R:
         """What a future gives, letting time pass for it, `within` seconds at most. Raises what `Future.get` does."""
         end = self._time.monotonic() + within
+        future.wait(0)  # one that begins when it is looked at begins now
         self.settle()
-        while not future.done():
+        while not future.wait(0):
             due = self._time.next_due
             if due is None or due > end:
                 self._time.pass_to(end)

@@ -135,7 +135,13 @@ class MeshStopper:
             finally:
                 resolve_future(future, None)
 
-        when_done(under_way, done)
+        def gone(asked: Future[Any]) -> None:
+            if self._engine.closed:  # nothing is read any more
+                done(asked)
+            else:
+                self._engine.node.settled(done, asked)  # what was answered before comes before
+
+        when_done(under_way, gone)
         return future
 
     def _let_go(self, state: MeshState) -> None:

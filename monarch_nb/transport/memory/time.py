@@ -44,6 +44,18 @@ class MemoryTime:
             self.network.clock.later(seconds, lambda: self._due.append(function))
             self._changed.notify_all()
 
+    def on_its_way(self, seconds: float, function: Callable[[], object]) -> None:
+        """The same for what comes by itself, as messages do: time passes up to there without being told to."""
+
+        def arrive() -> None:
+            self.network.travelling -= 1
+            self._due.append(function)
+
+        with self._changed:
+            self.network.travelling += 1
+            self.network.clock.later(seconds, arrive)
+            self._changed.notify_all()
+
     def changed(self) -> None:
         """Something was given to the network."""
         with self._changed:

@@ -123,7 +123,7 @@ class MemoryTransport:
 
     def settled(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` once what is on its way by now has come."""
-        self._time.later(2 * self._time.network.faults.delay[1], lambda: function(*args))
+        self._time.on_its_way(2 * self._time.network.faults.delay[1], lambda: function(*args))
 
     def learn(
         self,

@@ -1,0 +1,205 @@
+"""Actors for tests of a simulated network, and the adverbs: each a way to call, and what its answers are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_nb.actor import (
+    Accumulator,
+    Actor,
+    Channel,
+    Future,
+    Port,
+    RankedPortReceiver,
+    current_rank,
+    endpoint,
+    heal_mesh,
+    send,
+)
+from monarch_nb.runtime import runtime
+from monarch_nb.testing import Cluster
+
+SOON = 10.0  # real seconds; nothing here takes as long
+LEASE = 60.0  # simulated seconds for which a host may be silent
+
+
+class Worker(Actor):
+    """Remembers what it was asked to do; rests for simulated seconds; waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    @endpoint
+    def do(self, item: Any) -> tuple[int, Any]:
+        self.done.append(item)
+        return current_rank().rank, item
+
+    @endpoint
+    def rest(self, item: Any, seconds: float) -> tuple[int, Any]:
+        """Does it, and answers so much later."""
+        self.done.append(item)
+        key, receiver = Channel[None].open()
+        runtime().later(seconds, lambda: key.send(None))
+        receiver.recv().get()
+        return current_rank().rank, item
+
+    @endpoint
+    def history(self) -> list[Any]:
+        return self.done
+
+    @endpoint
+    def fail(self, text: str) -> None:
+        raise ValueError(text)
+
+    @endpoint
+    def back(self, value: Any) -> Any:
+        return value
+
+    @endpoint
+    def ask(self, other: Any, item: Any) -> list[Any]:
+        """Has others do it."""
+        return list(other.do.call(item).get().values())
+
+    @endpoint
+    def ask_through(self, third: Any, other: Any, item: Any) -> list[Any]:
+        """Has somebody else have others do it."""
+        return list(third.ask.call_one(other, item).get())
+
+    @endpoint
+    def tell(self, other: Any, items: list[Any]) -> None:
+        """Sends them all, and waits for nothing."""
+        for item in items:
+            other.do.broadcast(item)
+
+    @endpoint
+    def fill(self, port: Port[Any], items: list[Any]) -> None:
+        for item in items:
+            port.send(item)
+
+    @endpoint
+    def heal(self, mesh: Any) -> bool:
+        return heal_mesh(mesh) is mesh
+
+
+class AsyncWorker(Actor):
+    """The same on a loop, as far as it is asked for."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    @endpoint
+    async def do(self, item: Any) -> tuple[int, Any]:
+        self.done.append(item)
+        return current_rank().rank, item
+
+    @endpoint
+    async def rest(self, item: Any, seconds: float) -> tuple[int, Any]:
+        self.done.append(item)
+        key, receiver = Channel[None].open()
+        runtime().later(seconds, lambda: key.send(None))
+        await receiver.recv()
+        return current_rank().rank, item
+
+    @endpoint
+    async def history(self) -> list[Any]:
+        return self.done
+
+
+Answers = list[tuple[int, Any]]  # rank and value of each
+
+
+class Pending:
+    """A call under way, whatever adverb it was made with."""
+
+    def __init__(self, futures: list[Future[Any]], unpack: Callable[[list[Any]], Answers]) -> None:
+        self.futures = futures
+        self._unpack = unpack
+
+    @property
+    def done(self) -> bool:
+        return all(future.done() for future in self.futures)
+
+    def answers(self, of: Cluster, within: float = LEASE) -> Answers:
+        """In the order of ranks; lets time pass for them. Raises the first error there is."""
+        return sorted(self._unpack([of.result(future, within) for future in self.futures]))
+
+    def errors(self, of: Cluster, within: float = LEASE) -> list[BaseException]:
+        """Those that there are."""
+        return [error for future in self.futures if (error := outcome(of, future, within)) is not None]
+
+    def errors_now(self) -> list[BaseException]:
+        """Those that are there although no time has passed."""
+        return [error for future in self.futures if (error := future.exception(SOON)) is not None]
+
+
+def outcome(of: Cluster, future: Future[Any], within: float = LEASE) -> BaseException | None:
+    """How a future ends: its error, None where it has none."""
+    try:
+        of.result(future, within)
+    except Exception as error:
+        return error
+    return None
+
+
+def _call(endpoint: Any, *args: Any) -> Pending:
+    return Pending([endpoint.call(*args)], lambda results: list(results[0].values()))
+
+
+def _stream(endpoint: Any, *args: Any) -> Pending:
+    return Pending(list(endpoint.stream(*args)), list)
+
+
+def _accumulate(endpoint: Any, *args: Any) -> Pending:
+    folded = Accumulator(endpoint, [], lambda so_far, answer: [*so_far, answer]).accumulate(*args)
+    return Pending([folded], lambda results: results[0])
+
+
+def _choose(endpoint: Any, *args: Any) -> Pending:
+    return Pending([endpoint.choose(*args)], list)
+
+
+def _call_one(endpoint: Any, *args: Any) -> Pending:
+    return Pending([endpoint.call_one(*args)], list)
+
+
+@dataclass(frozen=True)
+class Adverb:
+    """How an endpoint is called, on a mesh whose part on host 1 is what something happens to."""
+
+    name: str
+    begin: Callable[..., Pending]
+    part: dict[str, int]  # of hosts x gpus, to which it is applied
+
+    def on(self, mesh: Any) -> Any:
+        return mesh.slice(**self.part) if self.part else mesh
+
+    def __call__(self, mesh: Any, method: str, *args: Any) -> Pending:
+        return self.begin(getattr(self.on(mesh), method), *args)
+
+    def ranks(self, hosts: int, gpus: int) -> int:
+        """How many answer."""
+        return 1 if self.name in ("choose", "call_one") else hosts * gpus
+
+
+ADVERBS = (
+    Adverb("call", _call, {}),
+    Adverb("stream", _stream, {}),
+    Adverb("accumulate", _accumulate, {}),
+    Adverb("choose", _choose, {"hosts": 1}),
+    Adverb("call_one", _call_one, {"hosts": 1, "gpus": 0}),
+)
+
+
+def workers(of: Cluster, gpus: int = 2, cls: Any = Worker, name: str = "workers") -> tuple[Any, Any]:
+    """Processes on all hosts, and a worker on each."""
+    procs = of.hosts().spawn_procs(per_host={"gpus": gpus}, name=f"{name}_procs")
+    mesh = procs.spawn(name, cls)
+    of.result(mesh.initialized)
+    return procs, mesh
+
+
+def sent(endpoint: Any, *args: Any) -> RankedPortReceiver[Any]:
+    """Calls all members; the answers come to a port."""
+    port, receiver = Channel[Any].open_ranked()
+    send(endpoint, args, {}, port)
+    return receiver

@@ -1,0 +1,28 @@
+"""Each of these tests makes the cluster that it needs; time and failures are its own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_nb.attach import shutdown
+from monarch_nb.testing import Cluster, cluster
+
+
+@pytest.fixture(scope="module", autouse=True)
+def simulated() -> None:
+    """No cluster for a whole module."""
+    shutdown()
+
+
+@pytest.fixture
+def three() -> Iterator[Cluster]:
+    """Three hosts, the controller on the first."""
+    with cluster(hosts=3) as made:
+        yield made
+
+
+@pytest.fixture
+def two() -> Iterator[Cluster]:
+    """Two hosts, the controller on the first."""
+    with cluster(hosts=2) as made:
+        yield made
