@@ -1,0 +1,1 @@
+"""Sharded tensors: one logical tensor, cut over the ranks of a mesh."""

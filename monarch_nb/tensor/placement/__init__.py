@@ -1,0 +1,22 @@
+"""Where each part of a sharded tensor lies: pure arithmetic, and its pictures as data and as text. Needs no torch.
+
+place((1024, 1024), "float32", 4, ("data", "model"), (4, 2), [Shard(0), Replicate()])   # -> Placement
+"""
+
+from monarch_nb.tensor.placement.kinds import Kind, Partial, Replicate, Shard, kind_of
+from monarch_nb.tensor.placement.placement import Block, Placement, place
+from monarch_nb.tensor.placement.sizes import size_text
+from monarch_nb.tensor.placement.text import text_of
+
+__all__ = [
+    "Block",
+    "Kind",
+    "Partial",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "kind_of",
+    "place",
+    "size_text",
+    "text_of",
+]

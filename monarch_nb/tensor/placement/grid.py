@@ -1,0 +1,83 @@
+"""The blocks of a tensor laid out for the eye: slabs, each of rows and columns."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monarch_nb.tensor.placement.cutting import Span
+from monarch_nb.tensor.placement.placement import Placement
+
+Segment = tuple[Span, ...]  # neighbours along a dimension that are drawn as one, mostly one span
+WHOLE: Segment = ((0, 1),)  # of a dimension that a tensor does not have
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Which dimensions of the tensor run which way, and what lies where."""
+
+    across: int | None  # the dimension of the tensor that runs across; None for a scalar
+    down: int | None  # that runs down; None for one dimension
+    deep: tuple[int, ...]  # those of which each slab has a part, outermost first
+    columns: tuple[Segment, ...]
+    rows: tuple[Segment, ...]
+    slabs: tuple[tuple[Segment, ...], ...]  # a segment for each dimension in `deep`
+    blocks: dict[tuple[Span, ...], int]  # by a span of each dimension of the tensor
+    whole: tuple[Span, ...]  # of every dimension, all of it
+
+    def at(self, slab: int, row: int, column: int) -> tuple[int, ...]:
+        """The blocks at one place, mostly one."""
+        choices: list[Segment] = [(span,) for span in self.whole]
+        for dim, segment in zip(self.deep, self.slabs[slab], strict=True):
+            choices[dim] = segment
+        if self.down is not None:
+            choices[self.down] = self.rows[row]
+        if self.across is not None:
+            choices[self.across] = self.columns[column]
+        found = (self.blocks.get(key, -1) for key in itertools.product(*choices))
+        return tuple(dict.fromkeys(block for block in found if block >= 0))
+
+
+def grid_of(placement: Placement, most: int = 64, dims: int = 3) -> Grid:
+    """How a tensor is laid out, with at most so many segments each way, and `dims` of its dimensions at least.
+
+    The last dimension runs across, the one before it down; what is cut is shown rather than what is not.
+    """
+    shape = placement.shape
+    cuts = [_cuts(placement, dim) for dim in range(len(shape))]
+    shown = _shown(shape, cuts, dims)
+    across = shown[-1] if shown else None
+    down = shown[-2] if len(shown) > 1 else None
+    deep = shown[:-2]
+    blocks = {key: number for number, block in enumerate(placement.blocks) for key in itertools.product(*block.spans)}
+    each = max(1, round(most ** (1 / max(1, len(deep)))))
+    return Grid(
+        across,
+        down,
+        tuple(deep),
+        WHOLE_ONLY if across is None else _segments(cuts[across], most),
+        WHOLE_ONLY if down is None else _segments(cuts[down], most),
+        tuple(itertools.product(*(_segments(cuts[dim], each) for dim in deep))),
+        blocks,
+        tuple((0, size) for size in shape),
+    )
+
+
+WHOLE_ONLY: tuple[Segment, ...] = (WHOLE,)
+
+
+def _cuts(placement: Placement, dim: int) -> list[Span]:
+    """The spans into which a dimension is cut, in their order."""
+    return sorted({span for block in placement.blocks for span in block.spans[dim]})
+
+
+def _shown(shape: Sequence[int], cuts: Sequence[list[Span]], dims: int) -> list[int]:
+    """Dimensions of the tensor that are drawn: all that are cut, and the largest others while there is room."""
+    cut = [dim for dim in range(len(shape)) if len(cuts[dim]) > 1]
+    others = sorted((dim for dim in range(len(shape)) if dim not in cut), key=lambda dim: (-shape[dim], -dim))
+    return sorted(cut + others[: max(0, dims - len(cut))])
+
+
+def _segments(cuts: Sequence[Span], most: int) -> tuple[Segment, ...]:
+    together = math.ceil(len(cuts) / most) or 1
+    return tuple(tuple(cuts[at : at + together]) for at in range(0, len(cuts), together)) or ((),)

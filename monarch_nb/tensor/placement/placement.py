@@ -1,0 +1,189 @@
+"""The description of where a tensor lies: its blocks, the ranks of each, and bytes."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from monarch_nb.shape import Extent, spans
+from monarch_nb.tensor.placement.cutting import Spans, cut, length
+from monarch_nb.tensor.placement.kinds import Kind, Partial, Replicate, Shard, kind_of
+from monarch_nb.tensor.placement.sizes import shape_text, size_text
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One part of the tensor, which some ranks hold: spans along each dimension, mostly one."""
+
+    spans: tuple[Spans, ...]
+    ranks: tuple[int, ...]  # ascending; never empty
+    nbytes: int  # on each of them
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        return tuple(map(length, self.spans))
+
+    def index(self, shape: Sequence[int]) -> str:
+        """It as an index into the whole tensor of this shape: `[0:256, :]`."""
+        texts = [
+            ":" if held == ((0, size),) else "+".join(f"{start}:{stop}" for start, stop in held)
+            for held, size in zip(self.spans, shape, strict=True)
+        ]
+        return f"[{', '.join(texts)}]" if texts else "[()]"
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a tensor lies. Ranks are row-major in the mesh of these labels and sizes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    kinds: tuple[Kind, ...]  # one for each dimension of the mesh
+    blocks: tuple[Block, ...]  # in row-major order of where they begin
+    block_of: tuple[int, ...]  # of each rank, the number of its block; -1 where it has nothing
+
+    @property
+    def extent(self) -> Extent:
+        """The mesh's names and sizes."""
+        return Extent(self.labels, self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the logical tensor."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def held(self) -> int:
+        """Bytes on all ranks together."""
+        return sum(block.nbytes * len(block.ranks) for block in self.blocks)
+
+    @property
+    def largest(self) -> int:
+        """Bytes on the rank that has most."""
+        return max((block.nbytes for block in self.blocks), default=0)
+
+    @property
+    def even(self) -> bool:
+        """Whether every rank has the same number of bytes."""
+        return -1 not in self.block_of and len({block.nbytes for block in self.blocks}) <= 1
+
+    @property
+    def empty(self) -> tuple[int, ...]:
+        """The ranks that hold nothing of it."""
+        return tuple(rank for rank, block in enumerate(self.block_of) if block < 0)
+
+    def bytes_on(self, rank: int) -> int:
+        """How much of it lies on one rank."""
+        block = self.block_of[rank]
+        return self.blocks[block].nbytes if block >= 0 else 0
+
+    def dims(self, kind: type[Kind]) -> Iterator[tuple[str, int, Any]]:
+        """Label, size and kind of the dimensions of the mesh that are of this kind; those of size 1 do nothing."""
+        for label, size, found in zip(self.labels, self.sizes, self.kinds, strict=True):
+            if size > 1 and isinstance(found, kind):
+                yield label, size, found
+
+    @property
+    def copies(self) -> int:
+        """How many ranks hold the same."""
+        return math.prod(size for _, size, _ in self.dims(Replicate))
+
+    @property
+    def parts(self) -> int:
+        """How many parts are still to be reduced for each value."""
+        return math.prod(size for _, size, _ in self.dims(Partial))
+
+    def point(self, rank: int) -> tuple[int, ...]:
+        """The coordinates of a rank."""
+        return _point(self.sizes, rank)
+
+    def colour_point(self, block: int) -> tuple[tuple[int, int], ...]:
+        """What a block is coloured by: its coordinate, and how many there are, in each dimension that cuts."""
+        point = self.point(self.blocks[block].ranks[0])
+        return tuple(
+            (point[at], size)
+            for at, (size, kind) in enumerate(zip(self.sizes, self.kinds, strict=True))
+            if size > 1 and isinstance(kind, Shard)
+        )
+
+    def describe(self, block: int, name: str = "") -> str:
+        """A block in words: what it is of the tensor, its size, whose it is."""
+        one = self.blocks[block]
+        several = len(one.ranks) > 1
+        where = f"rank{'s' if several else ''} {spans(one.ranks)}"
+        return f"{name}{one.index(self.shape)} · {shape_text(one.shape)} · {size_text(one.nbytes)} · {where}"
+
+
+def place(
+    shape: Sequence[int],
+    dtype: str,
+    itemsize: int,
+    labels: Sequence[str],
+    sizes: Sequence[int],
+    placements: Sequence[Any],
+) -> Placement:
+    """Where a tensor of this global shape lies on a mesh, with one placement for each dimension of the mesh.
+
+    Placements are PyTorch's or those of this package; they apply one after the other, from the left, as PyTorch has it:
+    a dimension that is cut twice is cut within its pieces. ValueError where they do not fit the mesh or the tensor.
+    """
+    kinds = tuple(map(kind_of, placements))
+    if not len(labels) == len(sizes) == len(kinds):
+        raise ValueError(f"a mesh with dimensions {list(labels)} needs {len(labels)} placements, not {len(kinds)}")
+    held = [_held(size, dim, sizes, _normal(kinds, len(shape))) for dim, size in enumerate(shape)]
+    ranks: dict[tuple[Spans, ...], list[int]] = {}
+    empty = 0 not in shape  # of a tensor without values, every rank has all there is
+    for rank in range(math.prod(sizes)):
+        point = _point(sizes, rank)
+        key = tuple(table[tuple(point[at] for at in cutting)] for cutting, table in held)
+        if all(key) or not empty:
+            ranks.setdefault(key, []).append(rank)
+    block_of = [-1] * math.prod(sizes)
+    blocks = []
+    for number, key in enumerate(sorted(ranks)):
+        values = math.prod(map(length, key))
+        blocks.append(Block(key, tuple(ranks[key]), values * itemsize))
+        for rank in ranks[key]:
+            block_of[rank] = number
+    return Placement(tuple(shape), dtype, itemsize, tuple(labels), tuple(sizes), kinds, tuple(blocks), tuple(block_of))
+
+
+def _normal(kinds: Sequence[Kind], ndim: int) -> list[Kind]:
+    """The same with dimensions of the tensor counted from 0."""
+    normal: list[Kind] = []
+    for kind in kinds:
+        if isinstance(kind, Shard):
+            if not -ndim <= kind.dim < ndim:
+                raise ValueError(f"{kind} does not fit a tensor of {ndim} dimensions")
+            kind = Shard(kind.dim % ndim, kind.factor)
+        normal.append(kind)
+    return normal
+
+
+def _held(
+    size: int, dim: int, sizes: Sequence[int], kinds: Sequence[Kind]
+) -> tuple[list[int], dict[tuple[int, ...], Spans]]:
+    """The mesh's dimensions that cut one of the tensor's, and the spans at each of their coordinates."""
+    cutting = [at for at, kind in enumerate(kinds) if isinstance(kind, Shard) and kind.dim == dim]
+    whole: Spans = ((0, size),) if size else ()
+    table: dict[tuple[int, ...], Spans] = {(): whole}
+    for at in cutting:
+        kind = kinds[at]
+        assert isinstance(kind, Shard)
+        table = {
+            (*key, piece): cut(before, sizes[at], piece, kind.factor)
+            for key, before in table.items()
+            for piece in range(sizes[at])
+        }
+    return cutting, table
+
+
+def _point(sizes: Sequence[int], rank: int) -> tuple[int, ...]:
+    point = []
+    for size in reversed(sizes):
+        rank, at = divmod(rank, size)
+        point.append(at)
+    return tuple(reversed(point))

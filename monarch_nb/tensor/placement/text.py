@@ -1,0 +1,77 @@
+"""A placement as text: what a terminal shows, and a notebook where there is no HTML."""
+
+import itertools
+from collections.abc import Collection, Sequence
+
+from monarch_nb.shape import spans
+from monarch_nb.tensor.placement.grid import Grid, Segment, grid_of
+from monarch_nb.tensor.placement.placement import Placement
+from monarch_nb.tensor.placement.words import bytes_text, dimension_rows, mesh_text, title
+
+_DOWN, _ACROSS, _SLABS = 16, 8, 4  # of the picture; more are left out
+_PARTED = 8  # rows with lines between them
+_WIDE = 14  # characters of a cell
+
+
+def text_of(placement: Placement, name: str = "", lost: Collection[int] = ()) -> str:
+    """Its shape, what each dimension of the mesh does, and which ranks hold which part; `lost` ranks are marked."""
+    head = f"{name or 'Tensor'} {title(placement)} on {mesh_text(placement.labels, placement.sizes)}"
+    rows = dimension_rows(placement)
+    widths = [max(len(row[at]) for row in rows) for at in range(2)] if rows else []
+    lines = [f"{head} · {bytes_text(placement)}"]
+    lines += [f"  {at:<{widths[0]}}  {kind:<{widths[1]}}  {does}" for at, kind, does in rows]
+    lines += _picture(placement, grid_of(placement, dims=2), frozenset(lost))
+    if placement.empty and 0 not in placement.shape:
+        lines.append(f"  ranks {spans(placement.empty)} hold nothing of it")
+    if lost:
+        lines.append(f"  lost: ranks {spans(lost)}")
+    return "\n".join(lines)
+
+
+def _picture(placement: Placement, grid: Grid, lost: frozenset[int]) -> list[str]:
+    columns, rows = range(len(grid.columns)), range(len(grid.rows))
+    lines: list[str] = []
+    for slab in itertools.islice(range(len(grid.slabs)), _SLABS):
+        cells = [
+            [_cell(placement, grid.at(slab, row, column), lost) for column in columns[:_ACROSS]] for row in rows[:_DOWN]
+        ]
+        heads = [_span(grid.columns[column]) if grid.across is not None else "" for column in columns[:_ACROSS]]
+        sides = [_span(grid.rows[row]) if grid.down is not None else "" for row in rows[:_DOWN]]
+        told = ", ".join(
+            f"dimension {dim}: {_span(segment)}" for dim, segment in zip(grid.deep, grid.slabs[slab], strict=True)
+        )
+        lines += ([f"  {told}"] if told else []) + _box(heads, sides, cells)
+    hidden = [
+        f"{len(found) - most} more {what}"
+        for what, found, most in (("slabs", grid.slabs, _SLABS), ("rows", rows, _DOWN), ("columns", columns, _ACROSS))
+        if len(found) > most
+    ]
+    return [*lines, f"  … and {', '.join(hidden)}"] if hidden else lines
+
+
+def _cell(placement: Placement, blocks: Sequence[int], lost: frozenset[int]) -> str:
+    ranks = [rank for block in blocks for rank in placement.blocks[block].ranks]
+    sign = "Σ " if placement.parts > 1 and ranks else ""
+    told = spans(rank for rank in ranks)
+    told = told if len(told) <= _WIDE else f"{told[: _WIDE - 1]}…"
+    return f"{sign}{told}{' ✕' if lost.intersection(ranks) else ''}"
+
+
+def _span(segment: Segment) -> str:
+    return f"{segment[0][0]}:{segment[-1][1]}" if segment else ""
+
+
+def _box(heads: Sequence[str], sides: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, (head, *column))) for head, *column in zip(heads, *cells, strict=True)]
+    left = max(map(len, sides), default=0)
+    line = ["─" * (width + 2) for width in widths]
+    lines = [
+        f"  {'':{left}}  {'   '.join(f'{head:<{width}}' for head, width in zip(heads, widths, strict=True))}".rstrip()
+    ]
+    lines.append(f"  {'':{left}} ┌{'┬'.join(line)}┐")
+    for at, (side, row) in enumerate(zip(sides, cells, strict=True)):
+        if at and len(cells) <= _PARTED:
+            lines.append(f"  {'':{left}} ├{'┼'.join(line)}┤")
+        texts = " │ ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
+        lines.append(f"  {side:>{left}} │ {texts} │")
+    return [*filter(None, lines), f"  {'':{left}} └{'┴'.join(line)}┘"]
