@@ -45,8 +45,9 @@ lab: setup ## open the quickstart notebook in JupyterLab; LAB_ARGS= adds argumen
 test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds arguments
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' --durations 40 $(PYTEST_ARGS)
 
-test-slow: setup browser ## run the slow tests, and those of random histories with ten times as many
+test-slow: setup browser ## the slow tests, those of random histories ten times as many, those in memory with processes
 	$(PY) -m pytest -m slow $(PYTEST_ARGS)
+	MONARCH_TEST_PROCESSES=1 $(PY) -m pytest -q tests/memory_network $(PYTEST_ARGS)
 	MONARCH_TEST_EFFORT=10 $(PY) -m pytest -q tests/unit/test_*_random.py tests/unit/test_routing_*.py tests/unit/test_wire_*.py $(PYTEST_ARGS)
 
 fuzz: setup ## feed the parsers of bytes and words from outside for about a quarter of an hour; EFFORT= for another while

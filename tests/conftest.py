@@ -26,6 +26,7 @@ settings.register_profile(
 settings.load_profile("ours")
 
 FIRST = ("browser", "soak")  # folders that take a minute and more
+LAST = ("memory_network", "unit")  # no test of theirs takes long
 
 
 class FilesTogether(LoadFileScheduling):  # type: ignore[misc]
@@ -42,12 +43,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogethe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first, so that nobody waits for it at the end; unit tests come last."""
+    """What takes long begins first, so that nobody waits for it at the end; what starts no process comes last."""
 
     def place(item: pytest.Item) -> int:
         folder = item.path.parent.name
         if folder in FIRST:
             return FIRST.index(folder)
-        return len(FIRST) + (0 if item.get_closest_marker("long") else 2 if folder == "unit" else 1)
+        return len(FIRST) + (0 if item.get_closest_marker("long") else 2 if folder in LAST else 1)
 
     items.sort(key=place)

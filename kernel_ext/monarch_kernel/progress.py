@@ -43,7 +43,7 @@ class Progress:
         self._next = now + (EVERY_SECONDS if self._front.has_displays else TERMINAL_EVERY_SECONDS)
         self._line.show(self._text(future, seconds))
 
-    def guard(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
+    def guard(self, future: Future[Any], timeout: float | None) -> Callable[[], None] | None:
         """Entered for a wait: when it is over the line goes, and what the ranks printed comes before all else."""
         if not self._front.in_cell:
             return None

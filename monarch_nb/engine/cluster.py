@@ -1,16 +1,13 @@
 """A whole cluster inside this process, for tests: actors, supervision and meshes are real, hosts and time simulated."""
 
 import contextlib
-import threading
-import time as wall
-from collections import Counter
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from monarch_nb.attach.own_hosts import LocalAgents
 from monarch_nb.engine.compose import Role, compose
 from monarch_nb.engine.memory_host import MemoryHost
+from monarch_nb.engine.memory_pace import QUIET_S, MemoryPace
 from monarch_nb.engine.operations import ProcessOperations
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
@@ -21,12 +18,10 @@ from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.mesh_events import HostBack, MeshEvents
 from monarch_nb.runtime import (
-    ActorCell,
     Future,
     Local,
     ProcState,
     Runtime,
-    current,
     fault_hook,
     install,
     started,
@@ -41,8 +36,6 @@ from monarch_nb.transport.memory.transport import MemoryTransport
 from monarch_nb.wire import agent_of
 
 R = TypeVar("R")
-QUIET_S = 1.0  # real seconds that actors may take for what falls due at one moment before time goes on without them
-_LOOK_S = 0.0005
 
 
 class _MemoryOperations(ProcessOperations):
@@ -57,7 +50,9 @@ class Cluster:
     """Hosts in memory, and this process as their controller. Leave it with `with`, or `close`.
 
     Actors run for real, each on its own thread or loop; time-outs, lost links, killed processes, delays and partitions
-    are simulated: time passes only by `advance`, and by the delays of messages. The same `seed` gives the same delays.
+    are simulated. Time passes by `advance`, by the delays of messages, and while code outside actors waits for a
+    result: to what is due next where all others wait too, else as real time does. The same `seed` gives the same
+    delays.
     """
 
     def __init__(self, *, hosts: int = 1, seed: int = 0, faults: NetworkFaults | None = None) -> None:
@@ -68,7 +63,6 @@ class Cluster:
         self._time = MemoryTime(self._network)
         self._hosts = {f"m{number}": MemoryHost(self._time, f"m{number}") for number in range(hosts)}
         self._lost: set[str] = set()  # hosts
-        self._waiting: Counter[ActorCell] = Counter()  # how many waits each actor is in
         local = Local("m0/c0.0.0")
         self._node = MemoryTransport(
             self._time,
@@ -81,7 +75,8 @@ class Cluster:
         engine = self._engine = compose(local, self._node, clock, role, operations=_MemoryOperations)
         engine.add_part(LocalAgents, LocalAgents(engine, None))
         install(engine, several=True)
-        waiting.guards.append(self._wait)
+        self._pace = MemoryPace(self._time, self._runtimes)
+        waiting.guards.append(self._pace.guard)
         engine.start()
 
     def __enter__(self) -> Self:
@@ -102,6 +97,7 @@ class Cluster:
         for host in self._hosts.values():
             host.die()
         self._engine.close(0)
+        self._pace.close()
         self._time.close()
         install(None)
 
@@ -186,15 +182,7 @@ class Cluster:
     def settle(self) -> None:
         """Blocks until messages have arrived and actors do nothing but wait; an actor that is busy is not waited for
         for long."""
-        until = wall.monotonic() + QUIET_S
-        before = -1
-        while wall.monotonic() < until:
-            self._time.settle(max(0.0, until - wall.monotonic()))
-            count = self._time.deliveries
-            if self._resting() and count == before:
-                return
-            before = count if self._resting() else -1
-            wall.sleep(_LOOK_S)
+        self._pace.settle()
 
     def result(self, future: Future[R], within: float = 60.0) -> R:
         """What a future gives, letting time pass for it, `within` seconds at most. Raises what `Future.get` does."""
@@ -254,32 +242,6 @@ class Cluster:
     def _runtimes(self) -> list[Runtime]:
         workers = [worker.engine for host in self._hosts.values() for worker in tuple(host.workers.values())]
         return [self._engine, *workers]
-
-    def _resting(self) -> bool:
-        return all(self._rests(cell) for engine in self._runtimes() for cell in tuple(engine.cells.values()))
-
-    def _rests(self, cell: ActorCell) -> bool:
-        if cell.ended or cell.ending:
-            return True
-        running = len(cell.running_now()) or int(cell.state == "starting")
-        return running <= self._waiting[cell] and (running > 0 or not cell.queued())
-
-    def _wait(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
-        context = current.get()
-        cell = context.actor_instance.cell if context is not None else None
-        if not isinstance(cell, ActorCell):
-            return None
-        with _counting:
-            self._waiting[cell] += 1
-
-        def leave() -> None:
-            with _counting:
-                self._waiting[cell] -= 1
-
-        return leave
-
-
-_counting = threading.Lock()
 
 
 def cluster(*, hosts: int = 1, seed: int = 0, faults: NetworkFaults | None = None) -> Cluster:

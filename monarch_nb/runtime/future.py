@@ -230,7 +230,7 @@ class Future(Generic[R]):
         for check in waiting.block_checks:
             check(self)
         lock = self._lock
-        entered = waiting.enter(self, timeout is None)
+        entered = waiting.enter(self, timeout)
         self.watched += 1
         try:
             begun = time.monotonic()

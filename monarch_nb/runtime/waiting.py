@@ -22,8 +22,8 @@ class Waiter(Protocol):
 TICK = 0.1
 waiters: list[Waiter] = []
 
-# Entered for the whole of a wait, with whether it has no limit.
-guards: list[Callable[["Future[Any]", bool], Leave | None]] = []
+# Entered for the whole of a wait, with how many seconds it may last.
+guards: list[Callable[["Future[Any]", float | None], Leave | None]] = []
 
 # Entered for an `await`, with the asyncio future that it suspends on: an exception set there ends the wait.
 await_guards: list[Callable[["Future[Any]", "asyncio.Future[None]"], Leave | None]] = []
@@ -44,14 +44,14 @@ block_checks: list[Callable[["Future[Any]"], None]] = []
 _awaits: dict["asyncio.Future[None]", tuple["Future[Any]", asyncio.AbstractEventLoop, contextvars.Context]] = {}
 
 
-def enter(future: "Future[Any]", unlimited: bool) -> list[Leave]:
+def enter(future: "Future[Any]", timeout: float | None) -> list[Leave]:
     """A wait begins; `leave` it with what this returns."""
-    return [leave for guard in guards if (leave := guard(future, unlimited)) is not None]
+    return [leave for guard in guards if (leave := guard(future, timeout)) is not None]
 
 
 def enter_await(future: "Future[Any]", signal: "asyncio.Future[None]") -> list[Leave]:
     """A task of the running loop suspends on `signal`, until `leave_await`."""
-    entered = enter(future, True)
+    entered = enter(future, None)
     entered += [leave for guard in await_guards if (leave := guard(future, signal)) is not None]
     _awaits[signal] = (future, asyncio.get_running_loop(), contextvars.copy_context())
     return entered
@@ -83,7 +83,7 @@ def enter_awaits(guard: Callable[["Future[Any]", "asyncio.Future[None]"], Leave 
 def join(
     *,
     waiter: Waiter | None = None,
-    guard: Callable[["Future[Any]", bool], Leave | None] | None = None,
+    guard: Callable[["Future[Any]", float | None], Leave | None] | None = None,
     await_guard: Callable[["Future[Any]", "asyncio.Future[None]"], Leave | None] | None = None,
     words: Callable[["Future[Any]"], str] | None = None,
     when_ready: Callable[[], None] | None = None,

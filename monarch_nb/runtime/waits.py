@@ -43,12 +43,12 @@ class Waits:
         self._ticking = False
         self._round = 0
 
-    def guard(self, future: Future[Any], unlimited: bool) -> Callable[[], None] | None:
+    def guard(self, future: Future[Any], timeout: float | None) -> Callable[[], None] | None:
         """A thread begins to wait; the function returned is called when it does no longer."""
         self._flush()
         context = current.get()
         cell = context.actor_instance.cell if context is not None else None
-        if not isinstance(cell, ActorCell) or not unlimited or not future.wait_id or not _holds_up(cell):
+        if not isinstance(cell, ActorCell) or timeout is not None or not future.wait_id or not _holds_up(cell):
             return None
         if self._local.cells.get((cell.mesh, cell.rank)) is not cell:
             return None

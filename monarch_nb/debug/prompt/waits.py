@@ -68,7 +68,7 @@ class WaitPrompt:
         if not asking.now and self._here():
             self.look(future)
 
-    def _begin(self, future: Future[Any], unlimited: bool) -> None:
+    def _begin(self, future: Future[Any], timeout: float | None) -> None:
         """What was left stopped is asked about again, if it is what is waited for."""
         if not asking.now and self._here():
             self._left.clear()

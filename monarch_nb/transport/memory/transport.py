@@ -73,6 +73,7 @@ class MemoryTransport:
         with self._time.lock:
             if self._node is not None and self._node.alive:
                 self._time.network.kill(self.address)
+                self._time.changed()
 
     def listen(self, bind: str, keys: Keys | None, insecure_loopback: bool = False) -> str:
         """Raises TransportError: nothing comes in from outside."""
