@@ -20,6 +20,10 @@ class RequestError(RuntimeError):
     """A host agent, or another process, refused a request; the text says why."""
 
 
+class UnansweredError(RequestError):
+    """Nobody will answer a request: whoever was asked is gone, or cannot be reached."""
+
+
 class _Request(Generic[R]):
     """One answer, on the reading thread."""
 
@@ -46,7 +50,7 @@ class _Request(Generic[R]):
     def lost(self, reason: str) -> None:
         """It will not be answered."""
         self.engine.ports.close(self.number)
-        fail_future(self.future, RequestError(reason))
+        fail_future(self.future, UnansweredError(reason))
 
 
 def request(engine: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]":

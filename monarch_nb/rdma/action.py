@@ -1,6 +1,6 @@
 """`RDMAAction`: many reads and writes as one."""
 
-import threading
+import functools
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -11,6 +11,7 @@ from monarch_nb.rdma.memory import Memory, Ranges, memory_of
 from monarch_nb.rdma.movers import Move
 from monarch_nb.rdma.movers.messages import checked
 from monarch_nb.rdma.service import WORD, Service
+from monarch_nb.rdma.side_by_side import side_by_side
 from monarch_nb.runtime import Future, resolved_future
 
 __all__ = ["RDMAAction"]
@@ -76,23 +77,7 @@ class RDMAAction:
         limit = Limit(timeout, f"{len(self._steps):,} transfers")
 
         def work(limit: Limit) -> None:
-            errors: list[BaseException] = []
-
-            def serve(steps: "list[tuple[str, Move | _Step]]") -> None:
-                try:
-                    _carry_out(mine, steps, limit)
-                except BaseException as error:
-                    errors.append(error)
-
-            first, *others = by_process.values()
-            threads = [threading.Thread(target=serve, args=(steps,), daemon=True) for steps in others]
-            for thread in threads:
-                thread.start()
-            serve(first)
-            for thread in threads:
-                thread.join()
-            if errors:
-                raise errors[0]
+            side_by_side([functools.partial(_carry_out, mine, steps, limit) for steps in by_process.values()])
 
         return aside(work, limit) if by_process else resolved_future(None)
 

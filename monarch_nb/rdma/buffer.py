@@ -68,8 +68,7 @@ class RDMABuffer:
     @property
     def backend(self) -> str:
         """How bytes move between it and this process: "local", "cross-memory", "streams" or "messages"; "" before."""
-        mine = service()
-        return "local" if self._handle.process == mine.engine.address else mine.routes.of(self._handle.process).mover
+        return service().routes.of(self._handle.process).mover
 
     @property
     def readonly(self) -> bool:
@@ -152,14 +151,14 @@ def _offset(offset: int, handle: Handle) -> int:
 
 
 def transfer(moves: Sequence[Move], timeout: float, *, write: bool) -> Future[None]:
-    """Moves bytes from or to buffers of one process; small reads that need nobody's help are over when it returns."""
+    """Moves bytes from or to buffers of one process; few bytes that need nobody's help are there when it returns."""
     mine = service()
     first = moves[0].handle
     limit = Limit(timeout, "writing" if write else "reading", first)
-    if not write and sum(move.local.size for move in moves) <= _INLINE and mine.routes.quick(first.process):
+    if sum(move.local.size for move in moves) <= _INLINE and mine.routes.quick(first.process):
         done: Future[None] = pending_future()
         try:
-            mine.routes.transfer(moves, limit, write=False)
+            mine.routes.transfer(moves, limit, write=write)
         except Exception as error:
             hand_out(done)
             fail_future(done, error)

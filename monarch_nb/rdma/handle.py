@@ -19,6 +19,7 @@ class Handle(msgspec.Struct, array_like=True, frozen=True):
     place: Place
     address: int  # in the owner's memory
     mark: int  # address of the region's mark, which holds the secret while the buffer is there
+    guard: int = -1  # the owner's descriptor of the file in which writers from outside are counted; -1: there is none
 
     def __str__(self) -> str:
         return f"buffer {self.number} of {self.owner} ({self.process}, {self.size:,} bytes)"

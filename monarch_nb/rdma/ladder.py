@@ -1,11 +1,11 @@
 """The movers that there are, the best first: one line each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.limits import Limit
-from monarch_nb.rdma.movers import Move, Mover
+from monarch_nb.rdma.movers import Mover
 from monarch_nb.rdma.movers.cross_memory import CrossMemory
 from monarch_nb.rdma.movers.local import Local
 from monarch_nb.rdma.movers.messages import Messages
@@ -27,16 +27,13 @@ class End(Protocol):
     def ask(self, handle: Handle, verb: Verb[Any, Outcome], question: Any) -> Callable[[Limit], Outcome]:
         """Sends a request to the owner of a buffer; the result waits for the answer."""
 
-    def ask_to_fetch(self, moves: Sequence[Move], limit: Limit) -> None:
-        """Has the owner of buffers read from here what is to be written."""
-
     def dial(self, handle: Handle, limit: Limit) -> Listening:
         """Where streams to the owner of a buffer are to be opened."""
 
 
 LADDER: dict[str, Callable[[End], Mover]] = {
     "local": lambda end: Local(end.address, end.regions),
-    "cross-memory": lambda end: CrossMemory(end.ask_to_fetch),
+    "cross-memory": lambda end: CrossMemory(),
     "streams": lambda end: Streams(end.dial, lambda: settings.rdma_tcp_fallback_parallelism),
     "messages": lambda end: Messages(end.ask),
 }

@@ -8,10 +8,12 @@ import secrets
 import socket
 import struct
 import threading
+import time
 
 from monarch_nb.rdma.place import Place, here
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.wire import DROPPED, GO, HEAD, READ, StreamError, receive_into, welcome
+from monarch_nb.rdma.tunnel import make_ready
+from monarch_nb.rdma.wire import DROPPED, GO, HEAD, READ, Key, StreamError, receive_into, welcome
 
 __all__ = ["Listener"]
 
@@ -19,6 +21,7 @@ _PIECE = 4 << 20  # bytes for which the memory is held at a time; a drop waits n
 _HANDSHAKE_S = 5.0
 _STALLED_S = 20.0  # without a byte in a piece that has begun: the other side is stuck, and the memory is let go
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
+_AGAIN_S = 0.1
 _STRANGERS = 32  # connections at a time that have not proved their key yet
 
 logger = logging.getLogger(__name__)
@@ -32,14 +35,21 @@ class Listener:
         self._lock = threading.Lock()
         self._sockets: dict[str, socket.socket] = {}  # by the address they are bound to
         self._streams: set[socket.socket] = set()
-        self._keys: dict[int, bytes] = {}
+        self._keys: dict[int, Key] = {}
         self._numbers = itertools.count(1)
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
         self._closed = False
 
-    def open_for(self, asker: Place) -> tuple[tuple[tuple[str, int], ...], int, bytes]:
-        """Where that process can open streams to, and the number and bytes of a key for it. Raises OSError."""
-        bound = "127.0.0.1" if here().same_network(asker) else "0.0.0.0"
+    def open_for(self, asker: Place, *, plain: bool = False) -> tuple[tuple[tuple[str, int], ...], Key]:
+        """Where that process can open streams to, and a key for it. Raises OSError.
+
+        Streams that leave this machine are encrypted, unless `plain` says that nobody asks for that.
+        """
+        inside = here().same_network(asker)
+        bound = "127.0.0.1" if inside else "0.0.0.0"
+        encrypted = not inside and not plain
+        if encrypted:
+            make_ready()
         with self._lock:
             if self._closed:
                 raise OSError("this process leaves the cluster")
@@ -49,11 +59,11 @@ class Listener:
                 threading.Thread(
                     target=self._accept, args=(listening,), name="monarch-rdma-listen", daemon=True
                 ).start()
-            number, key = next(self._numbers), secrets.token_bytes(32)
-            self._keys[number] = key
+            key = Key(next(self._numbers), secrets.token_bytes(32), encrypted)
+            self._keys[key.number] = key
             port = listening.getsockname()[1]
         hosts = ("127.0.0.1",) if bound == "127.0.0.1" else own_addresses()
-        return tuple((host, port) for host in hosts), number, key
+        return tuple((host, port) for host in hosts), key
 
     def close(self) -> None:
         """Ends all streams."""
@@ -74,22 +84,20 @@ class Listener:
             except OSError:
                 if self._closed:
                     return
-                continue  # such as no descriptor left; whoever dialled tries again, or goes another way
+                time.sleep(_AGAIN_S)  # such as no descriptor left; whoever dialled waits, or goes another way
+                continue
             if not self._strangers.acquire(blocking=False):
                 connection.close()
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="monarch-rdma-stream", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        known = False
         try:
             connection.settimeout(_HANDSHAKE_S)
             try:
-                known = welcome(connection, self._keys)
+                connection = welcome(connection, self._keys)
             finally:
                 self._strangers.release()
-            if not known:
-                return
             with self._lock:
                 if self._closed:
                     return
@@ -116,10 +124,10 @@ class Listener:
         begun = False
         try:
             for start in range(offset, offset + size, _PIECE) or (offset,):
-                with self._regions.use(number, secret) as memory:
+                with self._regions.use(number, secret, write=what != READ) as memory:
                     end = min(start + _PIECE, offset + size)
-                    if not 0 <= start <= end <= memory.size or (what != READ and memory.readonly):
-                        raise PermissionError("outside of the buffer, or read-only")
+                    if not 0 <= start <= end <= memory.size:
+                        raise PermissionError("outside of the buffer")
                     piece = memory.part(start, end - start).view()
                     if not begun:
                         connection.sendall(GO)

@@ -7,26 +7,34 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from monarch_nb.rdma.guard import Guard
 from monarch_nb.rdma.memory import Memory
 
-__all__ = ["MARK", "Region", "Regions"]
+__all__ = ["MARK", "Region", "Regions", "for_reading_only"]
 
 MARK = 16  # bytes of the secret of a region, and of the mark that stands for it in memory
 _BLOCK = 256  # marks that are made at a time; they are never given back, so their addresses stay true
 _NOTHING = bytes(MARK)
 
 
+def for_reading_only(secret: bytes) -> bool:
+    """Whether the secret of a region gives the right to read it, and no other: its lowest bit says so."""
+    return bool(secret[0] & 1)
+
+
 class Region:
     """Memory on offer. Its mark holds the secret while the offer stands, and zeros from the moment that it ends."""
 
-    __slots__ = ("actor", "lock", "mark", "memory", "number", "owner", "secret", "writers")
+    __slots__ = ("actor", "lock", "mark", "memory", "number", "owner", "readonly", "secret", "writers")
 
-    def __init__(self, number: int, memory: Memory, owner: str, actor: Any, mark: int) -> None:
+    def __init__(self, number: int, memory: Memory, owner: str, actor: Any, mark: int, *, readonly: bool) -> None:
         self.number = number
         self.actor = actor  # whose end ends the offer; None: the process itself
         self.memory: Memory | None = memory
         self.owner = owner  # the actor that offers it, as people read it
-        self.secret = secrets.token_bytes(MARK)
+        self.readonly = readonly
+        first, *others = secrets.token_bytes(MARK)
+        self.secret = bytes((first | 1 if readonly else first & ~1, *others))
         self.mark = mark  # address
         self.lock = threading.Condition()
         self.writers = 0  # transfers of this process's own threads that use the memory now
@@ -41,6 +49,8 @@ class Regions:
         self._regions: dict[int, Region] = {}
         self._blocks: list[ctypes.Array[ctypes.c_char]] = []
         self._free: list[int] = []
+        self.guard = Guard()
+        self._written: list[Region] = []  # withdrawn, and a writer from outside has not ended yet
 
     def __len__(self) -> int:
         return len(self._regions)
@@ -48,21 +58,26 @@ class Regions:
     def __iter__(self) -> Iterator[Region]:
         return iter(tuple(self._regions.values()))
 
-    def offer(self, memory: Memory, owner: str, actor: Any = None) -> Region:
-        """Offers memory; it is kept alive until the offer is withdrawn."""
+    def offer(self, memory: Memory, owner: str, actor: Any = None, *, readonly: bool = False) -> Region:
+        """Offers memory; it is kept alive until the offer is withdrawn. Read-only memory is offered for reading."""
+        self._let_go()
         with self._lock:
             if not self._free:
                 block = ctypes.create_string_buffer(_BLOCK * MARK)
                 self._blocks.append(block)
                 start = ctypes.addressof(block)
                 self._free.extend(start + place * MARK for place in range(_BLOCK))
-            region = Region(next(self._numbers), memory, owner, actor, self._free.pop())
+            mark, readonly = self._free.pop(), readonly or memory.readonly
+            region = Region(next(self._numbers), memory, owner, actor, mark, readonly=readonly)
             ctypes.memmove(region.mark, region.secret, MARK)
             self._regions[region.number] = region
         return region
 
     def withdraw(self, number: int) -> bool:
-        """Ends an offer, and waits for this process's own transfers of it; False if there was none."""
+        """Ends an offer, and waits for this process's own transfers of it; False if there was none.
+
+        Where another process writes just now, the memory is kept until that has ended.
+        """
         with self._lock:
             region = self._regions.pop(number, None)
             if region is None:
@@ -71,25 +86,41 @@ class Regions:
         with region.lock:
             while region.writers:
                 region.lock.wait()
-            region.memory = None
         with self._lock:
-            self._free.append(region.mark)
+            self._written.append(region)
+        self._let_go()
         return True
+
+    def _let_go(self) -> None:
+        """Of memory that was withdrawn, and that nobody writes to any more."""
+        if not self._written:
+            return
+        with self._lock:
+            withdrawn, self._written = self._written, []
+            for region in withdrawn:
+                if self.guard.written(region.number):
+                    self._written.append(region)
+                else:
+                    region.memory = None
+                    self._free.append(region.mark)
 
     def withdraw_all(self, which: Callable[[Region], bool]) -> int:
         """Ends the offers that `which` says True of; how many these were."""
         return sum(self.withdraw(region.number) for region in self if which(region))
 
-    def use(self, number: int, secret: bytes) -> "Use":
+    def use(self, number: int, secret: bytes, *, write: bool = False) -> "Use":
         """The memory of a region, for a `with` block, during which it stays.
 
-        Raises LookupError where there is no such offer (any more), PermissionError for a wrong secret.
+        Raises LookupError where there is no such offer (any more), PermissionError for a wrong secret, and for a write
+        to what is offered for reading.
         """
         region = self._regions.get(number)
         if region is None:
             raise LookupError(f"there is no buffer {number} here: it was dropped")
         if not secrets.compare_digest(region.secret, secret):
             raise PermissionError(f"buffer {number} is not what this handle was made for")
+        if write and region.readonly:
+            raise PermissionError(f"buffer {number} is read-only")
         return Use(region)
 
 

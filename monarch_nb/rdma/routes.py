@@ -57,7 +57,7 @@ class Routes:
         return route
 
     def quick(self, process: str) -> bool:
-        """Whether bytes from there need nobody's help, so that a small read is over before a thread could begin it."""
+        """Whether its bytes need nobody's help, so that a small transfer is over before a thread could begin it."""
         route = self.of(process)
         mover = self._ladder.get(route.mover)
         return mover is not None and mover.alone and route.allowed == self._allowed()

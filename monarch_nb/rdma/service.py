@@ -2,23 +2,21 @@
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from monarch_nb.mesh.requests import RequestError, request
+from monarch_nb.mesh.requests import RequestError, UnansweredError, request
 from monarch_nb.rdma import verbs
-from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, TransferCancelledError, owner_lost
+from monarch_nb.rdma.errors import owner_lost
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.ladder import LADDER
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.listener import Listener
 from monarch_nb.rdma.memory import Memory
-from monarch_nb.rdma.movers import CannotReachError, Move
-from monarch_nb.rdma.movers.cross_memory import fetch
-from monarch_nb.rdma.movers.messages import checked
+from monarch_nb.rdma.movers import CannotReachError
 from monarch_nb.rdma.place import here
-from monarch_nb.rdma.regions import Region, Regions
+from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.routes import SOCKETS, Routes
 from monarch_nb.rdma.verbs import Outcome
 from monarch_nb.runtime import Instance, Runtime
@@ -43,12 +41,11 @@ class Service:
         self._listener = Listener(self.regions)
         self._movers = {name: make(self) for name, make in LADDER.items()}
         self.routes = Routes(self._movers, self._allowed)
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._workers = 0
         self._idle = 0
         self._lock = threading.Lock()
         engine.on_actor_end(lambda cell: self.regions.withdraw_all(lambda region: region.actor is cell))
-        engine.verbs.handle(verbs.FETCH, self._later(self._fetch))
         engine.verbs.handle(verbs.READ, self._later(self._read))
         engine.verbs.handle(verbs.WRITE, self._later(self._write))
         engine.verbs.handle(verbs.ATOMIC, self._later(self._atomic))
@@ -59,20 +56,18 @@ class Service:
 
     def offer(self, memory: Memory, owner: Instance, *, readonly: bool) -> Handle:
         """Offers memory of this process on behalf of an actor, until it is dropped or the actor ends."""
-        region = self.regions.offer(memory, str(owner), owner.cell)
-        return self._handle(region, memory, readonly)
-
-    def _handle(self, region: Region, memory: Memory, readonly: bool) -> Handle:
+        region = self.regions.offer(memory, str(owner), owner.cell, readonly=readonly)
         return Handle(
             process=self.engine.address,
             owner=region.owner,
             number=region.number,
             secret=region.secret,
             size=memory.size,
-            readonly=readonly,
+            readonly=region.readonly,
             place=here(),
             address=memory.address,
             mark=region.mark,
+            guard=self.regions.guard.descriptor,
         )
 
     # -- what it asks of others -------------------------------------------------------------------------------------
@@ -86,45 +81,25 @@ class Service:
                 pass
             try:
                 return future.get()
-            except RequestError as error:
+            except UnansweredError as error:
                 return Outcome("lost", str(error))
+            except RequestError as error:
+                return Outcome("refused", str(error))
 
         return wait
 
-    def ask_to_fetch(self, moves: Sequence[Move], limit: Limit) -> None:
-        """Has the owner copy from here; what it copies from is on offer for as long."""
-        offers = [self.regions.offer(move.local, "a transfer", None) for move in moves]
-        try:
-            question = verbs.Fetches(
-                tuple(
-                    (
-                        move.handle.number,
-                        move.handle.secret,
-                        move.offset,
-                        self._handle(region, move.local, readonly=True),
-                    )
-                    for move, region in zip(moves, offers, strict=True)
-                ),
-                limit.left(),
-            )
-            outcome = self.ask(moves[0].handle, verbs.FETCH, question)(limit)
-        finally:
-            for region in offers:
-                self.regions.withdraw(region.number)
-        if outcome.how == "unreachable":
-            raise CannotReachError(f"its owner cannot read from here: {outcome.text}")
-        checked(moves[0].handle, outcome)
-
     def dial(self, handle: Handle, limit: Limit) -> verbs.Listening:
         """Where streams to the owner of a buffer are to be opened. Blocks; raises CannotReachError, OwnerLostError."""
-        future = request(self.engine, handle.process, verbs.DIAL, verbs.Dial(here()))
+        future = request(self.engine, handle.process, verbs.DIAL, verbs.Dial(here(), not settings.rdma_encrypt_streams))
         if not future.wait(min(_ASK_S, limit.left())):
             limit.left()
             raise CannotReachError(f"its process has not said within {_ASK_S:g} s where it listens")
         try:
             return future.get()
-        except RequestError as error:
+        except UnansweredError as error:
             raise owner_lost(handle, str(error)) from None
+        except RequestError as error:
+            raise CannotReachError(f"its process cannot listen: {error}") from None
 
     # -- what others ask of it --------------------------------------------------------------------------------------
 
@@ -141,7 +116,7 @@ class Service:
                     asker.refuse(f"{type(error).__name__}: {error}")
 
             with self._lock:
-                if not self._idle and self._workers < _WORKERS:
+                if self._work.qsize() >= self._idle and self._workers < _WORKERS:
                     self._workers += 1
                     threading.Thread(target=self._worker, name="monarch-rdma-owner", daemon=True).start()
             self._work.put(work)
@@ -155,20 +130,10 @@ class Service:
             work = self._work.get()
             with self._lock:
                 self._idle -= 1
+            if work is None:
+                self._work.put(None)  # for the next one
+                return
             work()
-
-    def _fetch(self, question: verbs.Fetches) -> Outcome:
-        limit = Limit(question.seconds, "copying for another process")
-        for number, secret, offset, source in question.moves:
-            with self.regions.use(number, secret) as memory:
-                _check(memory, offset, source.size, write=True)
-                try:
-                    fetch(source, 0, memory.address + offset, source.size, limit)
-                except CannotReachError as error:
-                    return Outcome("unreachable", str(error))
-                except (BufferDroppedError, OwnerLostError, TransferCancelledError, TimeoutError) as error:
-                    return Outcome("failed", f"whoever wrote went away meanwhile: {error}")
-        return DONE
 
     def _read(self, question: verbs.Reading) -> Outcome:
         with self.regions.use(question.number, question.secret) as memory:
@@ -176,14 +141,14 @@ class Service:
             return Outcome("done", data=bytes(memory.part(question.offset, question.size).view()))
 
     def _write(self, question: verbs.Writing) -> Outcome:
-        with self.regions.use(question.number, question.secret) as memory:
-            _check(memory, question.offset, len(question.data), write=True)
+        with self.regions.use(question.number, question.secret, write=True) as memory:
+            _check(memory, question.offset, len(question.data))
             memory.part(question.offset, len(question.data)).view()[:] = question.data
         return DONE
 
     def _atomic(self, question: verbs.Atomic) -> Outcome:
-        with self._atomics, self.regions.use(question.number, question.secret) as memory:
-            _check(memory, question.offset, WORD, write=True)
+        with self._atomics, self.regions.use(question.number, question.secret, write=True) as memory:
+            _check(memory, question.offset, WORD)
             word = memory.part(question.offset, WORD).view()
             before = bytes(word)
             value = int.from_bytes(before, "little", signed=True)
@@ -201,8 +166,8 @@ class Service:
         return DONE
 
     def _dialled(self, question: verbs.Dial) -> verbs.Listening:
-        addresses, number, key = self._listener.open_for(question.place)
-        return verbs.Listening(addresses, number, key)
+        plain = question.plain and not settings.rdma_encrypt_streams
+        return verbs.Listening(*self._listener.open_for(question.place, plain=plain))
 
     def _allowed(self) -> tuple[str, ...]:
         """The movers that may be used now, the best first."""
@@ -210,17 +175,17 @@ class Service:
 
     def close(self) -> None:
         """Ends all offers and streams."""
+        self._work.put(None)
         self._listener.close()
         for mover in self._movers.values():
             mover.close()
         self.regions.withdraw_all(lambda region: True)
+        self.regions.guard.close()
 
 
-def _check(memory: Memory, offset: int, size: int, *, write: bool = False) -> None:
+def _check(memory: Memory, offset: int, size: int) -> None:
     if not 0 <= offset <= offset + size <= memory.size:
         raise ValueError(f"bytes {offset:,} to {offset + size:,} are outside of the buffer, which has {memory.size:,}")
-    if write and memory.readonly:
-        raise PermissionError("the buffer is read-only")
 
 
 @functools.lru_cache(maxsize=4)

@@ -2,24 +2,17 @@
 
 import msgspec
 
-from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.place import Place
+from monarch_nb.rdma.wire import Key
 from monarch_nb.wire import Lane, Verb
 
 
 class Outcome(msgspec.Struct, array_like=True, frozen=True):
-    """How it went: "done", "dropped" (nothing is on offer any more), "unreachable" (this way does not work)."""
+    """How it went: "done", "dropped" (nothing is on offer any more), "refused", or "lost" (nobody answers)."""
 
     how: str
     text: str = ""
     data: bytes = b""  # what was read
-
-
-class Fetches(msgspec.Struct, array_like=True, frozen=True):
-    """Asks the owner of buffers to copy into them from the asker's memory, which is on offer meanwhile."""
-
-    moves: tuple[tuple[int, bytes, int, Handle], ...]  # number, secret, offset, where the bytes are
-    seconds: float  # after which nobody waits any more
 
 
 class Reading(msgspec.Struct, array_like=True, frozen=True):
@@ -61,17 +54,16 @@ class Dial(msgspec.Struct, array_like=True, frozen=True):
     """Asks where streams to a process may be opened."""
 
     place: Place  # the asker's
+    plain: bool = False  # whether the asker lets streams to other machines be unencrypted
 
 
 class Listening(msgspec.Struct, array_like=True, frozen=True):
-    """Where a process listens for streams, and the key that both ends prove to have."""
+    """Where a process listens for streams, and with which key."""
 
     addresses: tuple[tuple[str, int], ...]
-    key_number: int
-    key: bytes
+    key: Key
 
 
-FETCH = Verb("rdma.fetch", Fetches, Outcome, doc="copy these bytes of my memory into buffers of yours")
 READ = Verb("rdma.read", Reading, Outcome, doc="the bytes of a buffer, where no better way leads to it", lane=Lane.DATA)
 WRITE = Verb("rdma.write", Writing, Outcome, doc="bytes for a buffer, where no better way leads to it", lane=Lane.DATA)
 ATOMIC = Verb("rdma.atomic", Atomic, Outcome, doc="adds to, or swaps, 8 bytes of a buffer")

@@ -1,17 +1,22 @@
 """What is written on a stream between two processes: a mutual proof of one key, then requests and bytes.
 
-The key comes over the authenticated control link. Each side proves that it has it by an HMAC (RFC 2104, SHA-256) of the
-random numbers of both, so that a stranger who connects, or a stranger who listens, gets nothing. The bytes that
-follow are not encrypted: where they must be, `rdma_movers` leaves streams out.
+The key comes over the authenticated control link. Where the stream is to be encrypted, it is so from the number of the
+key on. Each side proves that it has the key by an HMAC (RFC 2104, SHA-256) of the random numbers of both and of what
+identifies the encrypted channel, so that a stranger who connects, who listens, or who stands between, gets nothing.
 """
 
+import contextlib
 import hashlib
 import hmac
 import secrets
 import socket
 import struct
 
-__all__ = ["DROPPED", "GO", "HEAD", "NONCE", "READ", "WRITE", "StreamError", "greet", "receive_into", "welcome"]
+import msgspec
+
+from monarch_nb.rdma.tunnel import binding, dialled, taken
+
+__all__ = ["DROPPED", "GO", "HEAD", "NONCE", "READ", "WRITE", "Key", "StreamError", "greet", "receive_into", "welcome"]
 
 NONCE = 32
 READ, WRITE = 0, 1
@@ -19,6 +24,14 @@ GO, DROPPED = b"g", b"d"
 HEAD = struct.Struct("<BQ16sQQ")  # READ or WRITE, number, secret, offset, size
 _ID = struct.Struct("<Q")
 _STEP = 4 << 20  # bytes asked of the kernel at a time
+
+
+class Key(msgspec.Struct, array_like=True, frozen=True):
+    """What both ends of a stream prove to have. A process that asks where to dial gets one of its own."""
+
+    number: int
+    secret: bytes
+    encrypted: bool  # whether the streams are
 
 
 class StreamError(Exception):
@@ -41,32 +54,49 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return bytes(room)
 
 
-def _proof(key: bytes, who: bytes, first: bytes, second: bytes) -> bytes:
-    return hmac.new(key, who + first + second, hashlib.sha256).digest()
+def _proof(key: bytes, who: bytes, first: bytes, second: bytes, channel: bytes) -> bytes:
+    return hmac.new(key, who + first + second + channel, hashlib.sha256).digest()
 
 
-def greet(connection: socket.socket, key_number: int, key: bytes) -> None:
-    """The side that dialled: proves its key, and has the listener prove its own."""
-    mine = secrets.token_bytes(NONCE)
-    connection.sendall(_ID.pack(key_number) + mine)
-    theirs = receive(connection, NONCE)
-    proof = receive(connection, hashlib.sha256().digest_size)
-    if not hmac.compare_digest(proof, _proof(key, b"listener", mine, theirs)):
-        raise StreamError("whoever listens there does not have the key")
-    connection.sendall(_proof(key, b"dialler", mine, theirs))
-    if receive(connection, 1) != GO:
-        raise StreamError("the listener refused the key")
+def greet(connection: socket.socket, key: Key) -> socket.socket:
+    """The side that dialled: proves its key, and has the listener prove its own. The result is the stream.
+
+    Raises StreamError and OSError, and has closed the connection then.
+    """
+    with _closing(connection) as opened:
+        connection.sendall(_ID.pack(key.number))
+        stream = opened.enter_context(dialled(connection)) if key.encrypted else connection
+        mine, channel = secrets.token_bytes(NONCE), binding(stream)
+        stream.sendall(mine)
+        theirs = receive(stream, NONCE)
+        proof = receive(stream, hashlib.sha256().digest_size)
+        if not hmac.compare_digest(proof, _proof(key.secret, b"listener", mine, theirs, channel)):
+            raise StreamError("whoever listens there does not have the key")
+        stream.sendall(_proof(key.secret, b"dialler", mine, theirs, channel))
+        if receive(stream, 1) != GO:
+            raise StreamError("the listener refused the key")
+        opened.pop_all()
+    return stream
 
 
-def welcome(connection: socket.socket, keys: "dict[int, bytes]") -> bool:
-    """The side that listens: the same, the other way round; False for a stranger."""
-    first = receive(connection, _ID.size + NONCE)
-    key = keys.get(_ID.unpack_from(first)[0])
-    theirs, mine = first[_ID.size :], secrets.token_bytes(NONCE)
-    known = key if key is not None else secrets.token_bytes(NONCE)  # a stranger does not learn which numbers there are
-    connection.sendall(mine + _proof(known, b"listener", theirs, mine))
-    proof = receive(connection, hashlib.sha256().digest_size)
-    if key is None or not hmac.compare_digest(proof, _proof(key, b"dialler", theirs, mine)):
-        return False
-    connection.sendall(GO)
-    return True
+def welcome(connection: socket.socket, keys: "dict[int, Key]") -> socket.socket:
+    """The side that listens: the same, the other way round. Raises StreamError for a stranger, too."""
+    with _closing(connection) as opened:
+        key = keys.get(_ID.unpack(receive(connection, _ID.size))[0])
+        stream = opened.enter_context(taken(connection)) if key is not None and key.encrypted else connection
+        mine, channel = secrets.token_bytes(NONCE), binding(stream)
+        theirs = receive(stream, NONCE)
+        known = key.secret if key is not None else secrets.token_bytes(NONCE)
+        stream.sendall(mine + _proof(known, b"listener", theirs, mine, channel))
+        proof = receive(stream, hashlib.sha256().digest_size)
+        if key is None or not hmac.compare_digest(proof, _proof(key.secret, b"dialler", theirs, mine, channel)):
+            raise StreamError("whoever dialled does not have the key")
+        stream.sendall(GO)
+        opened.pop_all()
+    return stream
+
+
+def _closing(connection: socket.socket) -> contextlib.ExitStack:
+    stack = contextlib.ExitStack()
+    stack.enter_context(connection)
+    return stack

@@ -44,6 +44,7 @@ class ConfigureArgs(AcceptedArgs, total=False):
     prefix_with_rank: bool
     process_exit_timeout: Duration
     rdma_allow_tcp_fallback: bool
+    rdma_encrypt_streams: bool
     rdma_movers: str
     rdma_tcp_fallback_parallelism: int
     shared_memory_threshold: int

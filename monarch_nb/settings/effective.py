@@ -50,6 +50,7 @@ class Effective:
         "", "which movers RDMABuffer may use, with commas: local, cross-memory, streams, messages; all, if it is empty"
     )
     rdma_allow_tcp_fallback = flag(True, "whether RDMABuffer may move bytes through sockets")
+    rdma_encrypt_streams = flag(True, "whether streams to other machines are encrypted; both ends must say no to this")
     rdma_tcp_fallback_parallelism = count(1, "how many TCP streams divide the bytes of a large buffer", least=1)
 
     # Failures

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import monarch_nb
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, this_host
 from monarch_nb.rdma import BufferDroppedError, OwnerLostError, RDMAAction, RDMABuffer, RDMAError, routes
+from monarch_nb.rdma.handle import Handle
 from tests.cluster.actor_tools import Faults
 from tests.cluster.fault_tools import until
 
@@ -54,6 +56,13 @@ class Holder(Actor):
     def pid(self) -> int:
         return os.getpid()
 
+    @endpoint
+    def without_descriptors(self) -> None:
+        """From now on nothing can be opened here."""
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (psutil.Process().num_fds(), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        )
+
 
 class Later(Actor):
     """An async actor that reads."""
@@ -63,6 +72,12 @@ class Later(Actor):
         mine = bytearray(buffer.size())
         await buffer.read_into(mine)
         return bytes(mine)
+
+
+def buffer_of(handle: Handle) -> RDMABuffer:
+    buffer = RDMABuffer.__new__(RDMABuffer)
+    buffer.__setstate__(handle)
+    return buffer
 
 
 @pytest.fixture(scope="module")
@@ -138,14 +153,19 @@ def test_a_forged_handle_gets_nothing(holder: Any, mover: str) -> None:
     import msgspec
 
     buffer = holder.slice(gpus=0).offer.call_one(100, 1).get()
-    forged = RDMABuffer.__new__(RDMABuffer)
-    forged.__setstate__(msgspec.structs.replace(buffer.handle, secret=bytes(16)))
     target = bytearray(100)
+    forged = buffer_of(msgspec.structs.replace(buffer.handle, secret=bytes(16)))
     with pytest.raises(RDMAError):
         forged.read_into(target).get(20)
     with pytest.raises(RDMAError):
         forged.write_from(target).get(20)
     assert target == bytes(100)
+    reading = holder.slice(gpus=0).offer.call_one(100, 1, True).get().handle
+    first, *others = reading.secret
+    for secret in (reading.secret, bytes((first ^ 1, *others))):
+        forged = buffer_of(msgspec.structs.replace(reading, readonly=False, secret=secret))
+        with pytest.raises((RDMAError, PermissionError)):
+            forged.write_from(target).get(20)
     assert holder.slice(gpus=0).content.call_one().get() == b"\x01" * 100
 
 
@@ -163,6 +183,24 @@ def test_a_killed_owner_is_an_error_that_says_so(mover: str, faults: Faults) -> 
         buffer.write_from(target).get(20)
     assert faults.next().mesh_name == "mortal"
     procs.stop().get()
+
+
+@pytest.mark.filterwarnings("ignore::monarch_nb.rdma.RDMATcpFallbackWarning")
+def test_an_owner_that_cannot_listen_is_reached_by_messages() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
+    mesh = procs.spawn("poor", Holder)
+    buffer = mesh.offer.call_one(100, 1).get()
+    mesh.without_descriptors.call_one().get()
+    monarch_nb.configure(rdma_movers="streams,messages")
+    try:
+        target = bytearray(100)
+        buffer.read_into(target).get(20)
+        assert (target, buffer.backend) == (b"\x01" * 100, "messages")
+        [reason] = {route.process: route for route in routes()}[buffer.handle.process].reasons
+        assert "streams: its process cannot listen: OSError: [Errno 24]" in reason
+    finally:
+        monarch_nb.configure(rdma_movers="")
+        procs.stop().get()
 
 
 def test_an_action_moves_many_at_once(holder: Any, mover: str) -> None:
@@ -274,7 +312,7 @@ def test_what_does_not_fit_is_refused_at_once(holder: Any) -> None:
         action.read_remote(memoryview(target)[9:], buffer)
 
 
-def test_a_stopped_owner_is_still_read_and_a_write_to_it_times_out(holder: Any) -> None:
+def test_a_stopped_owner_is_read_and_written_by_who_needs_nothing_of_it(holder: Any) -> None:
     buffer, pid = holder.slice(gpus=1).offer.call_one(100, 5).get(), holder.slice(gpus=1).pid.call_one().get()
     target = bytearray(100)
     buffer.read_into(target).get(20)
@@ -284,11 +322,14 @@ def test_a_stopped_owner_is_still_read_and_a_write_to_it_times_out(holder: Any) 
         target[:] = bytes(100)
         buffer.read_into(target).get(20)
         assert target == b"\x05" * 100
-        with pytest.raises(TimeoutError, match=r"longer than 0.5 s"):
-            buffer.write_from(b"late", timeout=0.5).get(20)
+        buffer.write_from(b"soon").get(20)
+        monarch_nb.configure(rdma_movers="messages")
+        with pytest.raises(TimeoutError, match=r"longer than 0.2 s"):
+            buffer.read_into(target, timeout=0.2).get(20)
     finally:
+        monarch_nb.configure(rdma_movers="")
         os.kill(pid, signal.SIGCONT)
-    assert holder.slice(gpus=1).content.call_one().get() == b"\x05" * 100, "who has given up writes nothing"
+    assert holder.slice(gpus=1).content.call_one().get() == b"soon" + b"\x05" * 96
 
 
 def test_a_transfer_is_cancelled(holder: Any) -> None:
@@ -296,11 +337,13 @@ def test_a_transfer_is_cancelled(holder: Any) -> None:
     buffer = holder.slice(gpus=1).offer.call_one(100, 5).get()
     os.kill(pid, signal.SIGSTOP)
     until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    monarch_nb.configure(rdma_movers="messages")
     try:
-        future = buffer.write_from(b"late")
+        future = buffer.read_into(bytearray(100))
         assert future.cancel()
         assert future.cancelled()
     finally:
+        monarch_nb.configure(rdma_movers="")
         os.kill(pid, signal.SIGCONT)
 
 

@@ -2,6 +2,7 @@
 
 import array
 import mmap
+import os
 import random
 import threading
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from monarch_nb.rdma.errors import TransferCancelledError
+from monarch_nb.rdma.guard import writing
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory, Ranges, memory_of
-from monarch_nb.rdma.regions import Regions
+from monarch_nb.rdma.regions import Regions, for_reading_only
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -125,6 +127,35 @@ def test_a_drop_waits_for_the_transfer_that_uses_the_memory() -> None:
         assert region.memory is not None
     thread.join(10)
     assert region.memory is None
+
+
+def test_memory_that_somebody_writes_to_from_outside_is_kept_until_that_has_ended() -> None:
+    regions = Regions()
+    region, other = (regions.offer(memory_of(bytearray(8)), "a") for _ in range(2))
+    with writing(os.getpid(), regions.guard.descriptor, [region.number]) as stays:
+        assert stays
+        assert regions.withdraw(region.number)
+        assert regions.withdraw(other.number)
+        assert (region.memory is None, other.memory is None) == (False, True)
+        with pytest.raises(LookupError, match="it was dropped"):
+            regions.use(region.number, region.secret)
+    regions.offer(memory_of(bytearray(8)), "a")
+    assert region.memory is None
+    regions.guard.close()
+    with pytest.raises(FileNotFoundError), writing(2**22 - 1, 3, [1]):
+        pass
+
+
+def test_what_is_offered_for_reading_is_not_written_with_any_bit_of_its_secret() -> None:
+    regions = Regions()
+    region = regions.offer(memory_of(bytearray(8)), "a", readonly=True)
+    assert for_reading_only(region.secret)
+    first, *others = region.secret
+    for secret in (region.secret, bytes((first ^ 1, *others))):
+        with pytest.raises(PermissionError):
+            regions.use(region.number, secret, write=True)
+    assert not for_reading_only(regions.offer(memory_of(bytearray(8)), "a").secret)
+    assert regions.offer(memory_of(b"bytes"), "a").readonly
 
 
 def test_memory_keeps_what_it_belongs_to() -> None:

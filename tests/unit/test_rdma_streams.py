@@ -1,6 +1,8 @@
 """Streams between two ends in one process: real sockets, no other process."""
 
+import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,11 +14,45 @@ from monarch_nb.rdma.listener import Listener
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move
 from monarch_nb.rdma.movers.streams import Streams
-from monarch_nb.rdma.place import here
+from monarch_nb.rdma.place import Place, here
 from monarch_nb.rdma.regions import Regions
+from monarch_nb.rdma.tunnel import dialled, taken
 from monarch_nb.rdma.verbs import Listening
+from monarch_nb.rdma.wire import Key
 
 pytestmark = pytest.mark.timeout(60)
+
+
+class Relay:
+    """Stands between the two ends and remembers what passes; `reads` has it take part in the encryption, too."""
+
+    def __init__(self, port: int, *, reads: bool = False) -> None:
+        self._port, self._reads = port, reads
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.seen = bytearray()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.create_connection(("127.0.0.1", self._port))
+                if self._reads:
+                    far.sendall(near.recv(8, socket.MSG_WAITALL))
+                    near, far = taken(near), dialled(far)
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                self.seen += piece
+                target.sendall(piece)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._listening.close()
 
 
 class Ends:
@@ -34,7 +70,7 @@ class Ends:
         try:
             return Listening(*self.listener(handle.process).open_for(here()))
         except OSError:
-            return Listening((("127.0.0.1", 1),), 0, b"")
+            return Listening((("127.0.0.1", 1),), Key(0, b"", False))
 
     def offer(self, data: bytearray, process: str = "h/p1.0.0") -> Handle:
         region = self.regions.offer(memory_of(data), "owner")
@@ -106,6 +142,44 @@ def test_an_owner_that_is_gone_is_said_to_be_gone(ends: Ends) -> None:
 def test_whoever_listens_without_the_key_gets_nothing(ends: Ends) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
-        ends.streams = Streams(lambda handle, limit: Listening((("127.0.0.1", port),), 1, bytes(32)), lambda: 1)
+        ends.streams = Streams(
+            lambda handle, limit: Listening((("127.0.0.1", port),), Key(1, bytes(32), False)), lambda: 1
+        )
         with pytest.raises(TimeoutError):
             ends.read(ends.offer(bytearray(10)), seconds=0.3)
+
+
+AWAY = Place("another boot", 1, 1, 1)
+
+
+def port_of(listener: Listener) -> int:
+    """Where it listens for other machines; this one may have no address but 127.0.0.1."""
+    port: int = listener._sockets["0.0.0.0"].getsockname()[1]
+    return port
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_streams_that_leave_the_machine_are_encrypted_unless_nobody_asks_for_that(ends: Ends, encrypted: bool) -> None:
+    data = bytearray(b"the weights of a model " * 200_000)
+    handle = ends.offer(data)
+    _, key = ends.listener(handle.process).open_for(AWAY, plain=not encrypted)
+    relay = Relay(port_of(ends.listener(handle.process)))
+    ends.streams = Streams(lambda handle, limit: Listening((("127.0.0.1", relay.port),), key), lambda: 1)
+    assert ends.read(handle) == data
+    ends.streams.write([Move(handle, 0, memory_of(b"new " * 100))], Limit(20, "writing", handle))
+    assert data == b"new " * 100 + (b"the weights of a model " * 200_000)[400:]
+    assert (b"weights of a model" not in relay.seen) == encrypted
+    assert (b"new new" not in relay.seen) == encrypted
+    relay.close()
+
+
+def test_whoever_stands_between_and_reads_the_encryption_is_found_out(ends: Ends) -> None:
+    handle = ends.offer(bytearray(b"the weights of a model"))
+    _, key = ends.listener(handle.process).open_for(AWAY)
+    relay = Relay(port_of(ends.listener(handle.process)), reads=True)
+    ends.streams = Streams(lambda handle, limit: Listening((("127.0.0.1", relay.port),), key), lambda: 1)
+    with pytest.raises(CannotReachError, match="does not have the key"):
+        ends.read(handle)
+    assert relay.seen, "it did read what the two ends said until then"
+    assert b"weights" not in relay.seen
+    relay.close()

@@ -1,46 +1,50 @@
 """Between processes of one machine: the kernel copies from one address space into the other (process_vm_readv(2)).
 
-A read needs nobody's help: the mark of the region is looked at before and after the bytes, so a buffer that was dropped
-meanwhile is an error and never somebody else's bytes. A write is a read by the other side: the owner, who alone knows
-that the memory stays, is asked to fetch the bytes.
+Nobody's help is needed. The mark of a region is looked at before and after the bytes, so a buffer that was dropped
+meanwhile is an error and never somebody else's bytes. A writer holds a lock, for as long as it writes, that keeps the
+owner from letting go of the memory (`monarch_nb.rdma.guard`).
 """
 
+import contextlib
 import ctypes
 import errno
 import functools
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from monarch_nb.rdma.errors import BufferDroppedError, owner_lost
+from monarch_nb.rdma.guard import writing
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
 from monarch_nb.rdma.place import here
-from monarch_nb.rdma.regions import MARK
+from monarch_nb.rdma.regions import MARK, for_reading_only
+from monarch_nb.rdma.side_by_side import side_by_side
 
-__all__ = ["CrossMemory", "fetch"]
+__all__ = ["CrossMemory"]
 
-_PIECE = 64 << 20  # bytes the kernel copies between two looks at the limit
+_PIECE = 16 << 20  # bytes the kernel copies between two looks at the limit
 _AT_ONCE = 256  # reads in one system call; each takes two of the kernel's 1,024 vectors
-
-
+_PR_SET_PTRACER, _ANY = 0x59616D61, 2**64 - 1  # <sys/prctl.h>
 _VECTOR = 16  # bytes of an iovec, <sys/uio.h>: an address and a size
 
+_Piece = tuple[int, int, int]  # address here, address there, bytes
 
-def _readv() -> "Callable[..., int] | None":
+
+def _kernel(name: str) -> "Callable[..., int] | None":
     try:
-        function = ctypes.CDLL(None, use_errno=True).process_vm_readv
+        function: Callable[..., int] = ctypes.CDLL(None, use_errno=True)[name]
     except (AttributeError, OSError):
         return None
     address, count = ctypes.c_void_p, ctypes.c_ulong
-    function.argtypes = (ctypes.c_int, address, count, address, count, count)
-    function.restype = ctypes.c_ssize_t
+    function.argtypes = (ctypes.c_int, address, count, address, count, count)  # type: ignore[attr-defined]
+    function.restype = ctypes.c_ssize_t  # type: ignore[attr-defined]
     return function
 
 
-_process_vm_readv = _readv()
+_readv, _writev = _kernel("process_vm_readv"), _kernel("process_vm_writev")
 
 
 class _Vectors(threading.local):
@@ -58,56 +62,110 @@ _vectors = _Vectors()
 
 
 class CrossMemory:
-    """For buffers of processes on this machine whose memory the kernel lets this one read."""
+    """For buffers of processes on this machine whose memory the kernel lets this one reach."""
 
     alone = True
 
-    def __init__(self, ask_to_fetch: Callable[[Sequence[Move], Limit], None]) -> None:
-        self._ask_to_fetch = ask_to_fetch
+    def __init__(self) -> None:
+        _let_others_in()
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
         """From buffers of one process of this machine: two system calls for up to 256 small ones."""
         _check_place(moves[0].handle)
-        small: list[Move] = []
-        room = _PIECE  # bytes that still fit into the next system call
-        for move in moves:
-            if move.local.size > _PIECE:
-                fetch(move.handle, move.offset, move.local.address, move.local.size, limit)
-                continue
-            if len(small) == _AT_ONCE or move.local.size > room:
-                _read_small(small, limit)
-                small, room = [], _PIECE
-            small.append(move)
-            room -= move.local.size
-        if small:
-            _read_small(small, limit)
+        _each(moves, limit, _read)
 
     def write(self, moves: Sequence[Move], limit: Limit) -> None:
-        """The owner fetches the bytes from here."""
+        """Into buffers of one process of this machine, whose memory stays meanwhile."""
         _check_place(moves[0].handle)
-        self._ask_to_fetch(moves, limit)
+        _each(moves, limit, _write)
 
     def close(self) -> None:
         """There is nothing to give up."""
 
 
-def fetch(handle: Handle, offset: int, target: int, size: int, limit: Limit) -> None:
-    """Copies `size` bytes of a buffer, from `offset` on, to an address of this process. Blocks.
+def _let_others_in() -> None:
+    """Where Linux's yama lets a process only reach into its children: lets those of the same user reach into this one.
 
-    Raises CannotReachError where the kernel refuses, BufferDroppedError and OwnerLostError where there is nothing (any
-    more), and what the limit raises. After an error the target may hold some of the new bytes and some of its old ones.
+    As MPI and UCX do. It is what systems without yama allow anyhow; where it is not allowed, another mover is taken.
     """
-    _check_place(handle)
-    _check_mark(handle)
-    for start in range(0, size, _PIECE):
-        limit.left()
-        step = min(_PIECE, size - start)
-        _call(handle, [(target + start, handle.address + offset + start, step)])
-        _check_mark(handle)
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_ANY), 0, 0, 0)
+
+
+def _each(moves: Sequence[Move], limit: Limit, carry: Callable[[list[Move]], None]) -> None:
+    """Has all moves carried, by two threads if they are large: two processors copy faster than one."""
+    units = list(_units(moves))
+    left = iter(units)
+
+    def work() -> None:
+        for unit in left:
+            limit.left()
+            carry(unit)
+
+    if len(units) > 1 and _processors() > 1:
+        side_by_side((work, work))
+    else:
+        work()
+
+
+def _units(moves: Sequence[Move]) -> Iterator[list[Move]]:
+    """What goes in one system call: up to 256 moves with up to 16 MB; larger ones are divided."""
+    unit: list[Move] = []
+    room = _PIECE
+    for move in moves:
+        if unit and (len(unit) == _AT_ONCE or move.local.size > room):
+            yield unit
+            unit, room = [], _PIECE
+        if move.local.size > _PIECE:
+            for start in range(0, move.local.size, _PIECE):
+                part = move.local.part(start, min(_PIECE, move.local.size - start))
+                yield [Move(move.handle, move.offset + start, part)]
+            continue
+        unit.append(move)
+        room -= move.local.size
+    if unit:
+        yield unit
+
+
+def _read(moves: list[Move]) -> None:
+    """One look at all marks, then all bytes and all marks again, in this order, in a call each."""
+    marks = _marks(moves)
+    _call(_readv, moves[0].handle, marks)
+    _compare(moves)
+    _call(_readv, moves[0].handle, _pieces(moves) + marks)
+    _compare(moves)
+
+
+def _write(moves: list[Move]) -> None:
+    first = moves[0].handle
+    for move in moves:
+        if for_reading_only(move.handle.secret):
+            raise PermissionError(f"{move.handle} is read-only")
+    with _staying(moves) as stays:
+        _call(_readv, first, _marks(moves))
+        _compare(moves)
+        if not stays:
+            raise _dropped(first)
+        _call(_writev, first, _pieces(moves))
+
+
+@contextlib.contextmanager
+def _staying(moves: list[Move]) -> Iterator[bool]:
+    """A block during which the memory of buffers stays, unless it is about to go."""
+    first = moves[0].handle
+    with contextlib.ExitStack() as held:
+        try:
+            guard = writing(first.place.pid, first.guard, [move.handle.number for move in moves])
+            stays = held.enter_context(guard)
+        except FileNotFoundError:
+            raise owner_lost(first, f"process {first.place.pid} has ended") from None
+        except OSError as error:
+            raise CannotReachError(f"the kernel lets nobody write to its memory ({error.strerror})") from None
+        yield stays
 
 
 def _check_place(handle: Handle) -> None:
-    if _process_vm_readv is None:
+    if _readv is None or _writev is None:
         raise CannotReachError("this system has no process_vm_readv")
     mine = here()
     if not mine.same_machine(handle.place):
@@ -116,33 +174,25 @@ def _check_place(handle: Handle) -> None:
         raise CannotReachError("it is in another container (another namespace of process ids)")
 
 
-def _check_mark(handle: Handle) -> None:
-    _call(handle, [(_vectors.marks_address, handle.mark, MARK)])
-    if _vectors.marks.raw[:MARK] != handle.secret:
-        raise _dropped(handle)
+def _pieces(moves: list[Move]) -> list[_Piece]:
+    return [(move.local.address, move.handle.address + move.offset, move.local.size) for move in moves]
 
 
-def _read_small(moves: list[Move], limit: Limit) -> None:
-    """One look at all marks, then all bytes and all marks again, in this order, in a call each."""
-    limit.left()
-    first = moves[0].handle
+def _marks(moves: list[Move]) -> list[_Piece]:
     room = _vectors.marks_address
-    marks = [(room + place * MARK, move.handle.mark, MARK) for place, move in enumerate(moves)]
-    secrets = b"".join(move.handle.secret for move in moves)
-    _call(first, marks)
-    _compare(moves, secrets)
-    data = [(move.local.address, move.handle.address + move.offset, move.local.size) for move in moves]
-    _call(first, data + marks)
-    _compare(moves, secrets)
+    return [(room + place * MARK, move.handle.mark, MARK) for place, move in enumerate(moves)]
 
 
-def _compare(moves: list[Move], secrets: bytes) -> None:
-    seen = _vectors.marks.raw[: len(secrets)]
-    if seen == secrets:
-        return
+def _compare(moves: list[Move]) -> None:
+    seen = _vectors.marks.raw
     for place, move in enumerate(moves):
         if seen[place * MARK : (place + 1) * MARK] != move.handle.secret:
             raise _dropped(move.handle)
+
+
+@functools.cache
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 @functools.cache
@@ -150,8 +200,8 @@ def _form(number: int) -> struct.Struct:
     return struct.Struct(f"={2 * number}Q")
 
 
-def _call(handle: Handle, pieces: "list[tuple[int, int, int]]") -> None:
-    """Reads pieces (address here, address there, bytes) in one system call."""
+def _call(function: "Callable[..., int] | None", handle: Handle, pieces: list[_Piece]) -> None:
+    """Copies pieces in one system call."""
     room, number = _vectors, len(pieces)
     local: list[int] = []
     remote: list[int] = []
@@ -163,8 +213,8 @@ def _call(handle: Handle, pieces: "list[tuple[int, int, int]]") -> None:
     form = _form(number)
     form.pack_into(room.local, 0, *local)
     form.pack_into(room.remote, 0, *remote)
-    assert _process_vm_readv is not None
-    count = _process_vm_readv(handle.place.pid, room.local_address, number, room.remote_address, number, 0)
+    assert function is not None
+    count = function(handle.place.pid, room.local_address, number, room.remote_address, number, 0)
     if count == total:
         return
     code = ctypes.get_errno() if count < 0 else errno.EFAULT
@@ -173,8 +223,8 @@ def _call(handle: Handle, pieces: "list[tuple[int, int, int]]") -> None:
     if code == errno.EFAULT:  # memory that was given back to the system, after a drop
         raise _dropped(handle)
     if code in (errno.EPERM, errno.EACCES, errno.ENOSYS):
-        raise CannotReachError(f"the kernel forbids reading its memory ({os.strerror(code)}; yama, seccomp or user)")
-    raise OSError(code, f"{handle} could not be read: {os.strerror(code)}")
+        raise CannotReachError(f"the kernel forbids reaching its memory ({os.strerror(code)}; yama, seccomp or user)")
+    raise OSError(code, f"{handle} could not be moved: {os.strerror(code)}")
 
 
 def _dropped(handle: Handle) -> BufferDroppedError:

@@ -38,7 +38,7 @@ class Local:
             if move.handle.process != self._process:
                 raise CannotReachError  # which goes without saying: it is another process
             try:
-                with self._regions.use(move.handle.number, move.handle.secret) as memory:
+                with self._regions.use(move.handle.number, move.handle.secret, write=into) as memory:
                     there, here = memory.address + move.offset, move.local.address
                     for start in range(0, move.local.size, _PIECE):
                         limit.left()

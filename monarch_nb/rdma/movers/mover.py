@@ -31,7 +31,7 @@ class Mover(Protocol):
     BufferDroppedError, OwnerLostError and what `Limit.left` raises after that.
     """
 
-    alone: bool  # whether its reads need nothing of the owner, so that small ones are made at once
+    alone: bool  # whether it needs nothing of the owner's threads, so that few bytes are moved at once
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
         """From buffers of one owner into memory of this process."""

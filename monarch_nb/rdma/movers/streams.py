@@ -1,8 +1,10 @@
 """To other machines: authenticated TCP streams straight to the owner's memory, several in parallel for large pieces."""
 
 import contextlib
+import functools
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 
@@ -10,6 +12,7 @@ from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, owner_los
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
+from monarch_nb.rdma.side_by_side import side_by_side
 from monarch_nb.rdma.verbs import Listening
 from monarch_nb.rdma.wire import GO, HEAD, READ, WRITE, StreamError, greet, receive, receive_into
 
@@ -19,6 +22,7 @@ _DIAL_S = 2.0  # for each address of the owner
 _PARALLEL = 16 << 20  # bytes; from here on a move is divided among several streams
 _IDLE = 8  # streams to one owner that are kept for later
 _PIECE = 4 << 20  # bytes between two looks at the limit
+_CUT = (StreamError, ConnectionError, ssl.SSLError)
 
 
 class Streams:
@@ -72,22 +76,7 @@ class Streams:
             Move(move.handle, move.offset + start, move.local.part(start, min(step, move.local.size - start)))
             for start in range(0, move.local.size, step)
         ]
-        errors: list[BaseException] = []
-
-        def run(part: Move) -> None:
-            try:
-                self._part(part, what, limit)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=(part,), daemon=True) for part in parts[1:]]
-        for thread in threads:
-            thread.start()
-        run(parts[0])
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        side_by_side([functools.partial(self._part, part, what, limit) for part in parts])
 
     def _part(self, move: Move, what: int, limit: Limit) -> None:
         """On one stream. One that was kept and has died meanwhile is replaced, once."""
@@ -97,14 +86,14 @@ class Streams:
         try:
             try:
                 self._exchange(connection, move, what, limit)
-            except (StreamError, ConnectionError):
+            except _CUT:
                 if not kept:
                     raise
                 connection.close()
                 connection = self._open(handle, limit)
                 self._exchange(connection, move, what, limit)
             whole = True
-        except (StreamError, ConnectionError) as error:
+        except _CUT as error:
             self.forget(handle.process)
             raise self._story(handle, limit, error) from error
         except BufferDroppedError:
@@ -185,15 +174,11 @@ class Streams:
                 self._listening[handle.process] = listening
         errors = []
         for host, port in listening.addresses:
-            connection = None
             try:
                 connection = socket.create_connection((host, port), min(_DIAL_S, limit.left()))
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                greet(connection, listening.key_number, listening.key)
-                return connection
+                return greet(connection, listening.key)
             except (OSError, StreamError) as error:
-                if connection is not None:
-                    connection.close()
                 errors.append(f"{host}:{port}: {error}")
         with self._lock:
             self._listening.pop(handle.process, None)
