@@ -1,0 +1,39 @@
+"""What comes out of an operation on sharded tensors, and what must happen for it: worked out without any data.
+
+propagator = Propagator(Layout((2,), ("data",)))
+plan, tensors, scalars = propagator.plan(torch.ops.aten.mm.default, (a.meta, b.meta))
+Runner(plan.program, mesh)(local_tensors, scalars)     # on every rank
+"""
+
+from .accounting import Ledger
+from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
+from .execute import Runner
+from .lines import user_line
+from .meta import Layout, Meta, replicated
+from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, Result, Scalar, Slot, Write
+from .propagator import Propagator
+
+__all__ = [
+    "Call",
+    "Collective",
+    "DataDependentShapeError",
+    "Layout",
+    "Ledger",
+    "Local",
+    "Meta",
+    "NoRuleError",
+    "Notice",
+    "Plan",
+    "Program",
+    "PropagationError",
+    "Propagator",
+    "Redistribute",
+    "Result",
+    "Runner",
+    "Scalar",
+    "Slot",
+    "ViewWriteError",
+    "Write",
+    "replicated",
+    "user_line",
+]

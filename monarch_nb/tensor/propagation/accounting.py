@@ -1,0 +1,70 @@
+"""Which collectives an operation costs, and how many bytes each rank puts into them."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .plan import Collective, Plan
+
+__all__ = ["Ledger", "Recorder"]
+
+_QUIET = ("wait_tensor",)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the collectives of sharded tensors while it is entered. `dims` names the mesh dimension of a group."""
+
+    def __init__(self, dims: Mapping[str, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dims = dims
+        self.found: list[Collective] = []
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: tuple[type, ...],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        """Let sharded tensors take themselves apart; note what of that goes to other ranks."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func.namespace in ("_c10d_functional", "_dtensor", "c10d_functional"):
+            kind = func.__name__.partition(".")[0]
+            group = next((a for a in reversed(args) if isinstance(a, str) and a in self._dims), None)
+            if group is not None and kind not in _QUIET:
+                nbytes = sum(t.numel() * t.element_size() for t in tree_leaves(args[0]) if isinstance(t, torch.Tensor))
+                self.found.append(Collective(kind, self._dims[group], nbytes))
+        return func(*args, **(kwargs or {}))
+
+
+class Ledger:
+    """What a session's operations have moved: times and bytes per (line, operation, collective, mesh dimension).
+
+    Bytes are those that each rank puts in; of shards that differ in size, the largest.
+    """
+
+    def __init__(self) -> None:
+        self._calls: Counter[tuple[str, Plan]] = Counter()
+
+    def add(self, plan: Plan, line: str) -> None:
+        """Note one call of a plan that has collectives."""
+        self._calls[line, plan] += 1
+
+    def rows(self) -> dict[tuple[str, str, str, str], tuple[int, int]]:
+        """(line, operation, collective, mesh dimension) -> (how many, bytes in all of them)."""
+        rows: dict[tuple[str, str, str, str], tuple[int, int]] = {}
+        for (line, plan), times in self._calls.items():
+            for collective in plan.collectives:
+                key = (line, plan.operation, collective.kind, collective.dim)
+                count, nbytes = rows.get(key, (0, 0))
+                rows[key] = (count + times, nbytes + times * collective.nbytes)
+        return rows
+
+    def clear(self) -> None:
+        """Begin anew, as a new cell does."""
+        self._calls.clear()

@@ -1,0 +1,153 @@
+"""What the controller knows of a tensor: its global shape, and where each part of it lies."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+__all__ = ["Layout", "Meta", "Placements", "contiguous", "dense", "replicated"]
+
+Placements = tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The mesh that a tensor lies on: its sizes, the names of its dimensions, and the kind of device of its ranks."""
+
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    device: str = "cpu"
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return math.prod(self.shape)
+
+
+def replicated(layout: Layout) -> Placements:
+    """A whole copy on every rank."""
+    return (Replicate(),) * len(layout.shape)
+
+
+class Meta:
+    """All there is to a tensor but its values. Equal ones are the same object, so that they are keys of the cache.
+
+    `copied` says that PyTorch calls the tensor a view, but that it has memory of its own here, because its base is
+    sharded on a dimension that the view cuts: what is written to one is not seen in the other.
+    """
+
+    __slots__ = ("copied", "dtype", "layout", "placements", "shape", "stride")
+
+    layout: Layout
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    placements: Placements
+    copied: bool
+
+    _interned: ClassVar[dict[tuple[object, ...], "Meta"]] = {}
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        placements: Sequence[Placement],
+        *,
+        stride: Sequence[int] | None = None,
+        copied: bool = False,
+    ) -> "Meta":
+        """The one object for these; contiguous where no stride (in elements, global) is given."""
+        sizes = tuple(shape)
+        strides = contiguous(sizes) if stride is None else tuple(stride)
+        key = (layout, sizes, strides, dtype, tuple(placements), copied)
+        found = cls._interned.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.layout, found.shape, found.stride, found.dtype = layout, sizes, strides, dtype
+            found.placements, found.copied = tuple(placements), copied
+            cls._interned[key] = found
+        return found
+
+    @property
+    def meta(self) -> "Meta":
+        """Itself: what has a `meta` may stand where an operation takes a tensor."""
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor, once."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_replicated(self) -> bool:
+        """Every rank has a whole copy."""
+        return all(placement.is_replicate() for placement in self.placements)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Some mesh dimension cuts the tensor."""
+        return any(not (p.is_replicate() or p.is_partial()) for p in self.placements)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Some dimension does not divide by the ranks that share it, so that shards differ in size."""
+        ways: dict[int, int] = {}
+        for size, placement in zip(self.layout.shape, self.placements, strict=True):
+            dim = getattr(placement, "dim", None)
+            if dim is not None:
+                ways[dim] = ways.get(dim, 1) * size
+        return any(self.shape[dim] % parts for dim, parts in ways.items())
+
+    def placed(self, placements: Sequence[Placement]) -> "Meta":
+        """The same tensor, placed otherwise."""
+        return Meta.of(self.layout, self.shape, self.dtype, placements, stride=self.stride)
+
+    def __repr__(self) -> str:
+        placed = ", ".join(map(_word, self.placements))
+        return f"Meta({tuple(self.shape)}, {str(self.dtype).removeprefix('torch.')}, [{placed}])"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuilt, (self.layout, self.shape, self.dtype, self.placements, self.stride, self.copied)
+
+
+def _rebuilt(
+    layout: Layout,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    placements: Placements,
+    stride: tuple[int, ...],
+    copied: bool,
+) -> Meta:
+    return Meta.of(layout, shape, dtype, placements, stride=stride, copied=copied)
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, in elements."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def dense(stride: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor of this shape whose dimensions lie in memory in the order of the given strides."""
+    found, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda d: (stride[d], -d)):
+        found[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(found)
+
+
+def _word(placement: Placement) -> str:
+    if isinstance(placement, Shard):
+        return f"Shard({placement.dim})"
+    if isinstance(placement, Partial):
+        return f"Partial({placement.reduce_op})"
+    return "Replicate" if placement.is_replicate() else str(placement)

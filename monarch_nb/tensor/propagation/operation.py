@@ -1,0 +1,125 @@
+"""One call of an ATen operation with its tensors taken out: what a plan is made for."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from .meta import Meta
+from .plan import Result, Scalar, Slot
+
+__all__ = ["Operation"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The operation, its arguments with `Slot`s for tensors and `Scalar`s for numbers, and what stands in them.
+
+    `scalars` are those of the call that the plan is made for: others of the same type may come with the next.
+    """
+
+    func: torch._ops.OpOverload
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    metas: tuple[Meta, ...]
+    scalars: tuple[object, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As in `aten.add.Tensor`."""
+        return str(self.func)
+
+    @cached_property
+    def random(self) -> bool:
+        """It draws numbers."""
+        return torch.Tag.nondeterministic_seeded in self.func.tags
+
+    def argument(self, name: str) -> object:
+        """What was given for an argument of the schema, or its default; None where neither."""
+        for at, argument in enumerate(self.func._schema.arguments):
+            if argument.name == name:
+                if name in self.kwargs:
+                    return self.kwargs[name]
+                return self.args[at] if at < len(self.args) else argument.default_value
+        return None
+
+    def filled(self, tensor: Callable[[int], object]) -> tuple[list[object], dict[str, object]]:
+        """Arguments with `tensor(register)` for each tensor."""
+
+        def fill(given: object) -> object:
+            if isinstance(given, Slot):
+                return tensor(given.register)
+            if isinstance(given, Scalar):
+                return self.scalars[given.index]
+            if isinstance(given, list | tuple):
+                return type(given)(map(fill, given))
+            return given
+
+        return [fill(a) for a in self.args], {name: fill(a) for name, a in self.kwargs.items()}
+
+    @cached_property
+    def writes(self) -> tuple[int, ...]:
+        """Registers of tensors that change in place."""
+        found: list[int] = []
+        for argument in self.func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found += slots(self.argument(argument.name))
+        return tuple(found)
+
+    def aliases(self, at: int) -> tuple[tuple[int, ...], bool]:
+        """Registers that the schema says the return number `at` shares memory with, and whether it *is* these."""
+        returned = self.func._schema.returns[at].alias_info
+        if returned is None:
+            return (), False
+        found: list[int] = []
+        for argument in self.func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.before_set & returned.before_set:
+                found += slots(self.argument(argument.name))
+        if not found and self.func.is_view:  # a list of views: the schema does not say of what
+            found = slots(self.argument(self.func._schema.arguments[0].name))
+        return tuple(found), returned.is_write
+
+    def results(self, plain: object) -> tuple[object, list[tuple[torch.Tensor, tuple[int, ...]] | None]]:
+        """The tree of what a call returns, given what it returned on plain tensors; and its new tensors.
+
+        New tensors come in order of the leaves, each with the registers that it is a view of; None stands for a leaf
+        that is no new tensor.
+        """
+        returns = self.func._schema.returns
+        leaves: list[tuple[torch.Tensor, tuple[int, ...]] | None] = []
+        made = 0
+
+        def tree(value: object, aliased: Sequence[int], is_given: bool, given: Iterator[int]) -> object:
+            nonlocal made
+            if isinstance(value, list | tuple):
+                return type(value)(tree(each, aliased, is_given, given) for each in value)
+            if not isinstance(value, torch.Tensor):
+                leaves.append(None)
+                return value
+            if is_given:
+                leaves.append(None)
+                return Result(next(given), given=True)
+            leaves.append((value, tuple(aliased)))
+            made += 1
+            return Result(made - 1)
+
+        if len(returns) == 1:
+            aliased, is_given = self.aliases(0)
+            return tree(plain, aliased, is_given, iter(aliased)), leaves
+        if not isinstance(plain, tuple):
+            return tree(plain, (), False, iter(())), leaves
+        whole = []
+        for at, value in enumerate(plain):
+            aliased, is_given = self.aliases(at)
+            whole.append(tree(value, aliased, is_given, iter(aliased)))
+        return tuple(whole), leaves
+
+
+def slots(given: object) -> list[int]:
+    """Registers of the tensors in an argument."""
+    if isinstance(given, Slot):
+        return [given.register]
+    if isinstance(given, list | tuple):
+        return [register for each in given for register in slots(each)]
+    return []

@@ -1,0 +1,122 @@
+"""Ranks that are only imagined: fake tensors on a mesh whose process groups move nothing."""
+
+import itertools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup, _register_process_group
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from .meta import Layout, Meta, dense
+
+__all__ = ["World", "imagining"]
+
+_numbers = itertools.count()
+_log = logging.getLogger("torch._subclasses.fake_tensor")
+_fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+
+class _ImaginedMesh(DeviceMesh):
+    """A mesh seen from one of its ranks, in a process that is none of them: it asks no default process group."""
+
+    def get_rank(self) -> int:
+        return self._rank
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        at = (self.mesh_dim_names or ()).index(mesh_dim) if isinstance(mesh_dim, str) else mesh_dim or 0
+        coordinates = self._coordinate_on_dim
+        assert coordinates is not None
+        return coordinates[at]
+
+
+@contextmanager
+def imagining() -> Iterator[None]:
+    """Operations give fake tensors, whatever modes, devices and gradients the code around has chosen.
+
+    What is wrong with an operation is raised, and not written to the log besides.
+    """
+    disabled, _log.disabled = _log.disabled, True
+    try:
+        with torch._C.DisableTorchFunction(), _fake, torch.no_grad():
+            yield
+    finally:
+        _log.disabled = disabled
+
+
+class World:
+    """A mesh of imagined ranks, seen from one of them.
+
+    The process groups are this object's own: the default process group of the process, if there is one, stays as it
+    is, and none is made.
+    """
+
+    def __init__(self, layout: Layout, rank: int = 0) -> None:
+        self.layout, self.rank = layout, rank
+        self.mesh = mesh = _ImaginedMesh(
+            layout.device,
+            torch.arange(layout.size, device="cpu").view(layout.shape),
+            mesh_dim_names=layout.names,
+            _init_backend=False,
+            _rank=rank,
+        )
+        self.dims: dict[str, str] = {}  # name of a group -> name of its mesh dimension
+        for dim, size in enumerate(layout.shape):
+            name = GroupName(f"monarch-imagined-{next(_numbers)}")
+            mesh._pg_registry[name] = _fake_group(name, mesh.get_local_rank(dim), size, layout.device)
+            self.dims[name] = layout.names[dim]
+        mesh._dim_group_names = [*map(GroupName, self.dims)]
+        self._known: dict[Meta, DTensor] = {}
+
+    def whole(self, meta: Meta) -> torch.Tensor:
+        """A fake tensor with the global shape."""
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=self.layout.device)
+
+    def fake(self, meta: Meta, *, fresh: bool = False) -> DTensor:
+        """A fake sharded tensor; `fresh` where an operation may change it in place."""
+        found = None if fresh else self._known.get(meta)
+        if found is None:
+            found = self._made(meta)
+            if not fresh:
+                if len(self._known) > 4096:
+                    self._known.clear()
+                self._known[meta] = found
+        return found
+
+    def _made(self, meta: Meta) -> DTensor:
+        spec = self.spec(meta)
+        shape = self.local_shape(spec)
+        stride = meta.stride if shape == meta.shape else dense(meta.stride, shape)
+        local = torch.empty_strided(shape, stride, dtype=meta.dtype, device=self.layout.device)
+        return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+    def spec(self, meta: Meta) -> DTensorSpec:
+        """The same facts, as DTensor keeps them."""
+        facts = TensorMeta(torch.Size(meta.shape), meta.stride, meta.dtype)
+        return DTensorSpec(self.mesh, meta.placements, tensor_meta=facts)
+
+    def local_shape(self, spec: DTensorSpec) -> tuple[int, ...]:
+        """The shape of this rank's shard."""
+        shape, _ = compute_local_shape_and_global_offset(spec.shape, self.mesh, spec.placements, skip_offset=True)
+        return tuple(shape)
+
+    def meta(self, tensor: DTensor) -> Meta:
+        """What the controller keeps of a fake sharded tensor."""
+        return Meta.of(self.layout, tuple(tensor.shape), tensor.dtype, tensor.placements, stride=tensor.stride())
+
+
+def _fake_group(name: GroupName, rank: int, size: int, device: str) -> ProcessGroup:
+    group = ProcessGroup(HashStore(), rank, size)
+    group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+    backend = FakeProcessGroup._create_internal(rank, size)
+    for kind in {"cpu", device}:
+        group._register_backend(torch.device(kind), ProcessGroup.BackendType.CUSTOM, backend)
+    group._set_group_name(name)
+    _register_process_group(name, group)
+    return group

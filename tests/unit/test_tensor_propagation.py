@@ -1,0 +1,186 @@
+"""What comes out of an operation on sharded tensors, and what it costs, worked out without data or workers."""
+
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from monarch_nb.tensor.propagation import (
+    Call,
+    DataDependentShapeError,
+    Layout,
+    Ledger,
+    Local,
+    Meta,
+    NoRuleError,
+    Notice,
+    PropagationError,
+    Propagator,
+    Redistribute,
+    ViewWriteError,
+    Write,
+)
+
+aten = torch.ops.aten
+LINE = Layout((2,), ("data",))
+ROWS, COLUMNS, WHOLE = (Shard(0),), (Shard(1),), (Replicate(),)
+
+
+def meta(*shape: int, placed: tuple[object, ...] = WHOLE, dtype: torch.dtype = torch.float32) -> Meta:
+    return Meta.of(LINE, shape, dtype, placed)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def propagator() -> Propagator:
+    return Propagator(LINE)
+
+
+def test_equal_metas_are_one_object_and_stay_so_through_a_pickle() -> None:
+    first = meta(4, 2, placed=ROWS)
+    assert meta(4, 2, placed=ROWS) is first
+    assert pickle.loads(pickle.dumps(first)) is first
+    assert meta(4, 2, placed=COLUMNS) is not first
+
+
+def test_a_product_of_rows_stays_sharded_and_costs_nothing(propagator: Propagator) -> None:
+    plan, tensors, _ = propagator.plan(aten.mm.default, (meta(6, 4, placed=ROWS), meta(4, 8)))
+    assert plan.made == (meta(6, 8, placed=ROWS),)
+    assert plan.collectives == ()
+    assert len(tensors) == 2
+
+
+def test_what_is_gathered_is_counted_in_bytes_by_mesh_dimension(propagator: Propagator) -> None:
+    plan, _, _ = propagator.plan(aten.mm.default, (meta(6, 4, placed=ROWS), meta(4, 8, placed=COLUMNS)))
+    assert [(c.dim, c.nbytes) for c in plan.collectives] == [("data", 3 * 4 * 4)]
+
+
+def test_the_second_time_finds_the_plan_whatever_the_float(propagator: Propagator) -> None:
+    rows = meta(6, 4, placed=ROWS)
+    plan, _, scalars = propagator.plan(aten.mul.Tensor, (rows, 2.5))
+    again, _, other = propagator.plan(aten.mul.Tensor, (rows, 3.5))
+    assert again is plan
+    assert (scalars, other) == ([2.5], [3.5])
+
+
+def test_true_and_one_are_different_arguments(propagator: Propagator) -> None:
+    rows = meta(6, 4, placed=ROWS)
+    kept, _, _ = propagator.plan(aten.sum.dim_IntList, (rows, [1], True))
+    dropped, _, _ = propagator.plan(aten.sum.dim_IntList, (rows, [1], False))
+    assert (kept.made[0].shape, dropped.made[0].shape) == ((6, 1), (6,))
+
+
+def test_a_number_that_decides_on_the_shape_is_part_of_the_key(propagator: Propagator) -> None:
+    short, _, _ = propagator.plan(aten.arange.default, (4.0,))
+    long, _, _ = propagator.plan(aten.arange.default, (9.0,))
+    assert (short.made[0].shape, long.made[0].shape) == ((4,), (9,))
+
+
+def test_a_change_in_place_makes_no_tensor_and_returns_the_one_it_was_given(propagator: Propagator) -> None:
+    plan, tensors, _ = propagator.plan(aten.add_.Tensor, (meta(6, 4, placed=ROWS), 1.0))
+    assert (plan.made, plan.writes) == ((), (0,))
+    assert plan.build([], tensors) is tensors[0]
+
+
+def test_lists_are_flattened_and_returned_as_lists(propagator: Propagator) -> None:
+    rows = meta(6, 4, placed=ROWS)
+    plan, tensors, _ = propagator.plan(aten._foreach_mul.Scalar, ([rows, rows], 2.0))
+    assert len(tensors) == len(plan.made) == 2
+    assert plan.build(["a", "b"], tensors) == ["a", "b"]
+
+
+def test_a_view_along_a_whole_dimension_shares_memory_and_one_across_a_sharded_one_is_a_copy(
+    propagator: Propagator,
+) -> None:
+    rows = meta(6, 4, placed=ROWS)
+    along, _, _ = propagator.plan(aten.select.int, (rows, 1, 0))
+    across, _, _ = propagator.plan(aten.select.int, (rows, 0, 0))
+    assert along.views == across.views == ((0, 0),)
+    assert (along.made[0].copied, across.made[0].copied) == (False, True)
+
+
+def test_a_write_through_a_view_that_is_a_copy_is_refused_with_the_line(propagator: Propagator) -> None:
+    plan, _, _ = propagator.plan(aten.slice.Tensor, (meta(6, 4, placed=ROWS), 0, 2, 4))
+    with pytest.raises(ViewWriteError, match=r"test_tensor_propagation\.py:\d+.*would be lost.*slice_scatter"):
+        propagator.plan(aten.fill_.Scalar, (plan.made[0], 7.0))
+
+
+def test_a_mean_of_shards_that_differ_in_size_is_not_the_mean_of_means(propagator: Propagator) -> None:
+    even, _, _ = propagator.plan(aten.mse_loss.default, (meta(6, 4, placed=ROWS), meta(6, 4, placed=ROWS)))
+    uneven, _, _ = propagator.plan(aten.mse_loss.default, (meta(5, 4, placed=ROWS), meta(5, 4, placed=ROWS)))
+    assert isinstance(even.made[0].placements[0], Partial)
+    assert uneven.made == (meta(),)
+    assert any(isinstance(step, Local) for step in uneven.program.steps)
+
+
+def test_rows_of_a_sharded_vocabulary_are_added_up_at_once(propagator: Propagator) -> None:
+    table, tokens = meta(16, 8, placed=ROWS), meta(3, 2, dtype=torch.int64)
+    plan, _, _ = propagator.plan(aten.embedding.default, (table, tokens))
+    assert plan.made == (meta(3, 2, 8),)
+    assert [type(step) for step in plan.program.steps] == [Call, Redistribute]
+
+
+def test_an_operation_without_a_rule_gathers_and_says_so_once() -> None:
+    told: list[Notice] = []
+    propagator = Propagator(LINE, notify=told.append)
+    for rows in (6, 8):
+        plan, _, _ = propagator.plan(aten.searchsorted.Tensor, (meta(rows, placed=ROWS), meta(rows)))
+        assert plan.made == (meta(rows, dtype=torch.int64),)
+    assert [notice.operation for notice in told] == ["aten.searchsorted.Tensor"]
+    assert "24 bytes" in told[0].text
+
+
+def test_gathering_can_be_forbidden() -> None:
+    propagator = Propagator(LINE, gather=False)
+    with pytest.raises(NoRuleError, match="gathered"):
+        propagator.plan(aten.searchsorted.Tensor, (meta(6, placed=ROWS), meta(6)))
+
+
+def test_a_gathered_change_in_place_is_written_back(propagator: Propagator) -> None:
+    rows = meta(6, 4, placed=ROWS)
+    plan, _, _ = propagator.plan(aten.put_.default, (rows, meta(2, dtype=torch.int64), meta(2)))
+    assert plan.program.steps[-1] == Write(target=0, source=plan.program.registers - 1)
+
+
+def test_shapes_that_do_not_match_raise_what_local_tensors_raise(propagator: Propagator) -> None:
+    with pytest.raises(RuntimeError, match="same reduction dim") as caught:
+        propagator.plan(aten.mm.default, (meta(6, 4, placed=ROWS), meta(5, 8)))
+    assert not isinstance(caught.value, PropagationError)
+
+
+def test_a_shape_that_depends_on_values_is_refused_with_what_to_do(propagator: Propagator) -> None:
+    with pytest.raises(DataDependentShapeError, match=r"full_tensor\(\)"):
+        propagator.plan(aten.nonzero.default, (meta(6, 4, placed=ROWS),))
+
+
+def test_local_tensors_among_sharded_ones_are_refused_by_name(propagator: Propagator) -> None:
+    with pytest.raises(PropagationError, match=r"monarch\.distribute"):
+        propagator.plan(aten.add.Tensor, (meta(2), torch.zeros(2)))
+
+
+def test_ranks_with_different_shards_draw_different_numbers(propagator: Propagator) -> None:
+    sharded, _, _ = propagator.plan(aten.uniform_.default, (meta(6, 4, placed=ROWS),))
+    whole, _, _ = propagator.plan(aten.uniform_.default, (meta(6, 4),))
+    fixed, _, _ = propagator.plan(aten.neg.default, (meta(6, 4),))
+    assert [plan.program.seeded for plan in (sharded, whole, fixed)] == [(0,), (), None]
+
+
+def test_propagation_leaves_the_process_group_of_the_process_alone(propagator: Propagator) -> None:
+    assert not dist.is_initialized()
+    store = dist.HashStore()
+    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        plan, _, _ = Propagator(LINE).plan(aten.sum.default, (meta(6, 4, placed=ROWS),))
+        assert isinstance(plan.made[0].placements[0], Partial)
+        assert dist.get_world_size() == 1
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_ledger_adds_up_what_lines_have_moved(propagator: Propagator) -> None:
+    plan, _, _ = propagator.plan(aten.mm.default, (meta(6, 4, placed=ROWS), meta(4, 8, placed=COLUMNS)))
+    ledger = Ledger()
+    ledger.add(plan, "cell:1")
+    ledger.add(plan, "cell:1")
+    assert list(ledger.rows().values()) == [(2, 2 * 48)]
