@@ -3,6 +3,7 @@
 place((1024, 1024), "float32", 4, ("data", "model"), (4, 2), [Shard(0), Replicate()])   # -> Placement
 """
 
+from monarch_nb.tensor.placement.document import document
 from monarch_nb.tensor.placement.kinds import Kind, Partial, Replicate, Shard, kind_of
 from monarch_nb.tensor.placement.placement import Block, Placement, place
 from monarch_nb.tensor.placement.sizes import size_text
@@ -15,6 +16,7 @@ __all__ = [
     "Placement",
     "Replicate",
     "Shard",
+    "document",
     "kind_of",
     "place",
     "size_text",

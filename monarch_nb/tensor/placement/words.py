@@ -35,6 +35,11 @@ def dimension_rows(placement: Placement) -> list[tuple[str, str, str]]:
     return [(f"{label}={size}", str(kind), _does(placement, at)) for at, (label, size, kind) in enumerate(names)]
 
 
+def cutters(placement: Placement, dim: int) -> list[str]:
+    """The dimensions of the mesh that cut one of the tensor, the outermost first: `data=4`."""
+    return [f"{label}={size}" for label, size, kind in placement.dims(Shard) if kind.dim % len(placement.shape) == dim]
+
+
 def _does(placement: Placement, at: int) -> str:
     size, kind = placement.sizes[at], placement.kinds[at]
     if size == 1:

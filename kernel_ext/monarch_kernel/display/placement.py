@@ -1,0 +1,135 @@
+"""A placement as static HTML: the tensor cut into its blocks beside the mesh; pointing at one shows the other.
+
+All of it is style sheets, no script: it works in saved notebooks and in sandboxes.
+"""
+
+from collections.abc import Collection, Sequence
+from html import escape
+
+from monarch_nb.tensor.placement import Placement
+from monarch_nb.tensor.placement.mesh_picture import mesh_drawing
+from monarch_nb.tensor.placement.picture import Drawing, Piece, Side
+from monarch_nb.tensor.placement.tensor_picture import tensor_drawing
+from monarch_nb.tensor.placement.words import bytes_text, dimension_rows, mesh_text, title
+
+from .html import framed, heading, table
+
+_LINKED = 256  # blocks that are lit together with their ranks; of more, each only tells what it is
+_SHEET = 6  # what is seen of a sheet behind
+_HATCH = 8  # pixels between the lines over parts that are not reduced yet
+STYLE = """
+.mnb-p .mnb-pics{display:flex;flex-wrap:wrap;gap:10px 44px;align-items:flex-start;margin:4px 0 2px}
+.mnb-p svg{display:block;overflow:visible;max-width:100%;height:auto}
+.mnb-p svg text{font:11px var(--jp-ui-font-family,system-ui,sans-serif);fill:currentColor;pointer-events:none}
+.mnb-p svg .k{font-size:11px;opacity:.85}.mnb-p svg .j{font-size:10px;opacity:.6}
+.mnb-p svg .p text{text-anchor:middle;dominant-baseline:central;font-variant-numeric:tabular-nums}
+.mnb-p .x{transition:opacity .12s;opacity:calc(1 - .76*var(--mnb-dim,0)*(1 - var(--mnb-on,0)))}
+.mnb-p:has(.x:hover){--mnb-dim:1}
+.mnb-p .n rect{fill:none;stroke:currentColor;stroke-opacity:.4;stroke-dasharray:3 2}
+.mnb-p .sheet{fill:none;stroke:currentColor;stroke-opacity:.5}
+.mnb-p .hatch{stroke:#000;stroke-opacity:.33;stroke-width:1.2;fill:none;pointer-events:none}
+.mnb-p .lost{stroke:rgb(218,54,51);stroke-width:2.5;fill:none;pointer-events:none}
+.mnb-p .mnb-say{position:relative;min-height:19px}
+.mnb-p .mnb-say span{position:absolute;left:0;opacity:var(--mnb-on,0);white-space:nowrap;pointer-events:none}
+.mnb-p .mnb-say .hint{opacity:calc(.6*(1 - var(--mnb-dim,0)))}
+@media print{.mnb-p .mnb-say{display:none}}
+""".replace("\n", "")
+
+
+def placement_html(placement: Placement, name: str = "", lost: Collection[int] = (), *facts: str) -> str:
+    """All that is to be seen of where a tensor lies; `lost` ranks are marked."""
+    linked = len(placement.blocks) <= _LINKED
+    lights = (
+        "".join(f".mnb-p:has(.b{at}:hover) .b{at}{{--mnb-on:1}}" for at in range(len(placement.blocks)))
+        if linked
+        else ""
+    )
+    told = (
+        "".join(
+            f'<span class="b{at}">{escape(placement.describe(at, name))}</span>' for at in range(len(placement.blocks))
+        )
+        if linked
+        else ""
+    )
+    hint = "point at a shard to see its ranks, or at a rank to see its shard" if linked else ""
+    head = heading(
+        name or "Tensor",
+        title(placement),
+        f"on {mesh_text(placement.labels, placement.sizes)}",
+        bytes_text(placement),
+        *facts,
+    )
+    label = f"{title(placement)}: " + "; ".join(f"{at} {does}" for at, _, does in dimension_rows(placement))
+    pictures = _svg(tensor_drawing(placement, name), label, linked) + _svg(
+        mesh_drawing(placement), f"the mesh {mesh_text(placement.labels, placement.sizes)}", linked, frozenset(lost)
+    )
+    return framed(
+        f"<style>{STYLE}{lights}</style>",
+        head,
+        f'<div class="mnb-pics">{pictures}</div>',
+        f'<div class="mnb-say"><span class="hint">{hint}</span>{told}</div>' if linked else "",
+        table(("mesh", "placement", ""), dimension_rows(placement)) if placement.labels else "",
+        kind="mnb-p",
+    )
+
+
+def _svg(drawing: Drawing, label: str, linked: bool, lost: frozenset[int] = frozenset()) -> str:
+    parts = [
+        f'<path class="sheet" d="M{_n(x)} {_n(y + _SHEET)}v-{_SHEET}h{_n(w)}v{_n(h)}h-{_SHEET}"/>'
+        for x, y, w, h in drawing.sheets
+    ]
+    parts += [_side(side, linked) for side in drawing.sides]
+    parts += [_piece(piece, linked, lost) for piece in drawing.pieces]
+    for text in drawing.labels:
+        style, anchor = "j" if text.small else "k", f' text-anchor="{text.anchor}"' if text.anchor != "start" else ""
+        parts.append(f'<text class="{style}" x="{_n(text.x)}" y="{_n(text.y)}"{anchor}>{escape(text.text)}</text>')
+    width, height = _n(drawing.width), _n(drawing.height)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    )
+
+
+def _piece(piece: Piece, linked: bool, lost: frozenset[int]) -> str:
+    x, y, w, h = piece.x, piece.y, piece.w, piece.h
+    rounded = 3 if min(w, h) > 10 else 1 if min(w, h) > 4 else 0
+    fill = f' fill="{piece.fill}"' if piece.fill else ""
+    box = f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}"{fill}/>'
+    if rounded:
+        box = box.replace("/>", f' rx="{rounded}"/>')
+    ink = f' style="fill:{piece.ink}"' if piece.ink else ""
+    text = f'<text x="{_n(x + w / 2)}" y="{_n(y + h / 2 + 0.5)}"{ink}>{escape(piece.text)}</text>' if piece.text else ""
+    hatch = f'<path class="hatch" d="{_hatched(x, y, w, h)}"/>' if piece.hatched else ""
+    cross = (
+        f'<path class="lost" d="M{_n(x)} {_n(y)}l{_n(w)} {_n(h)}m0 -{_n(h)}l-{_n(w)} {_n(h)}"/>'
+        if lost.intersection(piece.ranks)
+        else ""
+    )
+    told = piece.told + (" · lost" if cross else "")
+    return f'<g class="p {_classes(piece.blocks, linked)}">{box}{hatch}{text}{cross}<title>{escape(told)}</title></g>'
+
+
+def _side(side: Side, linked: bool) -> str:
+    path = "L".join(f"{_n(x)} {_n(y)}" for x, y in side.points)
+    return f'<path class="{_classes(side.blocks, linked)}" fill="{side.fill}" d="M{path}z"/>'
+
+
+def _classes(blocks: Sequence[int], linked: bool) -> str:
+    if not blocks:
+        return "n"
+    return " ".join(["x", *(f"b{block}" for block in blocks)]) if linked else "y"
+
+
+def _hatched(x: float, y: float, w: float, h: float) -> str:
+    """Lines from the lower left to the upper right, within a box."""
+    lines, at = [], _HATCH / 2
+    while at < w + h:
+        x1, y1 = (x, y + at) if at <= h else (x + at - h, y + h)
+        x2, y2 = (x + at, y) if at <= w else (x + w, y + at - w)
+        lines.append(f"M{_n(x1)} {_n(y1)}L{_n(x2)} {_n(y2)}")
+        at += _HATCH
+    return "".join(lines)
+
+
+def _n(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,117 @@
+"""The picture of a placement: every block and rank is drawn once, to scale, bounded, and told in words."""
+
+import itertools
+import re
+
+import msgspec
+import pytest
+
+from monarch_kernel.display.placement import placement_html
+from monarch_nb.tensor.placement import Partial, Placement, Replicate, Shard, document, place
+from monarch_nb.tensor.placement.colours import WHITE, colour, ink
+from monarch_nb.tensor.placement.mesh_picture import mesh_drawing
+from monarch_nb.tensor.placement.picture import Piece
+from monarch_nb.tensor.placement.tensor_picture import tensor_drawing
+
+pytestmark = pytest.mark.timeout(60)
+
+PLACED = {
+    "rows": place((1024, 1024), "float32", 4, ("data", "model"), (4, 2), [Shard(0), Replicate()]),
+    "both": place((4096, 512), "float32", 4, ("data", "model"), (4, 2), [Shard(0), Shard(1)]),
+    "uneven": place((5, 7), "float32", 4, ("data", "model"), (4, 2), [Shard(0), Shard(1)]),
+    "parts": place((64, 64), "float32", 4, ("data", "model"), (4, 2), [Shard(1), Partial()]),
+    "cube": place((8, 512, 1024), "bfloat16", 2, ("dp", "sp", "tp"), (4, 4, 4), [Shard(0), Shard(1), Shard(2)]),
+    "strided": place((64, 4), "float32", 4, ("data", "model"), (2, 2), [Shard(0, 2), Shard(0)]),
+    "scalar": place((), "float32", 4, ("data",), (4,), [Replicate()]),
+    "nothing": place((0, 3), "float32", 4, ("data",), (4,), [Shard(0)]),
+    "vector": place((4096,), "float32", 4, ("gpus",), (16,), [Shard(0)]),
+    "five": place((4, 3, 8, 2, 16), "float32", 4, ("a", "b"), (2, 4), [Shard(0), Shard(2)]),
+    "one": place((4, 4), "float32", 4, (), (), []),
+}
+placements = pytest.mark.parametrize("placement", PLACED.values(), ids=PLACED)
+
+
+def overlap(one: Piece, other: Piece) -> bool:
+    across = one.x + one.w > other.x and other.x + other.w > one.x
+    return across and one.y + one.h > other.y and other.y + other.h > one.y
+
+
+@placements
+def test_every_block_and_every_rank_is_drawn_once_within_the_picture(placement: Placement) -> None:
+    tensor, mesh = tensor_drawing(placement), mesh_drawing(placement)
+    drawn = [block for piece in tensor.pieces for block in piece.blocks]
+    assert sorted(drawn) == [at for at, block in enumerate(placement.blocks) if 0 not in placement.shape]
+    assert [rank for piece in mesh.pieces for rank in piece.ranks] == list(range(len(placement.block_of)))
+    for drawing in (tensor, mesh):
+        for one, other in itertools.combinations(drawing.pieces, 2):
+            assert not overlap(one, other)
+        for piece in drawing.pieces:
+            assert min(piece.x, piece.y) >= 0
+            assert piece.x + piece.w <= drawing.width
+            assert piece.y + piece.h <= drawing.height
+
+
+def test_pieces_are_as_large_as_their_share() -> None:
+    first, *_, last = tensor_drawing(PLACED["uneven"]).pieces
+    assert first.h / last.h == pytest.approx(2, rel=0.05)  # 2 rows and 1
+    assert first.w / last.w == pytest.approx(4 / 3, rel=0.05)
+
+
+def test_a_block_has_the_colour_of_its_ranks() -> None:
+    placement = PLACED["cube"]
+    of_block = {piece.blocks: piece.fill for piece in tensor_drawing(placement).pieces}
+    assert len(set(of_block.values())) == 64
+    for piece in mesh_drawing(placement).pieces:
+        assert piece.fill == of_block[piece.blocks]
+
+
+def test_a_thousand_ranks_are_drawn_in_few_pieces_and_all_of_them_are_there() -> None:
+    placement = place((4096, 4096), "float32", 4, ("hosts", "gpus"), (512, 16), [Shard(0), Shard(1)])
+    tensor, mesh = tensor_drawing(placement), mesh_drawing(placement)
+    assert len(tensor.pieces) <= 400
+    assert sorted(block for piece in tensor.pieces for block in piece.blocks) == list(range(512 * 16))
+    assert sorted(rank for piece in mesh.pieces for rank in piece.ranks) == list(range(512 * 16))
+    assert len(placement_html(placement)) < 200_000
+
+
+def test_colours_can_be_told_apart_and_text_on_them_read() -> None:
+    for size in (2, 4, 7, 8, 64):
+        fills = [colour([(at, size)]) for at in range(size)]
+        assert len(set(fills)) == size
+    palest = colour([(0, 4), (3, 4)])
+    assert ink(palest) != WHITE
+    assert ink(colour([(0, 4)])) == WHITE
+
+
+def test_ranks_of_parts_are_hatched_and_those_with_nothing_are_said_to_have_nothing() -> None:
+    assert all(piece.hatched for piece in tensor_drawing(PLACED["parts"]).pieces)
+    empty = mesh_drawing(PLACED["uneven"]).pieces[-1]
+    assert (empty.fill, empty.text, empty.told) == ("", "∅", "rank 7 (data=3 model=1) · 0 B: nothing of it")
+
+
+@placements
+def test_html_links_each_block_with_its_ranks_without_a_script(placement: Placement) -> None:
+    html = placement_html(placement, "t")
+    assert "<script" not in html
+    assert "http" not in html.replace("http://www.w3.org/2000/svg", "")
+    for at in range(len(placement.blocks)):
+        assert f".mnb-p:has(.b{at}:hover) .b{at}{{" in html
+        drawn = len(re.findall(rf'class="p x [^"]*\bb{at}\b', html))
+        assert drawn >= len(placement.blocks[at].ranks) + (0 not in placement.shape)
+
+
+def test_html_says_what_the_picture_shows_and_escapes_names() -> None:
+    html = placement_html(PLACED["rows"], "<b>&", [3])
+    assert "<b>&lt;b&gt;&amp;</b>" in html
+    assert "cuts dimension 0: 1024 → 4 × 256" in html
+    assert 'aria-label="1024×1024 float32: data=4 cuts dimension 0' in html
+    assert html.count('class="lost"') == 1
+    assert "rank 3 (data=1 model=1) · 1.00 MB · lost" in html
+
+
+@placements
+def test_the_json_for_live_views_is_plain_and_bounded(placement: Placement) -> None:
+    told = msgspec.json.decode(msgspec.json.encode(document(placement, "t")))
+    assert [rank for piece in told["mesh"]["pieces"] for rank in piece["ranks"]] == list(range(len(placement.block_of)))
+    assert told["blocks"] == [placement.describe(at, "t") for at in range(len(placement.blocks))]
+    assert len(told["rows"]) == len(placement.labels)
