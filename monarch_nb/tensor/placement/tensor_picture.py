@@ -12,6 +12,7 @@ from monarch_nb.tensor.placement.words import cutters
 
 _SIDE = 210  # of a square tensor
 _WIDEST, _HIGHEST = 360.0, 240.0
+_FLAT = 44.0  # height of a tensor of one dimension
 _SLABS_WIDE = 440  # all slabs of a line
 _BLOCK_WIDE = 30  # of a slab with room for the numbers of ranks
 _MOST = 400  # pieces that are drawn; neighbours are drawn as one where there are more
@@ -36,8 +37,9 @@ class _Tensor:
         columns = placement.shape[grid.across] if grid.across is not None else 1
         slabs = len(grid.slabs)
         self._in_line = next(count for count in (8, 4, 2, 1) if count <= slabs and self._readable(count))
+        self._w = self._h = _FLAT
         if grid.down is None:
-            self._w = 44.0 if grid.across is None else _WIDEST
+            self._w = _FLAT if grid.across is None else _WIDEST
         else:
             aspect = min(4.0, max(0.25, (max(columns, 1) / max(rows, 1)) ** 0.7))
             w, h = _SIDE * math.sqrt(aspect), _SIDE / math.sqrt(aspect)
