@@ -165,10 +165,13 @@ def run_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: 
     sys.exit(0)
 
 
-def run_worker_until_killed(address: str) -> None:
-    """A worker of this machine alone, until it is shut down, or SIGTERM kills it and all on it at once. Blocks."""
+def run_worker_until_killed(address: str, private_key: PrivateKey = None) -> None:
+    """A worker until it is shut down, or SIGTERM kills it and all on it at once; without a key of this machine alone.
+
+    Blocks.
+    """
     adopts = become_subreaper()
-    worker = _serve(None, TRUST_ALL, address)
+    worker = _serve(private_key, TRUST_ALL, address)
     killed = False
 
     def kill(*_: object) -> None:

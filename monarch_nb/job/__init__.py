@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 from monarch_nb._lazy import lazy_names
+from monarch_nb.job.adapted import AdapterJob, running_jobs
+from monarch_nb.job.adapter import Agent, AgentsWanted, JobAdapter, Running
 from monarch_nb.job.current import load_current_job, set_current_job
 from monarch_nb.job.hosts import hosts_from_config
 from monarch_nb.job.identity import (
@@ -15,6 +17,7 @@ from monarch_nb.job.identity import (
     service_proc_addr,
     service_proc_addrs,
 )
+from monarch_nb.job.kinds import kinds, register_job, unregister_job
 from monarch_nb.job.later import (
     ImageSpec,
     KubeConfig,
@@ -35,7 +38,11 @@ __all__ = [
     "DEFAULT_JOB_PATH",
     "SERVICE_PROC_IDS_ENV",
     "SERVICE_PROC_RANK_ENV",
+    "AdapterJob",
+    "Agent",
+    "AgentsWanted",
     "ImageSpec",
+    "JobAdapter",
     "JobFileError",
     "JobState",
     "JobTrait",
@@ -45,6 +52,7 @@ __all__ = [
     "MeshAdminConfig",
     "PortForwarder",
     "ProcessJob",
+    "Running",
     "SlurmJob",
     "TelemetryConfig",
     "deserialize_service_proc_ids",
@@ -52,14 +60,18 @@ __all__ = [
     "hosts_from_config",
     "job_load",
     "job_loads",
+    "kinds",
     "load_current_job",
     "new_service_proc_id",
     "ranked_service_proc_id_from_env",
+    "register_job",
+    "running_jobs",
     "serialize_service_proc_ids",
     "service_proc_addr",
     "service_proc_addrs",
     "set_current_job",
     "shell",
+    "unregister_job",
 ]
 
 __getattr__ = lazy_names(__name__, {"tools": ("PortForwarder", "exec_command", "shell")})

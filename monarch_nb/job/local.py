@@ -5,40 +5,37 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
-import msgspec
-
-from monarch_nb.job.state import JobState
+from monarch_nb.job.adapted import AdapterForm, AdapterJob
 from monarch_nb.job.trait import BATCH_FILE, JobTrait
-from monarch_nb.mesh import this_host
 
 BATCH = "MONARCH_BATCH_JOB"
 
 
-class _LocalForm(msgspec.Struct):
+class _LocalForm(AdapterForm):
     """What is saved of a local job."""
 
-    _host_names: list[str]
     _log_dir: str | None
 
 
-class LocalJob(JobTrait):
+class LocalJob(AdapterJob):
     """Gives `this_host()` for each name; so that a program runs here as it does on a cluster."""
 
-    _transient = frozenset({"_process"})
+    _transient = AdapterJob._transient | {"_process"}
     _form = _LocalForm
     _cacheable = False  # there is nothing to find again
 
     def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
-        super().__init__()
-        self._host_names = [hosts] if isinstance(hosts, str) else list(hosts)
+        super().__init__("local", dict.fromkeys([hosts] if isinstance(hosts, str) else hosts, 1))
         self._log_dir: str | None = None
-        self._restored()
 
     def _restored(self) -> None:
+        super()._restored()
         self._process: subprocess.Popen[bytes] | None = None
 
     def _create(self, client_script: str | None) -> None:
+        self._start(Path())
         if client_script is None:
             return
         os.makedirs(".monarch/logs", mode=0o700, exist_ok=True)
@@ -61,11 +58,8 @@ class LocalJob(JobTrait):
             raise ValueError("this job has started no client script here")
         return self._process
 
-    def _state(self) -> JobState:
-        return JobState({name: this_host() for name in self._host_names})
-
     def _wishes(self) -> str:
-        return ", ".join(self._host_names)
+        return ", ".join(self._meshes)
 
     def can_run(self, spec: JobTrait) -> bool:
         """Never: a new one costs nothing."""

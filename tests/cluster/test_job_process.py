@@ -28,7 +28,7 @@ from monarch_nb.job import (
     job_loads,
     load_current_job,
     new_service_proc_id,
-    process,
+    processes,
     service_proc_addr,
     set_current_job,
 )
@@ -55,7 +55,7 @@ def job() -> Iterator[ProcessJob]:
 
 
 def pids_of(job: ProcessJob) -> list[int]:
-    return [pid for pid, _ in job._workers.values()]
+    return [int(agent.id.partition("@")[0]) for agent in job._agents.values()]
 
 
 def test_a_process_job_gives_meshes_of_hosts_and_ends_them(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_killing_a_busy_job_asks_nobody_and_is_no_failure(folder: Path, job: Pro
 def test_a_job_whose_workers_are_frozen_is_killed_too(
     folder: Path, job: ProcessJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_ENDING_S", 0.5)
+    monkeypatch.setattr(processes, "_ENDING_S", 0.5)
     busy = job.state(cached_path=None).trainers.spawn_procs().spawn("busy", Busy)
     pids = [*pids_of(job), *busy.pid.call().get(SOON).values()]
     os.kill(pids[0], signal.SIGSTOP)
@@ -141,7 +141,7 @@ if __name__ == "__main__":
         if "kill" in sys.argv:
             job.kill()
         else:
-            print(job._workers["trainers_0"][0], job._folder, flush=True)
+            print(job._agents["trainers_0"].id.partition("@")[0], job._folder, flush=True)
 """
 
 
@@ -230,7 +230,8 @@ def test_a_process_that_has_its_id_by_chance_is_not_taken_for_the_job(folder: Pa
     job.apply()
     job.dump("saved.json")
     text = json.loads(Path("saved.json").read_text())
-    text["fields"]["_workers"]["trainers_0"][0] = os.getpid()
+    mine = text["fields"]["_agents"]["trainers_0"]
+    mine[0] = f"{os.getpid()}@{mine[0].partition('@')[2]}"
     other = job_loads(json.dumps(text).encode())
     assert isinstance(other, ProcessJob)
     assert not other.can_run(other)
@@ -274,7 +275,7 @@ def test_files_that_others_could_have_written_and_pickles_are_refused(folder: Pa
         {"kind": "os:system"},
         {"kind": "no.such:Thing"},
         {"fields": {}},
-        {"fields": {"_workers": {"a": [1, "2"]}}},
+        {"fields": {"_agents": {"a": [1, "2"]}}},
     ):
         with pytest.raises(JobFileError):
             job_loads(json.dumps({**data, **wrong}).encode())

@@ -1,0 +1,41 @@
+"""The kinds of jobs there are."""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from monarch_nb.job.adapter import JobAdapter
+
+# One line each: what gives the adapter of a kind of jobs, called when such a job is first made.
+_LOADERS: dict[str, Callable[[], JobAdapter]] = {
+    "local": lambda: import_module("monarch_nb.job.own_host").OwnHost(),
+    "process": lambda: import_module("monarch_nb.job.processes").Processes(),
+}
+_adapters: dict[str, JobAdapter] = {}
+
+
+def register_job(kind: str, load: Callable[[], JobAdapter]) -> None:
+    """Adds a kind of jobs. Raises ValueError for a name that is taken."""
+    if kind in _LOADERS:
+        raise ValueError(f"there is a kind of jobs {kind!r} already")
+    _LOADERS[kind] = load
+
+
+def unregister_job(kind: str) -> None:
+    """Takes a kind away again; jobs of it that run are not ended. Raises LookupError for one that is not there."""
+    if _LOADERS.pop(kind, None) is None:
+        raise LookupError(f"there is no kind of jobs {kind!r}")
+    _adapters.pop(kind, None)
+
+
+def kinds() -> list[str]:
+    """The names of all kinds of jobs."""
+    return sorted(_LOADERS)
+
+
+def adapter_of(kind: str) -> JobAdapter:
+    """The adapter of a kind of jobs, one for this process. Raises LookupError, which names those there are."""
+    if kind not in _LOADERS:
+        raise LookupError(f"there is no kind of jobs {kind!r} here: there are {', '.join(kinds())}")
+    if kind not in _adapters:
+        _adapters[kind] = _LOADERS[kind]()
+    return _adapters[kind]
