@@ -57,11 +57,11 @@ class Holder(Actor):
         return os.getpid()
 
     @endpoint
-    def without_descriptors(self) -> None:
-        """From now on nothing can be opened here."""
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (psutil.Process().num_fds(), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        )
+    def limit_descriptors(self, count: int) -> int:
+        """With 3 nothing can be opened here; the result is how many could be until now."""
+        before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))
+        return before
 
 
 class Later(Actor):
@@ -190,7 +190,7 @@ def test_an_owner_that_cannot_listen_is_reached_by_messages() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
     mesh = procs.spawn("poor", Holder)
     buffer = mesh.offer.call_one(100, 1).get()
-    mesh.without_descriptors.call_one().get()
+    before = mesh.limit_descriptors.call_one(3).get()
     monarch_nb.configure(rdma_movers="streams,messages")
     try:
         target = bytearray(100)
@@ -200,6 +200,7 @@ def test_an_owner_that_cannot_listen_is_reached_by_messages() -> None:
         assert "streams: its process cannot listen: OSError: [Errno 24]" in reason
     finally:
         monarch_nb.configure(rdma_movers="")
+        mesh.limit_descriptors.call_one(before).get()  # without any it could not even end
         procs.stop().get()
 
 
