@@ -70,7 +70,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         if special is not None:
             return special(obj)
         if self._tensors and kind.__name__ in ("UntypedStorage", "TypedStorage"):
-            return reduce_storage(obj)
+            return reduce_storage(obj, self._storages)
         return NotImplemented
 
     def _reduce_function(self, function: types.FunctionType) -> Any:

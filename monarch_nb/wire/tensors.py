@@ -4,7 +4,8 @@ What arrives equals what was sent in shape, dtype, values, strides, `requires_gr
 on the CPU. A tensor that covers at least half of its storage brings the storage along, and every later view of that
 storage in the same message shares it there too. A smaller view brings its own elements only, never the big storage
 behind it (a scattered one is made dense). What has no plain strided memory (sparse, quantized, meta, subclasses,
-tensors with attributes or hooks of their own) is left to torch's own pickling.
+tensors with attributes or hooks of their own) is taken apart by torch's own pickling; storages that come up there
+travel out of band all the same.
 """
 
 import ctypes
@@ -80,14 +81,30 @@ def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage]) -> Any:
     return rebuild_tensor, (storage, name, offset, shape, strides, requires_grad, is_parameter)
 
 
-def reduce_storage(storage: Any) -> Any:
-    """A reduction of a bare torch storage: one on a GPU becomes one on the CPU, others are left to torch."""
+def reduce_storage(storage: Any, storages: dict[tuple[int, int], Storage]) -> Any:
+    """A reduction of a bare torch storage, as torch's own pickling of tensors brings it: its bytes out of band, too.
+
+    One on a GPU becomes one on the CPU; one without bytes is left to torch.
+    """
     untyped = getattr(storage, "_untyped_storage", storage)  # asking the typed one itself warns
-    if untyped.device.type in ("cpu", "meta"):
+    size, dtype = untyped.nbytes(), None if untyped is storage else storage.dtype
+    if untyped.device.type == "meta" or not size:
         return NotImplemented
-    if untyped is storage:
-        return _same, (untyped.cpu(),)
-    return _same, (type(storage)(wrap_storage=untyped.cpu(), dtype=storage.dtype, _internal=True),)
+    memory = untyped.cpu() if untyped.device.type != "cpu" else untyped
+    key = (memory.data_ptr(), size)
+    held = storages.get(key) or storages.setdefault(key, Storage(_bytes_of(sys.modules["torch"], memory, 0, size)))
+    return rebuild_storage, (held, dtype)
+
+
+def rebuild_storage(storage: Any, dtype: Any) -> Any:
+    """The storage that `reduce_storage` took apart; `dtype` is that of one with a type."""
+    if dtype is None:
+        return storage
+    import torch.storage
+
+    kind: Any = torch.storage.TypedStorage
+
+    return kind(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def open_storage(buffer: Any) -> Any:
@@ -174,7 +191,3 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= length
     return tuple(reversed(strides))
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -1,4 +1,5 @@
 import gc
+import io
 
 import pytest
 
@@ -176,6 +177,67 @@ def test_the_rest_is_left_to_torch():
     assert size == torch.Size([1, 2])
     assert dtype is torch.bfloat16
     assert device == torch.device("cpu")
+
+
+def others(big):
+    subclass = type("Marked", (torch.Tensor,), {"__module__": __name__})
+    globals()["Marked"] = subclass
+    noted = big.clone()
+    noted.note = "mine"
+    return {
+        "subclass": big.as_subclass(subclass),
+        "parameter of a subclass": torch.nn.Parameter(big.as_subclass(subclass)),
+        "with an attribute": noted,
+        "quantized": torch.quantize_per_tensor(big, 0.1, 3, torch.qint8),
+        "sparse": big.reshape(300, 400).to_sparse(),
+        "compressed rows": big.reshape(300, 400).to_sparse_csr(),
+        "jagged": torch.nested.nested_tensor([big[:50_000], big[50_000:]], layout=torch.jagged),
+        "storage": big.untyped_storage(),
+        "buffer": torch.nn.Buffer(big),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about what is young there
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        (
+            "subclass",
+            "parameter of a subclass",
+            "with an attribute",
+            "quantized",
+            "sparse",
+            "compressed rows",
+            "jagged",
+            "storage",
+            "buffer",
+        )
+    ),
+)
+def test_what_torch_takes_apart_itself_is_not_copied_either(name, big):
+    sent = others(big)[name]
+    first, *rest = encode(sent)
+    assert len(first) < 4096
+    assert sum(memoryview(frame).nbytes for frame in rest) >= big.nbytes // 4
+    back = decode([bytes(first), *map(bytearray, rest)])
+    assert type(back) is type(sent)
+    assert torch.save(back, io.BytesIO()) is None
+    if name == "storage":
+        assert bytes(back) == bytes(sent)
+    elif name == "jagged":
+        assert all(torch.equal(a, b) for a, b in zip(back.unbind(), sent.unbind(), strict=True))
+    else:
+        plain = [tensor.dequantize() if tensor.is_quantized else tensor.to_dense() for tensor in (back, sent)]
+        assert torch.equal(*plain)
+        assert vars(back) == vars(sent)
+
+
+def test_storages_that_are_shared_stay_shared_however_they_are_taken_apart(big):
+    noted, plain = big[:], big[100:]
+    noted.note = "mine"
+    noted, plain = trip([noted, plain])
+    plain[0] = -1
+    assert noted[100] == -1
 
 
 def test_modes_of_the_calling_thread_do_not_get_in_the_way():

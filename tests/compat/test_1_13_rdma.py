@@ -1,0 +1,122 @@
+"""`monarch.rdma` as programs written for torchmonarch use it."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from monarch.actor import Actor, ProcMesh, endpoint, this_host
+from monarch.rdma import (
+    RDMAAction,
+    RDMABuffer,
+    RDMAReadTransferWarning,
+    RDMATcpFallbackWarning,
+    RDMAWriteTransferWarning,
+    get_rdma_backend,
+    is_ibverbs_available,
+    is_rdma_available,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Server(Actor):
+    """Has parameters, and hands out what names their memory."""
+
+    def __init__(self) -> None:
+        self.parameters = torch.zeros(10, 10)
+        self.gradients = torch.zeros(10, 10)
+
+    @endpoint
+    async def buffers(self) -> tuple[RDMABuffer, RDMABuffer]:
+        return tuple(RDMABuffer(tensor.view(torch.uint8).flatten()) for tensor in (self.parameters, self.gradients))
+
+    @endpoint
+    async def step(self) -> float:
+        self.parameters -= self.gradients
+        return float(self.parameters.sum())
+
+
+class Client(Actor):
+    """Writes gradients there and reads parameters from there."""
+
+    def __init__(self, buffers: tuple[RDMABuffer, RDMABuffer]) -> None:
+        self.parameters, self.gradients = buffers
+
+    @endpoint
+    async def upload(self, gradient: torch.Tensor) -> None:
+        await self.gradients.write_from(gradient.view(torch.uint8).flatten(), timeout=60)
+
+    @endpoint
+    async def download(self) -> torch.Tensor:
+        local = torch.full((10, 10), -1.0)
+        await self.parameters.read_into(local.view(torch.uint8).flatten(), timeout=60)
+        return local
+
+
+class Blocking(Actor):
+    """The same from an actor without an event loop."""
+
+    @endpoint
+    def both(self, buffers: tuple[RDMABuffer, RDMABuffer]) -> tuple[float, float, str]:
+        parameters, gradients = torch.full((100,), -1.0), torch.full((100,), -1.0)
+        action = RDMAAction().read_remote(parameters.view(torch.uint8), buffers[0])
+        action.read_remote(gradients.view(torch.uint8), buffers[1]).submit(timeout=60).get()
+        buffers[1].drop().get()
+        return float(parameters.sum()), float(gradients.sum()), buffers[0].owner
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    mesh = this_host().spawn_procs(per_host={"gpus": 2}, name="rdma_api")
+    yield mesh
+    mesh.stop().get()
+
+
+def test_one_actor_owns_buffers_and_another_reads_and_writes_them(procs: ProcMesh) -> None:
+    server = procs.slice(gpus=0).spawn("server", Server)
+    buffers = server.buffers.call_one().get()
+    assert [buffer.size() for buffer in buffers] == [400, 400]
+    client = procs.slice(gpus=1).spawn("client", Client, buffers)
+    client.upload.call_one(torch.ones(10, 10)).get()
+    assert server.step.call_one().get() == -100.0
+    assert torch.equal(client.download.call_one().get(), -torch.ones(10, 10))
+    blocking = procs.slice(gpus=1).spawn("blocking", Blocking)
+    total, gradient, owner = blocking.both.call_one(buffers).get()
+    assert (total, gradient, owner) == (-100.0, 100.0, buffers[0].owner)
+    assert "server" in owner
+
+
+def test_buffers_work_where_nobody_is_an_actor() -> None:
+    memory = bytearray(b"0123")
+    buffer = RDMABuffer(memoryview(memory))
+
+    async def main() -> Any:
+        target = torch.zeros(4, dtype=torch.uint8)
+        await buffer.read_into(target)
+        await RDMAAction().write_remote(buffer, memoryview(b"ab")).submit()
+        return bytes(target.tolist())
+
+    assert (asyncio.run(main()), memory) == (b"0123", b"ab23")
+    buffer.drop().get()
+
+
+def test_what_does_not_fit_is_a_value_error() -> None:
+    with pytest.raises(ValueError):
+        RDMABuffer(torch.zeros(0))
+    buffer = RDMABuffer(torch.zeros(8))
+    with pytest.raises(ValueError):
+        buffer.read_into(torch.zeros(7))
+    with pytest.raises(ValueError):
+        buffer.write_from(torch.zeros(9))
+
+
+def test_what_there_is_is_said_by_its_names() -> None:
+    assert get_rdma_backend() in ("ibverbs", "tcp", "none")
+    assert is_ibverbs_available() is (get_rdma_backend() == "ibverbs")
+    with pytest.warns(DeprecationWarning, match="get_rdma_backend"):
+        assert is_rdma_available() in (True, False)
+    for warning in (RDMAReadTransferWarning, RDMAWriteTransferWarning, RDMATcpFallbackWarning):
+        assert issubclass(warning, UserWarning)
