@@ -63,6 +63,7 @@ class Cluster:
         self._time = MemoryTime(self._network)
         self._hosts = {f"m{number}": MemoryHost(self._time, f"m{number}") for number in range(hosts)}
         self._lost: set[str] = set()  # hosts
+        self._closed = False
         local = Local("m0/c0.0.0")
         self._node = MemoryTransport(
             self._time,
@@ -89,9 +90,11 @@ class Cluster:
 
     def close(self) -> None:
         """Ends all that runs in it; blocks. This process is part of no cluster then."""
-        if self._engine.closed:
+        if self._closed:
             return
-        self._engine.part(MeshStopper).leave("the cluster is closed", 0.2)
+        self._closed = True
+        if not self._engine.closed:  # by shutdown_context()
+            self._engine.part(MeshStopper).leave("the cluster is closed", 0.2)
         for cell in tuple(self._engine.cells.values()):
             cell.stop("its process ends")
         for host in self._hosts.values():
@@ -99,7 +102,8 @@ class Cluster:
         self._engine.close(0)
         self._pace.close()
         self._time.close()
-        install(None)
+        if started() is self._engine:
+            install(None)
 
     # -- hosts ------------------------------------------------------------------------------------------------------
 

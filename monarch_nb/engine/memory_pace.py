@@ -1,5 +1,6 @@
 """How the time of a cluster in memory passes: not while anybody has something to do, by itself while code waits."""
 
+import asyncio
 import threading
 import time as wall
 from collections import Counter
@@ -8,6 +9,7 @@ from itertools import count
 from typing import Any
 
 from monarch_nb.runtime import ActorCell, Future, Runtime, current
+from monarch_nb.runtime.actors.executors import AsyncExecutor
 from monarch_nb.transport.memory.time import MemoryTime
 
 QUIET_S = 1.0  # real seconds that actors may take for what falls due at one moment before time goes on without them
@@ -110,4 +112,15 @@ class MemoryPace:
         if cell.ended or cell.ending:
             return True
         running = len(cell.running_now()) or int(cell.state == "starting")
-        return running <= self._inside[cell] and (running > 0 or not cell.queued())
+        waits = running <= self._inside[cell] or (
+            isinstance(cell.executor, AsyncExecutor) and _rests(cell.executor.loop)
+        )
+        return waits and (running > 0 or not cell.queued())
+
+
+def _rests(loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Whether a loop runs nothing, waits for no point in time and for no thread of its own; False where asyncio does
+    not show that."""
+    if loop is None or asyncio.current_task(loop) is not None:
+        return False
+    return not any(getattr(loop, name, True) for name in ("_ready", "_scheduled", "_default_executor"))

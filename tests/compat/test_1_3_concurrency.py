@@ -1,7 +1,7 @@
 """Section 1.3: concurrency rules.
 
-Elsewhere: threads, loops, serialized and concurrent endpoints (tests/cluster/test_actor_execution.py), order
-(test_actor_ordering.py), circles of calls, which are told instead of hanging (test_actor_deadlock.py), copies of
+Elsewhere: threads, loops, serialized and concurrent endpoints (tests/memory_network/test_execution.py), order
+(test_actor_ordering.py), circles of calls, which are told instead of hanging (test_deadlock.py), copies of
 arguments (test_actor_values.py).
 """
 

@@ -1,6 +1,6 @@
 """Section 1.5: futures.
 
-Elsewhere: time-outs, awaiting, interrupts, loops (tests/cluster/test_actor_future.py), `returns_future`
+Elsewhere: time-outs, awaiting, interrupts, loops (tests/memory_network/test_future.py), `returns_future`
 (tests/unit/test_returns_future.py), lazy `recv` (tests/cluster/test_actor_ports.py).
 """
 

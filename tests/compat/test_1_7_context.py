@@ -1,4 +1,4 @@
-"""Section 1.7: context. The rest: tests/cluster/test_actor_context.py, log prefixes in test_api_local.py."""
+"""Section 1.7: context. The rest: tests/memory_network/test_context.py, log prefixes in test_api_local.py."""
 
 from typing import Any
 

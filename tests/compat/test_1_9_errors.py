@@ -1,4 +1,4 @@
-"""Section 1.9: errors. The rest: tests/cluster/test_actor_errors.py, tests/unit/test_supervision_texts.py."""
+"""Section 1.9: errors. The rest: tests/memory_network/test_errors.py, tests/unit/test_supervision_texts.py."""
 
 import asyncio
 import inspect

@@ -276,6 +276,7 @@ class MemoryNetwork:
         self.frames = 0  # carried so far
         self._random = random.Random(seed)
         self._nodes: dict[str, MemoryNode] = {}
+        self._known: set[str] = set()  # hosts
         self._cuts: set[frozenset[str]] = set()
         self._partitions: set[frozenset[str]] = set()  # pairs of hosts
         self.travelling = 0  # frames on their way
@@ -294,6 +295,7 @@ class MemoryNetwork:
         if address in self._nodes and self._nodes[address].alive:
             raise ValueError(f"{address} is taken")
         node = self._nodes[address] = MemoryNode(self, address, received, failed)
+        self._known.add(host_of(address))
         self._mended(lambda pair: address in pair)
         return node
 
@@ -333,6 +335,10 @@ class MemoryNetwork:
         """Whether a connection could be made."""
         node = self._nodes.get(other)
         return node is not None and node.alive and not self._apart(one, other)
+
+    def has_host(self, host: str) -> bool:
+        """Whether a process of this host has ever joined."""
+        return host in self._known
 
     def _apart(self, one: str, other: str) -> bool:
         if frozenset((one, other)) in self._cuts:

@@ -97,6 +97,8 @@ class MemoryTransport:
             reason = self._dead.get(header.dst) or self._dead.get(host_of(header.dst))
             if reason is not None:
                 raise UnreachableError(f"{header.dst} cannot be reached: {reason}")
+            if not self._time.network.has_host(host_of(header.dst)):
+                raise UnreachableError(f"no route from {self.address} to {header.dst} is known")
             self._node.send(header.dst, item, parcel.nbytes, lane=int(lane), exempt=True)
             self._time.changed()
 

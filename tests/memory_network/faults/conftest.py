@@ -9,7 +9,7 @@ from monarch_nb.testing import Cluster, cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
-def simulated() -> None:
+def controller() -> None:
     """No cluster for a whole module."""
     shutdown()
 

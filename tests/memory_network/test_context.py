@@ -88,7 +88,7 @@ def test_an_instance_knows_its_name_place_and_creator(quad: ProcMesh) -> None:
     assert who["proc"] == 1
     assert who["procs"] == {"gpus": 4}
     assert who["proc_id"].endswith(".2.0")
-    assert len({one["pid"] for one in selves.who.call().get(20).values()}) == 4
+    assert len({one["proc_id"] for one in selves.who.call().get(20).values()}) == 4
 
 
 def test_creators_are_known_up_to_the_root(quad: ProcMesh) -> None:

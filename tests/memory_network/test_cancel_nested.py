@@ -40,7 +40,7 @@ class Async(Actor):
     async def ask_slowly(self, last: Any, began: Port[str], ended: Port[str]) -> None:
         """Has made a call, and does not wait for it yet when it is cancelled."""
         call = last.hang.call_one(began, ended)
-        time.sleep(1)  # noqa: ASYNC251 - its loop is not to get on
+        time.sleep(0.3)  # noqa: ASYNC251 - its loop is not to get on
         try:
             await call
         except asyncio.CancelledError:
