@@ -1,7 +1,7 @@
 """Section 4: supervision.
 
 Elsewhere in tests/cluster: who is told (test_actor_supervision.py), stops (test_actor_stop.py), recursive stops
-(test_actor_nesting.py), scripts and exit codes (test_actor_main.py), healing (test_actor_heal.py).
+(test_actor_nesting.py), scripts and exit codes (test_actor_main.py), healing (memory_network/test_heal.py).
 """
 
 import asyncio
