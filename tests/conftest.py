@@ -1,5 +1,6 @@
 """For all tests: how much they try, and how the processes they start are set up, hundreds of them."""
 
+import gc
 import os
 import signal
 import sys
@@ -24,6 +25,13 @@ settings.register_profile(
     "ours", max_examples=tries(100), deadline=None, derandomize=EFFORT == 1, print_blob=True, database=None
 )
 settings.load_profile("ours")
+
+
+def pytest_collection_finish() -> None:
+    """Tests and their modules are there to stay: collections, which tests ask for, need not look at them."""
+    gc.collect()
+    gc.freeze()
+
 
 FIRST = ("browser", "soak")  # folders that take a minute and more
 LAST = ("memory_network", "unit")  # no test of theirs takes long

@@ -9,6 +9,7 @@ import pytest
 
 from scripts.processes import MARK
 from tests.browser.lab import Desk, browser, browser_path, serve
+from tests.effort import AS_LATER
 
 HERE = Path(__file__).parent
 _running = contextlib.ExitStack()
@@ -19,7 +20,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     browser_path()
     mark = secrets.token_hex(8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MONARCH_NB_PRELOAD", raising=False)  # as a user's kernels would be
+        patch.setenv("MONARCH_NB_PRELOAD", AS_LATER)  # as a user's kernels would be
         served = _running.enter_context(serve(tmp_path_factory.mktemp("lab"), {MARK: mark}))
     yield Desk(served, _running.enter_context(browser()).new_context(), mark)
     _running.close()  # where the last test was not reached

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.browser.lab import KERNEL_IS_IDLE, SCREENSHOTS, Desk, browser_is_there, menu, theme, whole
+from tests.effort import AS_LATER
 
 if TYPE_CHECKING:
     from scripts.demo import Executed
@@ -49,7 +50,7 @@ def executed(request: pytest.FixtureRequest) -> "Executed":
         page, desk = request.getfixturevalue("shown"), request.getfixturevalue("desk")
         return Executed(nbformat.read(desk.saved(page, NOTEBOOK), as_version=4), None, [])
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MONARCH_NB_PRELOAD", raising=False)  # as a user's kernel would be
+        patch.setenv("MONARCH_NB_PRELOAD", AS_LATER)  # as a user's kernel would be
         found = execute(NOTEBOOK)
     assert found.error is None, found.error
     assert found.left_behind == []

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.effort import AS_LATER
+
 if TYPE_CHECKING:
     from scripts.demo import Executed
 
@@ -19,7 +21,7 @@ def executed() -> "Executed":
     from scripts.demo import execute  # here: Jupyter's libraries take seconds, and collecting tests must not
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MONARCH_NB_PRELOAD", raising=False)  # as a user's kernel would be
+        patch.setenv("MONARCH_NB_PRELOAD", AS_LATER)  # as a user's kernel would be
         return execute(NOTEBOOK)
 
 

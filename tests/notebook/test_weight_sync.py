@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import AS_LATER
+
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "weight_sync.ipynb"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
@@ -13,7 +15,7 @@ def test_the_policy_learns_and_nothing_is_left_behind() -> None:
     from scripts.demo import execute  # here: Jupyter's libraries take seconds, and collecting tests must not
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MONARCH_NB_PRELOAD", raising=False)  # as a user's kernel would be
+        patch.setenv("MONARCH_NB_PRELOAD", AS_LATER)  # as a user's kernel would be
         executed = execute(NOTEBOOK)
     assert executed.error is None, executed.error
     assert executed.left_behind == []

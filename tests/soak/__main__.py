@@ -1,4 +1,4 @@
-"""`make soak`: calls, broadcasts, 64 MB bodies, floods of output, kills and heals, in an order drawn by a seed.
+"""`make soak`: calls, broadcasts, large bodies, floods of output, kills and heals, in an order drawn by a seed.
 
 Ends with status 1 if an answer was wrong or anything grew. Output of the ranks goes where ours goes; the verdict goes
 to stderr.
@@ -23,7 +23,6 @@ from tests.soak.samples import MEGABYTE, Samples
 
 RANKS = 4
 VICTIMS = (2, 3)  # the others live all the time, and are watched
-BODY = 64 * MEGABYTE
 FLOOD = 2000  # lines of a rank
 WARM_UP = 12  # rounds before any is counted, after which what is kept of output is full
 
@@ -66,13 +65,13 @@ class Worker(Actor):
 class Soak:
     """One mesh, and what is done to it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, body: int) -> None:
         self.random = random.Random(seed)
         self.procs = this_host().spawn_procs(per_host={"gpus": RANKS}, name="soaked")
         self.workers: Any = self.procs.spawn("workers", Worker)
         self.pids = self.workers.pid.call().get().values()
         self.done: dict[str, int] = {}
-        self.body = bytes(self.random.randbytes(MEGABYTE)) * (BODY // MEGABYTE)
+        self.body = bytes(self.random.randbytes(MEGABYTE)) * body
 
     def calls(self) -> None:
         """One by one, all at once, and to a slice."""
@@ -95,7 +94,7 @@ class Soak:
 
     def shared(self) -> None:
         """One to all."""
-        assert all(len(body) == BODY for body in self.workers.echo.call(self.body).get().values())
+        assert all(len(body) == len(self.body) for body in self.workers.echo.call(self.body).get().values())
 
     def floods(self) -> None:
         """From all ranks."""
@@ -149,10 +148,11 @@ def main() -> int:
     parser.add_argument(
         "--pause", type=float, default=0.0, help="seconds between rounds, to leave others the processor"
     )
+    parser.add_argument("--body", type=int, default=64, help="megabytes of a large body")
     options = parser.parse_args()
     monarch.actor.unhandled_fault_hook = lambda failure: None  # type: ignore[attr-defined]
     configure(heal_max_restarts=1_000_000)
-    soak, samples = Soak(options.seed), Samples()
+    soak, samples = Soak(options.seed, options.body), Samples()
     began = time.monotonic()
     for _ in range(WARM_UP):
         soak.round()

@@ -12,15 +12,15 @@ from scripts.processes import MARK, left_behind
 from tests.soak.samples import MEGABYTE, Samples
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = float(os.environ.get("SOAK_SECONDS", "50"))
-PAUSE = 3.0  # between rounds, which leaves others the processor
+SECONDS = float(os.environ.get("SOAK_SECONDS", "24"))
+PAUSE = 1.5  # between rounds, which leaves others the processor
 
 
-def soak(seconds: float, pause: float) -> None:
+def soak(seconds: float, pause: float, body: int) -> None:
     """Raises AssertionError, with what it said, if anything grew or went wrong, or anything is left."""
     mark = secrets.token_hex(8)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.soak", "--seconds", str(seconds), "--pause", str(pause)],
+        [sys.executable, "-m", "tests.soak", "--seconds", str(seconds), "--pause", str(pause), "--body", str(body)],
         cwd=ROOT,
         env={**os.environ, MARK: mark},
         stdout=subprocess.DEVNULL,
@@ -34,13 +34,13 @@ def soak(seconds: float, pause: float) -> None:
 
 @pytest.mark.timeout(400)
 def test_calls_bodies_floods_kills_and_heals_leave_nothing_behind() -> None:
-    soak(SECONDS, pause=PAUSE)
+    soak(SECONDS, pause=PAUSE, body=16)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_nor_do_they_in_ten_minutes() -> None:
-    soak(600, pause=0.0)
+    soak(600, pause=0.0, body=64)
 
 
 def test_a_slow_leak_is_told_and_a_step_at_the_beginning_is_not() -> None:

@@ -1,6 +1,7 @@
 """Who may import whom. Inside monarch_nb a module imports only from its own row of ROWS or from rows above it."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,11 +58,16 @@ def module_name(path: Path, source_root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(source: str, module: str, *, is_package: bool) -> Iterator[str]:
+@functools.cache
+def imports(source: str, module: str, *, is_package: bool) -> tuple[str, ...]:
     """Every import anywhere in the source: in functions, under TYPE_CHECKING, by a literal import_module() too.
 
     `from a import b` counts as a.b: whether b is a module or a name in a comes out as the same row.
     """
+    return tuple(_imports(source, module, is_package=is_package))
+
+
+def _imports(source: str, module: str, *, is_package: bool) -> Iterator[str]:
     package = module.split(".") if is_package else module.split(".")[:-1]
     for node in ast.walk(ast.parse(source, filename=module)):
         match node:
@@ -184,10 +190,10 @@ def test_every_package_of_the_library_has_a_row() -> None:
 
 
 def test_only_tests_import_tests() -> None:
-    files = [*(ROOT / "monarch_nb").rglob("*.py"), *(ROOT / "kernel_ext").rglob("*.py")]
-    for path in files:
-        names = imports(path.read_text(), path.stem, is_package=False)
-        assert not [name for name in names if name.partition(".")[0] == "tests"], path
+    for source_root, folder in ((ROOT, "monarch_nb"), (ROOT / "kernel_ext", "")):
+        for path in (source_root / folder).rglob("*.py"):
+            names = imports(path.read_text(), module_name(path, source_root), is_package=path.name == "__init__.py")
+            assert not [name for name in names if name.partition(".")[0] == "tests"], path
 
 
 @pytest.mark.parametrize(

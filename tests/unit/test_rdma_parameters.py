@@ -5,7 +5,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 from monarch_nb.attach import shutdown
 from monarch_nb.rdma import BufferDroppedError, ParameterSource, ParameterStore, Shard
@@ -49,6 +48,8 @@ def test_stretches_of_two_shards_are_what_numpy_finds_in_both() -> None:
 
 
 def test_a_module_is_pulled_whole() -> None:
+    import torch
+
     learner, generator = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
     store = ParameterStore(learner)
     assert store.publish() == 1
@@ -64,6 +65,8 @@ def test_a_module_is_pulled_whole() -> None:
 
 
 def test_a_pull_waits_for_the_version_it_asks_for() -> None:
+    import torch
+
     store = ParameterStore({"w": torch.ones(3)})
     target = torch.zeros(3)
     future = store.source.pull({"w": target}, after=0)
@@ -75,6 +78,8 @@ def test_a_pull_waits_for_the_version_it_asks_for() -> None:
 
 
 def test_shards_of_two_learners_become_other_shards() -> None:
+    import torch
+
     whole = torch.arange(48, dtype=torch.float64).reshape(6, 8)
     rows = [Shard(whole[3 * rank : 3 * rank + 3].clone(), start=(3 * rank, 0), of=(6, 8)) for rank in range(2)]
     stores = [ParameterStore({"w": shard, "b": torch.tensor(5.0)}) for shard in rows]
@@ -92,6 +97,8 @@ def test_shards_of_two_learners_become_other_shards() -> None:
 
 
 def test_versions_of_several_stores_are_the_same() -> None:
+    import torch
+
     stores = [ParameterStore({name: torch.zeros(1)}) for name in "ab"]
     source = ParameterSource.of(store.source for store in stores)
     target = {name: torch.full((1,), -1.0) for name in "ab"}
@@ -102,6 +109,8 @@ def test_versions_of_several_stores_are_the_same() -> None:
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
+    import torch
+
     store = ParameterStore({"w": torch.zeros(3)})
     with pytest.raises(KeyError, match="nobody publishes v; there are w"):
         store.source.pull({"v": torch.zeros(3)})
@@ -116,6 +125,8 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 
 
 def test_a_store_that_is_dropped_says_so() -> None:
+    import torch
+
     store = ParameterStore({"w": torch.zeros(3)})
     store.publish()
     store.drop()
@@ -124,6 +135,8 @@ def test_a_store_that_is_dropped_says_so() -> None:
 
 
 def test_no_version_is_torn_however_fast_they_follow_each_other() -> None:
+    import torch
+
     values = torch.zeros(1 << 16)
     store = ParameterStore({"w": values})
     store.publish()

@@ -1,8 +1,10 @@
 """Nobody reaches past an underscore of another package: what others need has a public name."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,26 +59,38 @@ def reached(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield from ((line, alias.name) for alias in names if is_private(alias.name))
 
 
-def modules() -> Iterator[tuple[Path, ast.AST]]:
+class Module(NamedTuple):
+    """What a file has of private names."""
+
+    path: Path
+    own: frozenset[str]
+    reached: tuple[tuple[int, str], ...]
+
+
+@functools.cache
+def modules() -> list[Module]:
+    found = []
     for top in ("monarch_nb", "kernel_ext"):
         for path in sorted((ROOT / top).rglob("*.py")):
-            yield path, ast.parse(path.read_text(), filename=str(path))
+            tree = ast.parse(path.read_text(), filename=str(path))
+            found.append(Module(path, frozenset(filter(is_private, defined(tree))), tuple(reached(tree))))
+    return found
 
 
 def own_names() -> dict[str, set[str]]:
     """Private names by the package that defines them."""
     names: dict[str, set[str]] = {}
-    for path, tree in modules():
-        names.setdefault(package(path), set()).update(filter(is_private, defined(tree)))
+    for module in modules():
+        names.setdefault(package(module.path), set()).update(module.own)
     return names
 
 
 def test_no_package_reaches_past_an_underscore_of_another() -> None:
     names = own_names()
     faults, used = [], set()
-    for path, tree in modules():
+    for path, _, reaches in modules():
         here = package(path)
-        for line, name in reached(tree):
+        for line, name in reaches:
             there = sorted(other for other, known in names.items() if name in known and other != here)
             if name in names[here] or not there:
                 continue
@@ -92,9 +106,9 @@ def test_private_names_of_jupyter_are_known_to_one_module_of_the_kernels_side() 
     names = set().union(*own_names().values())
     faults = [
         f"{path.relative_to(ROOT)}:{line} takes {name}"
-        for path, tree in modules()
+        for path, _, reaches in modules()
         if package(path) == "monarch_kernel" and str(path.relative_to(ROOT)) != JUPYTER
-        for line, name in reached(tree)
+        for line, name in reaches
         if name not in names
     ]
     assert not faults, "\n".join(faults)
