@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint
-from monarch_nb.lifecycle.interrupts import interrupted
+from monarch_nb.lifecycle import interrupts
 from monarch_nb.runtime import forgotten
 from monarch_nb.testing import in_process_host
 from tests.cluster.actor_tools import SECONDS
@@ -112,7 +112,10 @@ def test_what_is_forgotten_together_is_told_once(procs: ProcMesh, told: list[tup
     until(lambda: sum(count for _, count in told) == 52)
 
 
-def test_what_was_cancelled_or_interrupted_is_not_told(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
+def test_what_was_cancelled_or_interrupted_is_not_told(
+    procs: ProcMesh, told: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "SILENT_AFTER", 0.3)
     mesh = procs.spawn("d", Divider)
     mesh.late.call(0).cancel()
     GATE.set()
@@ -124,7 +127,7 @@ def test_what_was_cancelled_or_interrupted_is_not_told(procs: ProcMesh, told: li
     mesh.slice(gpus=1).late.call_one(1)
     for _ in range(2):
         assert BEGUN.acquire(timeout=SECONDS)
-    interrupted(mesh._state, [0, 1])
+    interrupts.interrupted(mesh._state, [0, 1])
     GATE.set()
     mesh.divide.call(1).get(SECONDS)
     nothing_else(mesh, told)

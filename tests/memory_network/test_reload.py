@@ -1,7 +1,5 @@
 """Living actors take over a changed class."""
 
-import os
-import signal
 import sys
 import types
 
@@ -149,7 +147,7 @@ def test_references_in_other_processes_see_new_endpoints(procs, module):
     assert asker.ask.call_one("twice").get(40) == [(22, "new", "Counter")] * 2
 
 
-def test_a_healed_rank_has_the_reloaded_class(module, monkeypatch):
+def test_a_healed_rank_has_the_reloaded_class(module, kill, monkeypatch):
     monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="healed")
     try:
@@ -157,8 +155,7 @@ def test_a_healed_rank_has_the_reloaded_class(module, monkeypatch):
         counters.add.call(1).get(20)
         exec(compile(NEW, "reload_me.py", "exec"), module.__dict__)
         reload_mesh(counters).get(20)
-        pid = procs.slice(gpus=1).run(os.getpid).get(40).item()
-        os.kill(pid, signal.SIGKILL)
+        kill(procs.slice(gpus=1))
         with pytest.raises(SupervisionError):
             [counters.add.call(1).get(20) for _ in range(100)]
         with pytest.raises(SupervisionError):
