@@ -14,8 +14,8 @@ class Node(Actor):
     """Calls the next one in a circle, or answers."""
 
     @endpoint
-    def ask(self, others: list[Any], timeout: float | None) -> Any:
-        return others[0].ask.call_one(others[1:], timeout).get(timeout) if others else "end"
+    def ask(self, others: list[Any]) -> Any:
+        return others[0].ask.call_one(others[1:]).get() if others else "end"
 
     @endpoint
     def answer(self) -> str:
@@ -43,18 +43,11 @@ def circle(duo: ProcMesh, cls: type) -> tuple[Any, Any]:
 def test_a_calls_b_which_calls_a(duo: ProcMesh) -> None:
     a, b = circle(duo, Node)
     with pytest.raises(ActorError, match="deadlock") as caught:
-        a.ask.call_one([b, a], None).get(SOON)
+        a.ask.call_one([b, a]).get(SOON)
     text = str(caught.value)
     for part in ("anna.ask", "bert", "waits for", "concurrent_endpoint"):
         assert part in text, text
     assert a.answer.call_one().get(SOON) == b.answer.call_one().get(SOON) == "alive"
-
-
-def test_an_actor_that_waits_for_itself(duo: ProcMesh) -> None:
-    a, _ = circle(duo, Node)
-    with pytest.raises(ActorError, match="deadlock"):
-        a.ask.call_one([a], None).get(SOON)
-    assert a.answer.call_one().get(SOON) == "alive"
 
 
 def test_async_actors(duo: ProcMesh) -> None:
@@ -62,15 +55,3 @@ def test_async_actors(duo: ProcMesh) -> None:
     with pytest.raises(ActorError, match="deadlock"):
         a.ask.call_one([b, a]).get(SOON)
     assert a.answer.call_one().get(SOON) == b.answer.call_one().get(SOON) == "alive"
-
-
-def test_a_wait_with_a_limit_ends_by_itself(duo: ProcMesh) -> None:
-    a, b = circle(duo, Node)
-    with pytest.raises(ActorError, match=r"(?s)no result within 0\.2 s|deadlock"):
-        a.ask.call_one([b, a], 0.2).get(SOON)
-    assert a.answer.call_one().get(SOON) == b.answer.call_one().get(SOON) == "alive"
-
-
-def test_a_line_is_no_circle(duo: ProcMesh) -> None:
-    a, b = circle(duo, Node)
-    assert a.ask.call_one([b], None).get(SOON) == "end"

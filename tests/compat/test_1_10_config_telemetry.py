@@ -1,6 +1,6 @@
 """Section 1.10: accumulator, telemetry, configuration.
 
-Elsewhere: tests/unit/test_config*.py, test_telemetry.py, tests/cluster/test_api_config.py, test_api_local.py.
+Elsewhere: tests/unit/test_config*.py, test_telemetry.py, tests/cluster/test_api_config.py, test_api_transport.py.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Section 1.2: actors and endpoints.
 
 Elsewhere: kinds, collisions, arguments (test_class), adverbs (test_adverbs), `concurrent_endpoint` (test_execution),
-errors with explicit ports (test_errors), all in tests/memory_network; `as_endpoint` (cluster/test_api_local).
+errors with explicit ports (test_errors), `as_endpoint` (test_api_local), all in tests/memory_network.
 """
 
 import inspect

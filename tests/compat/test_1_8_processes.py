@@ -1,7 +1,7 @@
 """Section 1.8: processes and hosts.
 
 Elsewhere: workers, keys, addresses, stop and reconnect (tests/cluster/test_worker_loop.py), `enable_transport`
-(test_api_local.py), `shutdown_context` (test_actor_main.py), addresses (tests/unit/test_addresses.py).
+(tests/cluster/test_api_transport.py), `shutdown_context` (test_actor_main.py), addresses (unit/test_addresses.py).
 """
 
 import asyncio

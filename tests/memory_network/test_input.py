@@ -6,10 +6,25 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint
+from monarch_nb.actor import Actor, ActorError, HostMesh, ProcMesh, SupervisionError, endpoint, this_host
 from tests.cluster.fault_tools import SOON, Worker
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
+
+
+@pytest.fixture
+def host() -> HostMesh:
+    return this_host()
+
+
+@pytest.fixture
+def duo(own_procs: ProcMesh) -> ProcMesh:
+    return own_procs
+
+
+@pytest.fixture
+def workers(duo: ProcMesh) -> Any:
+    return duo.spawn("workers", Worker)
 
 
 class Loose:

@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -168,43 +166,3 @@ def test_log_records_outside_actors_stay_as_they_are(ranked: Any) -> None:
 
 def test_bodies_run_on_an_actors_own_thread(ranked: Any) -> None:
     assert "await" in ranked.slice(gpus=0).body.call_one().get(20)
-
-
-TRANSPORTS = """
-import logging, sys
-from monarch.actor import ChannelTransport, enable_transport, context
-from monarch.config import get_global_config
-enable_transport(sys.argv[1])
-enable_transport(sys.argv[1])
-print(get_global_config()["default_transport"])
-try:
-    enable_transport("tcp://127.0.0.1:1")
-except RuntimeError as error:
-    print(error)
-context()
-enable_transport(sys.argv[1])
-try:
-    enable_transport(ChannelTransport.Local)
-except RuntimeError as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize(
-    ("wanted", "kept", "said"),
-    [
-        ("ipc", "ChannelTransport.Unix", ""),
-        ("tcp", "ChannelTransport.TcpWithHostname", ""),
-        ("metatls-hostname", "ChannelTransport.MetaTlsWithHostname", "hosts are connected by TCP"),
-        ("tcp://127.0.0.1:8080", "tcp://127.0.0.1:8080", ""),
-    ],
-)
-def test_a_transport_is_enabled_once(wanted: str, kept: str, said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TRANSPORTS, wanted], check=True, capture_output=True, text=True, timeout=50
-    )
-    first, second, third = done.stdout.splitlines()
-    assert first == kept
-    assert "only one transport" in second
-    assert "must come before any other call" in third
-    assert said in done.stderr
