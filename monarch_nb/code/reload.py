@@ -3,7 +3,7 @@
 import inspect
 import types
 import warnings
-from typing import Any, cast
+from typing import Any
 
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.code.modules import Newest, newest
@@ -63,7 +63,8 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
             raise broken
         frames = encode_arguments(call.title, (Newest(new),), {})
         state.cls = new
-        state.born.cls = new
+        if state.born is not None:
+            state.born.cls = new
         send_region(engine, engine.context(), state, region, RELOAD, frames, port=call.number, call=call.call)
     except BaseException:
         call.close()
@@ -77,7 +78,7 @@ def _newest(state: ActorState) -> type:
     cls = state.cls
     if not travels_by_value(cls):
         newest(cls.__module__, cls.__qualname__)
-    return cast(type, state.born.newest())
+    return cls if state.born is None else state.born.newest()
 
 
 def objection(state: ActorState, new: type) -> str:

@@ -25,6 +25,8 @@ from monarch_nb.runtime import Local, Parts, Runtime
 from monarch_nb.supervision import Driver, MeshFailure
 from monarch_nb.transport import Clock, Transport
 
+RUNNER = "monarch_nb.engine.worker:run_proc"  # what a process of a mesh runs: a name, as it crosses to other processes
+
 
 @dataclass(frozen=True)
 class Role:
@@ -75,7 +77,9 @@ def compose(
     updates = ReferenceUpdates(engine, driver, watcher, versions)
     registry = parts.add(
         MeshRegistry,
-        MeshRegistry(engine, driver, watcher, updates, tell=events.tell, revive=role.revive, python=role.python),
+        MeshRegistry(
+            engine, driver, watcher, updates, tell=events.tell, revive=role.revive, runner=RUNNER, python=role.python
+        ),
     )
     stopper = parts.add(MeshStopper, MeshStopper(engine, driver, updates, disown=registry.disown, tell=events.tell))
     parts.add(

@@ -5,7 +5,6 @@ import msgspec
 from monarch_nb.wire.header import Layout
 from monarch_nb.wire.texts import Harmless
 
-RUNNER = "monarch_nb.runtime:run_proc"
 Environment = dict[str, str | None]  # laid over the agent's own environment; None removes a name
 
 
@@ -26,7 +25,7 @@ class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
     sys_path: tuple[str, ...] = ()
     setup: int = 0
     log: str = ""  # where its output lies until the agent takes it: files of that name, see `monarch_nb.logs.marks`
-    runner: str = RUNNER
+    runner: str = ""  # what it runs, as `module:function`
     python: str | None = None  # the interpreter it was asked to run
 
 
@@ -61,7 +60,7 @@ class SpawnProcs(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     sys_path: tuple[str, ...] = ()
     setup: int = 0
-    runner: str = RUNNER
+    runner: str = ""  # what it runs, as `module:function`
 
 
 class Spawning(msgspec.Struct, frozen=True):

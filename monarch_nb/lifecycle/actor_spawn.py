@@ -132,6 +132,7 @@ def spawn_actors(
         creators=instance.lineage,
     )
     frames = spawn_frames(cls, arguments, spec)
+    birth = ActorBirth(cls, arguments, spec, instance)
     state = ActorState(
         uid=engine.new_uid("a"),
         name=name,
@@ -140,11 +141,11 @@ def spawn_actors(
         procs=state_of(procs),
         cls=cls,
         kind=kind,
-        born=ActorBirth(cls, arguments, spec, instance),
+        born=birth,
     )
     try:
         engine.part(MeshRegistry).own(instance, state)
-        state.born.initialized = send_spawn(state, region, frames)
+        birth.initialized = send_spawn(state, region, frames)
         engine.part(MeshEvents).tell(MeshStarting(state))
     except BaseException:  # Ctrl-C too: nobody will ever hold it
         engine.part(MeshStopper).stop(state, "its spawn was interrupted")

@@ -9,6 +9,7 @@ from monarch_nb.code.reload import reload_mesh
 from monarch_nb.mesh import verbs
 from monarch_nb.mesh.actor import ActorMesh, check_class
 from monarch_nb.mesh.handle import region_of, state_of
+from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Actor, Future, Runtime, concurrent_endpoint, current, runtime
@@ -81,10 +82,10 @@ class Controllers:
     def __init__(self, engine: Runtime, registry: MeshRegistry) -> None:
         self._engine, self._registry = engine, registry
         self._lock = threading.Lock()
-        self._known: Any = None
+        self._known: Registry | None = None
         engine.verbs.handle(verbs.FIND_CONTROLLERS, self._asked)
 
-    def registry(self) -> Any:
+    def registry(self) -> Registry:
         """A reference to it. Blocks for an answer of the client's process when it is first needed elsewhere."""
         with self._lock:
             if self._known is None:
@@ -96,20 +97,22 @@ class Controllers:
         """The process that has started this one; none has in the client's."""
         return self._registry.started_by
 
-    def _spawn(self) -> Any:
+    def _spawn(self) -> Registry:
         token = current.set(self._engine.root_context)  # it is the client's, whoever asks
         try:
-            return self._engine.this_proc().spawn("controllers", Registry)
+            procs: ProcMesh = self._engine.this_proc()
+            return procs.spawn("controllers", Registry)
         finally:
             current.reset(token)
 
-    def _find(self) -> Any:
+    def _find(self) -> Registry:
         at = self._owner
         while True:
             asked = request(self._engine, at, verbs.FIND_CONTROLLERS, Done())
             found = asked.get(settings.message_delivery_timeout)
             if found.frames:
-                return decode([bytearray(frame) for frame in found.frames], self._engine)
+                mesh: Registry = decode([bytearray(frame) for frame in found.frames], self._engine)
+                return mesh
             at = found.ask
 
     def _asked(self, _: Done, asker: Asker[verbs.Controllers]) -> verbs.Controllers | None:

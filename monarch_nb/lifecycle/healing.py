@@ -140,13 +140,15 @@ class MeshHealer:
         if state.stopped is not None:  # meanwhile: what was just asked for may have come after the stop
             self._stopper.again(state)
         ready.get()
-        state.born.initialized = resolved_future(True)
+        if state.born is not None:
+            state.born.initialized = resolved_future(True)
 
     def recreate(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Creates actors again, of the newest class, with their original arguments; blocks until they are there."""
         state = self._engine.meshes[uid]
         assert isinstance(state, ActorState)
-        born: ActorBirth = state.born
+        born = state.born
+        assert isinstance(born, ActorBirth)  # it was spawned here
         born.renew()
         if state.cls is not born.cls:
             state.cls, state.kind = born.cls, born.spec.kind

@@ -39,7 +39,6 @@ from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import RankIncarnation
 from monarch_nb.wire import Layout, agent_of
 
-RUNNER = "monarch_nb.engine.worker:run_proc"
 PYTHON = "MONARCH_NB_PYTHON"  # tells a process which Python its owner runs
 
 
@@ -88,7 +87,8 @@ def _environment(engine: Runtime, host: str) -> dict[str, str | None]:
 
 def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnation]) -> Future[Any]:
     """Asks the agents for these ranks and runs their set-up; resolves when it is done, fails when one is lost."""
-    born: ProcBirth = state.born
+    born = state.born
+    assert isinstance(born, ProcBirth)  # it was spawned here
     layout = state.layout
     by_host: dict[str, list[RankIncarnation]] = {}
     for rank, incarnation in incarnations:
@@ -127,7 +127,7 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
                 owner=engine.address,
                 name=state.name,
                 setup=1,
-                runner=RUNNER,
+                runner=engine.part(MeshRegistry).runner,
             )
             asked = request(engine, agent_of(host), host_verbs.SPAWN, request_body)
             when_done(asked, _refused(call))

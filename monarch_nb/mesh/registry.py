@@ -43,23 +43,33 @@ class MeshRegistry:
         *,
         tell: Callable[[Event], None],
         revive: Callable[[Iterable[str]], None] = lambda hosts: None,
+        runner: str,
         python: str | None = None,
     ) -> None:
-        """`tell` is given what displays show; `revive` starts dead agents of this machine again."""
+        """`tell` is given what displays show; `revive` starts dead agents of this machine again.
+
+        `runner` is what new processes run, as `module:function`.
+        """
         self._engine, self._driver, self._watcher, self._updates = engine, driver, watcher, updates
         self._tell = tell
         self.revive = revive
+        self.runner = runner
         self.python = python  # the interpreter this process was asked to run with; its own follow
         self.agent_environment: dict[str, dict[str, str]] = {}
         self.workspaces: dict[str, list[str]] = {}  # by host: folders of code that come first on the path there
-        self.started_in: ProcState | None = None  # the mesh that this process belongs to
+        self._started_in: ProcState | None = None
         self._owned: dict[str, list[str]] = {}  # stream of the owner -> uids
         engine.verbs.handle(ACTOR_FAILED, self._actor_failed)
 
     @property
+    def started_in(self) -> ProcState | None:
+        """The mesh that this process belongs to, as its set-up has said; None for a controller."""
+        return self._started_in
+
+    @property
     def started_by(self) -> str:
         """The process that has started this one, "" for a controller."""
-        return "" if self.started_in is None else self.started_in.home
+        return "" if self._started_in is None else self._started_in.home
 
     # -- what this process owns and knows ---------------------------------------------------------------------------
 
@@ -120,7 +130,7 @@ class MeshRegistry:
 
     def belongs(self, state: ProcState) -> None:
         """This process is one of that mesh."""
-        self.started_in = state
+        self._started_in = state
 
     def owned_by(self, instance: Instance) -> Sequence[str]:
         """The meshes that an actor owns, the oldest first; it ends, and owns nothing any more."""

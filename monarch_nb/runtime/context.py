@@ -108,6 +108,13 @@ class Home(Protocol):
         """The ProcMesh it belongs to."""
 
 
+class Hosted(Protocol):
+    """What runs an actor."""
+
+    def end_self(self, how: str, reason: str | None) -> None:
+        """The actor asks for its own end, from within an endpoint."""
+
+
 class StopRequested(BaseException):
     """Unwinds an endpoint whose actor asked to stop, be killed or aborted."""
 
@@ -123,7 +130,7 @@ class Instance:
     mesh: str = ""
     base_rank: int = 0
     incarnation: int = 0
-    cell: Any = None
+    cell: Hosted | None = None
     outbox: Outbox = field(default_factory=Outbox)
     numbering: threading.Lock = field(default_factory=threading.Lock)
     actor_id: ActorId = field(init=False)

@@ -1,14 +1,45 @@
 """What a process knows of a mesh: one shared record per mesh, behind all its slices and references."""
 
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
 from monarch_nb.runtime.actors.endpoint import Kind as ActorKind
+from monarch_nb.runtime.context import Instance
+from monarch_nb.runtime.future import Future
 from monarch_nb.shape import Region, runs
 from monarch_nb.wire import Layout, Run, harmless
+
+
+class Birth(Protocol):
+    """How a mesh was spawned, as its owner keeps it to start ranks of it again."""
+
+    instance: Instance  # its owner
+    initialized: Future[Any]  # resolves when all that it starts with has run
+
+    def let_go(self) -> None:
+        """The mesh has stopped: nothing of it is started again."""
+
+
+class ProcsBirth(Birth, Protocol):
+    """How a mesh of processes was spawned."""
+
+    host_mesh: str  # the identity of the host mesh it was spawned on
+
+    @property
+    def env(self) -> Sequence[Mapping[str, str | None]]:
+        """What was set in the environment of each process of a host."""
+
+
+class ActorsBirth(Birth, Protocol):
+    """How a mesh of actors was spawned."""
+
+    cls: type  # of which its actors are made
+
+    def newest(self) -> type:
+        """The class as it is defined now."""
 
 
 class MeshState(Struct, eq=False):
@@ -22,7 +53,7 @@ class MeshState(Struct, eq=False):
     version: int = 0  # grows with each heal; what is older than it is ignored
     stopped: str | None = None  # why, once it is
     lock: threading.Lock = field(default_factory=threading.Lock)
-    born: Any = None  # how it was spawned; kept at home for heal
+    born: Birth | None = None  # how it was spawned; kept at home for heal
 
     def __post_init__(self) -> None:
         self.name = harmless(self.name)
@@ -50,6 +81,7 @@ class MeshState(Struct, eq=False):
 class ProcState(MeshState, eq=False):
     """A mesh of processes."""
 
+    born: ProcsBirth | None = None
     layout: Layout = Layout("", (), 1)
     actors: "dict[str, ActorState]" = field(default_factory=dict)  # actor meshes spawned on it from this process
 
@@ -61,6 +93,7 @@ class ProcState(MeshState, eq=False):
 class ActorState(MeshState, eq=False):
     """A mesh of actors; a rank lives in the process of the same rank."""
 
+    born: ActorsBirth | None = None
     procs: ProcState = None  # type: ignore[assignment]
     cls: type = object
     kind: ActorKind = "async"

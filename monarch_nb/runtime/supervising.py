@@ -70,10 +70,10 @@ class Supervising(Protocol):
     def lost(self, header: Header, reason: str, call: PendingCall) -> BaseException:
         """The error of a call whose message could not be delivered."""
 
-    def encode(self, cause: Any, request: Header) -> bytes:
+    def encode(self, cause: object, request: Header) -> bytes:
         """The cause for which a call is refused, as bytes."""
 
-    def reason(self, cause: Any) -> str:
+    def reason(self, cause: object) -> str:
         """A cause in a few words."""
 
     def check(self, state: "MeshState", region: "Region", call: PendingCall | None) -> BaseException | None:

@@ -138,11 +138,11 @@ class Collector:
                 return
 
     def _spawned(self, state: MeshState) -> None:
-        if getattr(state, "born", None) is not None and state.stopped is None:
+        if state.born is not None and state.stopped is None:
             self._put(spawned(self._engine, state))
 
     def _spawning(self, state: MeshState) -> None:
-        born: Any = getattr(state, "born", None)
+        born = state.born
         if born is not None and state.stopped is None:
             self._starting[state.uid] = state
             when_done(born.initialized, lambda _: self._ready(state.uid))

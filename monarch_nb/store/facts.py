@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
@@ -25,13 +24,12 @@ def place_of(address: str) -> tuple[str, int]:
 
 def is_ready(state: MeshState) -> bool:
     """Whether all that a mesh starts with has run: set-up code, or constructors, also where one of them has failed."""
-    born: Any = getattr(state, "born", None)
-    return born is None or born.initialized.done()
+    return state.born is None or state.born.initialized.done()
 
 
 def spawned(engine: Runtime, state: MeshState, *, ready: bool = False) -> e.Spawned:
     """A mesh as it was spawned."""
-    born: Any = getattr(state, "born", None)
+    born = state.born
     region = state.region
     procs = isinstance(state, ProcState)
     return e.Spawned(

@@ -14,7 +14,7 @@ from monarch_nb.debug import verbs
 from monarch_nb.debug.records import Over
 from monarch_nb.debug.session.identity import home_of, identity
 from monarch_nb.debug.session.thread import ThreadDebugger
-from monarch_nb.runtime import ActorCell, Context, Runtime, current
+from monarch_nb.runtime import ActorCell, Context, Instance, Runtime, current
 from monarch_nb.runtime.actors.failures import Kept, frames_of
 from monarch_nb.settings import settings
 from monarch_nb.wire import Verb, error_line
@@ -71,7 +71,7 @@ class Debuggers:
         token = current.set(Context(kept.instance, kept.point, kept.call, kept.chain))
         thread = threading.current_thread()
         try:
-            who = identity(self._engine, kept.instance.cell, thread, session, 0)
+            who = identity(self._engine, _cell_of(kept.instance), thread, session, 0)
             who = msgspec.structs.replace(who, endpoint=kept.endpoint, call="", chain=())
             debugger = ThreadDebugger(self, who, thread, ends=lambda: self._engine.closed)
             tbs = frames_of(kept.error)
@@ -98,7 +98,7 @@ class Debuggers:
 
     def _of_this_thread(self) -> ThreadDebugger:
         context = current.get()
-        cell: ActorCell | None = context.actor_instance.cell if context is not None else None
+        cell = _cell_of(context.actor_instance) if context is not None else None
         debugger = self._of(threading.current_thread(), cell)
         before = debugger.who
         debugger.who = identity(self._engine, cell, debugger.thread, before.session, before.number)
@@ -175,3 +175,7 @@ def _ends(cell: ActorCell | None) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(error_line(error).splitlines()))
+
+
+def _cell_of(instance: Instance) -> ActorCell | None:
+    return instance.cell if isinstance(instance.cell, ActorCell) else None

@@ -61,7 +61,7 @@ class Hosting(Protocol):
     def supervisor(self) -> "Supervising":
         """Who is told of it."""
 
-    def refuse(self, request: Header, cause: Any) -> None:
+    def refuse(self, request: Header, cause: object) -> None:
         """Tells the sender of a CALL that nobody will ever run it."""
 
     def reply(self, request: Header, status: Status, frames: Sequence[Any]) -> None:
@@ -86,7 +86,7 @@ class ActorLife:
         self.spec = spec
         self.obj: Any = None
         self.state: State = "starting"
-        self.cause: Any = None  # a supervision Cause, once failed or stopped
+        self.cause: object = None  # why it has failed or was stopped, as supervision says it
         self.ending = False  # the executor is to look at no more messages
         self.ended = False
         self._cleaning = ""  # how far its clean-up is
@@ -156,14 +156,14 @@ class ActorLife:
             self._cleaned(None)
         return not self._cleaning
 
-    def fail_with(self, cause: Any, error: Exception) -> None:
+    def fail_with(self, cause: object, error: Exception) -> None:
         """The actor fails for a reason from outside: a failure it did not handle."""
         if self.cause is None or self.state == "stopped":
             self._failed(cause, error)
         else:
             self._end_soon()
 
-    def _failed(self, cause: Any, error: Exception) -> None:
+    def _failed(self, cause: object, error: Exception) -> None:
         self.state = "failed"
         self.cause = cause
         self.end_error = error
@@ -181,7 +181,7 @@ class ActorLife:
         self._failed(self._hosting.supervisor.cause_of("aborted", told, str(told), self, ""), told)
         raise StopRequested
 
-    def stop(self, reason: str, *, cause: Any = None, error: Exception | None = None) -> None:
+    def stop(self, reason: str, *, cause: object = None, error: Exception | None = None) -> None:
         """Ends it after the current message. `cause` is what later callers are told."""
         if self.cause is None:
             self.state = "stopped" if error is None else "failed"

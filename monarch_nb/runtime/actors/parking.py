@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb.settings import settings
 from monarch_nb.wire import Header
@@ -25,16 +25,16 @@ class Parking:
         self._later = later
         self._lock = threading.Lock()
         self._parked: dict[Place, list[Message]] = {}
-        self._ends: OrderedDict[tuple[str, int, int], Any] = OrderedDict()
+        self._ends: OrderedDict[tuple[str, int, int], object] = OrderedDict()
 
-    def ended(self, mesh: str, rank: int, incarnation: int, cause: Any) -> None:
+    def ended(self, mesh: str, rank: int, incarnation: int, cause: object) -> None:
         """An actor is gone, for this reason."""
         with self._lock:
             self._ends[mesh, rank, incarnation] = cause
             while len(self._ends) > REMEMBERED:
                 self._ends.popitem(last=False)
 
-    def end_of(self, mesh: str, rank: int, incarnation: int) -> Any:
+    def end_of(self, mesh: str, rank: int, incarnation: int) -> object:
         """Why that actor is gone; None if that is not known."""
         return self._ends.get((mesh, rank, incarnation))
 
