@@ -2,66 +2,24 @@
 
 import asyncio
 import os
-import resource
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
 import pytest
 
 import monarch_nb
-from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, this_host
+from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, this_host, this_proc
 from monarch_nb.rdma import BufferDroppedError, OwnerLostError, RDMAAction, RDMABuffer, RDMAError, routes
-from monarch_nb.rdma.handle import Handle
 from tests.cluster.actor_tools import Faults
 from tests.cluster.fault_tools import until
+from tests.cluster.rdma_conformance import CHECKS, Holder, mover_of
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 MOVERS = ["cross-memory", "streams", "messages"]
-LARGE = 24 << 20  # above the size from which streams divide a move
-
-
-class Holder(Actor):
-    """Owns memory."""
-
-    def __init__(self) -> None:
-        self.memory: list[Any] = []
-
-    @endpoint
-    def offer(self, size: int, fill: int, readonly: bool = False) -> RDMABuffer:
-        self.memory.append(bytearray([fill]) * size)
-        return RDMABuffer(self.memory[-1], readonly=readonly)
-
-    @endpoint
-    def offer_tensor(self) -> RDMABuffer:
-        import torch
-
-        self.memory.append(torch.arange(1000, dtype=torch.float32))
-        return RDMABuffer(self.memory[-1])
-
-    @endpoint
-    def content(self) -> bytes:
-        return bytes(self.memory[-1])
-
-    @endpoint
-    def read(self, buffer: RDMABuffer) -> bytes:
-        mine = bytearray(buffer.size())
-        buffer.read_into(mine).get()
-        return bytes(mine)
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
-
-    @endpoint
-    def limit_descriptors(self, count: int) -> int:
-        """With 3 nothing can be opened here; the result is how many could be until now."""
-        before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))
-        return before
 
 
 class Later(Actor):
@@ -72,12 +30,6 @@ class Later(Actor):
         mine = bytearray(buffer.size())
         await buffer.read_into(mine)
         return bytes(mine)
-
-
-def buffer_of(handle: Handle) -> RDMABuffer:
-    buffer = RDMABuffer.__new__(RDMABuffer)
-    buffer.__setstate__(handle)
-    return buffer
 
 
 @pytest.fixture(scope="module")
@@ -102,71 +54,19 @@ def holder(procs: ProcMesh) -> Iterator[Any]:
     mesh.stop().get()
 
 
-def test_bytes_are_read_and_written_and_nothing_else_changes(holder: Any, mover: str) -> None:
-    buffer = holder.slice(gpus=0).offer.call_one(1000, 7).get()
-    target = bytearray(b"x" * 1010)
-    buffer.read_into(target).get(20)
-    assert target == b"\x07" * 1000 + b"x" * 10
-    buffer.write_from(b"y" * 10, offset=5).get(20)
-    assert holder.slice(gpus=0).content.call_one().get() == b"\x07" * 5 + b"y" * 10 + b"\x07" * 985
-    buffer.read_into(target, offset=990).get(20)
-    assert target[:12] == b"\x07" * 12
-    assert buffer.backend == mover
+@pytest.fixture(scope="module", params=["same process", "processes"])
+def owner(request: pytest.FixtureRequest, procs: ProcMesh) -> Iterator[Any]:
+    """One that owns memory, somewhere."""
+    mesh = procs.slice(gpus=0) if request.param == "processes" else this_proc()
+    owner = mesh.spawn("holder", Holder)
+    yield owner
+    owner.stop().get()
 
 
-def test_large_memory_comes_whole(holder: Any, mover: str) -> None:
-    buffer = holder.slice(gpus=1).offer.call_one(LARGE, 3).get()
-    target = bytearray(LARGE)
-    buffer.read_into(target).get(60)
-    assert target.count(3) == LARGE
-    source = bytes(range(256)) * (LARGE // 256)
-    buffer.write_from(source).get(60)
-    buffer.read_into(target).get(60)
-    assert target == source
-
-
-def test_a_tensor_is_read_into_a_tensor(holder: Any, mover: str) -> None:
-    import torch
-
-    buffer = holder.slice(gpus=0).offer_tensor.call_one().get()
-    target = torch.zeros(1000)
-    buffer.read_into(target).get(20)
-    assert torch.equal(target, torch.arange(1000, dtype=torch.float32))
-    buffer.write_from(target.flip(0).contiguous()).get(20)
-    buffer.read_into(target.view(torch.uint8)).get(20)
-    assert torch.equal(target, torch.arange(1000, dtype=torch.float32).flip(0))
-
-
-def test_a_dropped_buffer_is_said_to_be_dropped(holder: Any, mover: str) -> None:
-    buffer = holder.slice(gpus=0).offer.call_one(100, 1).get()
-    target = bytearray(100)
-    buffer.read_into(target).get(20)
-    buffer.drop().get(20)
-    buffer.drop().get(20)
-    with pytest.raises(BufferDroppedError, match="holder"):
-        buffer.read_into(target).get(20)
-    with pytest.raises(BufferDroppedError, match="holder"):
-        buffer.write_from(target).get(20)
-
-
-def test_a_forged_handle_gets_nothing(holder: Any, mover: str) -> None:
-    import msgspec
-
-    buffer = holder.slice(gpus=0).offer.call_one(100, 1).get()
-    target = bytearray(100)
-    forged = buffer_of(msgspec.structs.replace(buffer.handle, secret=bytes(16)))
-    with pytest.raises(RDMAError):
-        forged.read_into(target).get(20)
-    with pytest.raises(RDMAError):
-        forged.write_from(target).get(20)
-    assert target == bytes(100)
-    reading = holder.slice(gpus=0).offer.call_one(100, 1, True).get().handle
-    first, *others = reading.secret
-    for secret in (reading.secret, bytes((first ^ 1, *others))):
-        forged = buffer_of(msgspec.structs.replace(reading, readonly=False, secret=secret))
-        with pytest.raises((RDMAError, PermissionError)):
-            forged.write_from(target).get(20)
-    assert holder.slice(gpus=0).content.call_one().get() == b"\x01" * 100
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_every_mover(owner: Any, mover: str, check: Callable[[Any], None]) -> None:
+    check(owner)
+    assert mover_of(owner) == mover
 
 
 def test_a_killed_owner_is_an_error_that_says_so(mover: str, faults: Faults) -> None:
@@ -202,42 +102,6 @@ def test_an_owner_that_cannot_listen_is_reached_by_messages() -> None:
         monarch_nb.configure(rdma_movers="")
         mesh.limit_descriptors.call_one(before).get()  # without any it could not even end
         procs.stop().get()
-
-
-def test_an_action_moves_many_at_once(holder: Any, mover: str) -> None:
-    buffers = [holder.slice(gpus=rank % 2).offer.call_one(64, rank).get() for rank in range(20)]
-    targets = [bytearray(64) for _ in buffers]
-    action = RDMAAction()
-    for buffer, target in zip(buffers, targets, strict=True):
-        action.read_remote(target, buffer)
-    action.submit().get(20)
-    assert targets == [bytearray([rank]) * 64 for rank in range(20)]
-    action = RDMAAction()
-    for rank, buffer in enumerate(buffers):
-        action.write_remote(buffer, bytes([100 + rank]) * 32)
-    action.submit(timeout=20).get()
-    RDMAAction().read_remote(targets[4], buffers[4]).submit().get(20)
-    assert targets[4] == b"\x68" * 32 + b"\x04" * 32
-
-
-def test_one_dropped_buffer_fails_the_action_and_names_itself(holder: Any, mover: str) -> None:
-    good, bad = (holder.slice(gpus=0).offer.call_one(64, rank).get() for rank in (1, 2))
-    bad.drop().get()
-    action = RDMAAction().read_remote(bytearray(64), good).read_remote(bytearray(64), bad)
-    with pytest.raises(BufferDroppedError, match=f"buffer {bad.handle.number} of"):
-        action.submit().get(20)
-
-
-def test_atomic_steps_add_and_swap(holder: Any) -> None:
-    buffer = holder.slice(gpus=0).offer.call_one(8, 0).get()
-    before = bytearray(8)
-    for expected in range(3):
-        RDMAAction().fetch_add(buffer, before, 5).submit().get(20)
-        assert int.from_bytes(before, "little") == 5 * expected
-    RDMAAction().compare_and_swap(buffer, before, 15, -1).submit().get(20)
-    RDMAAction().compare_and_swap(buffer, before, 15, 3).submit().get(20)
-    assert int.from_bytes(before, "little", signed=True) == -1
-    assert int.from_bytes(holder.slice(gpus=0).content.call_one().get(), "little", signed=True) == -1
 
 
 def test_atomic_steps_of_many_threads_all_count(holder: Any) -> None:

@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +16,13 @@ import pytest
 import monarch_nb
 from monarch_nb.actor import Actor, endpoint, this_host
 from monarch_nb.rdma import BufferDroppedError, OwnerLostError, RDMABuffer, RDMAError
+from monarch_nb.transport import Keys
 from tests.cluster.actor_tools import Faults
 from tests.cluster.cables import controller_of_both, ip
 from tests.cluster.fault_tools import until
-from tests.cluster.test_rdma import LARGE, MOVERS, Holder
+from tests.cluster.hosts_tools import HostProcess
+from tests.cluster.rdma_conformance import LARGE, Holder
+from tests.cluster.test_rdma import MOVERS
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -142,21 +147,30 @@ def test_strangers_at_the_listening_socket_get_nothing_and_harm_nobody() -> None
 
 CONTROLLER = """
 import sys
+import monarch_nb
 from monarch_nb.attach import attach_hosts
 from monarch_nb.rdma import RDMAError, routes
 from tests.cluster.hosts_tools import SOON
-from tests.cluster.test_rdma import LARGE, Holder
+from tests.cluster.rdma_conformance import LARGE, WITHOUT_TORCH, Holder, mover_of
 key, *endpoints = sys.argv[1:]
 hosts = attach_hosts(endpoints, key=key)
 procs = hosts.spawn_procs(name="pair")
-holders = procs.spawn("holders", Holder)
+holders = procs.spawn("holder", Holder)
 far = holders.slice(hosts=1).offer.call_one(LARGE, 9).get(SOON)
 target = bytearray(LARGE)
 far.read_into(target).get(SOON)
 assert target.count(9) == LARGE
 far.write_from(bytes(1000)).get(SOON)
 assert holders.slice(hosts=0).read.call_one(far).get(SOON) == bytes(1000) + b"\\x09" * (LARGE - 1000)
-print(routes()[0].mover, flush=True)
+alone = holders.slice(hosts=1)
+for movers in ("cross-memory", "streams", "messages"):
+    monarch_nb.configure(rdma_movers=movers)
+    for check in WITHOUT_TORCH:
+        check(alone)
+        assert mover_of(alone) == movers, routes()
+monarch_nb.configure(rdma_movers="streams")
+far.read_into(target).get(SOON)
+print(mover_of(alone), flush=True)
 assert sys.stdin.readline() == "pulled\\n"
 try:
     far.read_into(target, timeout=2).get(SOON)
@@ -171,10 +185,46 @@ print(target.count(9) == LARGE - 1000, flush=True)
 
 def test_streams_cross_networks_and_a_cut_is_a_named_error_that_heals(cable: tuple[str, str], tmp_path: Path) -> None:
     with controller_of_both(cable, tmp_path, CONTROLLER, MONARCH_NB_RDMA_MOVERS="streams") as (say, expect):
-        expect("streams")
+        expect("streams")  # every mover has been seen to do what it should, across networks
         ip("-n", cable[1], "link", "set", cable[1], "down")
         say("pulled")
         expect("TimeoutError", "OwnerLostError", "RDMAError")
         ip("-n", cable[1], "link", "set", cable[1], "up")
         say("back")
         expect("True")
+
+
+CONTAINERS = """
+import sys
+import warnings
+import monarch_nb
+from monarch_nb.attach import attach_hosts
+from monarch_nb.rdma import routes
+from tests.cluster.rdma_conformance import WITHOUT_TORCH, Holder, mover_of
+warnings.simplefilter("ignore")
+holder = attach_hosts(sys.argv[2:], key=sys.argv[1]).spawn_procs(name="one").spawn("holder", Holder)
+for movers, which in (("", "streams"), ("messages", "messages")):
+    monarch_nb.configure(rdma_movers=movers)
+    for check in WITHOUT_TORCH:
+        check(holder)
+        assert mover_of(holder) == which, routes()
+    if not movers:
+        [route] = routes()
+        assert "another container" in "; ".join(route.reasons), route.reasons
+"""
+
+
+def test_between_containers_of_one_machine_streams_take_the_place_of_the_kernel(tmp_path: Path) -> None:
+    inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    if os.geteuid() != 0 or subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("NOT TESTED HERE: another namespace of process ids needs root and `unshare` (util-linux)")
+    key = tmp_path / "job.key"
+    Keys.load_or_create(key)
+    agent = HostProcess(tmp_path, key=key, tcp="tcp://127.0.0.1:0", before=inside)
+    try:
+        command = [sys.executable, "-c", CONTAINERS, str(key), agent.endpoint]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=90, env=environment)
+        assert done.returncode == 0, done.stderr
+    finally:
+        agent.kill()
