@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         get_global_config,
         get_runtime_config,
     )
+    from monarch_nb.distributed import distribute
+    from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.shape import Extent, NDSlice, Shape
 
 __all__ = [
@@ -34,8 +36,10 @@ __all__ = [
     "clear_runtime_config",
     "configure",
     "configured",
+    "distribute",
     "get_global_config",
     "get_runtime_config",
+    "heal_mesh",
 ]
 
 # Public names and the module that each lives in.
@@ -48,6 +52,8 @@ _HOMES = {
     "configured": "monarch_nb.config",
     "get_global_config": "monarch_nb.config",
     "get_runtime_config": "monarch_nb.config",
+    "distribute": "monarch_nb.distributed",
+    "heal_mesh": "monarch_nb.lifecycle",
 }
 
 # Public modules, also reached as attributes without an import of their own.
@@ -56,6 +62,7 @@ _MODULES = frozenset(
         "actor",
         "config",
         "debug",
+        "distributed",
         "exceptions",
         "job",
         "rdma",

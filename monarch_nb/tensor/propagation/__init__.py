@@ -9,7 +9,7 @@ from .accounting import Ledger
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
 from .execute import Runner
 from .lines import user_line
-from .meta import Layout, Meta, replicated
+from .meta import Layout, Meta, Placements, replicated
 from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, Result, Scalar, Slot, Write
 from .propagator import Propagator
 
@@ -23,6 +23,7 @@ __all__ = [
     "Meta",
     "NoRuleError",
     "Notice",
+    "Placements",
     "Plan",
     "Program",
     "PropagationError",

@@ -9,9 +9,9 @@ from .draft import Draft
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
 from .gathered import gathered
 from .lines import user_line
-from .meta import Layout, Meta
+from .meta import Layout, Meta, Placements
 from .operation import Operation
-from .plan import Notice, Plan, Scalar, Slot, builder
+from .plan import Notice, Plan, Result, Scalar, Slot, builder
 from .sharded import Unfit, by_rules
 from .world import World, imagining
 
@@ -19,7 +19,7 @@ __all__ = ["Propagator"]
 
 aten = torch.ops.aten
 
-_TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS = (object() for _ in range(7))
+_TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED = (object() for _ in range(8))
 
 # Of these, too, no number decides on the shape or placement of a result, though they carry no tag that says so.
 _PLAIN_NUMBERS = frozenset({"fill", "fill_", "full_like", "masked_fill", "masked_fill_", "lerp", "lerp_"})
@@ -72,6 +72,31 @@ class Propagator:
         if plan is None:
             plan = self._plans[found] = self._planned(func, args, kwargs or {}, leaves, scalars)
         return plan, leaves, scalars
+
+    def redistribution(self, meta: Meta, placements: Placements) -> Plan:
+        """The plan that places a tensor otherwise."""
+        key = (_PLACED, meta, placements)
+        plan = self._plans.get(key)
+        if plan is None:
+            with imagining():
+                draft = Draft(self._imagined()[0], (meta,))
+                made = draft.redistribute(0, placements)
+            self._made += 1
+            plan = self._plans[key] = Plan(
+                number=self._made,
+                operation="redistribute",
+                program=draft.program((made,)),
+                made=(draft.metas[made],),
+                build=builder(Result(0)),
+                collectives=tuple(draft.collectives),
+            )
+        return plan
+
+    def _imagined(self) -> list[World]:
+        if not self._worlds:
+            with torch._C.DisableTorchFunction():
+                self._worlds = [World(self.layout, rank) for rank in dict.fromkeys((0, self.layout.size - 1))]
+        return self._worlds
 
     def _read(
         self, args: Sequence[object], key: list[object], leaves: list[object], scalars: list[object], func: object
@@ -151,9 +176,7 @@ class Propagator:
             tuple(leaf.meta for leaf in leaves),  # type: ignore[attr-defined]
             tuple(scalars),
         )
-        if not self._worlds:
-            with torch._C.DisableTorchFunction():
-                self._worlds = [World(self.layout, rank) for rank in dict.fromkeys((0, self.layout.size - 1))]
+        self._imagined()
         with imagining():
             return self._propagated(operation)
 

@@ -1,0 +1,42 @@
+"""Sharded tensors that feel local: `Mesh`, and what cuts tensors over it.
+
+mesh = Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))
+t = monarch.distribute(torch.randn(1024, 1024), mesh, sharding_spec=["data_parallel", None])
+result = t @ t.T                     # runs in all processes of the mesh
+
+PyTorch is imported when the first of these names is used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._lazy import lazy_names
+
+if TYPE_CHECKING:
+    import torch
+
+    from monarch_nb.tensor.errors import ContentsLostError, TensorError
+    from monarch_nb.tensor.handle import MeshTensor
+    from monarch_nb.tensor.mesh import Mesh
+
+__all__ = ["ContentsLostError", "Mesh", "MeshTensor", "TensorError", "distribute"]
+
+_HOMES = {"errors": ("ContentsLostError", "TensorError"), "handle": ("MeshTensor",), "mesh": ("Mesh",)}
+_look_up = lazy_names("monarch_nb.tensor", _HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = _look_up(name)
+    return value
+
+
+def distribute(tensor: "torch.Tensor", mesh: "Mesh", sharding_spec: Any = None) -> "MeshTensor":
+    """The tensor, cut over the processes of a mesh.
+
+    `sharding_spec` has an entry for each dimension of the tensor: the name of the mesh dimension it is cut along, a
+    tuple of several, or None where it is whole. `["data_parallel", None]` cuts the rows; None alone puts a copy on each
+    process. PyTorch's placements are taken, too: `[Shard(0), Replicate()]`, one for each dimension of the mesh.
+    Does not block, but for large tensors until they are on their way. Raises ValueError for a spec that does not fit.
+    """
+    return mesh.distribute(tensor, sharding_spec)

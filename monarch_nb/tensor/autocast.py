@@ -1,0 +1,161 @@
+"""`with torch.autocast("mesh", torch.bfloat16)`: which operations run in lower precision, and which never do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+aten = torch.ops.aten
+
+# As PyTorch does it for its own accelerators (ATen/autocast_mode.h): products in the lower precision …
+LOWER = [
+    "_convolution",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_tbc",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "convolution",
+    "prelu",
+    "addmm",
+    "addmv",
+    "addr",
+    "matmul",
+    "mm",
+    "mv",
+    "linalg_vecdot",
+    "linear",
+    "addbmm",
+    "baddbmm",
+    "bmm",
+    "chain_matmul",
+    "linalg_multi_dot",
+    "scaled_dot_product_attention",
+]
+# … what sums up, or grows fast, in float32 …
+FLOAT32 = [
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log2",
+    "log1p",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "pow.Scalar",
+    "softplus",
+    "layer_norm",
+    "native_layer_norm",
+    "rms_norm",
+    "group_norm",
+    "cosine_similarity",
+    "poisson_nll_loss",
+    "cosine_embedding_loss",
+    "nll_loss",
+    "nll_loss2d",
+    "hinge_embedding_loss",
+    "kl_div",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "mse_loss",
+    "margin_ranking_loss",
+    "multilabel_margin_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "multi_margin_loss",
+    "binary_cross_entropy_with_logits",
+    "dist",
+    "pdist",
+    "cdist",
+    "renorm",
+    "logsumexp",
+    "prod",
+    "prod.dim_int",
+    "softmax.int",
+    "log_softmax.int",
+    "cumprod",
+    "cumsum",
+    "linalg_vector_norm",
+    "linalg_matrix_norm",
+    "linalg_matrix_norm.str_ord",
+    "sum",
+    "sum.dim_IntList",
+    "norm.Scalar",
+    "norm.ScalarOpt_dim",
+    "cross_entropy_loss",
+]
+# … and where arguments of several types meet, the widest of them.
+WIDEST = [
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "vdot",
+    "grid_sampler",
+    "index_put",
+    "tensordot",
+    "scatter_add",
+    "cat",
+    "stack",
+]
+
+
+def register_autocast(every: Any, ours: Any) -> None:
+    """Registers the casts for the device."""
+    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for names, kind in ((LOWER, _lower), (FLOAT32, _float32), (WIDEST, _widest)):
+        for name in names:
+            base, _, overload = name.partition(".")
+            operation = getattr(getattr(aten, base), overload or "default")
+            ours.impl(operation.name(), _casting(operation, kind), "AutocastPrivateUse1")
+
+
+def _lower(args: Any) -> torch.dtype:
+    return torch.get_autocast_dtype(torch._C._get_privateuse1_backend_name())
+
+
+def _float32(args: Any) -> torch.dtype:
+    return torch.float32
+
+
+def _widest(args: Any) -> torch.dtype:
+    widest = _lower(args)
+    found: list[torch.dtype] = []
+    tree_map(lambda value: found.append(value.dtype) if _casts(value) else None, args)
+    for dtype in found:
+        widest = torch.promote_types(widest, dtype)
+    return widest
+
+
+def _casts(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+
+
+def _casting(operation: Any, kind: Callable[[Any], torch.dtype]) -> Callable[..., Any]:
+    without = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, "AutocastPrivateUse1"))  # noqa: B009 - not in its stubs
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(without):
+            dtype = kind((args, kwargs))
+
+            def cast(value: Any) -> Any:
+                return value.to(dtype) if _casts(value) and value.device.type != "cpu" else value
+
+            args, kwargs = tree_map(cast, (args, kwargs))
+            return operation(*args, **kwargs)
+
+    return run

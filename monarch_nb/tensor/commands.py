@@ -1,0 +1,101 @@
+"""What travels to the workers of a mesh: operations as short runs of numbers, everything else as objects.
+
+A batch is one list of numbers and the objects that its `OBJECT` commands take, in order. An operation is
+`[plan, (seed), tensors…, floats…, results…]`: tensors by number, floats as they are. What the plan does with them, and
+how many there are, was told once, in its `Define`. A tensor that nobody refers to any more is `[FREE, number]`, in the
+same order, so that workers need no more memory than a program that runs locally.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from monarch_nb.tensor.propagation import Layout, Meta, Program
+
+OBJECT = -1  # the next of the batch's objects
+FREE = -2
+FIRST_MAKING = -3  # plans that make something of nothing count down from here, those of operations up from 1
+
+Number = int | float
+
+encode_numbers = msgspec.msgpack.Encoder().encode
+decode_numbers = msgspec.msgpack.Decoder(list[Number]).decode
+
+
+@dataclass(frozen=True)
+class Open:
+    """The first command of a stream: the ranks of the world that its mesh is made of, row by row."""
+
+    layout: Layout
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Define:
+    """Tells what a plan does. `scalars` floats come with each call; `made` are the metas of what it makes."""
+
+    number: int
+    operation: str
+    program: Program
+    scalars: int
+    made: tuple[Meta, ...]
+    writes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Making:
+    """Tells a plan that makes a tensor of nothing, placed as its meta says.
+
+    With `in_parts` each worker makes no more than its own part: the first argument of the operation is the size.
+    """
+
+    number: int
+    operation: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    made: Meta
+    in_parts: bool
+    seeded: tuple[int, ...] | None = None  # the mesh dimensions along which ranks draw other numbers
+
+
+@dataclass(frozen=True)
+class Put:
+    """A tensor of the controller, of which each worker keeps its part."""
+
+    tensor: Any
+    placements: tuple[Any, ...]
+    result: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Asks for the whole of a tensor: rank 0 of the mesh answers."""
+
+    tensor: int
+
+
+@dataclass(frozen=True)
+class FetchShards:
+    """Asks for each rank's part of a tensor."""
+
+    tensor: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Runs a function on each rank. Tensors of the mesh among its arguments come as the rank's part of them."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TensorOf:
+    """Stands for a tensor of the mesh in the arguments of a `Run`."""
+
+    number: int
+
+
+Command = Open | Define | Making | Put | Fetch | FetchShards | Run

@@ -1,0 +1,72 @@
+"""Operations on sharded tensors that do not run by the rules: what shares, what fetches, and what sends."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from monarch_nb.tensor.handle import OWN, MeshTensor, issue, upload
+from monarch_nb.tensor.propagation import replicated
+
+aten = torch.ops.aten
+Own = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _whole(tensor: MeshTensor, what: str) -> torch.Tensor:
+    return tensor.reference.stream.fetch(tensor.reference.number, what)
+
+
+def _share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Another handle of the same tensor."""
+    tensor = args[0]
+    return MeshTensor(tensor.meta, tensor.reference)
+
+
+def _number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _whole(args[0], "item").item()
+
+
+def _truth(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(_whole(args[0], "bool"))
+
+
+def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    one, other = args
+    return one.shape == other.shape and bool((one == other).all())
+
+
+def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`to`: on the mesh it is an operation; elsewhere the tensor is fetched."""
+    device = kwargs.get("device")
+    tensor = args[0]
+    if device is None or not isinstance(tensor, MeshTensor) or device.type == tensor.device.type:
+        kwargs = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
+        return issue(func, args, kwargs)
+    whole = _whole(tensor, "to")
+    return func(whole, *args[1:], **kwargs)
+
+
+def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`copy_` says in so many words that values travel: it is the one operation that takes local tensors, too."""
+    target, source = args[0], args[1]
+    if not isinstance(target, MeshTensor):
+        return target.copy_(_whole(source, "copy_"))
+    if not isinstance(source, MeshTensor):
+        stream = target.reference.stream
+        source = upload(stream, source, replicated(stream.layout))
+    return issue(func, (target, source), kwargs)
+
+
+def register() -> None:
+    """Has `MeshTensor` do these itself."""
+    own: dict[Any, Own] = {
+        aten.detach.default: _share,
+        aten.alias.default: _share,
+        aten.lift_fresh.default: _share,
+        aten._local_scalar_dense.default: _number,
+        aten.is_nonzero.default: _truth,
+        aten.equal.default: _equal,
+        aten._to_copy.default: _moved,
+        aten.copy_.default: _copied,
+    }
+    OWN.update(own)

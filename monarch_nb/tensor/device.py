@@ -1,0 +1,161 @@
+"""The device of sharded tensors: `torch.device("mesh", 2)` is one mesh of several, `torch.device("mesh")` the current.
+
+PyTorch keeps one name free for backends like this (privateuse1). Where another package has taken it, handles say that
+they are on the CPU: everything works but what goes by the device, such as `torch.arange(n, device=x.device)`.
+"""
+
+import contextlib
+import types
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from monarch_nb.tensor.stream import Stream
+
+NAME = "mesh"
+_FREE = "privateuseone"
+_MOST = 127  # an index has seven bits
+
+_streams: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()  # by index
+_entered: list[Stream] = []  # `with mesh:`
+_latest: "weakref.ref[Stream] | None" = None
+_claimed: bool | None = None
+
+
+class MeshModule(types.ModuleType):
+    """What becomes `torch.mesh`: what PyTorch asks of a backend."""
+
+    def is_initialized(self) -> bool:
+        """It needs no preparation."""
+        return True
+
+    def is_available(self) -> bool:
+        """Always."""
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        """One more than the largest index in use."""
+        return max(_streams, default=0) + 1
+
+    def current_device(self) -> int:
+        """The index of the mesh that is meant where none is named."""
+        stream = current_stream()
+        return (stream.device.index or 0) if stream is not None else 0
+
+    def set_device(self, device: Any) -> None:
+        """The mesh that is meant from now on where none is named."""
+        global _latest
+        index = device if isinstance(device, int) else torch.device(device).index
+        if index is not None and index >= 0:
+            _latest = weakref.ref(stream_at(index))
+
+    def manual_seed_all(self, seed: int) -> None:
+        """`torch.manual_seed` came by: random operations on all meshes follow from it."""
+        for stream in tuple(_streams.values()):
+            stream.reseed(seed)
+
+    manual_seed = manual_seed_all
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """What `set_rng_state` takes: two numbers."""
+        stream = _of(device)
+        return torch.tensor([stream.seed, stream.drawn], dtype=torch.int64).view(torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        """Random operations go on from there."""
+        stream = _of(device)
+        stream.seed, stream.drawn = (int(number) for number in state.view(torch.int64).tolist())
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """For `torch.autocast("mesh")`."""
+        return [torch.bfloat16, torch.float16]
+
+    def synchronize(self, device: Any = None) -> None:
+        """Blocks until the workers have done all that was issued. Raises TensorError for what failed of it."""
+        _of(device).synchronise()
+
+
+def claim() -> bool:
+    """Takes the name "mesh" for the device of sharded tensors, once; whether that could be done."""
+    global _claimed
+    if _claimed is None:
+        _claimed = _claim()
+    return _claimed
+
+
+def _claim() -> bool:
+    try:
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as set_up
+    except ImportError:
+        raise ImportError(
+            f"sharded tensors need a newer PyTorch than {torch.__version__}: one that takes backends written in Python "
+            "(2.10 or later)"
+        ) from None
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken != _FREE:
+        warnings.warn(
+            f'another package has taken the one device name that PyTorch keeps free, as "{taken}": sharded tensors '
+            'will say that they are on "cpu", and what makes tensors with device=x.device makes local ones',
+            stacklevel=4,
+        )
+        return False
+    set_up(NAME, backend_module=MeshModule(f"torch.{NAME}"))
+    return True
+
+
+def new_device() -> torch.device:
+    """A device for another mesh."""
+    if not claim():
+        return torch.device("cpu")
+    index = next((index for index in range(_MOST) if index not in _streams), None)
+    if index is None:
+        raise RuntimeError(f"there are {_MOST} tensor meshes already: drop some of them, with all their tensors")
+    return torch.device(NAME, index)
+
+
+def occupy(stream: Stream) -> None:
+    """From now on the stream's device means the stream; the current one is it, unless another one is entered."""
+    global _latest
+    if stream.device.type == NAME:
+        _streams[stream.device.index] = stream
+    _latest = weakref.ref(stream)
+
+
+def stream_at(index: int | None) -> Stream:
+    """The mesh of an index, or the current one. Raises RuntimeError where there is none."""
+    stream = current_stream() if index is None or index < 0 else _streams.get(index)
+    if stream is None:
+        raise RuntimeError(
+            f'torch.device("{NAME}"{"" if index is None else f", {index}"}) is no mesh: make one first, '
+            "with monarch.distributed.Mesh(shape=..., mesh_dim_names=...)"
+        )
+    return stream
+
+
+def current_stream() -> Stream | None:
+    """The mesh that is meant where none is named: that of the innermost `with mesh:`, else the latest."""
+    if _entered:
+        return _entered[-1]
+    return _latest() if _latest is not None else None
+
+
+@contextlib.contextmanager
+def entered(stream: Stream) -> Iterator[None]:
+    """Inside of it, functions that make tensors make them on this mesh, unless they name a device."""
+    _entered.append(stream)
+    try:
+        with torch.device(stream.device):
+            yield
+    finally:
+        _entered.remove(stream)
+
+
+def _of(device: Any) -> Stream:
+    index = device if isinstance(device, int) or device is None else torch.device(device).index
+    return stream_at(index)

@@ -1,0 +1,67 @@
+"""Tensors made of nothing on a mesh: by its own methods, and by PyTorch's functions with `device="mesh"`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from monarch_nb.tensor.commands import FIRST_MAKING, Making
+from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.origin import place
+from monarch_nb.tensor.propagation import Meta, Placements
+from monarch_nb.tensor.stream import Stream
+
+aten = torch.ops.aten
+
+# Each element is like any other, or random: a part is made as the whole would be. Their first argument is the size.
+_IN_PARTS = frozenset(
+    {
+        "aten.zeros.default",
+        "aten.ones.default",
+        "aten.full.default",
+        "aten.empty.memory_format",
+        "aten.rand.default",
+        "aten.randn.default",
+    }
+)
+_ELSEWHERE = ("device", "layout", "pin_memory", "generator")  # what says nothing about the values
+_KEPT = 1024  # such plans that workers remember; the oldest makes place for the next
+
+
+def make(
+    stream: Stream, operation: Any, args: Sequence[Any], kwargs: dict[str, Any], placements: Placements
+) -> MeshTensor:
+    """The tensor that an operation makes of its arguments alone, placed so. Nothing of it is made here."""
+    where = place()
+    kwargs = {name: value for name, value in kwargs.items() if value is not None and name not in _ELSEWHERE}
+    with torch.utils._python_dispatch._disable_current_modes():
+        shown = operation(*args, **kwargs, device="meta")
+    name = str(operation)
+    in_parts = name in _IN_PARTS
+    meta = Meta.of(stream.layout, shown.shape, shown.dtype, placements)
+    seeded: tuple[int, ...] | None = None
+    if torch.Tag.nondeterministic_seeded in operation.tags:
+        seeded = tuple(dim for dim, one in enumerate(placements) if in_parts and not one.is_replicate())
+    key = (name, repr(args), repr(sorted(kwargs.items())), meta)
+    number = stream.makings.get(key)
+    if number is None:
+        number = FIRST_MAKING - len(stream.makings)
+        if len(stream.makings) >= _KEPT:
+            number = stream.makings.pop(next(iter(stream.makings)))
+        stream.makings[key] = number
+        stream.tell(Making(number, name, tuple(args), kwargs, meta, in_parts, seeded))
+    reference = stream.hold(meta, where)
+    command = (number, reference.number) if seeded is None else (number, stream.draw(), reference.number)
+    stream.issue(command, where)
+    return MeshTensor(meta, reference)
+
+
+def size_of(shape: Sequence[Any]) -> tuple[int, ...]:
+    """The size that `f(2, 3)` or `f((2, 3))` means."""
+    if len(shape) == 1 and isinstance(shape[0], Sequence):
+        shape = tuple(shape[0])
+    sizes = tuple(int(one) for one in shape)
+    if math.prod(sizes) < 0 or any(one < 0 for one in sizes):
+        raise ValueError(f"a tensor cannot have the shape {sizes}")
+    return sizes

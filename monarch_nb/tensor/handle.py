@@ -1,0 +1,246 @@
+"""The controller's end of a sharded tensor: it looks like a tensor, and holds none of its values."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.distributed.tensor import Replicate
+
+from monarch_nb.mesh import ValueMesh
+from monarch_nb.tensor.commands import Define, FetchShards, Put
+from monarch_nb.tensor.origin import place
+from monarch_nb.tensor.propagation import Meta, Placements, Plan, PropagationError, replicated
+from monarch_nb.tensor.sharding import placements_of
+from monarch_nb.tensor.stream import Reference, Stream
+
+_make: Any = torch.Tensor._make_wrapper_subclass
+_STRIDED = torch.strided
+_COPIED = 1 << 16  # bytes up to which a tensor on its way to the workers is copied, and waits for the next batch
+
+
+class MeshTensor(torch.Tensor):
+    """A tensor that is spread over the processes of a mesh. Operations on it run there, and give such tensors again.
+
+    What of it is known here (`shape`, `dtype`, `placements`) is known at once; `full_tensor()`, `item()`, `tolist()`
+    and the like wait for the workers.
+    """
+
+    meta: Meta
+    reference: Reference
+
+    __slots__ = ("meta", "reference")
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, meta: Meta, reference: Reference) -> "MeshTensor":  # noqa: D102
+        device = reference.stream.device
+        tensor = _make(cls, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
+        tensor.meta, tensor.reference = meta, reference
+        return cast(MeshTensor, tensor)
+
+    @property
+    def placements(self) -> Placements:
+        """Where its parts live: one placement for each dimension of the mesh."""
+        return self.meta.placements
+
+    def redistribute(self, spec: Any) -> "MeshTensor":
+        """The same tensor, placed otherwise: a sharding spec, or PyTorch's placements. Gradients flow through.
+
+        Does not block. Raises ValueError for a spec that does not fit.
+        """
+        placements = placements_of(spec, self.meta.layout, self.dim())
+        return cast(MeshTensor, Redistribution.apply(self, placements))  # type: ignore[no-untyped-call]
+
+    def full_tensor(self) -> torch.Tensor:
+        """The whole tensor, as a local one without gradient; blocks until all that was issued has run.
+
+        Raises TensorError for an operation that failed, DeviceMeshError where the mesh is broken.
+        """
+        return self.reference.stream.fetch(self.reference.number, "full_tensor")
+
+    def local_shards(self) -> ValueMesh[torch.Tensor]:
+        """What each process holds of it, as local tensors; blocks and raises as `full_tensor` does."""
+        return self.reference.stream.ask(FetchShards(self.reference.number), "local_shards")
+
+    def tolist(self) -> Any:
+        """Its values as nested lists; blocks and raises as `full_tensor` does."""
+        return self.reference.stream.fetch(self.reference.number, "tolist").tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Its values as an array, with `force=True`; blocks and raises as `full_tensor` does."""
+        if not force:
+            raise TypeError("a sharded tensor has no memory here: use t.full_tensor().numpy(), or numpy(force=True)")
+        return self.reference.stream.fetch(self.reference.number, "numpy").numpy()
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        """As of any tensor; on this thread, so that operations know which line they come from."""
+        with torch.autograd.set_multithreading_enabled(False):
+            super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        known = memo.get(id(self))
+        if known is None:
+            if not self.is_leaf:
+                raise RuntimeError("only tensors that a program made itself can be copied deeply; detach() first")
+            with torch.no_grad():
+                known = self.clone()
+            if isinstance(self, torch.nn.Parameter):
+                known = torch.nn.Parameter(known, requires_grad=self.requires_grad)
+            else:
+                known.requires_grad_(self.requires_grad)
+            memo[id(self)] = known
+        return known
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a sharded tensor cannot be pickled: its values are in other processes. Save t.full_tensor(), or all of a "
+            "model with torch.distributed.checkpoint"
+        )
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        own = OWN.get(func)
+        if own is not None:
+            return own(func, args, kwargs or {})
+        return issue(func, args, kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"MeshTensor({tuple(self.shape)}, {self.dtype}, {self.meta.placements})"
+
+
+class Redistribution(torch.autograd.Function):
+    """Places a tensor otherwise; its gradient comes back as the tensor was placed."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: MeshTensor, placements: Placements) -> MeshTensor:
+        """The tensor, placed so."""
+        ctx.before = tensor.meta.placements
+        return redistributed(tensor, placements)
+
+    @staticmethod
+    def backward(ctx: Any, grad: MeshTensor) -> Any:
+        """The gradient of sums of which each rank had a part is whole on each of them."""
+        before = tuple(Replicate() if placement.is_partial() else placement for placement in ctx.before)
+        return Redistribution.apply(grad, before), None  # type: ignore[no-untyped-call]
+
+
+def redistributed(tensor: MeshTensor, placements: Placements) -> MeshTensor:
+    """The tensor, placed so; without gradient."""
+    stream = tensor.reference.stream
+    plan = stream.propagator.redistribution(tensor.meta, placements)
+    return cast(MeshTensor, run(stream, plan, [tensor], []))
+
+
+# What is done otherwise than by the rules for sharded tensors: `register` adds to it.
+OWN: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+
+
+def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Issues an operation, and gives what it will have made."""
+    stream = stream_of(args, kwargs)
+    try:
+        plan, given, floats = stream.propagator.plan(func, args, kwargs)
+    except PropagationError:
+        uploaded = _with_numbers_uploaded(stream, func, args, kwargs or {})
+        if uploaded is None:
+            raise
+        args, kwargs = uploaded
+        plan, given, floats = stream.propagator.plan(func, args, kwargs)
+    for tensor in given:
+        other = tensor.reference.stream  # type: ignore[attr-defined]
+        if other is not stream:
+            raise RuntimeError(
+                f"{func}: tensors of two meshes, {stream.title} and {other.title}. Bring them together first: "
+                "tensor.to(mesh)"
+            )
+    return run(stream, plan, cast("list[MeshTensor]", given), floats)
+
+
+def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object]) -> Any:
+    """Issues a plan on tensors of one mesh."""
+    where = place()
+    if plan.number not in stream.told:
+        stream.tell_plan(plan, Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes))
+    entries, device = stream.table.entries, stream.device
+    made = []
+    results = []
+    for meta in plan.made:
+        number = stream.next()
+        entries[number] = (meta, where)
+        tensor = _make(MeshTensor, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
+        tensor.meta, tensor.reference = meta, Reference(stream, number)
+        made.append(tensor)
+        results.append(number)
+    numbers = [tensor.reference.number for tensor in given]
+    if plan.program.seeded is None:
+        stream.issue((plan.number, *numbers, *floats, *results), where)  # type: ignore[arg-type]
+    else:
+        stream.issue((plan.number, stream.draw(), *numbers, *floats, *results), where)  # type: ignore[arg-type]
+    if plan.collectives:
+        stream.table.moved(where, plan)
+    return plan.build(made, given)
+
+
+def stream_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Stream:
+    """The mesh whose tensors are among the arguments."""
+    for value in args:
+        if type(value) is MeshTensor:
+            return value.reference.stream
+    found = _first((*args, *(kwargs or {}).values()))
+    if found is None:
+        raise TypeError("no sharded tensor among the arguments")
+    return found.reference.stream
+
+
+def _first(values: Any) -> MeshTensor | None:
+    for value in values:
+        if isinstance(value, MeshTensor):
+            return value
+        if isinstance(value, (list, tuple)) and (found := _first(value)) is not None:
+            return found
+    return None
+
+
+def _with_numbers_uploaded(
+    stream: Stream, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments with local tensors of no dimension sent to the mesh; None where there are none.
+
+    Raises RuntimeError for other local tensors: nothing is sent without a word.
+    """
+    found = False
+
+    def replaced(value: Any) -> Any:
+        nonlocal found
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(replaced, value))
+        if isinstance(value, MeshTensor) or not isinstance(value, torch.Tensor):
+            return value
+        if value.dim():
+            raise RuntimeError(
+                f"{func}: a local tensor of shape {tuple(value.shape)} on {value.device} among tensors of mesh "
+                f"{stream.title}. Send it there first: monarch.distribute(tensor, mesh), or "
+                f"tensor.to({str(stream.device)!r})"
+            )
+        found = True
+        return upload(stream, value, replicated(stream.layout))
+
+    replaced_args = tuple(map(replaced, args))
+    replaced_kwargs = {name: replaced(value) for name, value in kwargs.items()}
+    return (replaced_args, replaced_kwargs) if found else None
+
+
+def upload(stream: Stream, tensor: torch.Tensor, placements: Placements) -> MeshTensor:
+    """A sharded tensor with the values of a local one, which may change as soon as this returns."""
+    where = place()
+    meta = Meta.of(stream.layout, tensor.shape, tensor.dtype, placements)
+    reference = stream.hold(meta, where)
+    local = tensor.detach().cpu().contiguous()
+    if local.nbytes <= _COPIED:
+        stream.tell(Put(local.clone(), meta.placements, reference.number), local.nbytes)
+    else:
+        stream.tell(Put(local, meta.placements, reference.number), local.nbytes)
+        stream.flush()
+    return MeshTensor(meta, reference)

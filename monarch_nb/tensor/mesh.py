@@ -1,0 +1,227 @@
+"""Meshes for sharded tensors: processes that execute the controller's operations together, each on its own shards."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Self
+
+import torch
+
+from monarch_nb.mesh import ProcMesh, ValueMesh, part_of, region_of, this_host
+from monarch_nb.runtime import Future
+from monarch_nb.shape import Extent, MeshTrait, Region
+from monarch_nb.tensor import conversions, device, factories, kernels
+from monarch_nb.tensor.commands import Open, Run, TensorOf
+from monarch_nb.tensor.handle import MeshTensor, redistributed, upload
+from monarch_nb.tensor.processes import Processes, processes_of
+from monarch_nb.tensor.propagation import Layout, Propagator
+from monarch_nb.tensor.sharding import placements_of
+from monarch_nb.tensor.stream import Stream
+
+aten = torch.ops.aten
+
+
+class Mesh(MeshTrait):
+    """Processes over which tensors are cut.
+
+    `Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))` spawns eight on this host; `Mesh.of(procs)`
+    takes those of a proc mesh. Blocks until they are ready. A slice of it is a mesh with tensors of its own.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        mesh_dim_names: Sequence[str] | None = None,
+        *,
+        device: str = "cpu",
+        name: str = "tensors",
+    ) -> None:
+        names = tuple(mesh_dim_names) if mesh_dim_names is not None else tuple(f"dim_{n}" for n in range(len(shape)))
+        if len(names) != len(shape) or not shape:
+            raise ValueError(f"mesh_dim_names={names!r} for a shape of {len(shape)} dimensions: give one name for each")
+        procs = this_host().spawn_procs(dict(zip(names, shape, strict=True)), name=name)
+        self._begin(procs, device)
+
+    @classmethod
+    def of(cls, procs: ProcMesh, mesh_dim_names: Sequence[str] | None = None, *, device: str = "cpu") -> Self:
+        """A tensor mesh on the processes of a proc mesh, whose dimensions it has; blocks until they are ready.
+
+        `mesh_dim_names` renames them. Raises RuntimeError where these processes are in a group of torch.distributed.
+        """
+        if mesh_dim_names is not None:
+            procs = procs.rename(**dict(zip(procs.extent, mesh_dim_names, strict=True)))
+        mesh = cls.__new__(cls)
+        mesh._begin(procs, device)
+        return mesh
+
+    def _begin(self, procs: ProcMesh, kind: str) -> None:
+        if not len(procs.extent):
+            procs = part_of(procs, Region(("rank",), region_of(procs).ndslice))
+        self._procs, self._kind = procs, kind
+        self._stream: Stream | None = None
+        self._entered: list[AbstractContextManager[None]] = []
+        _ = self.stream
+
+    # -- dimensions -------------------------------------------------------------------------------------------------
+
+    @property
+    def _region(self) -> Region:
+        return region_of(self._procs)
+
+    def _new_with_region(self, region: Region) -> Self:
+        mesh = type(self).__new__(type(self))
+        mesh._begin(part_of(self._procs, region), self._kind)
+        return mesh
+
+    @property
+    def procs(self) -> ProcMesh:
+        """Its processes."""
+        return self._procs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of its dimensions, outermost first."""
+        return self.layout.shape
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...]:
+        """Names of its dimensions."""
+        return self.layout.names
+
+    @property
+    def layout(self) -> Layout:
+        """Sizes, names and the kind of device, as placements go by them."""
+        extent: Extent = self._procs.extent
+        return Layout(tuple(extent.sizes), tuple(extent.labels), self._kind)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its tensors: `torch.arange(8, device=mesh.device)`."""
+        found: torch.device = self.stream.device
+        return found
+
+    @property
+    def stream(self) -> Stream:
+        """Where its operations are issued."""
+        if self._stream is None:
+            self._stream = _open(processes_of(self._procs, self._kind), self._procs, self.layout)
+        return self._stream
+
+    # -- tensors ----------------------------------------------------------------------------------------------------
+
+    def distribute(self, tensor: torch.Tensor, sharding_spec: Any = None) -> MeshTensor:
+        """See `monarch.distribute`."""
+        placements = placements_of(sharding_spec, self.layout, tensor.dim())
+        if isinstance(tensor, MeshTensor):
+            if tensor.reference.stream is self.stream:
+                return redistributed(tensor, placements)
+            tensor = tensor.full_tensor()
+        made = upload(self.stream, tensor, placements)
+        made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+        return made
+
+    def _make(
+        self, operation: Any, args: Sequence[Any], sharding_spec: Any, options: dict[str, Any], ndim: int
+    ) -> MeshTensor:
+        requires_grad = options.pop("requires_grad", False)
+        unknown = set(options) - {"dtype"}
+        if unknown:
+            raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(unknown))}")
+        placements = placements_of(sharding_spec, self.layout, ndim)
+        made = factories.make(self.stream, operation, args, options, placements)
+        made.requires_grad_(requires_grad)
+        return made
+
+    def zeros(self, *size: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+        """As torch.zeros, each process its own part. `options` are dtype and requires_grad; does not block."""
+        sizes = factories.size_of(size)
+        return self._make(aten.zeros.default, (sizes,), sharding_spec, options, len(sizes))
+
+    def ones(self, *size: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+        """As torch.ones; see `zeros`."""
+        sizes = factories.size_of(size)
+        return self._make(aten.ones.default, (sizes,), sharding_spec, options, len(sizes))
+
+    def empty(self, *size: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+        """As torch.empty; see `zeros`."""
+        sizes = factories.size_of(size)
+        return self._make(aten.empty.memory_format, (sizes,), sharding_spec, options, len(sizes))
+
+    def full(self, size: Sequence[int], fill_value: Any, *, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+        """As torch.full; see `zeros`."""
+        sizes = factories.size_of(size)
+        return self._make(aten.full.default, (sizes, fill_value), sharding_spec, options, len(sizes))
+
+    def rand(self, *size: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+        """As torch.rand: shards draw different numbers, replicas equal ones, the same again after a seed."""
+        sizes = factories.size_of(size)
+        return self._make(aten.rand.default, (sizes,), sharding_spec, options, len(sizes))
+
+    def randn(self, *size: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+        """As torch.randn: shards draw different numbers, replicas equal ones, the same again after a seed."""
+        sizes = factories.size_of(size)
+        return self._make(aten.randn.default, (sizes,), sharding_spec, options, len(sizes))
+
+    def randint(
+        self, low: int, high: int, size: Sequence[int], *, sharding_spec: Any = None, **options: Any
+    ) -> MeshTensor:
+        """As torch.randint(low, high, size); see `zeros`."""
+        sizes = factories.size_of(size)
+        return self._make(aten.randint.low, (low, high, sizes), sharding_spec, options, len(sizes))
+
+    def arange(self, *bounds: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
+        """As torch.arange; see `zeros`."""
+        operation = (aten.arange.default, aten.arange.start, aten.arange.start_step)[len(bounds) - 1]
+        return self._make(operation, bounds, sharding_spec, options, 1)
+
+    # -- programs ---------------------------------------------------------------------------------------------------
+
+    def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> ValueMesh[Any]:
+        """Runs `function(*args, **kwargs)` in each process, in order with the operations on its tensors.
+
+        Tensors of the mesh among the arguments come as that process's part of them, and may be written to. Gives what
+        each returned; blocks. Raises TensorError with what it raised, on which ranks.
+        """
+        sent = Run(function, _told(args), _told(kwargs))
+        return self.stream.ask(sent, "execute")
+
+    def synchronise(self) -> None:
+        """Blocks until all that was issued has run. Raises TensorError for what failed of it."""
+        self.stream.synchronise()
+
+    def stop(self, reason: str = "stopped by client") -> Future[None]:
+        """Ends its processes, and its tensors with them."""
+        self.stream.lose(f"the mesh was stopped: {reason}")
+        return self._procs.stop(reason)
+
+    def __enter__(self) -> Self:
+        entered = device.entered(self.stream)
+        entered.__enter__()
+        self._entered.append(entered)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
+        return f"<Mesh {self._procs.name!r} {{{sizes}}} on {self.device}>"
+
+
+def _open(processes: Processes, procs: ProcMesh, layout: Layout) -> Stream:
+    kernels.register()
+    conversions.register()
+    propagator = Propagator(layout, leaf=MeshTensor)
+    stream = Stream(procs.name, propagator, device.new_device(), processes.sender(region_of(procs)))
+    device.occupy(stream)
+    stream.tell(Open(layout, tuple(region_of(procs).ranks())))
+    return stream
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, MeshTensor):
+        return TensorOf(value.reference.number)
+    if isinstance(value, dict):
+        return {key: _told(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(map(_told, value))
+    return value

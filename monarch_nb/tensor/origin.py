@@ -1,0 +1,72 @@
+"""Which line of the user's program issued an operation."""
+
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import torch
+
+_LIBRARIES = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,  # ours
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.join(os.path.dirname(os.__file__), "contextlib.py"),
+    "<frozen",
+)
+_is_library: dict[str, bool] = {}  # by file name
+
+# Where a frame stands: cheap to take, and its line is worked out when somebody asks.
+Place = tuple[CodeType, int]
+
+
+class Origin(NamedTuple):
+    """One line of a program."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def source(self) -> str:
+        """The text of the line, "" where it is not to be had."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" + (f" in {self.function}" if self.function != "<module>" else "")
+        return f"{where}\n    {self.source}" if self.source else where
+
+
+def place(depth: int = 1) -> Place | None:
+    """Where the innermost frame above the caller stands that is no library's; None where there is none."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        code = frame.f_code
+        library = _is_library.get(code.co_filename)
+        if library is None:
+            library = _is_library[code.co_filename] = _judged(code.co_filename)
+        if not library:
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def _judged(file: str) -> bool:
+    return file.startswith(_LIBRARIES)
+
+
+def origin_of(place: Place | None) -> Origin | None:
+    """The line that a place stands for."""
+    if place is None:
+        return None
+    code, instruction = place
+    line = next((line for start, line in _lines(code) if start >= instruction), code.co_firstlineno)
+    return Origin(code.co_filename, line, code.co_qualname)
+
+
+def _lines(code: CodeType) -> Iterator[tuple[int, int]]:
+    """The last instruction of each piece of code, and its line."""
+    for _, end, line in code.co_lines():
+        if line is not None:
+            yield end - 1, line

@@ -1,0 +1,286 @@
+"""One mesh's operations on their way to its workers: numbered, in order, in batches, and never too far ahead.
+
+Any thread may issue. What is issued is appended to a queue, which costs next to nothing; batches are cut from it when
+it is long, when somebody waits for a result, and else within a millisecond. Each batch is answered by all ranks: with
+the operations that failed there, and with what was asked for.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import chain, count
+from typing import Any, cast
+
+import torch
+
+from monarch_nb.mesh import ValueMesh
+from monarch_nb.runtime import Context, Future, current, runtime
+from monarch_nb.tensor.commands import FREE, OBJECT, Command, Fetch, FetchShards, Number, Run, encode_numbers
+from monarch_nb.tensor.errors import ContentsLostError, Failure, TensorError, by_operation
+from monarch_nb.tensor.flusher import Flusher
+from monarch_nb.tensor.origin import Place, origin_of, place
+from monarch_nb.tensor.propagation import Meta, Plan, Propagator
+from monarch_nb.tensor.table import TensorTable
+from monarch_nb.transport import held_back
+
+BATCH = 256  # commands that are sent together
+AHEAD = 4096  # commands that may be under way: the controller waits then
+BYTES_AHEAD = 64 << 20  # of tensors on their way to workers
+
+KEPT = 256  # failed operations that are remembered, for whoever fetches what they should have made
+
+logger = logging.getLogger(__name__)
+_flusher = Flusher()
+_numbers = count(1)
+
+
+class Reference:
+    """Counts the handles of one tensor: with the last of them, the tensor goes."""
+
+    __slots__ = ("number", "stream")
+
+    def __init__(self, stream: "Stream", number: int) -> None:
+        self.stream, self.number = stream, number
+
+    def __del__(self) -> None:
+        stream = self.stream
+        stream.table.entries.pop(self.number, None)
+        stream.queue.append((FREE, self.number))
+
+
+class Batch:
+    """Commands that were sent together, from the first operation's number on, and where each was issued."""
+
+    def __init__(self, first: int, places: list[Place | None], nbytes: int, future: Future[Any]) -> None:
+        self.first, self.places, self.nbytes, self.future = first, places, nbytes, future
+
+
+class Stream:
+    """The controller's end of one mesh. `title` is the mesh's name; `send` hands a batch to the workers."""
+
+    def __init__(
+        self, title: str, propagator: Propagator, device: Any, send: Callable[..., Future[ValueMesh[Any]]]
+    ) -> None:
+        self.number = next(_numbers)
+        self.title, self.propagator, self.device = title, propagator, device
+        self.layout = propagator.layout
+        self.table = TensorTable()
+        self.queue: deque[tuple[Number, ...]] = deque()
+        self.places: deque[Place | None] = deque()  # of the operations in the queue
+        self.told: set[int] = set()  # plans that the workers know
+        self.makings: dict[tuple[Any, ...], int] = {}  # those that make something of nothing
+        self.next = count(1).__next__  # numbers of tensors
+        self.seed = 0  # of the random operations to come
+        self.drawn = 0  # random operations since it was set
+        self.quiet = True  # nothing waits to be sent
+        self.lost: str | None = None  # why its tensors are gone
+        self._send = send
+        self._context: Context = runtime().context()
+        self._objects: deque[Any] = deque()
+        self._bytes = 0  # of tensors among the objects
+        self._batches: deque[Batch] = deque()  # not answered yet
+        self._batch = count()
+        self._issued = 0  # operations that were sent
+        self._failed: dict[int, TensorError] = {}  # by operation, the last of them
+        self._untold: deque[TensorError] = deque()  # those that have not been raised yet
+        self._lock = threading.RLock()  # of sending
+        self._taking = threading.RLock()  # of answers
+        self._issuing = threading.RLock()  # of objects, whose order is that of their commands
+
+    # -- issuing ----------------------------------------------------------------------------------------------------
+
+    def issue(self, command: tuple[Number, ...], where: Place | None) -> None:
+        """Appends an operation. Blocks, interruptibly, only where workers are far behind.
+
+        Raises ContentsLostError where the mesh is gone.
+        """
+        if self.lost is not None:
+            raise ContentsLostError(self.lost)
+        self.places.append(where)
+        self.queue.append(command)
+        if self.quiet or len(self.queue) >= BATCH:
+            self.stir()
+
+    def stir(self) -> None:
+        """Something waits to be sent."""
+        if len(self.queue) >= BATCH:
+            self.flush()
+        if self.quiet:
+            self.quiet = False
+            _flusher.soon(self)
+
+    def tell(self, command: Command, nbytes: int = 0) -> None:
+        """Appends what is no operation."""
+        with self._issuing:
+            self._objects.append(command)
+            self._bytes += nbytes
+            self.issue((OBJECT,), place())
+
+    def tell_plan(self, plan: Plan, definition: Command) -> None:
+        """Appends the definition of a plan that workers do not know yet."""
+        with self._issuing:
+            if plan.number not in self.told:
+                self.tell(definition)
+                self.told.add(plan.number)
+
+    def draw(self) -> int:
+        """The seed of the next random operation."""
+        self.drawn += 1
+        return (self.seed * 0x9E3779B97F4A7C15 + self.drawn * 0xD1B54A32D192ED03) & ((1 << 62) - 1)
+
+    def reseed(self, seed: int) -> None:
+        """Random operations from now on follow from this number."""
+        self.seed, self.drawn = seed, 0
+
+    def hold(self, meta: Meta, where: Place | None) -> Reference:
+        """A reference to a tensor that the next command makes."""
+        number = self.next()
+        self.table.entries[number] = (meta, where)
+        return Reference(self, number)
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Sends what was issued. Blocks, interruptibly, while workers are far behind."""
+        self._heed()
+        self._keep_close()
+        with self._lock:
+            held_back(self._cut)
+
+    def flush_aside(self) -> None:
+        """The same on a thread that must not wait: what cannot be sent now is sent a little later."""
+        self.quiet = True
+        if self.lost is not None:
+            return
+        if self._is_far() or not self._lock.acquire(blocking=False):
+            self.stir()
+            return
+        try:
+            self._cut()
+        except Exception:  # the mesh is broken, which is raised where it is used next
+            logger.debug("a batch for %s could not be sent", self.title, exc_info=True)
+        finally:
+            self._lock.release()
+
+    def _cut(self) -> Batch | None:
+        """Sends all that is in the queue, as one batch."""
+        queue = self.queue
+        commands = [queue.popleft() for _ in range(len(queue))]
+        if not commands:
+            return None
+        with self._issuing:
+            objects = tuple(self._objects.popleft() for _ in range(sum(c[0] == OBJECT for c in commands)))
+            nbytes, self._bytes = self._bytes, 0
+        places = [self.places.popleft() for command in commands if command[0] != FREE]
+        first, self._issued = self._issued, self._issued + len(places)
+        numbers = encode_numbers([*chain.from_iterable(commands)])
+        token = current.set(self._context)
+        try:
+            future = self._send(self.number, next(self._batch), first, numbers, objects)
+        except BaseException as error:
+            self.lose(f"the tensors of {self.title} are gone: a batch could not be sent ({error})")
+            raise
+        finally:
+            current.reset(token)
+        batch = Batch(first, places, nbytes, future)
+        self._batches.append(batch)
+        return batch
+
+    def _is_far(self) -> bool:
+        batches = tuple(self._batches)
+        return sum(len(one.places) for one in batches) > AHEAD or sum(one.nbytes for one in batches) > BYTES_AHEAD
+
+    def _keep_close(self) -> None:
+        while self._is_far() and self._batches:
+            self._take(self._batches[0])
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    def _heed(self) -> None:
+        """Takes what has been answered. Raises what broke the mesh."""
+        while self._batches and self._batches[0].future.done():
+            self._take(self._batches[0])
+
+    def _take(self, batch: Batch) -> ValueMesh[Any]:
+        """The answers to a batch, and to all before it; waits for them."""
+        with self._taking:
+            while self._batches and self._batches[0].first < batch.first:
+                self._take(self._batches[0])
+            try:
+                answers: ValueMesh[Any] = batch.future.get()
+            except Exception as error:
+                self.lose(f"the tensors of {self.title} are gone: {error}")
+                raise
+            if self._batches and self._batches[0] is batch:
+                self._batches.popleft()
+                self._note_failures(batch, answers)
+            return answers
+
+    def _note_failures(self, batch: Batch, answers: ValueMesh[Any]) -> None:
+        failures = [failure for _, (each, _) in answers for failure in each]
+        for number, of_ranks in by_operation(failures).items():
+            where = batch.places[number - batch.first]
+            error = TensorError(of_ranks[0].operation, origin_of(where), of_ranks, self.title)
+            self._failed[number] = error
+            self._untold.append(error)
+        while len(self._failed) > KEPT:
+            del self._failed[next(iter(self._failed))]
+
+    def lose(self, reason: str) -> None:
+        """Nothing of it can be used any more."""
+        if self.lost is None:
+            self.lost = reason
+        self.queue.clear()
+        self.places.clear()
+        self._objects.clear()
+        self._batches.clear()
+
+    # -- synchronising ----------------------------------------------------------------------------------------------
+
+    def ask(self, command: Fetch | FetchShards | Run, what: str) -> ValueMesh[Any]:
+        """What each rank answers to a command; blocks until all that was issued before has run.
+
+        Raises TensorError for an operation that failed, DeviceMeshError where the mesh is broken.
+        """
+        self.table.synchronised(place(), what)
+        batch = self.send_asking(command)
+        answers = self._take(batch)
+        self.raise_failures()
+        values = ValueMesh(answers.extent, [values[-1] for _, (_, values) in answers])
+        lost = [value for _, value in values if isinstance(value, Failure)]
+        if lost:
+            known = self._failed.get(lost[0].number)
+            raise known.again() if known is not None else TensorError(lost[0].operation, None, lost, self.title)
+        return values
+
+    def fetch(self, number: int, what: str) -> torch.Tensor:
+        """The whole of a tensor, as a local one; `what` is how the program asked for it. As `ask` does."""
+        return cast(torch.Tensor, self.ask(Fetch(number), what).get(0))
+
+    def send_asking(self, command: Fetch | FetchShards | Run) -> Batch:
+        """Sends all that was issued, and then a command, whose answer is the last in that of the batch."""
+        self._heed()
+        self._keep_close()
+        with self._lock, self._issuing:
+            self.tell(command)
+            batch = held_back(self._cut)
+        assert batch is not None
+        return batch
+
+    def synchronise(self) -> None:
+        """Waits until all that was issued has run. Raises TensorError for what failed of it."""
+        self.flush()
+        while self._batches:
+            self._take(self._batches[0])
+        self.raise_failures()
+
+    def raise_failures(self) -> None:
+        """Raises the first failure that nobody was told of; the others are told with it."""
+        if not self._untold:
+            return
+        error, *others = self._untold
+        self._untold.clear()
+        for other in others:
+            error.add_note(f"then: {other.summary}")
+        raise error

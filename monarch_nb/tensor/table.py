@@ -1,0 +1,101 @@
+"""What a controller knows of the tensors of one mesh: which of them live, and what operations have moved.
+
+This is the record that displays read. It is kept on the hot path, so it holds what is there anyway and works the rest
+out when it is asked: nothing here is sent, and nothing waits.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from monarch_nb.tensor.origin import Origin, Place, origin_of
+from monarch_nb.tensor.propagation import Collective, Meta, Plan
+
+Entry = tuple[Meta, Place | None]
+
+
+@dataclass(frozen=True)
+class LiveTensor:
+    """A tensor that some handle refers to. `number` is its name on the workers, `origin` the line that made it."""
+
+    number: int
+    meta: Meta
+    origin: Origin | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return self.meta.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor, once."""
+        return self.meta.nbytes
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Collectives of one kind that one line has issued since the record was cleared: how many, and their bytes.
+
+    `nbytes` counts what each rank puts in; of shards that differ in size, the largest.
+    """
+
+    origin: Origin | None
+    operation: str
+    collective: str
+    dimension: str
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Synchronised:
+    """How often a line has waited for the workers since the record was cleared, and what it wanted (`item`, …)."""
+
+    origin: Origin | None
+    what: str
+    count: int
+
+
+class TensorTable:
+    """The record of one mesh. Written by the thread that issues operations, read by any."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}  # by number; written by the hot path and by the handles' ends
+        self._calls: Counter[tuple[Place | None, str, tuple[Collective, ...]]] = Counter()
+        self._syncs: Counter[tuple[Place | None, str]] = Counter()
+
+    def moved(self, place: Place | None, plan: Plan) -> None:
+        """Notes a call of a plan that has collectives."""
+        self._calls[place, plan.operation, plan.collectives] += 1
+
+    def synchronised(self, place: Place | None, what: str) -> None:
+        """Notes that a line waits for the workers."""
+        self._syncs[place, what] += 1
+
+    def live(self) -> list[LiveTensor]:
+        """The tensors that handles refer to now, oldest first."""
+        return [LiveTensor(number, meta, origin_of(place)) for number, (meta, place) in tuple(self.entries.items())]
+
+    def movements(self) -> list[Moved]:
+        """What lines have moved since `clear`, in the order in which they did so first."""
+        found: dict[tuple[Origin | None, str, str, str], tuple[int, int]] = {}
+        for (place, operation, collectives), times in tuple(self._calls.items()):
+            for one in collectives:
+                key = (origin_of(place), operation, one.kind, one.dim)
+                count, nbytes = found.get(key, (0, 0))
+                found[key] = (count + times, nbytes + times * one.nbytes)
+        return [Moved(*key, *sums) for key, sums in found.items()]
+
+    def synchronisations(self) -> list[Synchronised]:
+        """Which lines have waited since `clear`."""
+        return list(self._waits())
+
+    def _waits(self) -> Iterator[Synchronised]:
+        for (place, what), count in tuple(self._syncs.items()):
+            yield Synchronised(origin_of(place), what, count)
+
+    def clear(self) -> None:
+        """Begins anew, as a new cell does. What lives stays."""
+        self._calls.clear()
+        self._syncs.clear()

@@ -1,0 +1,174 @@
+"""One stream of commands in one worker: it runs them in order, on the tensors that came of earlier ones."""
+
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from monarch_nb.tensor.commands import (
+    FREE,
+    OBJECT,
+    Define,
+    Fetch,
+    FetchShards,
+    Making,
+    Number,
+    Put,
+    Run,
+    TensorOf,
+)
+from monarch_nb.tensor.errors import Failure
+from monarch_nb.tensor.workers.plans import Env, Executable, Told
+
+
+class Lost:
+    """In the place of a tensor that an operation should have made, or was changing when it failed."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class LostInputError(Exception):
+    """An operation would have used what another one has failed to make: the other one is told, not this."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.line)
+        self.failure = failure
+
+
+class Session:
+    """Takes batches; `rank` is this process's place in the mesh."""
+
+    def __init__(self, mesh: DeviceMesh, rank: int) -> None:
+        self._mesh, self._rank = mesh, rank
+        self.env: Env = {}
+        self._plans: dict[Number, Executable | Unusable] = {}
+        self._failures: list[Failure] = []
+        self._number = 0  # of the operation that runs
+
+    def run(self, first: int, numbers: Sequence[Number], objects: Sequence[Any]) -> tuple[list[Failure], list[Any]]:
+        """Runs a batch, whose first command is the stream's `first`; gives the failures, and what was asked for."""
+        self._number = first - 1
+        self._failures = []
+        values: list[Any] = []
+        waiting = deque(objects)
+        at, end = 0, len(numbers)
+        env, plans = self.env, self._plans
+        with torch.no_grad():
+            while at < end:
+                code = numbers[at]
+                if code == FREE:
+                    env.pop(numbers[at + 1], None)
+                    at += 2
+                    continue
+                self._number += 1
+                if code == OBJECT:
+                    at += 1
+                    self._object(waiting.popleft(), values)
+                    continue
+                plan = plans[code]
+                command = numbers[at : at + plan.length]
+                try:
+                    plan.run(command)
+                except BaseException as error:
+                    self._failed(plan, command, error)
+                at += plan.length
+        return self._failures, values
+
+    def tensor(self, number: int) -> Any:
+        """A tensor by its number. Raises LostInputError for one that could not be made."""
+        value = self.env[number]
+        if isinstance(value, Lost):
+            raise LostInputError(value.failure)
+        return value
+
+    # -- what is no operation ---------------------------------------------------------------------------------------
+
+    def _object(self, command: Any, values: list[Any]) -> None:
+        asked = isinstance(command, Fetch | FetchShards | Run)
+        try:
+            value = self._do(command)
+        except BaseException as error:
+            failure = self._failure(type(command).__name__.lower(), error)
+            if isinstance(command, Put):
+                self.env[command.result] = Lost(failure)
+            elif isinstance(command, Define | Making):
+                self._plans[command.number] = Unusable(command, failure)
+            value = failure
+        if asked:
+            values.append(value)
+
+    def _do(self, command: Any) -> Any:
+        match command:
+            case Define() | Making():
+                self._plans[command.number] = Executable(command, self.env, self._mesh)
+            case Put():
+                tensor = command.tensor.to(self._mesh.device_type)
+                self.env[command.result] = distribute_tensor(tensor, self._mesh, command.placements, src_data_rank=None)
+            case Fetch():
+                whole = self.tensor(command.tensor).full_tensor()
+                return whole.cpu() if self._rank == 0 else None
+            case FetchShards():
+                return self.tensor(command.tensor).to_local().detach().cpu()
+            case Run():
+                args = [self._local(value) for value in command.args]
+                kwargs = {name: self._local(value) for name, value in command.kwargs.items()}
+                with torch.enable_grad():
+                    return _off_device(command.function(*args, **kwargs))
+        return None
+
+    def _local(self, value: Any) -> Any:
+        if isinstance(value, TensorOf):
+            return self.tensor(value.number).to_local()
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._local, value))
+        if isinstance(value, dict):
+            return {key: self._local(one) for key, one in value.items()}
+        return value
+
+    # -- failures ---------------------------------------------------------------------------------------------------
+
+    def _failed(self, plan: Told, command: Sequence[Number], error: BaseException) -> None:
+        tensors = command[plan.tensors]
+        before = (self.env.get(number) for number in tensors)
+        lost = next((value.failure for value in before if isinstance(value, Lost)), None)
+        gone = Lost(lost if lost is not None else self._failure(plan.operation, error))
+        for number in (*command[plan.results], *(tensors[place] for place in plan.writes)):
+            self.env[number] = gone
+
+    def _failure(self, operation: str, error: BaseException) -> Failure:
+        if isinstance(error, LostInputError):
+            return error.failure
+        story = "".join(traceback.format_exception(error))
+        failure = Failure(self._number, operation, self._rank, type(error).__name__, str(error), story)
+        self._failures.append(failure)
+        return failure
+
+
+class Unusable(Told):
+    """A plan that this worker could not take: whoever runs it gets the reason."""
+
+    def __init__(self, told: Define | Making, failure: Failure) -> None:
+        super().__init__(told)
+        self._why = failure
+
+    def run(self, command: Sequence[Number]) -> None:
+        """Raises LostInputError, always."""
+        raise LostInputError(self._why)
+
+
+def _off_device(value: Any) -> Any:
+    """Results as they can travel: shards of what is spread over the mesh, on the CPU."""
+    if isinstance(value, DTensor):
+        value = value.to_local()
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(map(_off_device, value))
+    if isinstance(value, dict):
+        return {key: _off_device(one) for key, one in value.items()}
+    return value

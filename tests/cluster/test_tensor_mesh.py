@@ -1,0 +1,122 @@
+"""Sharded tensors on two real processes: what feels local, and what is said where it cannot be."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import monarch_nb
+from monarch_nb.actor import ProcMesh
+from monarch_nb.distributed import Mesh, MeshTensor, TensorError
+from tests.cluster.actor_tools import spawned
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    for procs in spawned(2, "tensors"):
+        yield Mesh.of(procs, ("data",))
+
+
+def rows(mesh: Mesh, tensor: torch.Tensor) -> MeshTensor:
+    """The tensor, cut along its first dimension."""
+    return monarch_nb.distribute(tensor, mesh, ["data", *[None] * (tensor.dim() - 1)])
+
+
+def test_a_product_of_a_sharded_tensor_is_that_of_the_whole(mesh: Mesh) -> None:
+    whole = torch.randn(64, 32)
+    t = rows(mesh, whole)
+    result = t @ t.T
+    assert (t.shape, t.device, result.shape) == ((64, 32), mesh.device, (64, 64))
+    torch.testing.assert_close(result.full_tensor(), whole @ whole.T)
+    assert [tuple(shard.shape) for shard in t.local_shards().values()] == [(32, 32), (32, 32)]
+
+
+def test_gradients_and_optimizers_give_what_one_process_gives(mesh: Mesh) -> None:
+    torch.manual_seed(0)
+    nn = torch.nn
+    local = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+    remote = copy.deepcopy(local).to(mesh.device)
+    x, y = torch.randn(12, 8), torch.randint(0, 4, (12,))
+    losses = []
+    for model, inputs, target in ((local, x, y), (remote, rows(mesh, x), rows(mesh, y))):
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        each = []
+        for _ in range(3):
+            loss = torch.nn.functional.cross_entropy(model(inputs), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            each.append(loss.item())
+        losses.append(each)
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+
+
+def test_a_local_tensor_is_never_sent_without_a_word(mesh: Mesh) -> None:
+    t = rows(mesh, torch.ones(4, 4))
+    with pytest.raises(RuntimeError, match=r"local tensor of shape \(4, 4\).*monarch.distribute"):
+        t + torch.ones(4, 4)
+    assert (t * torch.tensor(2.0)).sum().item() == 32.0  # one of no dimension is a number
+
+
+def test_functions_that_make_tensors_make_them_on_the_mesh(mesh: Mesh) -> None:
+    assert torch.arange(5, device=mesh.device).tolist() == [0, 1, 2, 3, 4]
+    assert mesh.zeros(4, 2, sharding_spec=["data", None]).add_(1).tolist() == [[1.0, 1.0]] * 4
+    with mesh:
+        inside = torch.full((2, 2), 3.0)
+    assert isinstance(inside, MeshTensor)
+    assert torch.equal(torch.tensor([1, 2], device=mesh.device).cpu(), torch.tensor([1, 2]))
+
+
+def test_random_numbers_follow_from_the_seed_and_differ_between_shards(mesh: Mesh) -> None:
+    torch.manual_seed(3)
+    first = mesh.randn(6, 2, sharding_spec=["data", None]).full_tensor()
+    torch.manual_seed(3)
+    assert torch.equal(mesh.randn(6, 2, sharding_spec=["data", None]).full_tensor(), first)
+    assert not torch.equal(first[:3], first[3:])
+    replicas = mesh.randn(4).local_shards().values()
+    assert torch.equal(*replicas)
+
+
+def test_a_function_runs_on_every_shard(mesh: Mesh) -> None:
+    t = rows(mesh, torch.arange(6.0).view(6, 1))
+    assert mesh.execute(lambda shard, by: float(shard.sum() * by), t, 2).values() == [6.0, 24.0]
+
+
+def test_what_fails_on_the_workers_names_the_line_and_the_mesh_goes_on(mesh: Mesh) -> None:
+    table = torch.nn.Embedding(4, 2).to(mesh.device)
+    wrong = monarch_nb.distribute(torch.tensor([0, 99]), mesh)
+    out = table(wrong)
+    with pytest.raises(TensorError) as caught:
+        out.sum().item()
+    assert "embedding" in caught.value.operation
+    assert sorted(caught.value.failures) == [0, 1]
+    assert caught.value.origin is not None
+    assert caught.value.origin.source == "out = table(wrong)"
+    assert "IndexError: index out of range" in str(caught.value)
+    assert rows(mesh, torch.ones(4, 4)).sum().item() == 16.0
+
+
+def test_tensors_that_nobody_refers_to_go_on_the_workers_too(mesh: Mesh) -> None:
+    before = len(mesh.stream.table.live())
+    t = rows(mesh, torch.ones(8, 8))
+    for _ in range(10):
+        t = t + 1
+    mesh.synchronise()
+    assert len(mesh.stream.table.live()) == before + 1
+    [entry] = [one for one in mesh.stream.table.live() if one.number == t.reference.number]
+    assert entry.origin is not None
+    assert entry.origin.source == "t = t + 1"
+
+
+def test_processes_that_are_in_a_group_already_are_refused() -> None:
+    def own_group() -> None:
+        torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+
+    procs: ProcMesh
+    for procs in spawned(1, "taken"):
+        procs.run(own_group).get()
+        with pytest.raises(Exception, match="process group already"):
+            Mesh.of(procs)
