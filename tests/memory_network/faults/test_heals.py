@@ -1,0 +1,230 @@
+"""Heals on a network: who may, how often, what comes back, and what never arrives."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, SupervisionError, current_rank, endpoint, heal_mesh
+from monarch_nb.runtime import runtime
+from monarch_nb.supervision import HealError
+from monarch_nb.testing import Cluster, NetworkFaults, cluster
+from tests.memory_network.faults.actors import ADVERBS, LEASE, SOON, Adverb, Worker, outcome, workers
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Healed(Actor):
+    """Knows what it was made with, and who is new beside it."""
+
+    def __init__(self, word: str, *, times: int = 1) -> None:
+        self.word = word * times
+        self.new: list[list[int]] = []
+
+    @endpoint
+    def made(self) -> str:
+        return self.word
+
+    @endpoint
+    def spoil(self) -> None:
+        self.word = "spoilt"
+
+    @endpoint
+    def heard(self) -> list[list[int]]:
+        return self.new
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("broken")
+
+    def __healed__(self, points: Any) -> None:
+        self.new.append([point.rank for point in points])
+
+
+def by_death(of: Cluster, procs: Any, mesh: Any, rank: int) -> None:
+    of.kill(procs.slice(hosts=rank // 2, gpus=rank % 2))
+
+
+def by_exception(of: Cluster, procs: Any, mesh: Any, rank: int) -> None:
+    mesh.slice(hosts=rank // 2, gpus=rank % 2).fail.broadcast()
+    of.settle()
+
+
+every_cause = pytest.mark.parametrize("lose", [by_death, by_exception])
+
+
+@every_cause
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_comes_back_as_it_was_made_and_the_others_as_they_are(two: Cluster, lose: Any, rank: int) -> None:
+    procs = two.hosts().spawn_procs(per_host={"gpus": 2}, name="procs")
+    mesh: Any = procs.spawn("mesh", Healed, "ab", times=2)
+    two.result(mesh.spoil.call())
+    lose(two, procs, mesh, rank)
+    heal_mesh(mesh, timeout=SOON)
+    expected = ["spoilt"] * 4
+    expected[rank] = "abab"
+    assert two.result(mesh.made.call()).values() == expected
+    told = two.result(mesh.heard.call()).values()
+    assert [told[other] for other in range(4) if other != rank] == [[[rank]]] * 3
+    assert told[rank] == []
+
+
+@every_cause
+def test_a_rank_is_healed_three_times_in_a_minute_and_not_four_times(two: Cluster, lose: Any) -> None:
+    procs = two.hosts().spawn_procs(per_host={"gpus": 2}, name="procs")
+    mesh: Any = procs.spawn("mesh", Healed, "ab")
+    two.result(mesh.initialized)
+    for _ in range(3):
+        lose(two, procs, mesh, 3)
+        heal_mesh(mesh, timeout=SOON)
+        two.advance(5)
+    lose(two, procs, mesh, 3)
+    with pytest.raises(HealError, match="3 times in 60 s"):
+        heal_mesh(mesh, timeout=SOON)
+    lose(two, procs, mesh, 0)  # another rank has its own count
+    heal_mesh(mesh.slice(hosts=0), timeout=SOON)
+    two.advance(46)
+    heal_mesh(mesh, timeout=SOON)
+    assert two.result(mesh.made.call()).values() == ["ab"] * 4
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_dies_together_comes_back_together(seed: int) -> None:
+    victims = [rank for rank in range(6) if (seed + 1) * 11 >> rank & 1] or [seed]
+    with cluster(hosts=3, seed=seed) as made:
+        procs, mesh = workers(made)
+        made.result(mesh.do.call("before"))
+        for rank in victims:
+            made.kill(procs.slice(hosts=rank // 2, gpus=rank % 2))
+        heal_mesh(mesh, timeout=SOON)
+        histories = made.result(mesh.history.call()).values()
+        assert [rank for rank in range(6) if histories[rank] == []] == victims
+        assert sum(len(failure.crashed_ranks) for failure in made.failures) >= len(victims)
+
+
+@pytest.mark.parametrize("adverb", ADVERBS, ids=lambda adverb: adverb.name)
+@pytest.mark.parametrize("delay", [0.0005, 0.5])
+def test_nothing_sent_before_a_death_reaches_who_comes_after_it(adverb: Adverb, delay: float) -> None:
+    with cluster(hosts=2, faults=NetworkFaults(delay=(delay / 2, delay))) as made:
+        procs, mesh = workers(made)
+        busy = mesh.rest.call("busy", 30.0)
+        made.advance(2)
+        pending = [adverb(mesh, "do", number) for number in range(5)]
+        made.kill(procs.slice(hosts=1))
+        heal_mesh(mesh, timeout=SOON)
+        assert outcome(made, busy) is not None
+        for call in pending:
+            assert call.errors(made)
+        made.advance(40)
+        assert made.result(mesh.slice(hosts=1).history.call()).values() == [[], []]
+
+
+def test_a_host_that_cannot_be_reached_cannot_be_healed_and_says_so(two: Cluster) -> None:
+    _, mesh = workers(two)
+    two.partition(1)
+    two.advance(LEASE + 1)
+    with pytest.raises(HealError, match="m1"):
+        heal_mesh(mesh, timeout=SOON)
+    two.mend()
+    heal_mesh(mesh, timeout=SOON)
+    assert len(two.result(mesh.do.call("x")).values()) == 4
+
+
+def test_a_host_that_died_is_not_healed_elsewhere(two: Cluster) -> None:
+    _, mesh = workers(two)
+    two.kill_host(1)
+    with pytest.raises(HealError, match="m1"):
+        heal_mesh(mesh, timeout=SOON)
+    assert two.result(mesh.slice(hosts=0).do.call("x")).values() == [(0, "x"), (1, "x")]
+
+
+@pytest.mark.parametrize("healers", [2, 4])
+def test_many_who_heal_at_once_start_each_rank_once(three: Cluster, healers: int) -> None:
+    procs, mesh = workers(three)
+    starts: Any = three.hosts().slice(hosts=2).spawn_procs(per_host={"n": healers}).spawn("healers", Worker)
+    three.result(starts.initialized)
+    three.kill(procs.slice(hosts=1, gpus=0))
+    healing = [starts.slice(n=n).heal.call_one(mesh) for n in range(healers)]
+    for future in healing:
+        assert three.result(future)
+    addresses = {procs._state.address(rank) for rank in range(6)}
+    assert sum(address.endswith(".1") for address in addresses) == 1
+    assert len(three.result(mesh.do.call("x")).values()) == 6
+
+
+def test_a_heal_of_what_is_well_starts_nothing(two: Cluster) -> None:
+    procs, mesh = workers(two)
+    two.result(mesh.do.call("x"))
+    for part in (mesh, procs, mesh.slice(hosts=1), procs.slice(gpus=0)):
+        assert heal_mesh(part, timeout=SOON) is part
+    assert two.result(mesh.history.call()).values() == [["x"]] * 4
+
+
+@every_cause
+def test_a_slice_is_healed_alone(two: Cluster, lose: Any) -> None:
+    procs = two.hosts().spawn_procs(per_host={"gpus": 2}, name="procs")
+    mesh: Any = procs.spawn("mesh", Healed, "ab")
+    two.result(mesh.initialized)
+    for rank in (1, 3):
+        lose(two, procs, mesh, rank)
+    heal_mesh(mesh.slice(hosts=1), timeout=SOON)
+    assert two.result(mesh.slice(hosts=1).made.call()).values() == ["ab", "ab"]
+    with pytest.raises(SupervisionError, match="hosts=0 gpus=1"):
+        two.result(mesh.made.call())
+
+
+class Stumbles(Actor):
+    """Cannot be made again once somebody says so."""
+
+    allowed = threading.Event()
+
+    def __init__(self) -> None:
+        if not self.allowed.is_set():
+            raise ValueError("not now")
+
+    @endpoint
+    def rank(self) -> int:
+        return current_rank().rank
+
+
+def test_a_constructor_that_fails_in_a_heal_is_told_by_the_heal(two: Cluster) -> None:
+    Stumbles.allowed.set()
+    procs = two.hosts().spawn_procs(per_host={"gpus": 1}, name="procs")
+    mesh: Any = procs.spawn("mesh", Stumbles)
+    assert two.result(mesh.rank.call()).values() == [0, 1]
+    two.kill(procs.slice(hosts=1))
+    Stumbles.allowed.clear()
+    with pytest.raises(HealError, match="not now"):
+        heal_mesh(mesh, timeout=SOON)
+    Stumbles.allowed.set()
+    heal_mesh(mesh, timeout=SOON)
+    assert two.result(mesh.rank.call()).values() == [0, 1]
+
+
+def test_a_heal_that_meets_a_cut_link_goes_on_when_it_is_mended(two: Cluster) -> None:
+    procs, mesh = workers(two)
+    two.kill(procs.slice(hosts=1, gpus=1))
+    two.partition(1)
+    healing = threading.Thread(target=heal_mesh, args=(mesh,), kwargs={"timeout": SOON})
+    healing.start()
+    two.advance(5)
+    assert healing.is_alive()
+    two.mend()
+    two.advance(5)
+    healing.join(SOON)
+    assert not healing.is_alive()
+    assert len(two.result(mesh.do.call("x")).values()) == 4
+
+
+@pytest.mark.parametrize("kill", ["procs", "slice"])
+def test_ranks_can_be_killed_by_the_heal_itself(two: Cluster, kill: str) -> None:
+    procs, mesh = workers(two)
+    stuck = mesh.rest.call("stuck", 1000.0)
+    two.advance(1)
+    heal_mesh(procs if kill == "procs" else mesh.slice(hosts=1), timeout=SOON, kill=True)
+    assert isinstance(outcome(two, stuck), SupervisionError)
+    left = [[] if kill == "procs" or rank > 1 else ["stuck"] for rank in range(4)]
+    if kill == "slice":
+        two.advance(1000)
+    assert two.result(mesh.history.call()).values() == left
+    assert runtime() is not None

@@ -1,0 +1,180 @@
+"""References that were handed on work wherever they are, and tell the truth once what they name is gone or new."""
+
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ActorError, SupervisionError, endpoint, heal_mesh
+from monarch_nb.testing import Cluster
+from tests.memory_network.faults.actors import ADVERBS, LEASE, SOON, Adverb, Worker, outcome, workers
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Holder(Actor):
+    """Keeps a reference, and calls through it in every way."""
+
+    def __init__(self, mesh: Any) -> None:
+        self.mesh = mesh
+
+    @endpoint
+    def ask(self, name: str, item: Any) -> list[Any]:
+        adverb = next(adverb for adverb in ADVERBS if adverb.name == name)
+        return [future.get(SOON) for future in adverb(self.mesh, "do", item).futures]
+
+    @endpoint
+    def hand_on(self) -> Any:
+        return self.mesh
+
+    @endpoint
+    def take(self, mesh: Any) -> None:
+        self.mesh = mesh
+
+    @endpoint
+    def heal(self) -> bool:
+        return heal_mesh(self.mesh) is self.mesh
+
+
+class Maker(Actor):
+    """Owns workers on processes that it was given."""
+
+    def __init__(self, procs: Any) -> None:
+        self.made: Any = procs.spawn("made", Worker)
+
+    @endpoint
+    def give(self) -> Any:
+        return self.made
+
+    def __supervise__(self, failure: Any) -> bool:
+        return True
+
+
+every_adverb = pytest.mark.parametrize("adverb", ADVERBS, ids=lambda adverb: adverb.name)
+
+
+def holder(of: Cluster, mesh: Any, host: int = 2) -> Any:
+    procs = of.hosts().slice(hosts=host).spawn_procs(name=f"holders{host}")
+    held: Any = procs.spawn("holder", Holder, mesh)
+    of.result(held.initialized)
+    return held
+
+
+@every_adverb
+def test_a_holder_on_another_host_reaches_all_ranks(three: Cluster, adverb: Adverb) -> None:
+    _, mesh = workers(three)
+    held = holder(three, mesh)
+    assert three.result(held.ask.call_one(adverb.name, "x"))
+    done = three.result(mesh.history.call()).values()
+    assert sum(history.count("x") for history in done) == adverb.ranks(3, 2)
+
+
+@every_adverb
+def test_a_holder_hears_of_a_death_that_it_did_not_see(three: Cluster, adverb: Adverb) -> None:
+    procs, mesh = workers(three)
+    held = holder(three, mesh)
+    three.kill(procs.slice(hosts=1))
+    error = outcome(three, held.ask.call_one(adverb.name, "x"))
+    assert isinstance(error, ActorError)
+    assert "signal 9" in str(error)
+    assert "hosts=1" in str(error)
+
+
+@every_adverb
+def test_a_reference_works_again_once_its_mesh_was_healed_by_somebody_else(three: Cluster, adverb: Adverb) -> None:
+    procs, mesh = workers(three)
+    held = holder(three, mesh)
+    three.result(held.ask.call_one(adverb.name, "before"))
+    three.kill(procs.slice(hosts=1))
+    heal_mesh(mesh, timeout=SOON)
+    assert three.result(held.ask.call_one(adverb.name, "after"))
+    healed = three.result(mesh.slice(hosts=1).history.call()).values()
+    assert "before" not in sum(healed, [])
+
+
+@every_adverb
+def test_whoever_holds_a_reference_may_heal_what_it_names(three: Cluster, adverb: Adverb) -> None:
+    procs, mesh = workers(three)
+    held = holder(three, mesh)
+    three.kill(procs.slice(hosts=1))
+    assert three.result(held.heal.call_one())
+    assert three.result(held.ask.call_one(adverb.name, "x"))
+    assert len(adverb(mesh, "do", "y").answers(three)) == adverb.ranks(3, 2)
+
+
+@every_adverb
+def test_a_reference_to_what_was_stopped_says_so(three: Cluster, adverb: Adverb) -> None:
+    _, mesh = workers(three)
+    held = holder(three, mesh)
+    three.result(mesh.stop("no longer wanted"))
+    error = outcome(three, held.ask.call_one(adverb.name, "x"))
+    assert isinstance(error, ActorError)
+    assert "no longer wanted" in str(error)
+
+
+@pytest.mark.parametrize("hands", range(1, 5))
+def test_a_reference_goes_through_many_hands_and_back(three: Cluster, hands: int) -> None:
+    procs, mesh = workers(three)
+    carried: Any = mesh.slice(gpus=1)
+    for hand in range(hands):
+        carried = three.result(holder(three, carried, host=hand % 3).hand_on.call_one())
+    assert carried == mesh.slice(gpus=1)
+    assert [rank for rank, _ in three.result(carried.do.call("x")).values()] == [0, 1, 2]
+    three.kill(procs.slice(hosts=1, gpus=1))
+    with pytest.raises(SupervisionError, match="hosts=1"):
+        three.result(carried.do.call("y"))
+    heal_mesh(carried, timeout=SOON)
+    assert len(three.result(mesh.do.call("z")).values()) == 6
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped", "failed", "host"])
+def test_what_an_actor_made_ends_with_it_for_every_holder(three: Cluster, end: str) -> None:
+    targets = three.hosts().slice(hosts=2).spawn_procs(per_host={"gpus": 2}, name="targets")
+    own = three.hosts().slice(hosts=1).spawn_procs(name="own")
+    maker: Any = own.spawn("maker", Maker, targets)
+    made = three.result(maker.give.call_one())
+    held = holder(three, made, host=0)
+    assert three.result(made.do.call("x")).values() == [(0, "x"), (1, "x")]
+    match end:
+        case "killed":
+            three.kill(own)
+        case "stopped":
+            three.result(maker.stop())
+        case "failed":
+            maker.give.options(timeout=1)
+            own.stop()
+        case "host":
+            three.kill_host(1)
+    three.advance(5)
+    for error in (outcome(three, made.do.call("y")), outcome(three, held.ask.call_one("call", "y"))):
+        assert isinstance(error, (SupervisionError, ActorError))
+    again: Any = targets.spawn("again", Worker)
+    assert len(three.result(again.do.call("z")).values()) == 2
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_reference_outlives_the_one_who_handed_it_on(three: Cluster, end: str) -> None:
+    _, mesh = workers(three)
+    first, second = holder(three, mesh, host=1), holder(three, None, host=2)
+    three.result(second.take.call_one(three.result(first.hand_on.call_one())))
+    if end == "killed":
+        three.kill_host(1)
+        assert three.result(second.ask.call_one("call", "x") if False else mesh.slice(hosts=2).do.call("x"))
+        error = outcome(three, second.ask.call_one("call", "x"))
+        assert "machine is gone" in str(error)  # of ranks of the mesh, not of who handed it on
+    else:
+        three.result(first.stop())
+        assert three.result(second.ask.call_one("call", "x"))
+
+
+def test_a_holder_that_was_cut_off_learns_of_a_heal_when_the_link_is_mended(three: Cluster) -> None:
+    procs, mesh = workers(three)
+    part = mesh.slice(hosts=slice(0, 2))
+    held = holder(three, part, host=2)
+    three.result(held.ask.call_one("call", "x"))
+    three.partition(2)
+    three.kill(procs.slice(hosts=1, gpus=0))
+    heal_mesh(part, timeout=SOON)
+    three.advance(LEASE / 4)
+    three.mend()
+    three.advance(5)
+    assert len(three.result(held.ask.call_one("call", "y"))[0].values()) == 4

@@ -1,0 +1,161 @@
+"""Owners of owners: a failure climbs from where it happens to the first who handles it, on whatever host that is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, Channel, MeshFailure, Port, SupervisionError, endpoint
+from monarch_nb.testing import Cluster, cluster
+from tests.memory_network.faults.actors import LEASE, Worker, outcome
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Owner(Actor):
+    """Owns the next level, down to workers; says what it is told, and handles it or not."""
+
+    def __init__(self, level: int, handler: int, heard: Port[Any], procs: list[Any]) -> None:
+        self.level, self.handler, self.heard = level, handler, heard
+        here, *further = procs
+        if further:
+            self.child: Any = here.spawn(f"level{level - 1}", type(self), level - 1, handler, heard, further)
+        else:
+            self.child = here.spawn("leaves", Worker)
+
+    @endpoint
+    def below(self, levels: int) -> Any:
+        return self.child if levels == 0 else self.child.below.call_one(levels - 1).get()
+
+    @endpoint
+    def alive(self) -> int:
+        return self.level
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.heard.send((self.level, failure.mesh_name, failure.report()))
+        return self.level == self.handler
+
+
+class AsyncOwner(Owner):
+    """The same on a loop."""
+
+    @endpoint
+    async def below(self, levels: int) -> Any:
+        return self.child if levels == 0 else await self.child.below.call_one(levels - 1)
+
+    @endpoint
+    async def alive(self) -> int:
+        return self.level
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:  # type: ignore[override]
+        return Owner.__supervise__(self, failure)
+
+
+class Tree:
+    """Three owners, one on each host, the highest first; the lowest owns workers on a fourth host."""
+
+    def __init__(self, of: Cluster, cls: Any, handler: int) -> None:
+        self.of = of
+        port, self.receiver = Channel[Any].open()
+        hosts = of.hosts()
+        self.procs = [hosts.slice(hosts=n).spawn_procs(per_host={"gpus": 2}, name=f"procs{n}") for n in range(4)]
+        ones = [procs.slice(gpus=0) for procs in self.procs]
+        self.top: Any = ones[0].spawn("level3", cls, 3, handler, port, [ones[1], ones[2], self.procs[3]])
+        of.result(self.top.initialized)
+        self.owners = {3: self.top}
+        for level in (2, 1):
+            self.owners[level] = of.result(self.top.below.call_one(2 - level))
+        self.leaves = of.result(self.top.below.call_one(2))
+        of.result(self.leaves.initialized)
+
+    def heard(self) -> list[tuple[int, str, str]]:
+        """What the owners were told until now."""
+        self.of.settle()
+        found = []
+        while (future := self.receiver.recv()).wait(0):
+            found.append(future.get(0))
+        return found
+
+
+def fail_by_exception(tree: Tree) -> None:
+    tree.leaves.slice(gpus=1).fail.broadcast("it broke")
+
+
+def fail_by_death(tree: Tree) -> None:
+    tree.of.kill(tree.procs[3].slice(gpus=1))
+
+
+def fail_by_host(tree: Tree) -> None:
+    tree.of.kill_host(3)
+
+
+def fail_by_silence(tree: Tree) -> None:
+    tree.of.partition(3)
+    tree.of.advance(LEASE + 1)
+
+
+WAYS = {
+    "exception": (fail_by_exception, "it broke"),
+    "death": (fail_by_death, "signal 9"),
+    "host": (fail_by_host, "machine is gone"),
+    "silence": (fail_by_silence, "no connection"),
+}
+
+
+@pytest.fixture
+def four() -> Iterator[Cluster]:
+    with cluster(hosts=4) as made:
+        yield made
+
+
+@pytest.mark.parametrize("cls", [Owner, AsyncOwner])
+@pytest.mark.parametrize("handler", [1, 2, 3, 0])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_failure_climbs_to_the_first_who_handles_it(four: Cluster, way: str, handler: int, cls: Any) -> None:
+    fail, story = WAYS[way]
+    tree = Tree(four, cls, handler)
+    fail(tree)
+    four.advance(5)
+    heard = tree.heard()
+    climbed = list(range(1, (handler or 3) + 1))
+    assert sorted({level for level, *_ in heard}) == climbed
+    assert all(story in report for *_, report in heard)
+    assert {name for level, name, _ in heard if level == 1} <= {"leaves"}
+    for level, owner in tree.owners.items():
+        if handler and level >= handler:
+            assert four.result(owner.alive.call_one()) == level
+        else:
+            error = outcome(four, owner.alive.call_one())
+            assert isinstance(error, SupervisionError)
+            highest = level == (handler or 4) - 1  # who owned the others, which have ended with it
+            assert (story if highest else "its owner ended") in str(error)
+    ours = [failure for failure in four.failures if failure.mesh_name == "level3"]
+    assert len(ours) == (0 if handler else 1)
+
+
+@pytest.mark.parametrize("cls", [Owner, AsyncOwner])
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_what_an_owner_owned_ends_with_it_down_to_the_leaves(four: Cluster, level: int, cls: Any) -> None:
+    tree = Tree(four, cls, 0)
+    four.kill(tree.procs[3 - level].slice(gpus=0))
+    four.advance(5)
+    for mesh in (*(tree.owners[lower] for lower in range(1, level + 1)),):
+        assert isinstance(outcome(four, mesh.alive.call_one()), SupervisionError)
+    assert isinstance(outcome(four, tree.leaves.do.call("x")), SupervisionError)
+    assert [name for other, name, _ in tree.heard() if other == level + 1] == ([f"level{level}"] if level < 3 else [])
+
+
+@pytest.mark.parametrize("cls", [Owner, AsyncOwner])
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_a_stop_of_an_owner_is_nobodys_failure_and_takes_all_below_along(four: Cluster, level: int, cls: Any) -> None:
+    tree = Tree(four, cls, 0)
+    stopped = tree.owners[level].stop("enough")
+    four.result(stopped)
+    four.advance(1)
+    assert tree.heard() == []
+    assert four.failures == []
+    error = outcome(four, tree.leaves.do.call("x"))
+    assert isinstance(error, (SupervisionError, RuntimeError))
+    assert any(word in str(error) for word in ("stopped", "ended"))
+    for higher in range(level + 1, 4):
+        assert four.result(tree.owners[higher].alive.call_one()) == higher
