@@ -69,6 +69,8 @@ class MemoryWorker:
         self._end(linger=_MUTE)
 
     def _end(self, linger: float) -> None:
+        for cell in tuple(self.engine.cells.values()):
+            cell.interrupt()  # what a real process would end with itself, and what would else wait here for ever
         self.engine.end_setup()
         if self.engine.waits.guard in waiting.guards:
             waiting.guards.remove(self.engine.waits.guard)

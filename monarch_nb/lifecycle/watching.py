@@ -78,6 +78,9 @@ class ProcessWatcher:
         driver.feed(lambda machine: machine.host_lost([host], cause, awaited, called))
         gone = {agent_of(host), *(address for address in tuple(self.pids) if host_of(address) == host)}
         self._engine.host_lost(host, reason)
+        homes = {state.home for state in tuple(self._engine.meshes.values())}
+        for process in [home for home in homes | self._owners if home and host_of(home) == host]:
+            self._owner_gone(process, reason)
         fail_requests(self._engine, gone, reason)
         for address in gone:
             self._engine.node.forget(address, reason, incarnation)

@@ -82,6 +82,8 @@ class NetworkFaults:
     reorder: float = 0.0  # such a frame may arrive up to 20 delays late; the others keep their order
 
 
+_DOWN_TICK_S = 0.5  # a link that is down only looks whether it has been for too long
+
 _Wire = tuple[str, str, int]  # who dialled, whom, lane
 
 
@@ -92,7 +94,7 @@ class _End:
     link: Link[Any]
     peer: str
     wire: _Wire
-    ticking: bool = False
+    tick_at: float | None = None  # when its link is ticked next
     waiting: deque[tuple[Any, int]] = field(default_factory=deque)  # sends that wait for credits
 
 
@@ -246,12 +248,18 @@ class MemoryNode:
             self._network._redial_later(self, end)
 
     def _keep_ticking(self, end: _End) -> None:
-        if not end.ticking and self.alive and not end.link.idle:
-            end.ticking = True
-            self._network.clock.later(self._network.config.tick, lambda: self._tick(end))
+        if not self.alive or end.link.idle:
+            return
+        pause = _DOWN_TICK_S if end.link.state is LinkState.DOWN else self._network.config.tick
+        when = self._network.clock.now + pause
+        if end.tick_at is None or when < end.tick_at:
+            end.tick_at = when
+            self._network.clock.later(pause, lambda: self._tick(end, when))
 
-    def _tick(self, end: _End) -> None:
-        end.ticking = False
+    def _tick(self, end: _End, when: float) -> None:
+        if end.tick_at != when:
+            return  # one that came earlier took its place
+        end.tick_at = None
         if self.alive and self.reads:
             self._do(end, end.link.tick(self._network.clock.now))
         self._keep_ticking(end)

@@ -6,11 +6,14 @@ import pytest
 
 from monarch_nb.attach import shutdown
 from monarch_nb.testing import Cluster, cluster
+from tests.memory_network.conftest import REAL
 
 
 @pytest.fixture(scope="module", autouse=True)
 def controller() -> None:
-    """No cluster for a whole module."""
+    """None for a whole module."""
+    if REAL:
+        pytest.skip("with real processes there is nothing simulated")
     shutdown()
 
 

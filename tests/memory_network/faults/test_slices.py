@@ -87,7 +87,7 @@ def test_a_value_mesh_of_a_slice_has_its_dimensions_and_its_places(cube: Any, ch
     made.advance(60)
     values = made.result(mesh.slice(**chosen).do.call("z"))
     left = [name for name in SIZES if name not in chosen]
-    assert dict(values.extent) == {name: 2 for name in left}
+    assert dict(values.extent) == dict.fromkeys(left, 2)
     for place_of, (rank, item) in zip(itertools.product(range(2), repeat=len(left)), values.values(), strict=True):
         at = dict(zip(left, place_of, strict=True))
         assert values.item(**at) == (rank, "z") == (rank, item)
