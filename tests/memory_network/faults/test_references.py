@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, SupervisionError, endpoint, heal_mesh
+from monarch_nb.lifecycle import updates
 from monarch_nb.testing import Cluster
 from tests.memory_network.faults.actors import ADVERBS, LEASE, SOON, Adverb, Worker, outcome, workers
 
@@ -166,7 +167,10 @@ def test_a_reference_outlives_the_one_who_handed_it_on(three: Cluster, end: str)
         assert three.result(second.ask.call_one("call", "x"))
 
 
-def test_a_holder_that_was_cut_off_learns_of_a_heal_when_the_link_is_mended(three: Cluster) -> None:
+def test_a_holder_that_was_cut_off_learns_of_a_heal_when_the_link_is_mended(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, "PATIENCE", 0.1)  # real seconds in which holders may take note of a heal
     procs, mesh = workers(three)
     part = mesh.slice(hosts=slice(0, 2))
     held = holder(three, part, host=2)
