@@ -46,6 +46,11 @@ trainers.initialized.get()
 """
 # However long that takes, the first question is about all.
 ALL_STOPPED = "import monarch.debug\nfuture = trainers.{}.call(1)\nmonarch.debug.wait(4)\nfuture.get()"
+# What is opened last has more room than what was open before.
+MOST_ROOM = """() => {
+    const sections = [...document.querySelectorAll(".mnb-section")].sort((a, b) => b.clientHeight - a.clientHeight);
+    return sections[0].id === "mnb-section-sessions";
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +126,7 @@ def test_four_ranks_stop_at_two_lines_the_panel_shows_both_groups_and_continue_f
     notebook.shown.evaluate("() => void window.jupyterapp.commands.execute('monarch-nb:open')")
     panel = notebook.shown.locator(".mnb-panel")
     panel.get_by_text("Debugger · 4 stopped").click(timeout=20_000)
+    notebook.shown.wait_for_function(MOST_ROOM, timeout=10_000)
     view = panel.locator(".mnb-debug")
     three = view.locator(".mnb-group", has_text="3 of 4").filter(has_text="trainers gpus=0-1,3")
     three.wait_for(timeout=20_000)

@@ -113,7 +113,7 @@ def test_numbers_and_tensors_come_before_objects_and_what_differs_before_what_do
         [local(rank, self=objects[rank], text="a", json=math, x=1, loss=rank / 2) for rank in range(3)]
     )
     assert [row["name"] for row in rows] == ["loss", "x", "text", "self", "json"]
-    assert [value["where"] for value in rows[0]["values"]] == ["gpus=0", "gpus=2", "gpus=1"]
+    assert [value["where"] for value in rows[0]["values"]] == ["gpus=0", "gpus=1", "gpus=2"]
     assert [value["text"] for value in rows[3]["values"]] == ["<tests.unit.test_debug_texts.Quiet object at 0x…>"]
 
 
@@ -253,6 +253,21 @@ def test_what_is_stopped_as_json_for_views() -> None:
     assert found["tree"][0]["count"] == 3
     assert found["tree"][0]["below"][0]["where"] == "trainers gpus=2"
     assert found["missing"] == [{"name": "trainers", "where": "gpus=3-4", "what": "idle"}]
+
+
+def test_values_of_which_none_is_unusual_come_in_the_order_of_ranks_and_far_ones_before_them() -> None:
+    assert [value["number"] for value in values_by_rank("x", answers(0.7, 0.9, 0.5, 0.8))["values"]] == [
+        0.7,
+        0.9,
+        0.5,
+        0.8,
+    ]
+    assert [value["number"] for value in values_by_rank("x", answers(1.0, 2.0, 99.0, 3.0, 2.0))["values"]] == [
+        99,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_values_by_rank_as_json_the_odd_one_first_and_nan_as_a_word() -> None:

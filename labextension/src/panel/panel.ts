@@ -49,6 +49,7 @@ export class MonarchPanel extends SidePanel {
     for (const section of this._sections) this.addWidget(section);
     for (const closed of [2, 3, 4]) this._accordion.collapse(closed);
     this._accordion.setRelativeSizes([4, 3, 4, 4, 4]);
+    this._accordion.expansionToggled.connect((_, index) => this._opened(index));
 
     const head = new Widget({ node: h("div", { class: "mnb-v mnb-panel-head" }, h("div", { class: "mnb-top" }, this._name, this._spawn), this._summary) });
     const note = new Widget({ node: h("div", { class: "mnb-v mnb-panel-note", role: "status" }, this._noteTitle, this._noteText, this._typed, h("div", { class: "mnb-buttons" }, this._load, this._insertTyped)) });
@@ -74,6 +75,13 @@ export class MonarchPanel extends SidePanel {
 
   showFailures(): void {
     this._accordion.expand(this._sections.indexOf(this.failures));
+  }
+
+  /** Who opens a section wants to see it: those that were open before share what it leaves. */
+  private _opened(index: number): void {
+    const widgets = this._accordion.widgets;
+    if (widgets[index].isHidden) return;
+    this._accordion.setRelativeSizes(widgets.map((widget, at) => (widget.isHidden ? 0 : at === index ? 6 : at === 0 ? 3 : 2)));
   }
 
   private get _accordion(): AccordionPanel {

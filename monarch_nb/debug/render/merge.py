@@ -14,6 +14,7 @@ from monarch_nb.debug.render.groups import named, ranks_of
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _BARS = "▁▂▃▄▅▆▇█"
 NAN_SIGN = "×"
+UNUSUAL = 8  # usual distances from the median
 Pair = tuple[Stopped, Answer]
 
 
@@ -126,7 +127,7 @@ def diff_text(expression: str, pairs: Sequence[Pair]) -> str:
     wide = min(60, max(len(answer.text.splitlines()[0]) for answer, _ in ranked))
     for answer, far in ranked[:40]:
         first, *rest = answer.text.splitlines()
-        mark = "!" if far > 8 else " "
+        mark = "!" if far > UNUSUAL else " "
         lines.append(f" {mark} {first.ljust(wide)}  {who(answer.records, records)}")
         lines += [f"   {line}" for line in rest[:5]]
     if len(ranked) > 40:

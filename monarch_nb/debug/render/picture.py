@@ -8,13 +8,14 @@ from typing import Any
 from monarch_nb.debug.messages import Answer
 from monarch_nb.debug.records import Frame, Stopped, Value
 from monarch_nb.debug.render.groups import FileName, Group, Node, grouped, named, ranks_of, short, tree
-from monarch_nb.debug.render.merge import Merged, Pair, folded, number_of, outliers, sparkline, who
+from monarch_nb.debug.render.merge import UNUSUAL, Merged, Pair, folded, number_of, outliers, sparkline, who
 from monarch_nb.debug.render.table import Missing
 
 Picture = dict[str, Any]
 _ANONYMOUS = re.compile(r"<[^<>]*\bat 0x[0-9a-fA-F]+>$|<module |<function |<class |<bound method ")
 LONGEST = 400  # characters of one value
 MOST = 100  # variables
+SHOWN = 8  # different values of one variable that the view has room for
 
 
 def picture_of(
@@ -88,14 +89,21 @@ def _node(node: Node, by_id: Mapping[str, Stopped], name: FileName) -> Picture:
 
 
 def values_by_rank(expression: str, pairs: Sequence[Pair]) -> Picture:
-    """What came of an expression by rank: the most unusual value first, and a sparkline over the ranks in order."""
+    """What came of an expression by rank, and a sparkline over the ranks in order. Unusual values come first, others
+    in the order of ranks; where there are too many to show, those farthest from the usual.
+    """
     ordered = sorted(pairs, key=lambda pair: (pair[0].name, pair[0].rank))
     by_text = {group.text: answer for group, answer in folded(pairs)}
     among = [record for record, _ in pairs]
+    ranked = outliers(pairs)
+    if len(ranked) <= SHOWN:
+        ranked.sort(
+            key=lambda each: (each[1] <= UNUSUAL, min((record.name, record.rank) for record in each[0].records))
+        )
     return {
         "expression": expression,
         "spark": sparkline([number_of(answer.value) for _, answer in ordered]),
-        "values": [_value(answer, far, by_text[answer.text], among) for answer, far in outliers(pairs)],
+        "values": [_value(answer, far, by_text[answer.text], among) for answer, far in ranked],
     }
 
 
@@ -134,7 +142,7 @@ def _value(merged: Merged, far: float, answer: Answer, among: Sequence[Stopped])
         "number": number if number is not None and not odd else None,  # JSON knows no others
         "odd": odd,
         "error": bool(answer.error),
-        "unusual": far > 8,
+        "unusual": far > UNUSUAL,
         "tensor": _tensor(value),
     }
 
