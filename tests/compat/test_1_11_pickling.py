@@ -1,7 +1,7 @@
 """Section 1.11: pickling.
 
 Elsewhere: code (tests/unit/test_wire_code.py), tensors (test_wire_tensors.py), errors (test_wire_errors.py),
-references (tests/cluster/test_actor_references.py), copies (test_actor_values.py), scripts (test_actor_main.py).
+references (memory_network/test_references.py), copies (memory_network/test_values.py), scripts (test_actor_main.py).
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Section 1.3: concurrency rules.
 
 Elsewhere: threads, loops, serialized and concurrent endpoints (tests/memory_network/test_execution.py), order
-(test_actor_ordering.py), circles of calls, which are told instead of hanging (test_deadlock.py), copies of
-arguments (test_actor_values.py).
+(test_ordering.py), circles of calls, which are told instead of hanging (test_deadlock.py), copies of
+arguments (test_values.py).
 """
 
 import asyncio

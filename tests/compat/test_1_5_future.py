@@ -1,7 +1,7 @@
 """Section 1.5: futures.
 
 Elsewhere: time-outs, awaiting, interrupts, loops (tests/memory_network/test_future.py), `returns_future`
-(tests/unit/test_returns_future.py), lazy `recv` (tests/cluster/test_actor_ports.py).
+(tests/unit/test_returns_future.py), lazy `recv` (tests/memory_network/test_ports.py).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Section 1.6: ports and channels. The rest: tests/cluster/test_actor_ports.py."""
+"""Section 1.6: ports and channels. The rest: tests/memory_network/test_ports.py."""
 
 import asyncio
 import pickle
