@@ -29,11 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return agent(words[1:], prog="monarch-nb agent")
     parser = _parser()
-    wish = parser.parse_args(words)
-    if wish.command is None:
+    options = parser.parse_args(words)
+    if options.command is None:
         parser.print_help(sys.stderr)
         return 2
-    return _doctor(wish)
+    return _doctor(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,17 +57,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _doctor(wish: argparse.Namespace) -> int:
+def _doctor(options: argparse.Namespace) -> int:
     import msgspec
 
     from monarch_nb import doctor
 
     found: dict[str, list[Finding]] = doctor.visit({"this machine": _this_host()})
-    if not wish.no_kernel:
+    if not options.no_kernel:
         found["notebook kernel"] = _kernel()
-    found.update(doctor.visit_endpoints(wish.hosts, wish.key, wish.timeout))
+    found.update(doctor.visit_endpoints(options.hosts, options.key, options.timeout))
     every = [finding for findings in found.values() for finding in findings]
-    if wish.json:
+    if options.json:
         text = msgspec.json.format(msgspec.json.encode(found)).decode()
     else:
         parts = [f"{name}\n{doctor.table(findings)}\n" for name, findings in found.items()]

@@ -72,8 +72,8 @@ class RemoteHost:
         self.engine.node.learn(
             self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure, incarnation=self.incarnation
         )
-        wish = p.Lease(seconds=self.lease)
-        return request(self.engine, agent_of(self.host), verbs.LEASE, wish)
+        lease = p.Lease(seconds=self.lease)
+        return request(self.engine, agent_of(self.host), verbs.LEASE, lease)
 
     def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""

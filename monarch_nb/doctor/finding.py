@@ -21,18 +21,18 @@ class Finding(Struct, frozen=True):
 def table(findings: Iterable[Finding]) -> str:
     """A line for each finding, and its advice below."""
     rows = list(findings)
-    width = max((len(each.about) for each in rows), default=0)
+    width = max((len(finding.about) for finding in rows), default=0)
     lines = []
-    for each in rows:
-        first, *more = each.found.splitlines() or [""]
-        lines.append(f"{MARKS[each.level]} {each.about.ljust(width)}  {first}")
-        lines += [f"{' ' * (width + 4)}{line}" for line in (*more, *each.advice.splitlines())]
+    for finding in rows:
+        first, *more = finding.found.splitlines() or [""]
+        lines.append(f"{MARKS[finding.level]} {finding.about.ljust(width)}  {first}")
+        lines += [f"{' ' * (width + 4)}{line}" for line in (*more, *finding.advice.splitlines())]
     return "\n".join(lines)
 
 
 def summary(findings: Iterable[Finding]) -> str:
     """One line about all of them."""
-    levels = [each.level for each in findings]
+    levels = [finding.level for finding in findings]
     errors, warnings = levels.count("error"), levels.count("warning")
     if not errors and not warnings:
         return "No problems were found."

@@ -30,39 +30,39 @@ def judge(facts: Facts, controller: Facts | None = None) -> list[Finding]:
 
 
 def _python(facts: Facts, controller: Facts | None) -> Finding:
-    found = f"{facts.python}, {facts.executable}"
+    fact = f"{facts.python}, {facts.executable}"
     minor = tuple(int(part) for part in facts.python.split(".")[:2])
     if minor < _PYTHON:
-        return Finding("Python", "error", found, "Use Python 3.11 or newer.")
+        return Finding("Python", "error", fact, "Use Python 3.11 or newer.")
     wanted = ".".join(controller.python.split(".")[:2]) if controller is not None else ""
     if wanted and ".".join(map(str, minor)) != wanted:
         return Finding(
-            "Python", "error", f"{found}; the controller runs {wanted}",
+            "Python", "error", f"{fact}; the controller runs {wanted}",
             f"Start the agent there with Python {wanted}: code travels only between the same minor versions.",
         )  # fmt: skip
-    return Finding("Python", "ok", found)
+    return Finding("Python", "ok", fact)
 
 
 def _versions(facts: Facts, controller: Facts | None) -> Finding:
-    found = ", ".join(f"{name} {version}" for name, version in facts.versions.items() if version)
+    fact = ", ".join(f"{name} {version}" for name, version in facts.versions.items() if version)
     missing = [name for name, version in facts.versions.items() if not version]
     if missing:
         return Finding("versions", "error", f"{', '.join(missing)} is missing", f"pip install {' '.join(missing)}")
     if "torchmonarch" in facts.versions:
         return Finding(
-            "versions", "warning", found,
+            "versions", "warning", fact,
             "torchmonarch is installed too, so `import monarch` is that one. To use Monarch-NB, write\n"
             "`import monarch_nb`, and %load_ext monarch_nb in a notebook.",
         )  # fmt: skip
     if controller is not None:
-        ours, theirs = controller.versions["monarch-nb"], facts.versions["monarch-nb"]
-        if ours != theirs:
+        wanted, installed = controller.versions["monarch-nb"], facts.versions["monarch-nb"]
+        if wanted != installed:
             return Finding(
-                "versions", "error", f"monarch-nb {theirs}; the controller has {ours}",
-                f"Install the same version there: pip install monarch-nb=={ours}",
+                "versions", "error", f"monarch-nb {installed}; the controller has {wanted}",
+                f"Install the same version there: pip install monarch-nb=={wanted}",
             )  # fmt: skip
-        both = [name for name in _COMPARED if name in facts.versions and name in controller.versions]
-        differ = [name for name in both if facts.versions[name] != controller.versions[name]]
+        compared = [name for name in _COMPARED if name in facts.versions and name in controller.versions]
+        differ = [name for name in compared if facts.versions[name] != controller.versions[name]]
         if differ:
             differences = ", ".join(
                 f"{name} {facts.versions[name]} (controller: {controller.versions[name]})" for name in differ
@@ -71,34 +71,34 @@ def _versions(facts: Facts, controller: Facts | None) -> Finding:
                 "versions", "warning", differences,
                 "Objects of these libraries may not be readable on the other side: install the same versions.",
             )  # fmt: skip
-    return Finding("versions", "ok", found)
+    return Finding("versions", "ok", fact)
 
 
 def _files(facts: Facts) -> Finding:
     soft, hard = facts.files
-    found = f"a process may have {_number(soft)} open"
+    fact = f"a process may have {_number(soft)} open"
     if hard < _LEAST_FILES:
         return Finding(
-            "open files", "error", found,
+            "open files", "error", fact,
             f"That is enough for few processes. Raise it in /etc/security/limits.conf (nofile {_GOOD_FILES}), or\n"
             f"where the container is started (docker run --ulimit nofile={_GOOD_FILES}).",
         )  # fmt: skip
     if soft < _LEAST_FILES:
         return Finding(
-            "open files", "warning", found,
+            "open files", "warning", fact,
             f"Run `ulimit -n {min(hard, 65536)}` before Jupyter is started: each process of a mesh takes a few.",
         )  # fmt: skip
-    return Finding("open files", "ok", found)
+    return Finding("open files", "ok", fact)
 
 
 def _processes(facts: Facts) -> Finding:
-    found = f"this user may have {_number(facts.processes)}"
+    fact = f"this user may have {_number(facts.processes)}"
     if facts.processes < _FEW_PROCESSES:
         return Finding(
-            "processes", "warning", found,
+            "processes", "warning", fact,
             "Threads count too, and each process has several: raise it with `ulimit -u` before Jupyter is started.",
         )  # fmt: skip
-    return Finding("processes", "ok", found)
+    return Finding("processes", "ok", fact)
 
 
 def _memory(facts: Facts) -> Finding:
@@ -117,14 +117,14 @@ def _shared(facts: Facts) -> Finding:
     )
     if facts.shared_memory is None:
         return Finding("shared memory", "warning", "there is no /dev/shm", advice)
-    found = f"/dev/shm has {_size(facts.shared_memory)}"
+    fact = f"/dev/shm has {_size(facts.shared_memory)}"
     if facts.shared_memory < _SMALL_SHARED:
-        return Finding("shared memory", "warning", found, advice)
-    return Finding("shared memory", "ok", found)
+        return Finding("shared memory", "warning", fact, advice)
+    return Finding("shared memory", "ok", fact)
 
 
 def _folder(facts: Facts) -> Finding:
-    found = f"{facts.run_folder}, {_size(facts.free_disk)} free"
+    fact = f"{facts.run_folder}, {_size(facts.free_disk)} free"
     if facts.run_folder_problem:
         return Finding(
             "run folder", "error", f"no socket can be made in {facts.run_folder}: {facts.run_folder_problem}",
@@ -132,10 +132,10 @@ def _folder(facts: Facts) -> Finding:
         )  # fmt: skip
     if facts.free_disk < _LITTLE_DISK:
         return Finding(
-            "run folder", "warning", found,
+            "run folder", "warning", fact,
             "What processes print is kept there. Free some, or choose another place with configure(log_folder=...).",
         )  # fmt: skip
-    return Finding("run folder", "ok", found)
+    return Finding("run folder", "ok", fact)
 
 
 def _ports(facts: Facts) -> Finding:

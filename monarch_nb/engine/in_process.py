@@ -88,21 +88,21 @@ class InlineHost:
             )
             self.engine.node.send(reply, self.engine.node.snapshot([encode_body(body)]), lane=lane)
 
-    def _kill(self, wish: p.Kill, asker: Asker[Done]) -> Done:
-        for address in wish.addresses:
+    def _kill(self, request: p.Kill, asker: Asker[Done]) -> Done:
+        for address in request.addresses:
             self.kill(address)
         return Done()
 
-    def _spawn(self, wish: p.SpawnProcs, asker: Asker[p.Spawning]) -> p.Spawning:
+    def _spawn(self, request: p.SpawnProcs, asker: Asker[p.Spawning]) -> p.Spawning:
         started = []
-        for place, rank in enumerate(wish.ranks):
-            incarnation = wish.incarnations[place] if wish.incarnations else 0
-            address = wish.layout.address(rank, incarnation)
+        for place, rank in enumerate(request.ranks):
+            incarnation = request.incarnations[place] if request.incarnations else 0
+            address = request.layout.address(rank, incarnation)
             spec = SpawnActor(
-                name=wish.name, class_name="Console", kind="sync", labels=(), offset=rank, sizes=(), strides=(),
+                name=request.name, class_name="Console", kind="sync", labels=(), offset=rank, sizes=(), strides=(),
                 owner="", owner_process=self.engine.address, creators=(ROOT,),
             )  # fmt: skip
-            console = self.engine.host_actor(spec, wish.layout.uid, rank, incarnation, InlineConsole(rank))
+            console = self.engine.host_actor(spec, request.layout.uid, rank, incarnation, InlineConsole(rank))
             self._alive[address] = console
             console.executor.start()
             started.append(address)
@@ -123,15 +123,15 @@ class InlineHost:
                 mine.append(cell)
         return [*mine, console]
 
-    def _stop(self, wish: p.Stop, asker: Asker[p.Ended]) -> None:
-        self.engine.later(0.0, lambda: asker.reply(self._stopped(wish)))
+    def _stop(self, request: p.Stop, asker: Asker[p.Ended]) -> None:
+        self.engine.later(0.0, lambda: asker.reply(self._stopped(request)))
 
-    def _stopped(self, wish: p.Stop) -> p.Ended:
+    def _stopped(self, request: p.Stop) -> p.Ended:
         exits = []
-        for address in wish.addresses:
+        for address in request.addresses:
             if address in self._alive:
                 for cell in self._cells(address):
-                    cell.stop(wish.reason)
+                    cell.stop(request.reason)
                 self._gone(address, "it was stopped")
             exits.append(p.Exited(address=address, host=self.host, reason="it was stopped", expected=True))
         return p.Ended(tuple(exits))

@@ -13,7 +13,7 @@ from monarch_nb.engine.memory_worker import MemoryWorker
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.casting import Caster
-from monarch_nb.host.post import Post
+from monarch_nb.host.sender import AgentSender
 from monarch_nb.transport.memory.time import MemoryTime
 from monarch_nb.transport.memory.transport import MemoryTransport
 from monarch_nb.wire import Asker, Done, Handlers, Header, Kind, Lane, Status, agent_of
@@ -38,9 +38,9 @@ class MemoryHost:
         self._watchers: dict[str, set[str]] = {}
         self._pids: dict[str, int] = {}
         self.node = MemoryTransport(time, self.address, handler=self._take, on_link_failed=self._lost)
-        self._post = Post(self.node, self.address)
+        self._sender = AgentSender(self.node, self.address)
         self._caster = Caster(self.node, self.address, time.later)
-        self._verbs = Handlers("hosts in memory", self._post.answer)
+        self._verbs = Handlers("hosts in memory", self._sender.answer)
         self._verbs.handle(verbs.SPAWN, self._spawn)
         self._verbs.handle(verbs.WATCH, self._watch)
         self._verbs.handle(verbs.STOP, self._stop)
@@ -60,7 +60,7 @@ class MemoryHost:
         elif header.method in self._verbs:
             self._verbs.take(header, parcel.frames[0] if parcel.frames else b"")
         else:
-            self._post.answer(header, Status.VALUE, Done(), Lane.URGENT)
+            self._sender.answer(header, Status.VALUE, Done(), Lane.URGENT)
 
     def _lost(self, header: Header, parcel: "Parcel", reason: str) -> None:
         if header.kind in (Kind.CALL, Kind.CAST) and header.src == self.address:
@@ -87,7 +87,7 @@ class MemoryHost:
             pid = self._pids[address] = next(_pids)
             worker.start()
             started = p.Started(address=address, pid=pid, how="memory")
-            self._post.tell_all(self._watchers[address], verbs.PROC_STARTED, started)
+            self._sender.tell_all(self._watchers[address], verbs.PROC_STARTED, started)
             addresses.append(address)
         return p.Spawning(tuple(addresses))
 
@@ -95,7 +95,7 @@ class MemoryHost:
         for address in request.addresses:
             exited = self._exits.get(address)
             if exited is not None:
-                self._post.tell(asker.src, verbs.PROC_EXITED, exited)
+                self._sender.tell(asker.src, verbs.PROC_EXITED, exited)
                 continue
             self._watchers.setdefault(address, set()).add(asker.src)
             if address not in self.workers:
@@ -106,7 +106,7 @@ class MemoryHost:
         if address not in self.workers and address not in self._exits:
             why = f"not known on host {self.host}: never started here, or ended long ago"
             unknown = p.Exited(address=address, host=self.host, reason=why, at=wall.time())
-            self._post.tell_all(self._watchers.pop(address, set()), verbs.PROC_EXITED, unknown)
+            self._sender.tell_all(self._watchers.pop(address, set()), verbs.PROC_EXITED, unknown)
 
     def _status(self, _: Done, asker: Asker[p.HostState]) -> p.HostState:
         return p.HostState(host=self.host, pid=0, procs=(), python=sys.version.split()[0], version=__version__)
@@ -131,7 +131,7 @@ class MemoryHost:
 
     def _host_lost(self, request: p.Lost, asker: Asker[Done]) -> Done:
         for address in tuple(self.workers):
-            self._post.tell(address, verbs.HOST_LOST, request)
+            self._sender.tell(address, verbs.HOST_LOST, request)
         for host, reason in request.hosts.items():
             self.node.forget(host, reason)
             self._caster.host_lost(host, reason)
@@ -188,7 +188,7 @@ class MemoryHost:
         self._caster.proc_gone(address, reason)
         watchers = self._watchers.pop(address, set()) - self._exits.keys()
         self.node.forget(address, reason)
-        self._post.tell_all(watchers, verbs.PROC_EXITED, exited)
+        self._sender.tell_all(watchers, verbs.PROC_EXITED, exited)
         for other, worker in tuple(self.workers.items()):
             if worker.spec.owner == address:
                 worker.kill(reason)

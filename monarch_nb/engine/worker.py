@@ -57,12 +57,12 @@ def run_proc(spec: ProcSpec) -> int:
     engine.begin_setup()
     console = host_console(engine, spec, Console(spec.rank), runs_on=RunsOn.MAIN_THREAD)
 
-    def stop(wish: ProcStop, asker: Asker[None]) -> None:
-        threading.Thread(target=leave, args=(wish,), name="monarch-stop", daemon=True).start()
+    def stop(request: ProcStop, asker: Asker[None]) -> None:
+        threading.Thread(target=leave, args=(request,), name="monarch-stop", daemon=True).start()
 
-    def leave(wish: ProcStop) -> None:
-        reason = wish.reason or "its process was stopped"
-        engine.stop_actors(reason, max(0.1, wish.timeout_s - 0.5))
+    def leave(request: ProcStop) -> None:
+        reason = request.reason or "its process was stopped"
+        engine.stop_actors(reason, max(0.1, request.timeout_s - 0.5))
         console.stop(reason)
 
     engine.verbs.handle(PROC_STOP, stop)

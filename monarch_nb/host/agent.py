@@ -22,14 +22,14 @@ from monarch_nb.host.leases import Leases
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.loop import READ, Loop
 from monarch_nb.host.options import Options, parse, ready_text
-from monarch_nb.host.post import Post
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children
 from monarch_nb.host.procs.liveness import LivenessMonitor
 from monarch_nb.host.procs.reaper import end_descendants
-from monarch_nb.host.procs.stopping import Stopper
-from monarch_nb.host.procs.template import Early, can_fork_early, fork_early
+from monarch_nb.host.procs.stopping import ProcStopper
+from monarch_nb.host.procs.template import EarlyTemplates, can_fork_early, fork_early
 from monarch_nb.host.protocol import Exited, Ready, Started
+from monarch_nb.host.sender import AgentSender
 from monarch_nb.host.service import Service
 from monarch_nb.host.verbs import PROC_EXITED, PROC_STARTED
 from monarch_nb.logs.tailer import LogTailer
@@ -48,7 +48,7 @@ _ORPHANED_TIMEOUT_S = 0.5  # between SIGTERM and SIGKILL when the owner is gone
 class Agent:
     """Joins the parts of an agent; `run()` returns once it has ended and nothing of it is left."""
 
-    def __init__(self, options: Options, cord: tuple[int, int], early: Early | None = None) -> None:
+    def __init__(self, options: Options, cord: tuple[int, int], early: EarlyTemplates | None = None) -> None:
         self.address = agent_of(options.host)
         self._options = options
         self._folder = options.run_folder
@@ -58,16 +58,16 @@ class Agent:
         self._cord, self._cord_end = cord
         self._keys = None if options.key is None else Keys.load_or_create(options.key)
         self._node = self._make_node()
-        self._post = Post(self._node, self.address)
+        self._sender = AgentSender(self._node, self.address)
         self._leases = Leases(options.lease_s)
-        self._logs = LogTailer(self._post, self._folder)
+        self._logs = LogTailer(self._sender, self._folder)
         self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self, early)
-        self._stopper = Stopper(self._loop, self._children, self._post)
-        self._liveness = LivenessMonitor(self._loop, self._children, self._post)
-        self._gateway = Gateway(self._node, self._post, self._keys, options.insecure_loopback, self._loop.post)
+        self._stopper = ProcStopper(self._loop, self._children, self._sender)
+        self._liveness = LivenessMonitor(self._loop, self._children, self._sender)
+        self._gateway = Gateway(self._node, self._sender, self._keys, options.insecure_loopback, self._loop.post)
         self._service = Service(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
-            leases=self._leases, logs=self._logs, post=self._post, kept=options.owner_fd is None,
+            leases=self._leases, logs=self._logs, sender=self._sender, kept=options.owner_fd is None,
             incarnation=self._node.incarnation,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
             later=self._loop.call_later, gateway=self._gateway,
@@ -75,7 +75,7 @@ class Agent:
         self._caster = Caster(self._node, self.address, self._later)
         self._dialler: Dialler | None = None
         if options.dial is not None:
-            self._dialler = Dialler(self._node, self._post, options.dial, self._keys, options.insecure_loopback,
+            self._dialler = Dialler(self._node, self._sender, options.dial, self._keys, options.insecure_loopback,
                                     self._service.introduction, self._loop.post)  # fmt: skip
         self._watching_leases = False
         self._followed: dict[str, int] = {}  # owners on this machine that are no procs of ours: their pidfds
@@ -130,7 +130,7 @@ class Agent:
         if self._ending and not child.stop_wanted:
             self._children.signal(child, signal.SIGKILL)
         self._liveness.start()
-        self._post.tell_all(child.watchers, PROC_STARTED, Started(
+        self._sender.tell_all(child.watchers, PROC_STARTED, Started(
             address=child.address, pid=child.pid, how=child.how, why=child.why, log=child.log_file,
             seconds=time.monotonic() - child.requested_at))  # fmt: skip
 
@@ -138,7 +138,7 @@ class Agent:
         """A process is gone, or never came to be: its watchers are told at once."""
         assert child.exit is not None
         self._caster.proc_gone(child.address, child.exit.reason)  # first: what is cast after the news is sent back
-        self._post.tell_all(child.watchers - {child.address}, PROC_EXITED, child.exit)
+        self._sender.tell_all(child.watchers - {child.address}, PROC_EXITED, child.exit)
         self._node.forget(child.address, child.exit.reason)
         folders.remove_socket(self._folder, child.address)  # one that was killed could not
         self._logs.ended(child.address)
@@ -281,7 +281,7 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     folders.make_run_folder(options.run_folder)
     become_subreaper()
     cord = os.pipe()
-    early: Early | int | None = None
+    early: EarlyTemplates | int | None = None
     if options.prewarm and can_fork_early():
         with contextlib.suppress(OSError):  # then it is started when it is asked for
             early = fork_early(cord[0], options.run_folder / "logs" / "template.log")
@@ -303,9 +303,9 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
 
 
 def _say(options: Options, ready: Ready) -> None:
-    told = ready_text(options, ready).encode() if options.terminal else msgspec.json.encode(ready)
+    text = ready_text(options, ready).encode() if options.terminal else msgspec.json.encode(ready)
     with contextlib.suppress(BrokenPipeError):  # who waited for it is gone, which its pipe tells as well
-        os.write(options.ready_fd, told + b"\n")
+        os.write(options.ready_fd, text + b"\n")
     if options.ready_fd > 2:
         os.close(options.ready_fd)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from monarch_nb.host.post import Sender
+from monarch_nb.host.sender import Sender
 from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
 from monarch_nb.transport import Parcel, reason_of, reason_parcel
 from monarch_nb.wire import Flags, Header, Kind, Lane, agent_of, fold, host_of, parse_address, unfold
@@ -105,8 +105,8 @@ class Caster:
             hit = [(port, cast.request, plan) for port, cast in self._casts.items() for plan in cast.below
                    if plan.layout.hosts[plan.hosts[0]] == host]  # fmt: skip
         for port, request, plan in hit:
-            told = f"it was sent through host {host}, which is lost: {reason}"
-            self._lose(port, list(indices(plan.runs)), told, told_elsewhere=False)
+            story = f"it was sent through host {host}, which is lost: {reason}"
+            self._lose(port, list(indices(plan.runs)), story, told_elsewhere=False)
             self._skip(replace(request, plan=plan))
 
     def _skip(self, header: Header) -> None:
@@ -170,8 +170,8 @@ class Caster:
                               call=request.call), Parcel(body))  # fmt: skip
 
     def _forward(self, cast: _Cast, header: Header, parcel: Parcel) -> None:
-        one = replace(header, dst=cast.request.src, port=cast.request.port, buffers=())
-        self._send(one, parcel)
+        forwarded = replace(header, dst=cast.request.src, port=cast.request.port, buffers=())
+        self._send(forwarded, parcel)
 
     def _return(self, request: Header, place: int, reason: str, flags: int) -> None:
         assert request.plan is not None

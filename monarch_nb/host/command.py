@@ -29,13 +29,13 @@ class BootstrapCommand:
         return replace(self, args=list(self.args), env={**self.env, **env})
 
     def _launch(self) -> Launch:
-        strings = [self.program, *self.args, *self.env, *(each for each in self.env.values() if each is not None)]
+        strings = [self.program, *self.args, *self.env, *(text for text in self.env.values() if text is not None)]
         if self.arg0 is not None:
             strings.append(self.arg0)
-        for each in strings:
-            if not isinstance(each, str) or "\0" in each:
+        for text in strings:
+            if not isinstance(text, str) or "\0" in text:
                 raise ValueError(
-                    f"bootstrap_command: {each!r} holds a character that no command line or environment can hold"
+                    f"bootstrap_command: {text!r} holds a character that no command line or environment can hold"
                 )
         if not self.program:
             raise ValueError("bootstrap_command: it names no program")
@@ -47,14 +47,16 @@ def default_bootstrap_cmd() -> BootstrapCommand:
     return BootstrapCommand(sys.executable, None, command("monarch_nb.host.procs.proc_main")[1:], {})
 
 
-def launches(wish: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent) -> tuple[Launch, ...]:
+def launches(
+    commands: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent
+) -> tuple[Launch, ...]:
     """One launch for each process of a mesh; nothing for the default way. Raises TypeError for what is no command."""
-    if wish is None:
+    if commands is None:
         return ()
-    if isinstance(wish, BootstrapCommand):
-        return (wish._launch(),) * extent.nelements
-    found = [wish(extent.point(rank)) for rank in range(extent.nelements)]
-    for each in found:
-        if not isinstance(each, BootstrapCommand):
-            raise TypeError(f"bootstrap_command gave {type(each).__name__}, not a BootstrapCommand")
-    return tuple(each._launch() for each in found)
+    if isinstance(commands, BootstrapCommand):
+        return (commands._launch(),) * extent.nelements
+    by_rank = [commands(extent.point(rank)) for rank in range(extent.nelements)]
+    for each_command in by_rank:
+        if not isinstance(each_command, BootstrapCommand):
+            raise TypeError(f"bootstrap_command gave {type(each_command).__name__}, not a BootstrapCommand")
+    return tuple(each_command._launch() for each_command in by_rank)

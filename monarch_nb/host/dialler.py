@@ -7,7 +7,7 @@ from collections.abc import Callable
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.introduction import ask_controller
-from monarch_nb.host.post import Post
+from monarch_nb.host.sender import AgentSender
 from monarch_nb.transport import Keys, Node, TransportError
 
 log = logging.getLogger(__name__)
@@ -20,10 +20,10 @@ _ASK_S = 2.0
 class Dialler:
     """Finds the controller at an endpoint and joins it; another one that takes its place is joined in turn."""
 
-    def __init__(self, node: Node, post: Post, endpoint: str, keys: Keys | None, insecure_loopback: bool,
+    def __init__(self, node: Node, sender: AgentSender, endpoint: str, keys: Keys | None, insecure_loopback: bool,
                  state: Callable[[], p.HostState], soon: Callable[[Callable[[], None]], None]) -> None:  # fmt: skip
         self._node = node
-        self._post = post
+        self._sender = sender
         self._endpoint = endpoint
         self._keys = keys
         self._insecure = insecure_loopback
@@ -45,11 +45,11 @@ class Dialler:
         pause = _PAUSE_S
         while True:
             try:
-                who = ask_controller(self._endpoint, self._keys, self._state(), insecure_loopback=self._insecure,
+                controller = ask_controller(self._endpoint, self._keys, self._state(), insecure_loopback=self._insecure,
                                      timeout=_ASK_S)  # fmt: skip
-                wrong = who.error
+                wrong = controller.error
             except TransportError as error:
-                who, wrong = p.Who(), str(error)
+                controller, wrong = p.Who(), str(error)
             if wrong:
                 log.info("no controller to join: %s", wrong)
                 self._cut.wait(pause)
@@ -57,7 +57,7 @@ class Dialler:
                 continue
             pause = _PAUSE_S
             self._cut.clear()
-            self._join(who.address)
+            self._join(controller.address)
             self._cut.wait()
 
     def _join(self, address: str) -> None:
@@ -68,4 +68,4 @@ class Dialler:
         self._soon(lambda: self._say(address))
 
     def _say(self, address: str) -> None:
-        self._post.tell(address, verbs.HOST_JOINS, self._state())
+        self._sender.tell(address, verbs.HOST_JOINS, self._state())

@@ -57,9 +57,9 @@ def base_folder() -> Path:
 def _places() -> list[Path]:
     """Where they may be, the best first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    found = [Path(runtime)] if runtime and _fits(runtime) and is_private(Path(runtime)) else []
-    found += [Path(place) for place in (tempfile.gettempdir(), "/tmp") if _fits(place) and _safe(place)]
-    return list(dict.fromkeys(found)) or [Path(tempfile.gettempdir())]
+    places = [Path(runtime)] if runtime and _fits(runtime) and is_private(Path(runtime)) else []
+    places += [Path(place) for place in (tempfile.gettempdir(), "/tmp") if _fits(place) and _safe(place)]
+    return list(dict.fromkeys(places)) or [Path(tempfile.gettempdir())]
 
 
 def _fits(place: str) -> bool:
@@ -68,8 +68,8 @@ def _fits(place: str) -> bool:
 
 def _safe(place: str) -> bool:
     """Whether others cannot put theirs in the place of what this user has made there."""
-    found = os.stat(place)
-    return not found.st_mode & 0o022 or bool(found.st_mode & stat.S_ISVTX)
+    status = os.stat(place)
+    return not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX)
 
 
 def run_folder_for(host: str, base: Path | None = None) -> Path:
@@ -79,13 +79,13 @@ def run_folder_for(host: str, base: Path | None = None) -> Path:
     """
     if base is not None:
         return base / f"{_MARK}-{os.geteuid()}-{host}"
-    found = _chosen.get(host)
-    if found is None:
-        found = base_folder() / f"{_MARK}-{os.geteuid()}-{host}"
-        while os.path.lexists(found) and not is_private(found):
-            found = found.with_name(f"{_MARK}-{os.geteuid()}-{secrets.token_hex(3)}-{host}")
-        found = _chosen.setdefault(host, found)
-    return found
+    folder = _chosen.get(host)
+    if folder is None:
+        folder = base_folder() / f"{_MARK}-{os.geteuid()}-{host}"
+        while os.path.lexists(folder) and not is_private(folder):
+            folder = folder.with_name(f"{_MARK}-{os.geteuid()}-{secrets.token_hex(3)}-{host}")
+        folder = _chosen.setdefault(host, folder)
+    return folder
 
 
 def find_run_folder(host: str) -> Path | None:
@@ -205,12 +205,12 @@ def remove_run_folder(path: Path) -> None:
 
 def _deserted(path: Path) -> bool:
     """Whether nobody listens at any socket in a folder. Does not block."""
-    doors = [each for each in path.iterdir() if each.is_socket()]
-    for door in doors:
+    sockets = [entry for entry in path.iterdir() if entry.is_socket()]
+    for listener in sockets:
         with socket.socket(socket.AF_UNIX) as knock:
             knock.setblocking(False)  # somebody may be there and let nobody in
             try:
-                knock.connect(str(door))
+                knock.connect(str(listener))
             except ConnectionRefusedError:
                 continue
             except BlockingIOError:
@@ -227,8 +227,8 @@ def sweep(base: Path | None = None) -> list[Path]:
             names = os.listdir(place)
         except OSError:
             continue
-        ours = (place / name for name in names if name.startswith(f"{_MARK}-{os.geteuid()}-"))
-        removed += [path for path in ours if _swept(path)]
+        folders = (place / name for name in names if name.startswith(f"{_MARK}-{os.geteuid()}-"))
+        removed += [path for path in folders if _swept(path)]
     return removed
 
 

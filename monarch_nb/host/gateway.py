@@ -6,7 +6,7 @@ from collections.abc import Callable
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.introduction import introduce
-from monarch_nb.host.post import Post
+from monarch_nb.host.sender import AgentSender
 from monarch_nb.transport import Keys, Node, TransportError, knock
 from monarch_nb.wire import Asker, agent_of, host_of
 
@@ -16,48 +16,48 @@ _KNOCK_S = 1.0
 class Gateway:
     """Which hosts each controller reaches through this agent. On the loop's thread, unless said otherwise."""
 
-    def __init__(self, node: Node, post: Post, keys: Keys | None, insecure_loopback: bool,
+    def __init__(self, node: Node, sender: AgentSender, keys: Keys | None, insecure_loopback: bool,
                  soon: Callable[[Callable[[], None]], None]) -> None:  # fmt: skip
         self._node = node
-        self._post = post
+        self._sender = sender
         self._keys = keys
         self._insecure = insecure_loopback
         self._soon = soon
         self._behind: dict[str, set[str]] = {}
 
-    def introduce(self, wish: p.Introduce, asker: Asker[p.Introduced]) -> None:
+    def introduce(self, request: p.Introduce, asker: Asker[p.Introduced]) -> None:
         """Finds out who answers at an endpoint, on a thread of its own; who asked is answered then."""
 
         def look() -> None:
-            told = self._look(asker.src, wish)
-            self._soon(lambda: self._found(asker, wish.endpoint, told))
+            introduced = self._look(asker.src, request)
+            self._soon(lambda: self._found(asker, request.endpoint, introduced))
 
         threading.Thread(target=look, name="monarch-introduce", daemon=True).start()
 
-    def _look(self, asker: str, wish: p.Introduce) -> p.Introduced:
-        back = p.Hosts({}, {asker: self._post.address})
+    def _look(self, asker: str, request: p.Introduce) -> p.Introduced:
+        back = p.Hosts({}, {asker: self._sender.address})
         try:
-            [found] = introduce([wish.endpoint], self._keys, insecure_loopback=self._insecure,
-                                timeout=wish.timeout_s, ways=back)  # fmt: skip
+            [answer] = introduce([request.endpoint], self._keys, insecure_loopback=self._insecure,
+                                timeout=request.timeout_s, ways=back)  # fmt: skip
         except (TransportError, ValueError) as error:
             return p.Introduced(error=str(error))
-        if isinstance(found, p.HostState):
-            return p.Introduced(found)
-        return p.Introduced(error=str(found), nobody=knock(wish.endpoint, _KNOCK_S) is False)
+        if isinstance(answer, p.HostState):
+            return p.Introduced(answer)
+        return p.Introduced(error=str(answer), nobody=knock(request.endpoint, _KNOCK_S) is False)
 
-    def _found(self, asker: Asker[p.Introduced], endpoint: str, told: p.Introduced) -> None:
-        if told.state is not None:
-            self._node.learn(told.state.host, endpoint, incarnation=told.state.incarnation)
-            self._behind.setdefault(asker.src, set()).add(told.state.host)
-        asker.reply(told)
+    def _found(self, asker: Asker[p.Introduced], endpoint: str, introduced: p.Introduced) -> None:
+        if introduced.state is not None:
+            self._node.learn(introduced.state.host, endpoint, incarnation=introduced.state.incarnation)
+            self._behind.setdefault(asker.src, set()).add(introduced.state.host)
+        asker.reply(introduced)
 
     def cut(self, host: str, word: str) -> None:
         """The connection to a host is gone: who reaches it through here may want to know."""
         for controller, hosts in self._behind.items():
             if host in hosts:
-                self._post.tell(controller, verbs.HOST_CUT, p.Lost({host: word}))
+                self._sender.tell(controller, verbs.HOST_CUT, p.Lost({host: word}))
 
     def gone(self, controller: str, why: str) -> None:
         """A controller has left or is gone: to the hosts behind, this agent still is there, so they must be told."""
         for host in self._behind.pop(controller, ()):
-            self._post.tell(agent_of(host), verbs.LOST, p.Lost({host_of(controller): why}))
+            self._sender.tell(agent_of(host), verbs.LOST, p.Lost({host_of(controller): why}))

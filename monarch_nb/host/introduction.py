@@ -55,8 +55,8 @@ def introduce(
         if wrong is not None:
             return wrong
         left = max(1.0, deadline - time.monotonic())
-        told = _Question(endpoint, keys, insecure_loopback, verbs.STATUS).ask(left, Done(), ways)
-        return told
+        answer = _Question(endpoint, keys, insecure_loopback, verbs.STATUS).ask(left, Done(), ways)
+        return answer
 
     with ThreadPoolExecutor(min(32, len(endpoints) or 1), "monarch-scout") as pool:
         return list(pool.map(ask, endpoints))
@@ -75,10 +75,10 @@ def ask_controller(
     if wrong is not None:
         raise wrong
     left = max(1.0, deadline - time.monotonic())
-    told = _Question(endpoint, keys, insecure_loopback, verbs.WHO).ask(left, me)
-    if isinstance(told, TransportError):
-        raise told
-    return told
+    answer = _Question(endpoint, keys, insecure_loopback, verbs.WHO).ask(left, me)
+    if isinstance(answer, TransportError):
+        raise answer
+    return answer
 
 
 def _look(endpoint: str, keys: Keys | None, deadline: float) -> TransportError | None:
@@ -128,14 +128,14 @@ class _Question(Generic[Q, R]):
         try:
             self._node.learn("there", self._endpoint)
             if ways is not None:
-                told = Header(Kind.CONTROL, "", self._node.address, method=verbs.HOSTS.name)
-                self._node.send_to_whoever("there", told, Parcel([encode_body(ways)]))
+                ways_header = Header(Kind.CONTROL, "", self._node.address, method=verbs.HOSTS.name)
+                self._node.send_to_whoever("there", ways_header, Parcel([encode_body(ways)]))
             header = Header(Kind.CONTROL, "", self._node.address, method=self._verb.name, port=1)
             self._node.send_to_whoever("there", header, Parcel([encode_body(body)]))
             deadline = time.monotonic() + timeout
             calms, calm_at = 0, 0.0
-            while isinstance(found := self._found.get(timeout=max(0.0, deadline - time.monotonic())), float):
-                if found <= calm_at:
+            while isinstance(answer := self._found.get(timeout=max(0.0, deadline - time.monotonic())), float):
+                if answer <= calm_at:
                     continue
                 # Refused between moments at which strangers are borne: a few may be a busy agent's delay.
                 calms = calms + 1 if self._is_calm() else 0
@@ -145,7 +145,7 @@ class _Question(Generic[Q, R]):
                         "started with (--key)"
                     )
                 calm_at = time.monotonic()
-            return found
+            return answer
         except queue.Empty:
             return UnreachableError(f"the agent at {self._endpoint} has not answered within {timeout:.0f} s")
         finally:

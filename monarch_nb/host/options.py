@@ -67,15 +67,15 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
     )
     parser.add_argument("--prewarm", action="store_true", help="start the template process at once")
     parser.add_argument("--keep-folder", action="store_true", help="leave the run folder behind, to read the logs")
-    found = parser.parse_args(argv)
-    host = found.host or (lasting_host_id(found.tcp) if found.keep else None) or new_host_id()
+    given = parser.parse_args(argv)
+    host = given.host or (lasting_host_id(given.tcp) if given.keep else None) or new_host_id()
     return Options(
-        host=host, run_folder=(found.run_folder or run_folder_for(host)).absolute(), tcp=found.tcp,
-        tcp_fd=found.tcp_fd, dial=found.dial, key=found.key,
-        insecure_loopback=found.insecure_loopback,
-        owner_fd=None if found.keep else found.owner_fd, ready_fd=found.ready_fd, lease_s=found.lease_s,
-        prewarm=found.prewarm, keep_folder=found.keep_folder,
-        terminal=os.isatty(0) and os.isatty(found.ready_fd),
+        host=host, run_folder=(given.run_folder or run_folder_for(host)).absolute(), tcp=given.tcp,
+        tcp_fd=given.tcp_fd, dial=given.dial, key=given.key,
+        insecure_loopback=given.insecure_loopback,
+        owner_fd=None if given.keep else given.owner_fd, ready_fd=given.ready_fd, lease_s=given.lease_s,
+        prewarm=given.prewarm, keep_folder=given.keep_folder,
+        terminal=os.isatty(0) and os.isatty(given.ready_fd),
     )  # fmt: skip
 
 

@@ -15,11 +15,11 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.gateway import Gateway
 from monarch_nb.host.leases import Leases
-from monarch_nb.host.post import Post
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children, Start
 from monarch_nb.host.procs.environment import HELD_BACK
-from monarch_nb.host.procs.stopping import Stopper
+from monarch_nb.host.procs.stopping import ProcStopper
+from monarch_nb.host.sender import AgentSender
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.logs.verbs import TAIL, TOOK, Follow, Took
 from monarch_nb.wire import REPLY, Asker, Done, Handlers, agent_of, host_of, parse_address
@@ -36,8 +36,8 @@ class Service:
     `later(seconds, call)` and `end(reason, timeout, done)` are the agent's.
     """
 
-    def __init__(self, *, host: str, folder: Path, children: Children, stopper: Stopper, leases: Leases,
-                 logs: LogTailer, post: Post, kept: bool, incarnation: int,
+    def __init__(self, *, host: str, folder: Path, children: Children, stopper: ProcStopper, leases: Leases,
+                 logs: LogTailer, sender: AgentSender, kept: bool, incarnation: int,
                  learn: Callable[[str, str, str, int], None], forget: Callable[[str, str, int], None],
                  follow: Callable[[str, int], None], later: Callable[[float, Callable[[], None]], object],
                  gateway: Gateway,
@@ -48,7 +48,7 @@ class Service:
         self._stopper = stopper
         self._leases = leases
         self._logs = logs
-        self._post = post
+        self._sender = sender
         self._kept = kept
         self._learn = learn
         self._forget = forget
@@ -58,7 +58,7 @@ class Service:
         self._gateway = gateway
         self._incarnation = incarnation
         self._end = end
-        self._verbs = takes = Handlers("host agents", post.answer)
+        self._verbs = takes = Handlers("host agents", sender.answer)
         takes.handle(verbs.SPAWN, self._spawn)
         takes.handle(verbs.WATCH, self._watch)
         takes.handle(verbs.STOP, self._stop)
@@ -81,33 +81,33 @@ class Service:
         if header.method != REPLY:
             self._verbs.take(header, body)
 
-    def _spawn(self, wish: p.SpawnProcs, asker: Asker[p.Spawning]) -> None:
-        owner = wish.owner or asker.src
-        count = len(wish.ranks)
-        incarnations = _spread(wish.incarnations, count, 0, "incarnations")
-        environments = _spread(wish.env, count, {}, "environments")
-        binds = _spread(wish.proc_bind, count, {}, "proc_binds")
-        launches = _spread(wish.launch, count, None, "commands")
+    def _spawn(self, request: p.SpawnProcs, asker: Asker[p.Spawning]) -> None:
+        owner = request.owner or asker.src
+        count = len(request.ranks)
+        incarnations = _spread(request.incarnations, count, 0, "incarnations")
+        environments = _spread(request.env, count, {}, "environments")
+        binds = _spread(request.proc_bind, count, {}, "proc_binds")
+        launches = _spread(request.launch, count, None, "commands")
         starts = []
-        each = zip(wish.ranks, incarnations, environments, binds, launches, strict=True)
-        for rank, incarnation, env, bind, launch in each:
-            address = wish.layout.address(rank, incarnation)
+        started = zip(request.ranks, incarnations, environments, binds, launches, strict=True)
+        for rank, incarnation, env, bind, launch in started:
+            address = request.layout.address(rank, incarnation)
             if host_of(address) != self._host:
                 raise ValueError(f"{address} does not live on host {self._host}")
             if self._children.find(address) is not None:
                 raise ValueError(f"{address} was started before; its next start needs a new incarnation")
             name = parse_address(address).name
             spec = p.ProcSpec(
-                address=address, agent=self._post.address, host=self._host, run_folder=str(self._folder),
-                layout=wish.layout, rank=rank, incarnation=incarnation, owner=owner, name=wish.name,
-                env={**_own_pools(), **env}, cwd=wish.cwd, sys_path=wish.sys_path, setup=wish.setup,
-                log=str(self._folder / "spool" / name), runner=wish.runner, python=wish.python,
+                address=address, agent=self._sender.address, host=self._host, run_folder=str(self._folder),
+                layout=request.layout, rank=rank, incarnation=incarnation, owner=owner, name=request.name,
+                env={**_own_pools(), **env}, cwd=request.cwd, sys_path=request.sys_path, setup=request.setup,
+                log=str(self._folder / "spool" / name), runner=request.runner, python=request.python,
             )  # fmt: skip
-            starts.append(Start(spec, wish.python, bind, wish.bootstrap_env_cold, launch))
+            starts.append(Start(spec, request.python, bind, request.bootstrap_env_cold, launch))
         self._see_owner(owner)
         asker.reply(p.Spawning(tuple(start.spec.address for start in starts)))
         files = [self._logs.begin(start.spec.address, start.spec.log, start.spec.name) for start in starts]
-        self._children.start(starts, {owner, asker.src}, heavy=wish.heavy)
+        self._children.start(starts, {owner, asker.src}, heavy=request.heavy)
         for start, file in zip(starts, files, strict=True):
             child = self._children.find(start.spec.address)
             if child is not None:
@@ -127,30 +127,30 @@ class Service:
 
     def ask_after(self, owner: str) -> None:
         """Ask an owner for a sign of life, which renews its lease. A proc's own agent also tells of its end at once."""
-        self._post.tell(owner, verbs.PROC_PING, Done(), port=1)
+        self._sender.tell(owner, verbs.PROC_PING, Done(), port=1)
         if parse_address(owner).is_proc and host_of(owner) != self._host:
-            self._post.tell(agent_of(host_of(owner)), verbs.WATCH, p.Addresses((owner,)))
+            self._sender.tell(agent_of(host_of(owner)), verbs.WATCH, p.Addresses((owner,)))
 
     def owner_ended(self, owner: str, why: str) -> None:
         """The process of an owner on this machine has ended, which is no proc: its actors may be in anybody's procs."""
         self.owner_gone(owner, why)
         gone = p.Exited(address=owner, host=host_of(owner), at=time.time(), reason=why, expected=True)
-        self._post.tell_all((child.address for child in self._children.alive()), verbs.PROC_EXITED, gone)
+        self._sender.tell_all((child.address for child in self._children.alive()), verbs.PROC_EXITED, gone)
 
     def owner_gone(self, owner: str, why: str) -> None:
         """Stop what a dead owner had."""
         self._leases.end(owner)
         self._gateway.gone(owner, why)
-        mine = [child for child in self._children.alive() if child.spec.owner == owner]
-        if mine:
-            self._stopper.stop(mine, timeout_s=0, grace_s=0.5, reason=f"its owner {owner} is gone: {why}")
+        owned = [child for child in self._children.alive() if child.spec.owner == owner]
+        if owned:
+            self._stopper.stop(owned, timeout_s=0, grace_s=0.5, reason=f"its owner {owner} is gone: {why}")
 
-    def _watch(self, wish: p.Addresses, asker: Asker[Done]) -> Done:
-        for address in wish.addresses:
+    def _watch(self, request: p.Addresses, asker: Asker[Done]) -> Done:
+        for address in request.addresses:
             child = self._children.find(address)
             if child is not None:
                 self._attend(child, asker.src)
-            else:  # who spawns it may have passed it on before its wish was read here
+            else:  # who spawns it may have passed it on before its request was read here
                 self._awaited.setdefault(address, set()).add(asker.src)
                 self._later(_PATIENCE, lambda address=address: self._wait_no_longer(address))  # type: ignore[misc]
         return Done()
@@ -159,23 +159,23 @@ class Service:
         if child.exit is None:
             child.watchers.add(watcher)
         else:
-            self._post.tell(watcher, verbs.PROC_EXITED, child.exit)
+            self._sender.tell(watcher, verbs.PROC_EXITED, child.exit)
 
     def _wait_no_longer(self, address: str) -> None:
         why = f"not known on host {self._host}: never started here, or ended long ago"
         unknown = p.Exited(address=address, host=self._host, at=time.time(), reason=why)
-        self._post.tell_all(self._awaited.pop(address, ()), verbs.PROC_EXITED, unknown)
+        self._sender.tell_all(self._awaited.pop(address, ()), verbs.PROC_EXITED, unknown)
 
-    def _stop(self, wish: p.Stop, asker: Asker[p.Ended]) -> None:
-        found = [child for address in wish.addresses if (child := self._children.find(address)) is not None]
-        self._stopper.stop(found, timeout_s=wish.timeout_s, grace_s=wish.grace_s, reason=wish.reason,
+    def _stop(self, request: p.Stop, asker: Asker[p.Ended]) -> None:
+        children = [child for address in request.addresses if (child := self._children.find(address)) is not None]
+        self._stopper.stop(children, timeout_s=request.timeout_s, grace_s=request.grace_s, reason=request.reason,
                            done=lambda exits: asker.reply(p.Ended(tuple(exits))))  # fmt: skip
 
-    def _kill(self, wish: p.Kill, asker: Asker[Done]) -> Done:
-        for address in wish.addresses:
+    def _kill(self, request: p.Kill, asker: Asker[Done]) -> Done:
+        for address in request.addresses:
             child = self._children.find(address)
             if child is not None:
-                self._children.signal(child, wish.signal)
+                self._children.signal(child, request.signal)
         return Done()
 
     def _status(self, _: Done, asker: Asker[p.HostState]) -> p.HostState:
@@ -191,20 +191,24 @@ class Service:
                            version=__version__, incarnation=self._incarnation,
                            lease_s=self._leases.seconds)  # fmt: skip
 
-    def _shutdown(self, wish: p.Shutdown, asker: Asker[p.Ended]) -> None:
-        self._end(wish.reason, wish.timeout_s, lambda exits: asker.reply(p.Ended(tuple(exits))))
+    def _shutdown(self, request: p.Shutdown, asker: Asker[p.Ended]) -> None:
+        self._end(request.reason, request.timeout_s, lambda exits: asker.reply(p.Ended(tuple(exits))))
 
-    def _hosts(self, wish: p.Hosts, asker: Asker[Done]) -> Done:
-        for host in {**wish.endpoints, **wish.vias}:
+    def _hosts(self, request: p.Hosts, asker: Asker[Done]) -> Done:
+        for host in {**request.endpoints, **request.vias}:
             if host != self._host:
-                self._learn(host, wish.endpoints.get(host, ""), wish.vias.get(host, ""), wish.incarnations.get(host, 0))
+                self._learn(
+                    host, request.endpoints.get(host, ""), request.vias.get(host, ""), request.incarnations.get(host, 0)
+                )
         return Done()
 
-    def _lost(self, wish: p.Lost, asker: Asker[Done]) -> Done:
+    def _lost(self, request: p.Lost, asker: Asker[Done]) -> Done:
         alive = self._children.alive()
-        self._post.tell_all((child.address for child in alive), verbs.HOST_LOST, wish)  # before what comes back of it
-        for host, reason in wish.hosts.items():
-            self._forget(host, reason, wish.incarnations.get(host, 0))
+        self._sender.tell_all(
+            (child.address for child in alive), verbs.HOST_LOST, request
+        )  # before what comes back of it
+        for host, reason in request.hosts.items():
+            self._forget(host, reason, request.incarnations.get(host, 0))
             for owner in {child.spec.owner for child in alive if host_of(child.spec.owner) == host}:
                 self.owner_gone(owner, reason)
         return Done()
@@ -213,26 +217,26 @@ class Service:
         self.owner_gone(asker.src, "it has left")
         return Done()
 
-    def _tail(self, wish: Follow, asker: Asker[Done]) -> Done:
-        for address in wish.addresses:
+    def _tail(self, request: Follow, asker: Asker[Done]) -> Done:
+        for address in request.addresses:
             child = self._children.find(address)
-            if child is None or not wish.on:
+            if child is None or not request.on:
                 self._logs.leave(address, asker.src)
                 continue
-            self._logs.follow(address, asker.src, wish.offset)
+            self._logs.follow(address, asker.src, request.offset)
         return Done()
 
-    def _took(self, wish: Took, asker: Asker[None]) -> None:
-        for address, count in wish.bytes.items():
+    def _took(self, request: Took, asker: Asker[None]) -> None:
+        for address, count in request.bytes.items():
             self._logs.took(address, asker.src, count)
 
-    def _lease(self, wish: p.Lease, asker: Asker[Done]) -> Done:
+    def _lease(self, request: p.Lease, asker: Asker[Done]) -> Done:
         now = time.monotonic()
-        self._leases.grant(wish.owner or asker.src, now, wish.seconds)
-        if wish.pid:
-            self._follow(wish.owner or asker.src, wish.pid)
-        if wish.detach:
-            self._leases.detached_until = now + wish.seconds
+        self._leases.grant(request.owner or asker.src, now, request.seconds)
+        if request.pid:
+            self._follow(request.owner or asker.src, request.pid)
+        if request.detach:
+            self._leases.detached_until = now + request.seconds
         return Done()
 
     def _elsewhere_exited(self, exited: p.Exited, asker: Asker[None]) -> None:

@@ -79,12 +79,12 @@ class MeshHealer:
             else:
                 fail_future(future, HealError(text_of(error)))
 
-        wish = HealMesh(state.uid, tuple(region.ranks()), kill)
-        when_done(request(self._engine, state.home, HEAL_MESH, wish), done)
+        body = HealMesh(state.uid, tuple(region.ranks()), kill)
+        when_done(request(self._engine, state.home, HEAL_MESH, body), done)
         return future
 
-    def _asked(self, wish: HealMesh, asker: Asker[Done]) -> None:
-        state = self._engine.meshes.get(wish.uid)
+    def _asked(self, body: HealMesh, asker: Asker[Done]) -> None:
+        state = self._engine.meshes.get(body.uid)
 
         def answer(future: Future[None]) -> None:
             error = future.exception(0)
@@ -94,10 +94,10 @@ class MeshHealer:
                 asker.refuse(text_of(error))
 
         # Who asks may be a survivor itself, busy until the heal is done: its hook runs after that.
-        if wish.kill and state is not None:
-            when_done(self._anew(state, wish.ranks, await_hooks=False), answer)
+        if body.kill and state is not None:
+            when_done(self._anew(state, body.ranks, await_hooks=False), answer)
             return
-        when_done(self._driver.heal(wish.uid, frozenset(wish.ranks), await_hooks=False), answer)
+        when_done(self._driver.heal(body.uid, frozenset(body.ranks), await_hooks=False), answer)
 
     def _anew(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
         assert isinstance(state, ProcState)
@@ -113,8 +113,8 @@ class MeshHealer:
                 driver.killed(state.uid, rank, state.incarnation(rank), cause)
         asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
-            wish = p.Stop(tuple(addresses), timeout_s=0.0, reason="killed so that it is started again", grace_s=0.0)
-            asked.append(request(self._engine, agent_of(host), host_verbs.STOP, wish))
+            body = p.Stop(tuple(addresses), timeout_s=0.0, reason="killed so that it is started again", grace_s=0.0)
+            asked.append(request(self._engine, agent_of(host), host_verbs.STOP, body))
         whole: Future[None] = pending_future(story=lambda: f"{state.name} is being healed")
 
         def over(future: Future[None]) -> None:

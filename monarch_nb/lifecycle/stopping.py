@@ -180,8 +180,8 @@ class MeshStopper:
             by_host.setdefault(state.layout.host_of(rank), []).append(state.address(rank))
         asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
-            wish = p.Stop(tuple(addresses), timeout_s=limit, reason=reason)
-            asked.append(request(self._engine, agent_of(host), host_verbs.STOP, wish))
+            body = p.Stop(tuple(addresses), timeout_s=limit, reason=reason)
+            asked.append(request(self._engine, agent_of(host), host_verbs.STOP, body))
             when_done(asked[-1], self._forget)
         return settle(asked, lambda: f"{state.name} has not stopped yet")
 
@@ -223,21 +223,21 @@ class MeshStopper:
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
-    def _asked(self, wish: StopMesh, asker: Asker[Done]) -> None:
-        state = self._engine.meshes.get(wish.uid)
+    def _asked(self, body: StopMesh, asker: Asker[Done]) -> None:
+        state = self._engine.meshes.get(body.uid)
         if state is None:
-            asker.refuse(f"there is no mesh {wish.uid} here")
+            asker.refuse(f"there is no mesh {body.uid} here")
             return
         first = self._whole.get(state.uid)
-        future = first if first is not None else self._stop(state, wish.ranks, wish.reason)
+        future = first if first is not None else self._stop(state, body.ranks, body.reason)
         when_done(future, lambda _: asker.reply(Done()))
 
-    def _stop_actor(self, wish: StopActor, asker: Asker[ActorGone]) -> ActorGone | None:
-        cell = self._engine.cells.get((wish.mesh, wish.rank))
-        if cell is None or cell.incarnation != wish.incarnation:
+    def _stop_actor(self, body: StopActor, asker: Asker[ActorGone]) -> ActorGone | None:
+        cell = self._engine.cells.get((body.mesh, body.rank))
+        if cell is None or cell.incarnation != body.incarnation:
             return ActorGone()
         cell.on_end(lambda: asker.reply(ActorGone(cell.left_in)))
-        cell.stop(wish.reason)
+        cell.stop(body.reason)
         self._engine.later(cell.patience, lambda: self._hurry(cell))
         return None
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from monarch_nb.host.linux import watch_folder
-from monarch_nb.host.post import Post
+from monarch_nb.host.sender import AgentSender
 from monarch_nb.logs.files import LogFile, path_for
 from monarch_nb.logs.last_lines import plain
 from monarch_nb.logs.marks import STDERR
@@ -67,9 +67,9 @@ class _Proc:
 class LogTailer(threading.Thread):
     """`begin`, `follow`, `leave`, `took` and `ended` may be called from any thread and never block."""
 
-    def __init__(self, post: Post, folder: Path) -> None:
+    def __init__(self, sender: AgentSender, folder: Path) -> None:
         super().__init__(name="monarch-logs", daemon=True)
-        self._post = post
+        self._sender = sender
         self._folder = folder
         self._procs: dict[str, _Proc] = {}
         self._dirty: set[str] = set()  # addresses whose spools may hold something
@@ -170,7 +170,7 @@ class LogTailer(threading.Thread):
         while at + _EVENT.size <= len(data):
             length = _EVENT.unpack_from(data, at)[3]
             name = data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0").decode()
-            self._dirty.add(f"{host_of(self._post.address)}/{name.rpartition('.')[0]}")
+            self._dirty.add(f"{host_of(self._sender.address)}/{name.rpartition('.')[0]}")
             at += _EVENT.size + length
             if not name:  # too many events: some were dropped
                 self._dirty.update(self._procs)
@@ -220,7 +220,7 @@ class LogTailer(threading.Thread):
 
     def _send(self, tail: Tail, sendings: Iterable[Sending]) -> None:
         for name, chunk in sendings:
-            if not self._post.tell(name, PROC_LOG, chunk):
+            if not self._sender.tell(name, PROC_LOG, chunk):
                 tail.leave(name)
 
     def _forget_old(self, address: str) -> None:

@@ -68,13 +68,13 @@ def parse_worker_address(text: str) -> WorkerAddress:
     first = _SCHEME.search(text)
     if first is None:
         raise AddressError(f"{_shown(text)} does not begin with a transport: {_FORMS}")
-    head, rest = text[: first.start()], text[first.start() :]
+    head, endpoints = text[: first.start()], text[first.start() :]
     process = ""
     if head:
         process = head.removesuffix("@")
         if process == head or not _PROCESS.fullmatch(process):
             raise AddressError(f"{_shown(head)} before {first[0]} is not a process id with an @ after it: {_FORMS}")
-    dial, bind = _split(rest)
+    dial, bind = _split(endpoints)
     dialled = _endpoint(dial, text, binds=False)
     bound = dialled if bind is None else _endpoint(bind, text, binds=True)
     if bound.scheme != dialled.scheme:
@@ -86,10 +86,10 @@ def parse_worker_address(text: str) -> WorkerAddress:
 
 def parse_dialled(text: str) -> Endpoint:
     """Where to dial the worker at an address. Raises what `parse_worker_address` does."""
-    found = parse_worker_address(text).dial
-    if found.fd is not None:
+    endpoint = parse_worker_address(text).dial
+    if endpoint.fd is not None:
         raise AddressError(f"{_shown(text)} names a descriptor of the worker; dial the port that it is bound to")
-    return found
+    return endpoint
 
 
 def _split(rest: str) -> tuple[str, str | None]:
@@ -103,14 +103,14 @@ def _split(rest: str) -> tuple[str, str | None]:
 def _endpoint(text: str, whole: str, *, binds: bool) -> Endpoint:
     match = _SCHEME.match(text)
     assert match is not None
-    scheme, rest = match[1].lower(), text[match.end() :]
+    scheme, place = match[1].lower(), text[match.end() :]
     if scheme == "ipc":
-        if not rest or rest.startswith("@"):
-            said = "sockets without a file have no owner or mode that could be checked" if rest else "it names no path"
+        if not place or place.startswith("@"):
+            said = "sockets without a file have no owner or mode that could be checked" if place else "it names no path"
             raise AddressError(f"{_shown(whole)}: {said}; write ipc:///a/path")
-        return Endpoint("ipc", path=rest)
+        return Endpoint("ipc", path=place)
     if scheme == "tcp":
-        return _tcp(rest, whole, binds=binds)
+        return _tcp(place, whole, binds=binds)
     if scheme in ("tls", "metatls", "inproc", "unix"):
         raise NotImplementedError(f"{scheme}:// is not part of this version; use tcp:// with a key, or ipc:// here")
     raise AddressError(f"{_shown(whole)}: {scheme}:// is not a known transport; {_FORMS}")

@@ -57,15 +57,15 @@ class NDSlice(Frozen):
     def from_list(cls, ranks: Iterable[SupportsIndex]) -> "list[NDSlice]":
         """Slices of one dimension that hold these ranks together, in ascending order, each as long as it can be."""
         left = sorted(map(operator.index, ranks))
-        found = []
+        slices = []
         while left:
             step = left[1] - left[0] if len(left) > 1 else 0
             size = 1
             while step and size < len(left) and left[size] - left[size - 1] == step:
                 size += 1
-            found.append(NDSlice(left[0], [size], [step if size > 1 else 1]))
+            slices.append(NDSlice(left[0], [size], [step if size > 1 else 1]))
             left = left[size:]
-        return found
+        return slices
 
     @property
     def ndim(self) -> int:
@@ -106,22 +106,22 @@ class NDSlice(Frozen):
 
     def get(self, index: SupportsIndex) -> int:
         """The base rank at a row-major index; the inverse of `index`. IndexError outside 0 … len - 1."""
-        rest = operator.index(index)
-        if not 0 <= rest < self._len:
-            raise out_of_range(f"index out of range: {rest} in a slice of {self._len} ranks", rest)
+        place = operator.index(index)
+        if not 0 <= place < self._len:
+            raise out_of_range(f"index out of range: {place} in a slice of {self._len} ranks", place)
         rank = self._offset
         for size, stride in zip(reversed(self._sizes), reversed(self._strides), strict=True):
-            rest, at = divmod(rest, size)
+            place, at = divmod(place, size)
             rank += at * stride
         return rank
 
     def coordinates(self, rank: SupportsIndex) -> list[int]:
         """Where a base rank is. ValueError when it is not in this slice."""
         base = operator.index(rank)
-        found = self._locate(base)
-        if found is None:
+        place = self._locate(base)
+        if place is None:
             raise out_of_range(f"rank {base} is not in {self!r}", base)
-        return found
+        return place
 
     def index(self, rank: SupportsIndex) -> int:
         """The row-major index of a base rank. ValueError when it is not in this slice."""

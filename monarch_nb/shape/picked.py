@@ -32,8 +32,8 @@ class PickedSlice(NDSlice):
     def of(cls, ranks: NDSlice, chosen: Mapping[int, "int | Sequence[int]"]) -> "PickedSlice":
         """Of some ranks those at an index (takes that dimension away) or at some indices of the dimensions given."""
         dims = [chosen.get(dim, range(size)) for dim, size in enumerate(ranks.sizes)]
-        indices = [(one,) if isinstance(one, int) else one for one in dims]
-        kept = [len(one) for one in dims if not isinstance(one, int)]
+        indices = [(picked,) if isinstance(picked, int) else picked for picked in dims]
+        kept = [len(picked) for picked in dims if not isinstance(picked, int)]
         return cls(kept, [ranks.nditem(place) for place in itertools.product(*indices)])
 
     @property
@@ -58,11 +58,11 @@ class PickedSlice(NDSlice):
         place = self._places.get(rank)
         if place is None:
             return None
-        found = []
+        coordinates = []
         for stride in row_major_strides(self._sizes):
             at, place = divmod(place, stride)
-            found.append(at)
-        return found
+            coordinates.append(at)
+        return coordinates
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._ranks)

@@ -21,9 +21,9 @@ def places(labels: Sequence[str], points: Iterable[Sequence[int]], sizes: Sequen
 
     Where `sizes` are given, dimensions of size 1 are left out as long as another one stays: they tell nobody apart.
     """
-    told = _telling(sizes) if sizes else range(len(labels))
-    shown = {tuple(point[dim] for dim in told) for point in points}
-    return "; ".join(_places(tuple(labels[dim] for dim in told), shown))
+    shown_dims = _telling(sizes) if sizes else range(len(labels))
+    shown = {tuple(point[dim] for dim in shown_dims) for point in points}
+    return "; ".join(_places(tuple(labels[dim] for dim in shown_dims), shown))
 
 
 def places_of(region: Region, ranks: Iterable[int]) -> str:

@@ -49,9 +49,9 @@ class Address(NamedTuple):
 def parse_address(address: str) -> Address:
     """Takes an address apart; also one that means nothing, which then has a host or a name at most."""
     host, _, name = address.partition("/")
-    mesh, dot, rest = name.partition(".")
-    rank, _, incarnation = rest.partition(".")
-    if dot and len(rest) <= _LONGEST and rank.isdecimal() and incarnation.isdecimal():
+    mesh, dot, numbers = name.partition(".")
+    rank, _, incarnation = numbers.partition(".")
+    if dot and len(numbers) <= _LONGEST and rank.isdecimal() and incarnation.isdecimal():
         return Address(host, name, mesh, int(rank), int(incarnation))
     return Address(host, name)
 

@@ -116,8 +116,8 @@ class Cargo:
     def _unit(self, key: str, cls: type, make_pickler: Callable[["Cargo"], Pickling]) -> Unit:
         copy = _copies.get(cls)
         if copy is not None and copy.unit is not None:
-            for other in copy.unit.depends:
-                depended = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(other)
+            for needed in copy.unit.depends:
+                depended = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(needed)
                 if isinstance(depended, type):
                     self.name(depended)
             return copy.unit
@@ -126,7 +126,7 @@ class Cargo:
         pickler.dump(head)
         pickler.dump(state)
         data = pickler.getvalue()
-        depends = tuple(other for other in pickler.named if other != key)
+        depends = tuple(needed for needed in pickler.named if needed != key)
         digest = hashlib.blake2b(data, digest_size=16).digest()
         with _lock:
             version, last = _own.get(cls, (0, b""))

@@ -51,9 +51,11 @@ class ActorError(Exception):
         return f"ActorError({repr_of(self.exception)}, {self.message!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        each = self.failures or {-1: self.exception}
+        failures = self.failures or {-1: self.exception}
         codec = current_codec()
-        frames = {rank: [bytes(frame) for frame in encode_exception(one, codec)] for rank, one in each.items()}
+        frames = {
+            rank: [bytes(frame) for frame in encode_exception(failure, codec)] for rank, failure in failures.items()
+        }
         return _rebuild_actor_error, (frames, self.message, self.summary, self.exception_formatted)
 
 
@@ -175,11 +177,11 @@ def _rebuild_actor_error(
     frames: dict[int, list[Frame]], message: str, summary: str, formatted: list[str]
 ) -> ActorError:
     codec = current_codec()
-    each = {rank: decode_exception(one, codec) for rank, one in frames.items()}
-    error = ActorError(next(iter(each.values())), message, formatted=formatted)
+    failures = {rank: decode_exception(failure, codec) for rank, failure in frames.items()}
+    error = ActorError(next(iter(failures.values())), message, formatted=formatted)
     error.summary = summary
-    if -1 not in each:
-        error.failures = each
+    if -1 not in failures:
+        error.failures = failures
     return error
 
 
@@ -189,9 +191,9 @@ def _trim(story: traceback.TracebackException, seen: set[int]) -> None:
         return
     seen.add(id(story))
     _without_own(story.stack)
-    for other in (story.__cause__, story.__context__, *(story.exceptions or ())):
-        if other is not None:
-            _trim(other, seen)
+    for linked in (story.__cause__, story.__context__, *(story.exceptions or ())):
+        if linked is not None:
+            _trim(linked, seen)
 
 
 def _without_own(stack: traceback.StackSummary) -> None:

@@ -32,7 +32,7 @@ def fold(replies: Iterable[tuple[Header, Sequence[Any]]]) -> list[Any]:
 
 def unfold(header: Header, frames: Sequence[Any]) -> list[tuple[Header, list[Any]]]:
     """The replies in a FOLDED message. Raises msgspec.DecodeError on anything else."""
-    found = []
+    replies = []
     at = 1
     parts = decode_plain(frames[0], _decoder) if frames else []
     if any(part.frames < 0 for part in parts) or sum(part.frames for part in parts) != len(frames) - 1:
@@ -48,6 +48,6 @@ def unfold(header: Header, frames: Sequence[Any]) -> list[tuple[Header, list[Any
             call=header.call,
             log=part.log,
         )
-        found.append((reply, list(frames[at : at + part.frames])))
+        replies.append((reply, list(frames[at : at + part.frames])))
         at += part.frames
-    return found
+    return replies

@@ -44,9 +44,9 @@ class Harmless(msgspec.Struct, frozen=True):
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, tuple):
-                if not any(isinstance(each, str) and _CONTROL.search(each) for each in value):
+                if not any(isinstance(part, str) and _CONTROL.search(part) for part in value):
                     continue
-                clean: Any = tuple(harmless(each) if isinstance(each, str) else each for each in value)
+                clean: Any = tuple(harmless(part) if isinstance(part, str) else part for part in value)
             elif isinstance(value, str) and _CONTROL.search(value):
                 clean = harmless(value)
             else:
@@ -108,5 +108,5 @@ def _name(cls: type, attribute: str) -> str:
 
 
 def _module(cls: type) -> str:
-    found = _TYPE["__module__"].__get__(cls)
-    return text_of(found) if isinstance(found, str) else "?"
+    module = _TYPE["__module__"].__get__(cls)
+    return text_of(module) if isinstance(module, str) else "?"

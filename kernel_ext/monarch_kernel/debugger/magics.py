@@ -56,8 +56,8 @@ class DebugMagics(Magics):
         prompt = self._prompt(line)
         if not prompt.candidates():
             every = debug.sessions()
-            others = f"; stopped: {named(every)}" if every else ""
-            raise UsageError(f"%%mdb {line}: none of these ranks is stopped{others}")
+            stopped = f"; stopped: {named(every)}" if every else ""
+            raise UsageError(f"%%mdb {line}: none of these ranks is stopped{stopped}")
         return Results([prompt.do(command) for command in commands(cell)])
 
     @no_var_expand
@@ -76,10 +76,10 @@ class DebugMagics(Magics):
         """
         words = line.split()
         if not words:
-            there = debug.breakpoints()
-            if not there:
+            breakpoints = debug.breakpoints()
+            if not breakpoints:
                 sys.stdout.write("no breakpoints are set; %break train.py:42 on trainers sets one\n")
-            return there or None
+            return breakpoints or None
         if words[0] == "clear":
             for number in words[1:]:
                 if not number.isdecimal():

@@ -1,7 +1,7 @@
 """What ranks display, shown in the cell that caused it: equal displays once with their ranks, others side by side.
 
 The first display of each rank in a call makes the first row, the second one the second, and so on. A row is replaced in
-place when more of it comes. How much of it one cell may hold is bounded; what is over is counted, and said in a line.
+place when more of it comes. How much of it one cell may hold is bounded.
 """
 
 import secrets
@@ -63,7 +63,7 @@ class _Call:
         return row
 
 
-class _Over:
+class _LeftOut:
     """Displays for which a cell has no room."""
 
     def __init__(self, cell: Any) -> None:
@@ -82,7 +82,7 @@ class Rows:
         self._front = front
         self._calls: OrderedDict[tuple[int, str, str], _Call] = OrderedDict()
         self._named: dict[tuple[str, str], tuple[Row, Member]] = {}  # by address and display id
-        self._over: dict[tuple[int, str], _Over] = {}
+        self._left_out: dict[tuple[int, str], _LeftOut] = {}
 
     def take(self, cell: Any, line: Line, source: Source, *, merges: bool = True) -> Row | None:
         """Something a rank has displayed: a new row that is to be shown now, if it makes one.
@@ -142,12 +142,12 @@ class Rows:
 
     def _skip(self, cell: Any, source: Source) -> None:
         key = id(cell), source.uid
-        over = self._over.get(key) or self._over.setdefault(key, _Over(cell))
-        while len(self._over) > KEPT:
-            del self._over[next(iter(self._over))]
-        over.count += 1
-        over.changed = True
-        over.sources[source] = None
+        left_out = self._left_out.get(key) or self._left_out.setdefault(key, _LeftOut(cell))
+        while len(self._left_out) > KEPT:
+            del self._left_out[next(iter(self._left_out))]
+        left_out.count += 1
+        left_out.changed = True
+        left_out.sources[source] = None
 
     # -- showing ----------------------------------------------------------------------------------------------------
 
@@ -168,20 +168,20 @@ class Rows:
         for row in self._changed():
             if all_of_it or (row.sent or 0.0) <= due:
                 self.show(row, named=named)
-        for over in self._over.values():
-            if over.changed and (all_of_it or (over.sent or 0.0) <= due):
-                again = over.sent is not None
-                over.changed, over.sent = False, time.monotonic()
-                where = prefix(list(over.sources), named=named)
-                many = f"{over.count:,} more display{' is' if over.count == 1 else 's are'}"
+        for left_out in self._left_out.values():
+            if left_out.changed and (all_of_it or (left_out.sent or 0.0) <= due):
+                again = left_out.sent is not None
+                left_out.changed, left_out.sent = False, time.monotonic()
+                where = prefix(list(left_out.sources), named=named)
+                displays = f"{left_out.count:,} more display{' is' if left_out.count == 1 else 's are'}"
                 room = f"a cell has room for {MOST}, of {MOST_BYTES >> 20} MB together"
-                text = {"text/plain": f"{where}… {many} not shown: {room}"}
-                self._front.display(text, over.id, update=again, cell=over.cell)
+                text = {"text/plain": f"{where}… {displays} not shown: {room}"}
+                self._front.display(text, left_out.id, update=again, cell=left_out.cell)
 
     @property
     def waiting(self) -> bool:
         """Whether something has changed that is not shown yet."""
-        return bool(self._changed()) or any(over.changed for over in self._over.values())
+        return bool(self._changed()) or any(left_out.changed for left_out in self._left_out.values())
 
     def _changed(self) -> Sequence[Row]:
         return [row for call in self._calls.values() for row in call.rows if row.changed and row.sent is not None]

@@ -49,8 +49,8 @@ class Curves:
         state = self._state
         with self._lock:
             for point in points:
-                mine = point.mesh == state.uid or (isinstance(state, ProcState) and point.mesh in state.actors)
-                index = self._index.get(point.rank) if mine else None
+                is_watched = point.mesh == state.uid or (isinstance(state, ProcState) and point.mesh in state.actors)
+                index = self._index.get(point.rank) if is_watched else None
                 if index is not None:
                     row = (index, point.step or 0.0, point.at, point.value)
                     self._waiting.setdefault(point.name, []).append(row)
@@ -70,13 +70,13 @@ class Curves:
 def rows(points: Points, state: Any) -> Rows:
     """All that is kept of a mesh, and of the actors on it if it is of procs."""
     index = {base: at for at, base in enumerate(state.region.ranks())}
-    found: Rows = {}
+    by_name: Rows = {}
     for uid in (state.uid, *(state.actors if isinstance(state, ProcState) else ())):
         for name, ranks in points.of(uid).items():
             for base, line in ranks.items():
                 if base in index:
-                    found.setdefault(name, []).extend((index[base], step, at, value) for step, at, value in line)
-    return found
+                    by_name.setdefault(name, []).extend((index[base], step, at, value) for step, at, value in line)
+    return by_name
 
 
 def metrics(session: Session, line: str) -> Metrics:

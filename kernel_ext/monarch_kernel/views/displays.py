@@ -23,8 +23,8 @@ class Failures:
     """All failures of this kernel's cluster so far, the latest first."""
 
     def __init__(self) -> None:
-        found = store_of(runtime()).document()["failures"].values()
-        self.records: list[dict[str, Any]] = sorted(found, key=lambda one: -one["at"])
+        failures = store_of(runtime()).document()["failures"].values()
+        self.records: list[dict[str, Any]] = sorted(failures, key=lambda one: -one["at"])
 
     def __repr__(self) -> str:
         if not self.records:

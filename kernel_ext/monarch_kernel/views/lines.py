@@ -60,13 +60,13 @@ class Lines:
 
     def _lines(self, index: int, written: Iterable[Written]) -> Iterator[Line]:
         """Those that are wanted."""
-        for one in written:
-            if one.level < self._level:
+        for block in written:
+            if block.level < self._level:
                 continue
-            level = next((name for name, number in LEVELS.items() if number >= one.level), "critical")
-            for text in one.lines:
+            level = next((name for name, number in LEVELS.items() if number >= block.level), "critical")
+            for text in block.lines:
                 if not self._text or self._text in text.lower():
-                    yield index, round(one.at, 3), level if one.level else "", text
+                    yield index, round(block.at, 3), level if block.level else "", text
 
     def _wrote(self, address: str, written: Sequence[Written]) -> None:  # reading thread
         uid, rank, _ = parse_address(address).place
@@ -90,8 +90,8 @@ class Lines:
             self._waiting.clear()
             self._skipped, self._planned = 0, False
         if not self._closed:
-            told = {"skipped": skipped} if skipped else {}
-            self._send({"type": "logs", "id": self._id, "lines": lines, **told})
+            more = {"skipped": skipped} if skipped else {}
+            self._send({"type": "logs", "id": self._id, "lines": lines, **more})
 
 
 LOGS = LiveView(

@@ -70,14 +70,14 @@ class LiveViews:
         if view.name in self._views:
             raise ValueError(f"there is a view {view.name!r} already: unregister({view.name!r}) takes it away")
         self._views[view.name] = view
-        told = []
+        followers = []
         try:
             for add, remove in self._followers:
-                told.append(remove)
+                followers.append(remove)
                 add(view)
         except BaseException:
             del self._views[view.name]
-            for remove in told:
+            for remove in followers:
                 remove(view)
             raise
 

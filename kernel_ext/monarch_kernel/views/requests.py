@@ -83,9 +83,9 @@ class Requests:
             heal_mesh(self._meshes(state, {}, bases)[0])
         elif broken:
             engine.part(Driver).heal(state.uid, frozenset(broken)).get()
-        what = _what(state, len(broken))
+        healed = _counted(state, len(broken))
         return {
-            "text": f"healed {what} of {state.name}"
+            "text": f"healed {healed} of {state.name}"
             if broken
             else f"{state.name} has not failed: there is nothing to heal"
         }
@@ -97,7 +97,7 @@ class Requests:
             futures = [mesh.stop("stopped by a click") for mesh in self._meshes(state, message, bases)]
             for future in futures:
                 future.get()
-        return {"text": f"stopped {_what(state, len(bases))} of {state.name}"}
+        return {"text": f"stopped {_counted(state, len(bases))} of {state.name}"}
 
     def _do_interrupt(self, engine: Runtime, message: Message) -> Message:
         state = self._state(engine, message)
@@ -109,7 +109,7 @@ class Requests:
             for base in bases:
                 if base in region_of:
                     interrupt(self._meshes(known, {"ranks": True}, [base])[0])
-        return {"text": f"interrupted {_what(state, len(bases))} of {state.name}"}
+        return {"text": f"interrupted {_counted(state, len(bases))} of {state.name}"}
 
     def _do_stack(self, engine: Runtime, message: Message) -> Message:
         state = self._state(engine, message)
@@ -147,8 +147,8 @@ class Requests:
             raise ValueError(f"{name!r} cannot be the name of a variable")
         if not isinstance(dims, dict) or not dims or not all(isinstance(n, int) and n > 0 for n in dims.values()):
             raise ValueError('dims must be sizes by name, such as {"gpus": 4}')
-        mesh, told = self._session.mesh(name, dims)
-        return {"mesh": state_of(mesh).uid, "text": told or f"{name} is running"}
+        mesh, notice = self._session.mesh(name, dims)
+        return {"mesh": state_of(mesh).uid, "text": notice or f"{name} is running"}
 
     def _do_report(self, engine: Runtime, message: Message) -> Message:
         failure = store_of(engine).document()["failures"].get(str(message.get("failure")))
@@ -176,8 +176,8 @@ class Requests:
 
 def _actors(state: ProcState | MeshState) -> list[str]:
     actors: dict[str, ActorState] = getattr(state, "actors", {})
-    return [uid for uid, one in actors.items() if one.stopped is None]
+    return [uid for uid, actor in actors.items() if actor.stopped is None]
 
 
-def _what(state: MeshState, count: int) -> str:
+def _counted(state: MeshState, count: int) -> str:
     return f"{count} {'actor' if isinstance(state, ActorState) else 'proc'}{'' if count == 1 else 's'}"

@@ -8,15 +8,15 @@ _SETTERS = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads
 
 def set_openblas_threads(count: int) -> bool:
     """Let every OpenBLAS that is loaded use `count` threads. Returns whether there was one."""
-    found = False
+    was_set = False
     for path in _loaded("openblas"):
         library = ctypes.CDLL(path)
         for name in _SETTERS:
             if hasattr(library, name):
                 getattr(library, name)(ctypes.c_int(count))
-                found = True
+                was_set = True
                 break
-    return found
+    return was_set
 
 
 def _loaded(part: str) -> set[str]:

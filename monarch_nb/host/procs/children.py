@@ -20,7 +20,7 @@ from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.environment import overlaid, reason_for_cold_start
 from monarch_nb.host.procs.forker import DIED, Forker
 from monarch_nb.host.procs.reaper import Reaper, kill_group
-from monarch_nb.host.procs.template import Early
+from monarch_nb.host.procs.template import EarlyTemplates
 from monarch_nb.host.protocol import Exited, Launch, ProcSpec
 from monarch_nb.logs.last_lines import spool_size
 from monarch_nb.settings import settings
@@ -56,7 +56,7 @@ class Children:
     """Starts procs and keeps them. Everything happens on the loop's thread."""
 
     def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, listener: Listener,
-                 early: Early | None = None) -> None:  # fmt: skip
+                 early: EarlyTemplates | None = None) -> None:  # fmt: skip
         self._loop = loop
         self._environment = environment
         self._cord = cord

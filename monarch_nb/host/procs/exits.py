@@ -69,8 +69,8 @@ class OomCounter:
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup"),
                  machine: Path = Path("/proc/vmstat")) -> None:  # fmt: skip
-        found = [file for file in _candidates(root, membership) if file.is_file()]
-        self._files = found or [machine]  # the whole machine's, where no control group counts
+        files = [file for file in _candidates(root, membership) if file.is_file()]
+        self._files = files or [machine]  # the whole machine's, where no control group counts
         self._count = self._lately = self._read()
         self._looked = 0.0
 
@@ -102,15 +102,15 @@ def _candidates(root: Path, membership: Path) -> list[Path]:
         lines = membership.read_text().splitlines()
     except OSError:
         return []
-    found = []
+    files = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         below = path.lstrip("/")
         if not controllers:
-            found += [root / below / "memory.events", root / "unified" / below / "memory.events"]
+            files += [root / below / "memory.events", root / "unified" / below / "memory.events"]
         elif "memory" in controllers.split(","):
-            found += [root / "memory" / below / "memory.oom_control", root / "memory" / "memory.oom_control"]
-    return found
+            files += [root / "memory" / below / "memory.oom_control", root / "memory" / "memory.oom_control"]
+    return files
 
 
 def _signal_name(signum: int) -> str:

@@ -4,10 +4,10 @@ import time
 
 from monarch_nb.host.linux import processor_time
 from monarch_nb.host.loop import Loop, Timer
-from monarch_nb.host.post import Post
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children
 from monarch_nb.host.protocol import Pressed
+from monarch_nb.host.sender import AgentSender
 from monarch_nb.host.verbs import PROC_RESPONSIVE, PROC_UNRESPONSIVE
 from monarch_nb.wire import Verb
 
@@ -23,11 +23,11 @@ class LivenessMonitor:
     `calm_s`. `stir` says that something has happened to some proc. No procs, no wake-ups.
     """
 
-    def __init__(self, loop: Loop, children: Children, post: Post, *, interval_s: float = 1.0, patience_s: float = 2.0,
-                 calm_s: float = 4.0, rest_s: float = 12.0) -> None:  # fmt: skip
+    def __init__(self, loop: Loop, children: Children, sender: AgentSender, *, interval_s: float = 1.0,
+                 patience_s: float = 2.0, calm_s: float = 4.0, rest_s: float = 12.0) -> None:  # fmt: skip
         self._loop = loop
         self._children = children
-        self._post = post
+        self._sender = sender
         self._interval_s = interval_s
         self._patience_s = patience_s
         self._calm_s = calm_s
@@ -86,4 +86,4 @@ class LivenessMonitor:
             self._timer = self._loop.call_later(self._pause_s, self._tick)
 
     def _tell(self, child: Child, verb: Verb[Pressed, None], since: float) -> None:
-        self._post.tell_all(child.watchers, verb, Pressed(address=child.address, pid=child.pid, since=since))
+        self._sender.tell_all(child.watchers, verb, Pressed(address=child.address, pid=child.pid, since=since))

@@ -63,14 +63,14 @@ class Reaper:
             return
         while True:
             try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if found is None:
+            if ended is None:
                 return
-            if found.si_pid not in self._watched:
+            if ended.si_pid not in self._watched:
                 self._before_orphans()
-            self._reap(found.si_pid)
+            self._reap(ended.si_pid)
 
     def _poll(self) -> None:
         for pid, died in list(self._watched.items()):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct, field
 
 from monarch_nb.host.loop import Loop, Timer
-from monarch_nb.host.post import Post
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children
 from monarch_nb.host.protocol import Exited, ProcStop
+from monarch_nb.host.sender import AgentSender
 from monarch_nb.host.verbs import PROC_STOP
 
 
@@ -22,13 +22,13 @@ class _Round(Struct, eq=False):
     timer: Timer | None = None
 
 
-class Stopper:
+class ProcStopper:
     """Carries out requests to stop procs, several at once if need be."""
 
-    def __init__(self, loop: Loop, children: Children, post: Post) -> None:
+    def __init__(self, loop: Loop, children: Children, sender: AgentSender) -> None:
         self._loop = loop
         self._children = children
-        self._post = post
+        self._sender = sender
         self._rounds: list[_Round] = []
 
     def stop(self, procs: Iterable[Child], *, timeout_s: float, grace_s: float, reason: str,
@@ -37,16 +37,16 @@ class Stopper:
 
         With `timeout_s` zero they are not asked first.
         """
-        found = list(procs)
-        round_ = _Round({child.address: child for child in found if child.alive}, done)
-        round_.exits = [child.exit for child in found if child.exit is not None]
+        children = list(procs)
+        round_ = _Round({child.address: child for child in children if child.alive}, done)
+        round_.exits = [child.exit for child in children if child.exit is not None]
         for child in round_.waiting.values():
             child.stop_wanted = True
             child.stop_reason = child.stop_reason or reason
             if child.state == "running":
                 child.state = "stopping"
                 if timeout_s > 0:
-                    self._post.tell(child.address, PROC_STOP, ProcStop(reason, timeout_s))
+                    self._sender.tell(child.address, PROC_STOP, ProcStop(reason, timeout_s))
         self._rounds.append(round_)
         if timeout_s > 0:
             round_.timer = self._loop.call_later(timeout_s, lambda: self._terminate(round_, grace_s))

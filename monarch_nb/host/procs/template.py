@@ -35,7 +35,7 @@ QUIET_S = 0.5  # that long without a request before the next piece
 BATCH = 64  # descriptors in one request; the kernel allows 253
 
 
-class Early(Struct, frozen=True):
+class EarlyTemplates(Struct, frozen=True):
     """Templates that were forked before there was an agent: the agent's ends of their control sockets."""
 
     pid: int  # of the light one
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     return _import_and_serve(control, cord)
 
 
-def fork_early(cord: int, log: Path) -> "Early | int":
+def fork_early(cord: int, log: Path) -> "EarlyTemplates | int":
     """Fork the light template, and from it the template proper, off the process that is about to become the agent.
 
     Returns twice: in the agent what it needs to know; in a template, or a proc forked from it, once that has ended, its
@@ -65,7 +65,7 @@ def fork_early(cord: int, log: Path) -> "Early | int":
         for far in (far_full, far_light):
             if far is not None:
                 far.close()
-        return Early(pid, light, full)
+        return EarlyTemplates(pid, light, full)
     try:
         for end in (full, light):
             if end is not None:

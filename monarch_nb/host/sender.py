@@ -1,4 +1,4 @@
-"""How the agent speaks: engine messages and the replies to them."""
+"""What an agent sends: engine messages, and replies to them."""
 
 import logging
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 
 
 class Sender(Protocol):
-    """The part of a Node that the agent speaks through."""
+    """The part of a Node that agents send through."""
 
     def send(self, header: Header, parcel: Parcel, *, lane: Lane = Lane.DATA) -> None:
         """Send a message."""
 
 
-class Post:
+class AgentSender:
     """Sends for one process; a message that cannot be sent is logged, for there is nobody else to tell."""
 
     def __init__(self, node: Sender, address: str) -> None:
