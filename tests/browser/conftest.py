@@ -22,7 +22,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONARCH_NB_PRELOAD", AS_LATER)  # as a user's kernels would be
         served = _running.enter_context(serve(tmp_path_factory.mktemp("lab"), {MARK: mark}))
-    yield Desk(served, _running.enter_context(browser()).new_context(), mark)
+    desk = Desk(served, _running.enter_context(browser()).new_context(), mark)
+    _running.callback(desk.close)
+    yield desk
     _running.close()  # where the last test was not reached
 
 

@@ -53,6 +53,14 @@ KERNEL_IS_IDLE = """() => {
     return window.mnbReached;
 }"""
 
+OPEN = "async path => void await window.jupyterapp.commands.execute('docmanager:open', {path})"
+# All documents are closed, saved or not, and the side bar is as in a new page.
+CLEAR = """async () => {
+    const app = window.jupyterapp;
+    for (const widget of [...app.shell.widgets("main")]) widget.dispose();
+    await app.commands.execute("filebrowser:activate");
+}"""
+
 TOP = """() => {
     for (const node of document.querySelectorAll(".jp-Notebook, .jp-Notebook *")) node.scrollTop = 0;
 }"""
@@ -238,26 +246,34 @@ def page(address: str, width: int = 1280, height: int = 1000) -> Iterator[Any]:
 
 
 class Desk:
-    """One JupyterLab and one browser, in which notebooks are opened one after the other.
-
-    Their pages share what the browser has fetched and compiled, which is most of what a page costs.
-    """
+    """One JupyterLab and one page of it, in which notebooks are opened one after the other: a page costs seconds."""
 
     def __init__(self, served: Served, by: Any, mark: str) -> None:
         self.served = served
         self.by = by
         self.mark = mark  # in the environment of the server
+        self._pages = contextlib.ExitStack()
+        self._page: Any = None
 
     @contextlib.contextmanager
     def open(self, notebook: Path) -> Iterator[Any]:
         """The page of a copy of a notebook. Its kernel, and what came of it, is gone afterwards."""
         before = {process.pid for process in marked(self.mark)}
+        address = self.served.add(notebook)
         try:
-            with opened(self.by, self.served.add(notebook)) as shown:
-                yield shown
+            if self._page is None:
+                self._page = self._pages.enter_context(opened(self.by, address))
+            else:
+                self._page.evaluate(OPEN, notebook.name)
+                self._page.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+            yield self._page
+            self._page.evaluate(CLEAR)
         finally:
             self.served.end_kernels()
         assert left_behind(self.mark, but=before) == []
+
+    def close(self) -> None:
+        self._pages.close()
 
     @contextlib.contextmanager
     def empty(self, workspace: str) -> Iterator[Any]:
