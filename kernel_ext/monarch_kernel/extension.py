@@ -28,6 +28,7 @@ from .progress import Progress
 from .reruns import Reruns
 from .session import Session
 from .stopping import Stopping
+from .tensors import TELLING
 from .views import Views
 from .views.magics import ViewMagics
 from .views.registry import VIEWS
@@ -52,6 +53,7 @@ class Extension:
         """Puts everything in place; the kernel becomes a controller, and its host agent is on its way."""
         self._front.install()
         self._shell.events.register("pre_execute", self._attach)
+        self._shell.events.register("pre_execute", TELLING.begin_cell)
         display.install(self._shell)
         self._errors.install()
         self._shell.register_magics(MonarchMagics(self._shell, self._session))
@@ -70,6 +72,7 @@ class Extension:
     def unload(self) -> None:
         """Takes it away again; meshes stay."""
         self._shell.events.unregister("pre_execute", self._attach)
+        self._shell.events.unregister("pre_execute", TELLING.begin_cell)
         self._front.uninstall()
         display.uninstall(self._shell)
         self._errors.uninstall()

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from monarch_nb.attach import local_hosts
 from monarch_nb.code import Report, local_modules, owned_actors, reload_code, reload_each
+from monarch_nb.debug.render import short
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.mesh import HostMesh, ProcMesh, region_of, state_of, this_host
@@ -37,6 +38,10 @@ class Session(Namespace):
         super().__init__(shell)
         self._made: dict[str, _Made] = {}
         self._hosts: dict[int, HostMesh] = {}
+
+    def file_name(self, file: str) -> str:
+        """What people call a file: `Cell In[3]`, `train.py`."""
+        return cell_name(self._shell, file) or short(file)
 
     # -- making -----------------------------------------------------------------------------------------------------
 

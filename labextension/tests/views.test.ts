@@ -45,6 +45,7 @@ const STATE: ClusterState = {
   failures: {},
   sessions: { s: { mesh: "a", rank: 1, file: "train.py", line: 3, function: "step" } },
   detached: {},
+  tensors: {},
 };
 const CLUSTER = { state: STATE, now: () => 100 };
 

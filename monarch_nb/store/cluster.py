@@ -41,6 +41,7 @@ class Cluster:
             e.SessionOpened: sessions.opened,
             e.SessionClosed: sessions.closed,
             e.Detached: self._detached,
+            e.TensorsSeen: self._tensors,
         }
 
     @property
@@ -86,3 +87,6 @@ class Cluster:
 
     def _detached(self, event: e.Detached) -> None:
         self._board.put("detached", event.id, dict(event.record) or None)
+
+    def _tensors(self, event: e.TensorsSeen) -> None:
+        self._board.put("tensors", event.id, dict(event.record) or None)

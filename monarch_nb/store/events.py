@@ -176,6 +176,13 @@ class SessionClosed(msgspec.Struct, frozen=True):
     at: float
 
 
+class TensorsSeen(msgspec.Struct, frozen=True):
+    """The sharded tensors of one mesh of tensors now; an empty record means that it is gone."""
+
+    id: str
+    record: Mapping[str, Any]
+
+
 class Detached(msgspec.Struct, frozen=True):
     """A mesh lives on without this controller; an empty record means that it does not any more."""
 
@@ -200,5 +207,6 @@ Event = (
     | Settled
     | SessionOpened
     | SessionClosed
+    | TensorsSeen
     | Detached
 )

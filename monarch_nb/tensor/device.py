@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from monarch_nb.mesh import ProcMesh
 from monarch_nb.tensor.stream import Stream
 
 NAME = "mesh"
@@ -20,6 +21,7 @@ _FREE = "privateuseone"
 _MOST = 127  # an index has seven bits
 
 _streams: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()  # by index
+_open: "weakref.WeakKeyDictionary[Stream, ProcMesh]" = weakref.WeakKeyDictionary()
 _entered: list[Stream] = []  # `with mesh:`
 _latest: "weakref.ref[Stream] | None" = None
 _claimed: bool | None = None
@@ -119,12 +121,18 @@ def new_device() -> torch.device:
     return torch.device(NAME, index)
 
 
-def occupy(stream: Stream) -> None:
+def occupy(stream: Stream, procs: ProcMesh) -> None:
     """From now on the stream's device means the stream; the current one is it, unless another one is entered."""
     global _latest
+    _open[stream] = procs
     if stream.device.type == NAME:
         _streams[stream.device.index] = stream
     _latest = weakref.ref(stream)
+
+
+def streams() -> list[tuple[Stream, ProcMesh]]:
+    """All meshes of tensors, the oldest first, and the processes that hold them."""
+    return list(_open.items())
 
 
 def stream_at(index: int | None) -> Stream:

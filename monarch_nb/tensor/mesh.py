@@ -212,7 +212,7 @@ def _open(processes: Processes, procs: ProcMesh, layout: Layout) -> Stream:
     conversions.register()
     propagator = Propagator(layout, leaf=MeshTensor)
     stream = Stream(procs.name, propagator, device.new_device(), processes.sender(region_of(procs)))
-    device.occupy(stream)
+    device.occupy(stream, procs)
     stream.tell(Open(layout, tuple(region_of(procs).ranks())))
     return stream
 

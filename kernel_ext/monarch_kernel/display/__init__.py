@@ -12,11 +12,14 @@ from monarch_nb.telemetry import Metrics
 
 from ..guide import Diagnosis, Guide
 from ..overview import Overview
+from ..tensors import Tensors
 from ..views.displays import Failures, LogView, metrics_html
 from .failures import failure_bundle
 from .guide import diagnosis_html, guide_html
+from .handles import HandleForms
 from .logs import logs_html
 from .meshes import host_mesh_html, mesh_html, overview_html
+from .tensors import tensors_html
 from .values import future_html, value_mesh_html
 
 _FORMS = {
@@ -32,6 +35,7 @@ _FORMS = {
     Failures: Failures.html,
     LogView: lambda view: logs_html(view.logs),
     Metrics: metrics_html,
+    Tensors: tensors_html,
     MeshFailure: lambda failure: failure_bundle(record(failure, time.time()))["text/html"],
 }
 
@@ -41,6 +45,7 @@ def install(shell: Any) -> None:
     formatter = shell.display_formatter.formatters["text/html"]
     for kind, form in _FORMS.items():
         formatter.for_type(kind, form)
+    HandleForms(shell).install()
 
 
 def uninstall(shell: Any) -> None:
@@ -48,6 +53,7 @@ def uninstall(shell: Any) -> None:
     formatter = shell.display_formatter.formatters["text/html"]
     for kind in _FORMS:
         formatter.pop(kind, None)
+    HandleForms(shell).uninstall()
 
 
 __all__ = ["install", "uninstall"]

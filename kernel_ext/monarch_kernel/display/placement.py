@@ -10,6 +10,7 @@ from monarch_nb.tensor.placement import Placement
 from monarch_nb.tensor.placement.mesh_picture import mesh_drawing
 from monarch_nb.tensor.placement.picture import Drawing, Piece, Side
 from monarch_nb.tensor.placement.tensor_picture import tensor_drawing
+from monarch_nb.tensor.placement.thumbnail import HIGH, WIDE, Box
 from monarch_nb.tensor.placement.words import bytes_text, dimension_rows, mesh_text, title
 
 from .html import framed, heading, table
@@ -133,3 +134,12 @@ def _hatched(x: float, y: float, w: float, h: float) -> str:
 
 def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
+
+
+def small(boxes: Sequence[Box]) -> str:
+    """The small picture of a table."""
+    drawn = "".join(
+        f'<path fill="{fill}" d="M{_n(x)} {_n(y)}h{_n(max(w, 1))}v{_n(max(h, 1))}h-{_n(max(w, 1))}z"/>'
+        for x, y, w, h, fill in boxes
+    )
+    return f'<svg width="{WIDE}" height="{HIGH}" aria-hidden="true" style="vertical-align:middle">{drawn}</svg>'

@@ -4,11 +4,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.debug.render import short
 from monarch_nb.runtime import Runtime
 from monarch_nb.store import store_of
 
-from ..files import cell_name, with_cells
+from ..files import with_cells
 from ..session import Session
 from .channel import TARGET, Channel, Inbox
 from .live import LiveView, Shown, Watch
@@ -25,7 +24,7 @@ class Views:
     def __init__(self, shell: Any, session: Session) -> None:
         self._kernel = getattr(shell, "kernel", None)
         self._shell = shell
-        self._requests = Requests(session, VIEWS, lambda file: cell_name(shell, file) or short(file))
+        self._requests = Requests(session, VIEWS, session.file_name)
         self._inbox = Inbox()
         self._views: list[View] = []
         self._engine: Runtime | None = None

@@ -42,7 +42,9 @@ class LiveView:
     style: Callable[[], str] = str
     title: str = ""  # of its section in the panel, which has sections of its own for the views that come with it
     feed: Callable[[Watch], Callable[[], None]] | None = None  # begins to tell a front end; what it gives ends that
-    shows: Mapping[type, Callable[[Any], Shown]] = field(default_factory=dict)  # by the type of what a cell displays
+    shows: Mapping[type | str, Callable[[Any], Shown]] = field(
+        default_factory=dict
+    )  # by the type of what a cell displays, or its name
     magic: Callable[[Session, str], object] | None = None  # gives what `%name LINE` displays; its docstring is the help
 
 

@@ -6,6 +6,7 @@ from .displays import FAILURES
 from .lines import LOGS
 from .live import LiveViews
 from .meshes import MESH
+from .tensors import TENSORS
 
-VIEWS = LiveViews((MESH, FAILURES, LOGS, METRICS, DEBUG))
+VIEWS = LiveViews((MESH, FAILURES, LOGS, METRICS, DEBUG, TENSORS))
 register, unregister = VIEWS.register, VIEWS.unregister

@@ -21,6 +21,7 @@ from ..session import Session
 from .channel import Message
 from .debugger import DebugRequests
 from .live import LiveViews
+from .tensors import placement
 
 STACKS = 16  # of one request
 STACK_S = 1.5  # a process that has not told within that time is looked at from outside
@@ -165,6 +166,9 @@ class Requests:
 
     def _do_variables(self, engine: Runtime, message: Message) -> Message:
         return {"variables": self._session.variables()}
+
+    def _do_placement(self, engine: Runtime, message: Message) -> Message:
+        return placement(str(message.get("tensors")), int(message.get("number") or 0))
 
     def _do_post_mortem(self, engine: Runtime, message: Message) -> Message:
         state = self._state(engine, message)

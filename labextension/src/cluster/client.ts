@@ -213,6 +213,7 @@ export class Cluster {
         break;
       case "logs":
       case "metrics":
+      case "tensors":
       case "debug": {
         const subscription = this._subscriptions.get(message.id);
         if (!subscription) return;

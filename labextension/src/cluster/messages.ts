@@ -76,7 +76,50 @@ export interface Values {
   values: Value[];
 }
 
+/** Where a tensor lies, to be drawn: boxes and labels in pixels. */
+export interface PlacementData {
+  name: string;
+  title: string;
+  mesh_text: string;
+  bytes: string;
+  rows: [dimension: string, placement: string, does: string][];
+  blocks: string[];
+  tensor: DrawingData;
+  mesh: DrawingData;
+}
+
+export interface DrawingData {
+  width: number;
+  height: number;
+  sheets: [x: number, y: number, w: number, h: number][];
+  sides: { points: [x: number, y: number][]; fill: string; blocks: number[] }[];
+  pieces: Piece[];
+  labels: { x: number; y: number; text: string; anchor?: string; small?: boolean }[];
+}
+
+/** One box of the tensor or, with `ranks`, of the mesh. */
+export interface Piece {
+  x: number;
+  y: number;
+  w: number;
+  h: number;
+  fill?: string;
+  ink?: string;
+  text?: string;
+  blocks?: number[];
+  ranks?: number[];
+  told?: string;
+  hatched?: boolean;
+}
+
+/** Nothing comes under this topic: who watches it has the store told of tensors. */
+export interface TensorMessage {
+  type: "tensors";
+  id: string;
+}
+
 export interface Topics {
+  tensors: TensorMessage;
   logs: LogMessage;
   metrics: MetricMessage;
   debug: DebugMessage;
@@ -110,6 +153,7 @@ export interface Requests {
   post_mortem: { takes: Ranks & { call?: string | undefined }; gives: { sessions: string[] } };
   view: { takes: { name: string }; gives: { script: string; style: string } };
   variables: { takes: object; gives: { variables: Record<string, string> } };
+  placement: { takes: { tensors: string; number: number }; gives: { placement: PlacementData; mesh: string; ranks: number[] } };
   debug: { takes: DebugCommand; gives: Said & Partial<Values> & { locals?: (Values & { name: string })[] } };
 }
 

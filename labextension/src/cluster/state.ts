@@ -92,6 +92,54 @@ export interface Session {
   since?: number;
 }
 
+/** A line of the user's program, as people call it. */
+export interface Line {
+  at: string;
+  source: string;
+}
+
+export interface TensorRow {
+  number: number;
+  name: string;
+  title: string;
+  placement: string[];
+  nbytes: number;
+  each: number;
+  line: Line;
+  picture: [x: number, y: number, w: number, h: number, fill: string][];
+}
+
+export interface Movement {
+  line: Line;
+  operation: string;
+  collective: string;
+  dimension: string;
+  count: number;
+  nbytes: number;
+}
+
+export interface Wait {
+  line: Line;
+  what: string;
+  count: number;
+}
+
+/** The sharded tensors of one mesh of tensors. */
+export interface Tensors {
+  name: string;
+  mesh: string;
+  ranks: number[];
+  labels: string[];
+  sizes: number[];
+  count: number;
+  nbytes: number;
+  live: number[];
+  largest: number;
+  rows: TensorRow[];
+  moved: Movement[];
+  waits: Wait[];
+}
+
 export interface ClusterState {
   hosts: Record<string, Host>;
   meshes: Record<string, Mesh>;
@@ -99,9 +147,10 @@ export interface ClusterState {
   failures: Record<string, Failure>;
   sessions: Record<string, Session>;
   detached: Record<string, unknown>;
+  tensors: Record<string, Tensors>;
 }
 
-export const EMPTY: Readonly<ClusterState> = { hosts: {}, meshes: {}, ranks: {}, failures: {}, sessions: {}, detached: {} };
+export const EMPTY: Readonly<ClusterState> = { hosts: {}, meshes: {}, ranks: {}, failures: {}, sessions: {}, detached: {}, tensors: {} };
 
 /** A JSON merge patch of the state: null removes, objects are merged, anything else replaces. */
 export type Patch = {

@@ -15,6 +15,18 @@ export function h<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Rec
   return element;
 }
 
+/** Makes an element of a drawing. Attributes that are null or false are left out; `text` is what it says. */
+export function svg(tag: string, attributes: Record<string, unknown> = {}, ...children: (Node | null)[]): SVGElement {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === "text") element.textContent = String(value);
+    else element.setAttribute(name, String(value));
+  }
+  element.append(...children.filter((child): child is Node => child !== null));
+  return element;
+}
+
 /** Writes text only where it changes: no needless layout. */
 export function say(element: Element, text: string): void {
   if (element.textContent !== text) element.textContent = text;

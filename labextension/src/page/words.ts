@@ -4,6 +4,8 @@ import type { Failure, Mesh, Reported, State } from "../cluster/state";
 
 export const SIGNS: Readonly<Partial<Record<State, string>>> = { failed: "✕", healing: "↻", paused: "❚❚", unresponsive: "…", starting: "◦", stopped: "–" };
 
+const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
+
 export function plural(count: number, word: string): string {
   return `${count} ${word}${count === 1 ? "" : "s"}`;
 }
@@ -19,6 +21,13 @@ export function duration(seconds: number): string {
 export function bytes(size: number): string {
   if (size >= 1 << 30) return `${(size / (1 << 30)).toFixed(1)} GB`;
   return `${Math.round(size / (1 << 20))} MB`;
+}
+
+/** Bytes in three digits. */
+export function size(count: number): string {
+  let [value, unit] = [count, 0];
+  while (value >= 1000 && unit < UNITS.length - 1) [value, unit] = [value / 1024, unit + 1];
+  return `${unit ? value.toFixed(value >= 100 ? 0 : value >= 10 ? 1 : 2) : value} ${UNITS[unit]}`;
 }
 
 /** A measurement in at most four digits. */

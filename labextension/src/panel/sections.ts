@@ -12,6 +12,7 @@ import { placeOf } from "../page/words";
 import { debugView } from "../views/debugger";
 import { failureView } from "../views/failures";
 import { logView } from "../views/logs";
+import { tensorView } from "../views/tensors";
 import { drawKernelView } from "./kernelview";
 import { Row, countsAt, factsOf, lookOf, targetOf } from "./tree";
 import { TreeView, isStructural } from "./treeview";
@@ -319,6 +320,22 @@ export class DebugSection extends Section {
   count(state: ClusterState): void {
     const stopped = Object.keys(state.sessions).length;
     this.title.label = stopped ? `Debugger · ${stopped} stopped` : "Debugger";
+  }
+}
+
+export class TensorSection extends Section {
+  constructor() {
+    super("tensors", "Tensors");
+  }
+
+  protected mount(cluster: Cluster): () => void {
+    const root = h("div");
+    this.body.append(root);
+    const end = tensorView(cluster, root, {});
+    return () => {
+      end();
+      root.remove();
+    };
   }
 }
 

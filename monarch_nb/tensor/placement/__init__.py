@@ -6,7 +6,7 @@ place((1024, 1024), "float32", 4, ("data", "model"), (4, 2), [Shard(0), Replicat
 from monarch_nb.tensor.placement.document import document
 from monarch_nb.tensor.placement.kinds import Kind, Partial, Replicate, Shard, kind_of
 from monarch_nb.tensor.placement.placement import Block, Placement, place
-from monarch_nb.tensor.placement.sizes import size_text
+from monarch_nb.tensor.placement.sizes import shape_text, size_text
 from monarch_nb.tensor.placement.text import text_of
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "document",
     "kind_of",
     "place",
+    "shape_text",
     "size_text",
     "text_of",
 ]

@@ -1,0 +1,74 @@
+"""Sharded tensors and modules of them as they are displayed in a cell."""
+
+from typing import Any
+
+from monarch_nb.store import describe
+from monarch_nb.tensor.placement import text_of
+from monarch_nb.tensor.summary import placement_of
+
+from ..tensors import handle_type, name_of, streams
+from .placement import placement_html
+from .tensors import module_html
+
+# Named, not imported: a kernel in which nobody uses tensors does not import torch.
+HANDLE = "monarch_nb.tensor.handle.MeshTensor"
+MODULE = "torch.nn.modules.module.Module"
+
+
+class HandleForms:
+    """The forms of one notebook, whose variables name the tensors."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def install(self) -> None:
+        """Registers them."""
+        formatters = self._shell.display_formatter.formatters
+        formatters["text/html"].for_type(HANDLE, self.html)
+        formatters["text/html"].for_type(MODULE, self.module)
+        formatters["text/plain"].for_type(HANDLE, self._pretty)
+
+    def uninstall(self) -> None:
+        """Takes them away."""
+        formatters = self._shell.display_formatter.formatters
+        for kind, form in (("text/html", HANDLE), ("text/html", MODULE), ("text/plain", HANDLE)):
+            formatters[kind].pop(form, None)
+
+    def html(self, tensor: Any) -> str:
+        """Where it lies."""
+        stream = tensor.reference.stream
+        gone = "" if stream.lost is None else f"lost: {stream.lost}"
+        return placement_html(placement_of(tensor.meta), self._name(tensor), lost_ranks(stream), gone)
+
+    def text(self, tensor: Any) -> str:
+        """The same as text."""
+        stream = tensor.reference.stream
+        told = text_of(placement_of(tensor.meta), self._name(tensor), lost_ranks(stream))
+        return told if stream.lost is None else f"{told}\n  lost: {stream.lost}"
+
+    def module(self, module: Any) -> str | None:
+        """Its parameters and buffers that are sharded; None, which shows it as ever, where none are."""
+        handle = handle_type()
+        if handle is None:
+            return None
+        found = []
+        for path, value in (*module.named_parameters(), *module.named_buffers()):
+            if isinstance(value, handle):
+                found.append((path, value.meta))
+        name = self._name(module)
+        kind = type(module).__name__
+        return module_html(f"{name}: {kind}" if name else kind, found) if found else None
+
+    def _pretty(self, tensor: Any, printer: Any, cycle: bool) -> None:
+        printer.text(self.text(tensor))
+
+    def _name(self, value: Any) -> str:
+        return name_of(self._shell.user_ns, value)
+
+
+def lost_ranks(stream: Any) -> tuple[int, ...]:
+    """Which ranks of a mesh of tensors have failed."""
+    procs = next((procs for one, procs in streams() if one is stream), None)
+    if procs is None:
+        return ()
+    return tuple(at for at, rank in enumerate(describe(procs).ranks) if rank.state == "failed")

@@ -1,0 +1,124 @@
+"""Live tensors, and the parameters of modules, as tables."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from monarch_nb.tensor.placement import Placement, shape_text, size_text
+from monarch_nb.tensor.placement.thumbnail import thumbnail
+from monarch_nb.tensor.summary import Row, Summary, moved_text, placement_of
+
+from ..tensors.table import (
+    HEADINGS,
+    MOVED,
+    NOTHING,
+    WAITED,
+    Tensors,
+    cells,
+    head,
+    live_text,
+    moved_cells,
+    waited_cells,
+    waits_text,
+)
+from .html import framed, heading, table
+from .placement import small
+
+_LISTED = 60  # parameters
+_BAR = 72  # pixels of the fullest rank
+
+
+def tensors_html(tensors: Tensors) -> str:
+    """The static form of %tensors."""
+    if not tensors.meshes:
+        return framed(f'<div class="mnb-s">{escape(NOTHING)}</div>')
+    form = _waits if tensors.waits else _mesh
+    return framed(*(part for summary in tensors.meshes.values() for part in form(summary)))
+
+
+def _mesh(summary: Summary) -> list[str]:
+    parts = [heading(summary.name, *head(summary))]
+    if summary.rows:
+        parts.append(_rows(summary.rows))
+    hidden = summary.count - len(summary.rows)
+    if hidden:
+        parts.append(f'<div class="mnb-s">… and {hidden} smaller ones</div>')
+    parts += [_memory(summary), f"<div>{escape(moved_text(summary.moved))}</div>"]
+    if summary.moved:
+        parts.append(table(MOVED, moved_cells(summary), mono=(0,)))
+    return [*parts, f'<div class="mnb-s">{escape(waits_text(summary))}</div>']
+
+
+def _waits(summary: Summary) -> list[str]:
+    if not summary.waits:
+        return [heading(summary.name, "the last cell waited for no result")]
+    return [
+        heading(summary.name, "what the last cell waited for"),
+        table(WAITED, waited_cells(summary.waits), mono=(3,)),
+    ]
+
+
+def _rows(rows: Sequence[Row]) -> str:
+    tops = "".join(f"<th>{escape(text)}</th>" for text in ("", *HEADINGS))
+    body = []
+    for row in rows:
+        name, what, placement, each, _ = cells(row)
+        body.append(
+            f"<tr><td>{small(row.picture)}</td><td><b>{escape(name)}</b></td><td>{escape(what)}</td>"
+            f"<td class=mnb-m>{escape(placement)}</td><td>{each}</td><td>{_line(row)}</td></tr>"
+        )
+    return f'<table class="mnb-t"><thead><tr>{tops}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+
+
+def _line(row: Row) -> str:
+    return f'<span title="{escape(row.line.source)}">{escape(row.line.at)}</span>'
+
+
+def _memory(summary: Summary) -> str:
+    """A bar for each rank, where they differ."""
+    if len(set(summary.live)) <= 1 or len(summary.live) > 64:
+        return f'<div class="mnb-s">live: {escape(live_text(summary.live[:64]))}</div>'
+    top = max(summary.live) or 1
+    bars = "".join(
+        f"<tr><th>{rank}</th><td>{_bar(held / top)} {size_text(held)}</td></tr>"
+        for rank, held in enumerate(summary.live)
+    )
+    told = f"live by rank: {size_text(min(summary.live))} to {size_text(top)}"
+    return f"<details><summary>{told}</summary><table><tbody>{bars}</tbody></table></details>"
+
+
+def _bar(share: float) -> str:
+    width = max(1, round(_BAR * share))
+    style = f"display:inline-block;height:9px;width:{width}px;background-color:rgba(0,114,178,.6)"
+    return f'<span style="{style}"></span>'
+
+
+def module_html(name: str, parameters: Sequence[tuple[str, Any]]) -> str:
+    """The parameters of a module with where they lie: (path, meta) each; memory by rank below."""
+    total = sum(placement_of(meta).nbytes for _, meta in parameters)
+    rows: list[str] = []
+    held: dict[int, int] = {}
+    for path, meta in parameters:
+        placement = placement_of(meta)
+        for rank in range(len(placement.block_of)):
+            held[rank] = held.get(rank, 0) + placement.bytes_on(rank)
+        if len(rows) < _LISTED:
+            rows.append(_parameter(path, placement))
+    tops = "".join(f"<th>{text}</th>" for text in ("parameter", "shape", "dtype", "", "placement", "on a rank"))
+    more = f'<div class="mnb-s">… and {len(parameters) - len(rows)} more</div>' if len(parameters) > len(rows) else ""
+    largest = max(held.values(), default=0)
+    return framed(
+        heading(
+            name, f"{len(parameters)} sharded tensors", size_text(total), f"{size_text(largest)} on the fullest rank"
+        ),
+        f'<table class="mnb-t"><thead><tr>{tops}</tr></thead><tbody>{"".join(rows)}</tbody></table>{more}',
+        f'<div class="mnb-s">by rank: {escape(live_text(tuple(held[rank] for rank in sorted(held)[:64])))}</div>',
+    )
+
+
+def _parameter(path: str, placement: Placement) -> str:
+    cells = (shape_text(placement.shape), placement.dtype, small(thumbnail(placement)))
+    kinds = escape(" ".join(map(str, placement.kinds)))
+    first = "".join(f"<td>{cell}</td>" for cell in cells)
+    last = f"<td class=mnb-m>{kinds}</td><td>{size_text(placement.largest)}</td>"
+    return f"<tr><td class=mnb-m>{escape(path)}</td>{first}{last}</tr>"

@@ -1,0 +1,7 @@
+"""Sharded tensors in a notebook: which of them live, how the program calls them, and what cells have moved."""
+
+from .naming import handle_type, name_of, names_of, variables
+from .table import Tensors
+from .telling import TELLING, place_of, streams
+
+__all__ = ["TELLING", "Tensors", "handle_type", "name_of", "names_of", "place_of", "streams", "variables"]

@@ -1,0 +1,64 @@
+"""How a program calls its tensors: by the variables of the notebook, and by the parameters of modules in them."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import IPython
+
+_MOST = 2000  # tensors of one module that are named
+
+
+def variables() -> dict[str, Any]:
+    """Those of the notebook, as they are now."""
+    shell = IPython.get_ipython()
+    return {} if shell is None else dict(shell.user_ns)
+
+
+def handle_type() -> Any:
+    """The type of sharded tensors; None while nobody has made one, so that torch is not imported for this."""
+    module = sys.modules.get("monarch_nb.tensor.handle")
+    return getattr(module, "MeshTensor", None)
+
+
+def names_of(held: Mapping[str, Any]) -> dict[tuple[int, int], str]:
+    """Names by number of the mesh's stream and number of the tensor; of several, the one that comes first."""
+    handle = handle_type()
+    found: dict[tuple[int, int], str] = {}
+    if handle is None:
+        return found
+    for name, tensor in _tensors(held, handle):
+        reference = tensor.reference
+        found.setdefault((reference.stream.number, reference.number), name)
+    return found
+
+
+def name_of(held: Mapping[str, Any], tensor: Any) -> str:
+    """What variable holds this very tensor; "" for none."""
+    return next((name for name, value in tuple(held.items()) if value is tensor and not name.startswith("_")), "")
+
+
+def _tensors(held: Mapping[str, Any], handle: Any) -> Iterator[tuple[str, Any]]:
+    module_type = getattr(sys.modules.get("torch.nn"), "Module", ())
+    modules = []
+    for name, value in held.items():
+        if name.startswith("_"):  # what IPython keeps of outputs too
+            continue
+        if isinstance(value, handle):
+            yield name, value
+            yield from _gradient(name, value, handle)
+        elif isinstance(value, module_type):
+            modules.append((name, value))
+    for name, module in modules:
+        for at, (path, value) in enumerate([*module.named_parameters(), *module.named_buffers()]):
+            if at >= _MOST:
+                break
+            if isinstance(value, handle):
+                yield f"{name}.{path}", value
+                yield from _gradient(f"{name}.{path}", value, handle)
+
+
+def _gradient(name: str, value: Any, handle: Any) -> Iterator[tuple[str, Any]]:
+    gradient = value.grad if value.is_leaf else None
+    if isinstance(gradient, handle):
+        yield f"{name}.grad", gradient

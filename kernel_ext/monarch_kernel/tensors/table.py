@@ -1,0 +1,87 @@
+"""`%tensors`: the live tensors of each mesh, memory by rank, what the last cell moved, and what it waited for."""
+
+import msgspec
+
+from monarch_nb.mesh.text_table import text_table
+from monarch_nb.runtime import Runtime
+from monarch_nb.store import store_of
+from monarch_nb.tensor.placement import size_text
+from monarch_nb.tensor.placement.words import mesh_text
+from monarch_nb.tensor.summary import Row, Summary, Wait, by_dimension, moved_text
+
+HEADINGS = ("name", "tensor", "placement", "on a rank", "made at")
+MOVED = ("mesh dimension", "collective", "times", "bytes of a rank")
+WAITED = ("line", "waited for", "times", "source")
+_LISTED = 24  # rows of the text form
+NOTHING = "There are no sharded tensors. monarch.distribute(tensor, mesh, sharding_spec=[…]) makes one."
+
+
+class Tensors:
+    """What there is at this moment, by mesh; with `waits` the lines that waited, instead of the tensors."""
+
+    def __init__(self, engine: Runtime, *, waits: bool = False) -> None:
+        found = store_of(engine).document().get("tensors", {})
+        self.waits = waits
+        self.meshes: dict[str, Summary] = {key: msgspec.convert(record, Summary) for key, record in found.items()}
+
+    def __repr__(self) -> str:
+        if not self.meshes:
+            return NOTHING
+        form = _waits_text if self.waits else _text
+        return "\n\n".join(form(summary) for summary in self.meshes.values())
+
+
+def head(summary: Summary) -> tuple[str, ...]:
+    """Its mesh, how many tensors there are, and how much that is."""
+    count = f"{summary.count} tensor{'' if summary.count == 1 else 's'}"
+    where = mesh_text(summary.labels, summary.sizes)
+    return where, count, size_text(summary.nbytes), f"{size_text(summary.largest)} on the fullest rank"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """One tensor in a table."""
+    return row.name or "·", row.title, " ".join(row.placement), size_text(row.each), row.line.at
+
+
+def live_text(live: tuple[int, ...]) -> str:
+    """Bytes of tensors by rank: the same on each, or rank by rank."""
+    if len(set(live)) <= 1:
+        return f"{size_text(live[0] if live else 0)} on each rank"
+    return "  ".join(f"{rank}: {size_text(nbytes)}" for rank, nbytes in enumerate(live))
+
+
+def moved_cells(summary: Summary) -> list[tuple[str, ...]]:
+    """What was moved, by dimension of the mesh."""
+    return [(dim, kind, str(count), size_text(nbytes)) for dim, kind, count, nbytes in by_dimension(summary.moved)]
+
+
+def waited_cells(waits: tuple[Wait, ...]) -> list[tuple[str, ...]]:
+    """The lines that waited, most often first."""
+    ordered = sorted(waits, key=lambda one: -one.count)
+    return [(one.line.at or "·", one.what, str(one.count), one.line.source) for one in ordered]
+
+
+def waits_text(summary: Summary) -> str:
+    """How often the last cell has waited for the workers."""
+    times = sum(wait.count for wait in summary.waits)
+    if not times:
+        return "the last cell waited for no result"
+    return f"the last cell waited {times} time{'' if times == 1 else 's'} for a result: %tensors --sync shows where"
+
+
+def _text(summary: Summary) -> str:
+    lines = [" · ".join((summary.name, *head(summary)))]
+    if summary.rows:
+        lines.append(text_table([HEADINGS, *map(cells, summary.rows[:_LISTED])]))
+    if summary.count > _LISTED:
+        lines.append(f"… and {summary.count - _LISTED} smaller ones")
+    lines += [f"live: {live_text(summary.live)}", moved_text(summary.moved)]
+    if summary.moved:
+        lines.append(text_table([MOVED, *moved_cells(summary)]))
+    return "\n".join([*lines, waits_text(summary)])
+
+
+def _waits_text(summary: Summary) -> str:
+    if not summary.waits:
+        return f"{summary.name}: the last cell waited for no result"
+    return f"{summary.name}: what the last cell waited for\n{text_table([WAITED, *waited_cells(summary.waits)])}"

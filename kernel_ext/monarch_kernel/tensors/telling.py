@@ -1,0 +1,107 @@
+"""Tells the store of sharded tensors: a summary of each mesh of them, while somebody looks, a few times a second.
+
+No operation tells anything: what there is is read from the tables that the streams keep anyway.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_nb.mesh import ProcMesh, region_of, state_of
+from monarch_nb.runtime import Runtime
+from monarch_nb.store import store_of
+from monarch_nb.store.events import TensorsSeen
+from monarch_nb.tensor.summary import FileName, summary_of
+
+from .naming import names_of, variables
+
+TELLING_S = 0.4  # between two summaries
+logger = logging.getLogger(__name__)
+
+
+class TensorTelling:
+    """The one of this process. `file_name` is what people call a file."""
+
+    def __init__(self) -> None:
+        self._watchers = 0
+        self._lock = threading.Lock()
+        self._running = False
+        self._told: dict[str, dict[str, Any]] = {}  # as the store has it
+        self._last: dict[int, tuple[Sequence[Any], Sequence[Any]]] = {}  # moved, waited, by stream
+
+    def begin_cell(self) -> None:
+        """What is moved from now on is another cell's. What the last one that moved anything did stays in sight."""
+        for stream, _ in streams():
+            done = (stream.table.movements(), stream.table.synchronisations())
+            if any(done):
+                self._last[stream.number] = done
+                stream.table.clear()
+
+    def watch(self, engine: Runtime, file_name: FileName) -> Callable[[], None]:
+        """Keeps the store up to date until the result is called."""
+        with self._lock:
+            self._watchers += 1
+            begin = not self._running
+            self._running = True
+        if begin:
+            self._again(engine, file_name)
+        return self._leave
+
+    def tell(self, engine: Runtime, file_name: FileName) -> None:
+        """Tells what there is now, where it has changed."""
+        names = names_of(variables())
+        told: dict[str, dict[str, Any]] = {}
+        for stream, procs in streams():
+            table = stream.table
+            moved, waited = table.movements(), table.synchronisations()
+            if not moved and not waited:
+                moved, waited = self._last.get(stream.number, ((), ()))
+            own = {number: name for (of, number), name in names.items() if of == stream.number}
+            summary = summary_of(
+                stream.title, stream.layout, table.live(), moved, waited, names=own, file_name=file_name
+            )
+            told[str(stream.number)] = {**summary.record, **place_of(procs)}
+        put = store_of(engine).put
+        with self._lock:
+            for key in self._told.keys() - told.keys():
+                put(TensorsSeen(key, {}))
+            for key, record in told.items():
+                if self._told.get(key) != record:
+                    put(TensorsSeen(key, record))
+            self._told = told
+
+    def _again(self, engine: Runtime, file_name: FileName) -> None:
+        with self._lock:
+            if not self._watchers or engine.closed:
+                self._running = False
+                return
+        try:
+            self.tell(engine, file_name)
+        except Exception:  # modules and tables may change while they are read: the next summary is whole again
+            logger.debug("tensors were not summed up", exc_info=True)
+        engine.later(TELLING_S, lambda: self._again(engine, file_name))
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._watchers -= 1
+
+
+def streams() -> list[tuple[Any, ProcMesh]]:
+    """Those of all meshes of tensors that still have them, and their processes.
+
+    None are there, and torch is not imported, before somebody makes one.
+    """
+    module = sys.modules.get("monarch_nb.tensor.device")
+    return [] if module is None else [(stream, procs) for stream, procs in module.streams() if stream.lost is None]
+
+
+def place_of(procs: ProcMesh) -> dict[str, Any]:
+    """The processes of a mesh of tensors as views have them: the uid of their mesh, and their indices in it."""
+    state = state_of(procs)
+    whole = {base: index for index, base in enumerate(state.region.ranks())}
+    return {"mesh": state.uid, "ranks": [whole[base] for base in region_of(procs).ranks()]}
+
+
+TELLING = TensorTelling()

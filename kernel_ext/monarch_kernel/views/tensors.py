@@ -1,0 +1,75 @@
+"""Sharded tensors shown live: a tensor alone in a cell, `%tensors`, and the section of the panel."""
+
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from monarch_nb.runtime import runtime
+from monarch_nb.store import store_of
+from monarch_nb.tensor.placement import document
+from monarch_nb.tensor.summary import placement_of
+
+from ..session import Session
+from ..tensors import TELLING, Tensors, name_of, names_of, place_of, streams, variables
+from .bundle import bundled
+from .live import LiveView, Shown, Watch
+
+HANDLE = "monarch_nb.tensor.handle.MeshTensor"  # named, not imported: that would import torch
+
+
+def placement(key: str, number: int) -> dict[str, Any]:
+    """The placement of a live tensor, as JSON: by the key of its mesh in the store, and its number there.
+
+    Raises LookupError.
+    """
+    for stream, procs in streams():
+        entry = stream.table.entries.get(number) if str(stream.number) == key else None
+        if entry is not None:
+            name = names_of(variables()).get((stream.number, number), "")
+            return {"placement": document(placement_of(entry[0]), name), **place_of(procs)}
+    raise LookupError("this tensor is gone")
+
+
+def tensors(session: Session, line: str) -> Tensors:
+    """Show the live sharded tensors, where they lie, memory by rank, and what the last cell has moved between ranks.
+
+    %tensors           name, shape, placement, bytes on a rank, and the line that made each
+    %tensors --sync    which lines of the last cell have waited for the workers (.item(), print, …), and how often
+
+    A tensor alone in a cell shows its placement: where each part of it lies.
+    """
+    words = line.split()
+    if set(words) - {"--sync"}:
+        raise UsageError("%tensors takes --sync only; a tensor alone in a cell shows where it lies")
+    engine = runtime()
+    TELLING.tell(engine, session.file_name)
+    return Tensors(engine, waits=bool(words))
+
+
+def _shown(tensor: Any) -> Shown:
+    stream = tensor.reference.stream
+    told = document(placement_of(tensor.meta), name_of(variables(), tensor))
+    return Shown(
+        {"placement": told, **place_of(stream)}, ("tensor", stream.number, tensor.reference.number, told["name"])
+    )
+
+
+def _list(listed: Tensors) -> Shown:
+    return Shown(
+        {"tensors": store_of(runtime()).document()["tensors"], "waits": listed.waits}, ("tensors", listed.waits)
+    )
+
+
+def _feed(watch: Watch) -> Callable[[], None]:
+    watch.tell()  # that it is heard: what there is comes through the store
+    return TELLING.watch(watch.engine, watch.file_name)
+
+
+TENSORS = LiveView(
+    name="tensors",
+    **bundled("tensors"),
+    feed=_feed,
+    shows={HANDLE: _shown, Tensors: _list},
+    magic=tensors,
+)

@@ -1,0 +1,105 @@
+// Where a tensor lies: the tensor cut into its shards beside the mesh. What is pointed at or selected in one is lit in both.
+
+import type { Piece, PlacementData } from "../cluster/messages";
+import { copyButton } from "../page/buttons";
+import { h, say, sayFacts } from "../page/dom";
+import { Drawing } from "./drawing";
+
+import "./placement.css";
+
+const HINT = "point at a shard to see its ranks, or at a rank to see its shard; click to keep it";
+const NONE: ReadonlySet<number> = new Set();
+
+/** What is lit: blocks of the tensor, and ranks of the mesh where single ones are meant. */
+interface Lit {
+  blocks: Set<number>;
+  ranks: Set<number>;
+  told: string;
+}
+
+export class PlacementPicture {
+  readonly element: HTMLElement;
+
+  constructor(private _data: PlacementData) {
+    const events = {
+      hover: (piece: Piece | null): void => this._hover(piece),
+      pick: (piece: Piece, more: boolean): void => this._pick(piece, more),
+      clear: (): void => this._keep(null),
+    };
+    const does = _data.rows.map(([dimension, , what]) => `${dimension} ${what}`).join("; ");
+    this._tensor = new Drawing(_data.tensor, `${_data.title}: ${does}`, events);
+    this._mesh = new Drawing(_data.mesh, `the mesh ${_data.mesh_text}`, events);
+    const table = h("div", { class: "mnb-facts mnb-does" });
+    sayFacts(table, _data.rows.map(([dimension, placement, what]) => [dimension, `${placement}   ${what}`] as const));
+    this.element = h(
+      "div",
+      { class: "mnb-placement" },
+      h("div", { class: "mnb-top" }, h("span", {}, h("b", { text: _data.name }), h("span", { class: "mnb-dim", text: ` · ${_data.title} · on ${_data.mesh_text} · ${_data.bytes}` }))),
+      h("div", { class: "mnb-pictures" }, this._tensor.element, this._mesh.element),
+      h("div", { class: "mnb-slice mnb-said" }, this._said, this._copy),
+      table,
+    );
+    this._show();
+  }
+
+  /** Marks ranks of the mesh; `sign` gives "" for those that are well. */
+  mark(sign: (rank: number) => string): void {
+    this._mesh.mark(sign);
+  }
+
+  private _litBy(piece: Piece): Lit {
+    const [block] = piece.blocks ?? [];
+    const shard = block === undefined ? "" : (this._data.blocks[block] ?? "");
+    const single = piece.blocks?.length === 1;
+    const told = piece.ranks ? [piece.told ?? "", single ? shard : ""].filter(Boolean).join(" · holds ") : (piece.told ?? "");
+    return { blocks: new Set(piece.blocks), ranks: new Set(piece.ranks), told };
+  }
+
+  private _hover(piece: Piece | null): void {
+    this._hovered = piece && this._litBy(piece);
+    if (this._hovered) this._hovered.ranks = new Set(); // all who hold the same are lit
+    this._show();
+  }
+
+  private _pick(piece: Piece, more: boolean): void {
+    const lit = this._litBy(piece);
+    const kept = this._kept;
+    if (kept && !more && kept.told === lit.told) return this._keep(null);
+    if (kept && more) {
+      for (const block of lit.blocks) kept.blocks.add(block);
+      for (const rank of lit.ranks) kept.ranks.add(rank);
+      kept.told = `${kept.blocks.size} shards`;
+      return this._keep(kept);
+    }
+    this._keep(lit);
+  }
+
+  private _keep(lit: Lit | null): void {
+    this._kept = lit;
+    const has = (own: number[] | undefined, among: ReadonlySet<number>): boolean => Boolean(own?.some((one) => among.has(one)));
+    this._tensor.select((piece) => has(piece.blocks, lit?.blocks ?? NONE));
+    this._mesh.select((piece) => has(piece.ranks, lit?.ranks ?? NONE) || (!lit?.ranks.size && has(piece.blocks, lit?.blocks ?? NONE)));
+    this._show();
+  }
+
+  private _show(): void {
+    const lit = this._hovered ?? this._kept;
+    for (const drawing of [this._tensor, this._mesh]) drawing.light(lit?.blocks ?? NONE, NONE);
+    say(this._said, lit?.told || HINT);
+    this._said.classList.toggle("mnb-dim", !lit);
+    this._copy.hidden = !this._kept || this._kept.blocks.size !== 1;
+  }
+
+  /** The selected shard as an index into the tensor. */
+  private _index(): string {
+    const [block] = this._kept?.blocks ?? [];
+    return block === undefined ? "" : (this._data.blocks[block] ?? "").split(" · ")[0] ?? "";
+  }
+
+  private _copy = copyButton("copy index", () => this._index());
+  private _hovered: Lit | null = null;
+  private _kept: Lit | null = null;
+  private _mesh: Drawing;
+  private _said = h("span", { role: "status" });
+  private _tensor: Drawing;
+}

@@ -1,0 +1,207 @@
+// The tensors view: one tensor and where it lies, or all that live, each with its placement behind a click.
+
+import type { Cluster } from "../cluster/client";
+import type { PlacementData } from "../cluster/messages";
+import { rankOf } from "../cluster/ranks";
+import type { TensorRow, Tensors } from "../cluster/state";
+import { eachFrame, h, say, svg } from "../page/dom";
+import { SIGNS, size } from "../page/words";
+import { byDimension, factsOf, movedText } from "./moves";
+import { PlacementPicture } from "./placement";
+import type { View } from "./view";
+
+import "./tensors.css";
+
+/** One tensor, with the mesh of procs that it is on and its ranks there; else all: `tensors` is what there was at first. */
+export interface TensorOptions {
+  placement?: PlacementData;
+  mesh?: string;
+  ranks?: number[];
+  tensors?: Record<string, Tensors>;
+  waits?: boolean;
+}
+
+export const tensorView: View<TensorOptions> = (cluster, root, options) => {
+  const view = options.placement ? new OneTensor(cluster, root, options.placement, options.mesh ?? "", options.ranks ?? []) : new TensorList(cluster, root, options);
+  return () => view.end();
+};
+
+const ILL: ReadonlySet<string> = new Set(["failed", "healing", "unresponsive", "paused"]);
+
+/** The picture of one tensor; ranks that are not well are marked as they change. */
+class OneTensor {
+  constructor(
+    private _cluster: Cluster,
+    root: HTMLElement,
+    placement: PlacementData,
+    private _mesh: string,
+    private _ranks: number[],
+  ) {
+    this._picture = new PlacementPicture(placement);
+    root.append(this._picture.element);
+    this._draw();
+    this._unwatch = _cluster.watch(() => this._frames.soon());
+  }
+
+  end(): void {
+    this._unwatch();
+    this._frames.cancel();
+    this._picture.element.remove();
+  }
+
+  private _draw(): void {
+    const { state } = this._cluster;
+    this._picture.mark((rank) => {
+      if (!state.meshes[this._mesh]) return "";
+      const how = rankOf(state, this._mesh, this._ranks[rank] ?? rank).state;
+      return ILL.has(how) ? (SIGNS[how] ?? "") : "";
+    });
+  }
+
+  private _frames = eachFrame(() => this._draw());
+  private _picture: PlacementPicture;
+  private _unwatch: () => void;
+}
+
+const COLUMNS = ["", "name", "tensor", "placement", "on a rank", "made at"];
+
+class TensorList {
+  constructor(
+    private _cluster: Cluster,
+    private _root: HTMLElement,
+    private _options: TensorOptions,
+  ) {
+    _root.classList.add("mnb-tensors");
+    this._draw();
+    this._unwatch = _cluster.watch((patch) => (patch === null || patch.tensors) && this._changed());
+    this._changed();
+  }
+
+  end(): void {
+    this._unwatch();
+    this._unsubscribe?.();
+    this._frames.cancel();
+    this._opened?.end();
+    this._root.replaceChildren();
+  }
+
+  private _changed(): void {
+    if (this._cluster.live) this._unsubscribe ??= this._cluster.subscribe({ topic: "tensors" }, () => undefined);
+    this._frames.soon();
+  }
+
+  private _draw(): void {
+    const found = this._cluster.live ? this._cluster.state.tensors : (this._options.tensors ?? this._cluster.state.tensors);
+    const written = JSON.stringify(found);
+    if (written === this._written) return;
+    this._written = written;
+    const parts = Object.entries(found).map(([key, tensors]) => this._meshOf(key, tensors));
+    if (!parts.length) parts.push(h("div", { class: "mnb-dim", text: "no sharded tensors: monarch.distribute(tensor, mesh, sharding_spec=[…]) makes one" }));
+    this._root.replaceChildren(...parts);
+    if (this._opened && !this._opened.row.isConnected) this._reopen();
+  }
+
+  private _meshOf(key: string, tensors: Tensors): HTMLElement {
+    const rows = tensors.rows.map((row) => this._rowOf(key, row));
+    const head = h("tr", {}, ...COLUMNS.map((text) => h("th", { text, scope: "col" })));
+    const hidden = tensors.count - rows.length;
+    return h(
+      "section",
+      {},
+      h("div", { class: "mnb-top" }, h("span", {}, h("b", { text: tensors.name }), h("span", { class: "mnb-dim", text: ` · ${factsOf(tensors)}` }))),
+      this._options.waits ? null : h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list" }, h("thead", {}, head), h("tbody", {}, ...rows))),
+      hidden > 0 && !this._options.waits ? h("div", { class: "mnb-dim", text: `… and ${hidden} smaller ones` }) : null,
+      memory(tensors),
+      movement(tensors),
+      waits(tensors),
+    );
+  }
+
+  private _rowOf(key: string, row: TensorRow): HTMLElement {
+    const id = `${key}/${row.number}`;
+    const button = h("button", { class: "mnb-toggle", type: "button", text: row.name || "·", "aria-expanded": String(this._open === id), "aria-label": `where ${row.name || row.title} lies` });
+    const line = h(
+      "tr",
+      { "data-tensor": id },
+      h("td", {}, pictureOf(row)),
+      h("td", {}, button),
+      h("td", { text: row.title }),
+      h("td", {}, h("code", { text: row.placement.join(" ") })),
+      h("td", { class: "mnb-number", text: size(row.each) }),
+      h("td", { class: "mnb-dim", text: row.line.at, title: row.line.source }),
+    );
+    line.addEventListener("click", () => void this._toggle(id, key, row.number));
+    return line;
+  }
+
+  private async _toggle(id: string, key: string, number: number): Promise<void> {
+    const was = this._open;
+    this._close();
+    if (was === id) return;
+    this._open = id;
+    const cell = h("td", { colspan: COLUMNS.length, class: "mnb-open" });
+    const row = h("tr", {}, cell);
+    this._opened = { row, end: () => undefined };
+    this._reopen();
+    try {
+      const { placement, mesh, ranks } = await this._cluster.request("placement", { tensors: key, number });
+      if (this._opened?.row !== row) return;
+      const picture = new OneTensor(this._cluster, cell, placement, mesh, ranks);
+      this._opened.end = () => picture.end();
+    } catch (error) {
+      say(cell, (error as Error).message);
+    }
+  }
+
+  /** Puts what is opened below its row again; it closes with the tensor. */
+  private _reopen(): void {
+    const row = [...this._root.querySelectorAll<HTMLElement>("[data-tensor]")].find((each) => each.dataset.tensor === this._open);
+    if (!row || !this._opened) return this._close();
+    row.after(this._opened.row);
+    row.querySelector("button")?.setAttribute("aria-expanded", "true");
+  }
+
+  private _close(): void {
+    this._opened?.end();
+    this._opened?.row.remove();
+    this._opened = null;
+    this._open = "";
+    for (const button of this._root.querySelectorAll('[aria-expanded="true"]')) button.setAttribute("aria-expanded", "false");
+  }
+
+  private _frames = eachFrame(() => this._draw());
+  private _open = "";
+  private _opened: { row: HTMLElement; end: () => void } | null = null;
+  private _unsubscribe: (() => void) | undefined;
+  private _unwatch: () => void;
+  private _written = "";
+}
+
+function pictureOf({ picture }: TensorRow): Element {
+  return svg("svg", { width: 36, height: 18, class: "mnb-small-picture", "aria-hidden": "true" }, ...picture.map(([x, y, w, h, fill]) => svg("rect", { x, y, width: Math.max(w, 1), height: Math.max(h, 1), fill })));
+}
+
+/** Bytes of tensors by rank, as bars. */
+function memory({ live, largest }: Tensors): HTMLElement | null {
+  if (!live.length) return null;
+  const same = new Set(live).size === 1;
+  const bars = live.map((held, rank) => h("span", { class: "mnb-bar", title: `rank ${rank}: ${size(held)}`, style: `height:${Math.max(2, Math.round((22 * held) / (largest || 1)))}px` }));
+  const told = same ? `${size(live[0] ?? 0)} on each rank` : `${size(Math.min(...live))} to ${size(largest)} on a rank`;
+  return h("div", { class: "mnb-memory", role: "img", "aria-label": `live: ${told}` }, h("span", { class: "mnb-dim", text: "live " }), h("span", { class: "mnb-bars" }, ...bars), h("span", { text: ` ${told}` }));
+}
+
+function movement({ moved }: Tensors): HTMLElement {
+  const rows = byDimension(moved).map(([dimension, kind, count, nbytes]) =>
+    h("tr", {}, h("td", {}, h("code", { text: dimension })), h("td", { text: kind }), h("td", { class: "mnb-number", text: String(count) }), h("td", { class: "mnb-number", text: size(nbytes) })),
+  );
+  return h("div", {}, h("div", { text: movedText(moved) }), rows.length ? h("table", { class: "mnb-list" }, h("tbody", {}, ...rows)) : null);
+}
+
+function waits({ waits }: Tensors): HTMLElement | null {
+  if (!waits.length) return null;
+  const times = waits.reduce((sum, wait) => sum + wait.count, 0);
+  const rows = [...waits]
+    .sort((a, b) => b.count - a.count)
+    .map(({ line, what, count }) => h("tr", {}, h("td", { class: "mnb-number", text: `${count} ×` }), h("td", { text: what }), h("td", { class: "mnb-dim", text: line.at }), h("td", {}, h("code", { text: line.source }))));
+  return h("details", {}, h("summary", { text: `the last cell waited ${times} time${times === 1 ? "" : "s"} for a result` }), h("table", { class: "mnb-list" }, h("tbody", {}, ...rows)));
+}

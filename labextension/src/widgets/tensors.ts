@@ -1,0 +1,4 @@
+import { widget } from "./widget";
+import { tensorView } from "../views/tensors";
+
+export default widget(tensorView);

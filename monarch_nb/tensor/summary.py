@@ -1,0 +1,184 @@
+"""The live tensors of one mesh, what lines have moved and where they waited: as the store has it and faces show it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from monarch_nb.tensor.placement import Placement, place, shape_text, size_text
+from monarch_nb.tensor.placement.thumbnail import Box, thumbnail
+
+ROWS = 60  # tensors that are listed, the largest on a rank first
+RANKS = 256  # ranks whose memory is listed one by one
+
+FileName = Callable[[str], str]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of the user's program; empty where it is not known."""
+
+    at: str = ""  # as people call it: `Cell In[3]:7`
+    source: str = ""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One tensor. `name` is how the program calls it, if it does."""
+
+    number: int
+    name: str
+    title: str
+    placement: tuple[str, ...]  # one for each dimension of the mesh
+    nbytes: int  # of the whole tensor
+    each: int  # of the largest part on a rank
+    line: Line
+    picture: tuple[Box, ...] = ()
+
+
+class Movement(msgspec.Struct, frozen=True):
+    """Collectives of one kind along one dimension of the mesh that a line has issued."""
+
+    line: Line
+    operation: str
+    collective: str
+    dimension: str
+    count: int
+    nbytes: int  # that each rank puts in
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """How often a line has waited for the workers, and what for."""
+
+    line: Line
+    what: str
+    count: int
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """All of one mesh; times and counts are those of the cell that used it last."""
+
+    name: str
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    count: int = 0
+    nbytes: int = 0  # of all tensors, each once
+    live: tuple[int, ...] = ()  # bytes on each rank, of at most RANKS
+    largest: int = 0  # bytes on the rank that has most
+    rows: tuple[Row, ...] = ()
+    moved: tuple[Movement, ...] = ()
+    waits: tuple[Wait, ...] = ()
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """It as JSON has it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+
+@lru_cache(maxsize=1024)
+def placement_of(meta: Any) -> Placement:
+    """Where a tensor with this meta (propagation.Meta) lies."""
+    layout = meta.layout
+    dtype = str(meta.dtype).removeprefix("torch.")
+    return place(meta.shape, dtype, meta.dtype.itemsize, layout.names, layout.shape, meta.placements)
+
+
+def live_bytes(metas: Iterable[Any], ranks: int) -> list[int]:
+    """Bytes on each rank of tensors with these metas, each with memory of its own."""
+    total = [0] * ranks
+    for meta, count in Counter(metas).items():
+        placement = placement_of(meta)
+        for rank in range(ranks):
+            total[rank] += count * placement.bytes_on(rank)
+    return total
+
+
+def summary_of(
+    name: str,
+    layout: Any,
+    live: Sequence[Any],
+    moved: Sequence[Any],
+    waited: Sequence[Any],
+    *,
+    names: Mapping[int, str] | None = None,
+    file_name: FileName = str,
+) -> Summary:
+    """What a mesh of this layout has: `live`, `moved` and `waited` are the lists of its TensorTable."""
+    known = names or {}
+    held = live_bytes((one.meta for one in live), layout.size)
+    shown = sorted(live, key=lambda one: (-placement_of(one.meta).largest, one.number not in known, one.number))[:ROWS]
+    line = _liner(file_name)
+    return Summary(
+        name,
+        tuple(layout.names),
+        tuple(layout.shape),
+        len(live),
+        sum(placement_of(one.meta).nbytes for one in live),
+        tuple(held[:RANKS]),
+        max(held, default=0),
+        tuple(_row(one, known.get(one.number, ""), line) for one in shown),
+        tuple(
+            Movement(line(one.origin), one.operation, _collective(one.collective), one.dimension, one.count, one.nbytes)
+            for one in moved
+        ),
+        tuple(Wait(line(one.origin), one.what, one.count) for one in waited),
+    )
+
+
+def moved_text(moved: Sequence[Movement]) -> str:
+    """The sum of it in one sentence: `the last cell moved 1.20 GB in 14 all-gathers; 9 of them from line 7`."""
+    if not moved:
+        return "the last cell moved nothing between ranks"
+    kinds: Counter[str] = Counter()
+    for one in moved:
+        kinds[one.collective] += one.count
+    told = " and ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.most_common())
+    lines: Counter[str] = Counter()
+    for one in moved:
+        lines[one.line.at] += one.count
+    (most, count), *others = lines.most_common()
+    where = f"; {count} of them from {most}" if others and most else f", from {most}" if most else ""
+    return f"the last cell moved {size_text(sum(one.nbytes for one in moved))} in {told}{where}"
+
+
+def by_dimension(moved: Sequence[Movement]) -> list[tuple[str, str, int, int]]:
+    """Dimension of the mesh, collective, how many, bytes; the most bytes first."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for one in moved:
+        count, nbytes = found.get((one.dimension, one.collective), (0, 0))
+        found[one.dimension, one.collective] = (count + one.count, nbytes + one.nbytes)
+    rows = [(dimension, kind, count, nbytes) for (dimension, kind), (count, nbytes) in found.items()]
+    return sorted(rows, key=lambda row: -row[3])
+
+
+def _row(one: Any, name: str, line: Callable[[Any], Line]) -> Row:
+    placement = placement_of(one.meta)
+    return Row(
+        one.number,
+        name,
+        f"{shape_text(placement.shape)} {placement.dtype}",
+        tuple(map(str, placement.kinds)),
+        placement.nbytes,
+        placement.largest,
+        line(one.origin),
+        thumbnail(placement),
+    )
+
+
+def _liner(file_name: FileName) -> Callable[[Any], Line]:
+    def line(origin: Any) -> Line:
+        return Line() if origin is None else Line(f"{file_name(origin.file)}:{origin.line}", origin.source)
+
+    return line
+
+
+def _collective(name: str) -> str:
+    """A collective as people call it: all-gather, all-reduce."""
+    return (
+        name.removesuffix("_")
+        .removesuffix("_coalesced")
+        .removesuffix("_into_tensor")
+        .removesuffix("_tensor")
+        .replace("_", "-")
+    )

@@ -1,0 +1,145 @@
+"""What is told of live tensors: how much they are on each rank, what a cell has moved, and how they are shown."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from monarch_kernel.display.tensors import module_html, tensors_html
+from monarch_kernel.tensors import Tensors
+from monarch_nb.store import Cluster
+from monarch_nb.store import events as e
+from monarch_nb.tensor.origin import Origin
+from monarch_nb.tensor.propagation import Layout, Meta
+from monarch_nb.tensor.summary import Movement, Summary, by_dimension, live_bytes, moved_text, summary_of
+from monarch_nb.tensor.table import LiveTensor, Moved, Synchronised
+
+pytestmark = pytest.mark.timeout(60)
+LAYOUT = Layout((4, 2), ("data", "model"))
+HERE = Origin("/tmp/ipykernel_1/123.py", 7, "<module>")
+
+
+def meta(*shape: int, placed: tuple[Any, Any] = (Shard(0), Replicate()), dtype: torch.dtype = torch.float32) -> Meta:
+    return Meta.of(LAYOUT, shape, dtype, placed)
+
+
+def moved(line: int, collective: str, count: int, nbytes: int, dimension: str = "data") -> Moved:
+    return Moved(HERE._replace(line=line), "aten.mm", collective, dimension, count, nbytes)
+
+
+def summed(live: list[LiveTensor] = [], moves: list[Moved] = [], waits: list[Synchronised] = []) -> Summary:  # noqa: B006
+    return summary_of("tensors", LAYOUT, live, moves, waits, names={1: "w"}, file_name=lambda file: "Cell In[3]")
+
+
+def test_bytes_on_each_rank_are_those_of_its_parts() -> None:
+    held = live_bytes([meta(5, 7), meta(5, 7), meta(8, placed=(Replicate(), Shard(0)), dtype=torch.bfloat16)], 8)
+    assert held == [2 * 56 + 8, 2 * 56 + 8] * 2 + [2 * 28 + 8] * 2 + [8] * 2
+
+
+def test_largest_tensors_come_first_with_their_name_and_the_line_that_made_them() -> None:
+    summary = summed([LiveTensor(2, meta(8, 8), HERE), LiveTensor(1, meta(64, 64, placed=(Shard(0), Shard(1))), None)])
+    first, second = summary.rows
+    assert (first.name, first.title, first.placement, first.each) == (
+        "w",
+        "64×64 float32",
+        ("Shard(0)", "Shard(1)"),
+        2048,
+    )
+    assert (second.name, second.line.at) == ("", "Cell In[3]:7")
+    assert (summary.count, summary.nbytes, summary.largest) == (2, 64 * 64 * 4 + 8 * 8 * 4, 2048 + 64)
+
+
+def test_only_so_many_are_listed_and_all_are_counted() -> None:
+    summary = summed([LiveTensor(at, meta(8, 8), HERE) for at in range(500)])
+    assert len(summary.rows) == 60
+    assert (summary.count, summary.live[0]) == (500, 500 * 64)
+
+
+def test_what_a_cell_moved_is_one_sentence_and_a_sum_by_dimension() -> None:
+    summary = summed(
+        moves=[
+            moved(7, "all_gather_into_tensor", 9, 900 << 20),
+            moved(9, "all_gather_into_tensor", 5, 300 << 20, "model"),
+            moved(9, "all_reduce_", 1, 24, "model"),
+        ]
+    )
+    assert (
+        moved_text(summary.moved)
+        == "the last cell moved 1.17 GB in 14 all-gathers and 1 all-reduce; 9 of them from Cell In[3]:7"
+    )
+    assert by_dimension(summary.moved)[0] == ("data", "all-gather", 9, 900 << 20)
+    assert moved_text(summed(moves=[moved(7, "reduce_scatter_tensor", 1, 64)]).moved) == (
+        "the last cell moved 64 B in 1 reduce-scatter, from Cell In[3]:7"
+    )
+    assert moved_text(()) == "the last cell moved nothing between ranks"
+
+
+def shown(summary: Summary, *, waits: bool = False) -> Tensors:
+    tensors = Tensors.__new__(Tensors)
+    tensors.waits, tensors.meshes = waits, {"1": summary}
+    return tensors
+
+
+def test_text_and_html_tell_the_same() -> None:
+    summary = summed(
+        [LiveTensor(1, meta(64, 64, placed=(Partial(), Shard(1))), HERE), LiveTensor(2, meta(5, 7), HERE)],
+        [moved(7, "all_reduce", 3, 3 << 20)],
+        [Synchronised(HERE, "item", 3)],
+    )
+    tensors = shown(summary)
+    text, html = repr(tensors), tensors_html(tensors)
+    for told in (
+        "64×64 float32",
+        "Partial(sum) Shard(1)",
+        "Cell In[3]:7",
+        "3.00 MB in 3 all-reduces",
+        "waited 3 times",
+    ):
+        assert told in text
+        assert told in html
+    assert "7: 8.00 kB" in text
+    assert "live by rank: 8.00 kB to 8.05 kB" in html
+    waits = shown(summary, waits=True)
+    assert "Cell In[3]:7  item        3" in repr(waits)
+    assert "<td>item</td><td>3</td>" in tensors_html(waits)
+
+
+def test_a_module_is_a_table_of_its_parameters_with_their_pictures() -> None:
+    html = module_html(
+        "net: Sequential", [("0.weight", meta(64, 32)), ("0.<b>", meta(64, placed=(Replicate(), Replicate())))]
+    )
+    assert "2 sharded tensors" in html
+    assert html.count("<svg") == 2
+    assert "0.&lt;b&gt;" in html
+    assert "Shard(0) Replicate()" in html
+
+
+def test_the_store_has_the_summary_until_the_mesh_is_gone() -> None:
+    cluster, record = Cluster(), summed([LiveTensor(1, meta(8, 8), HERE)]).record
+    cluster.fold(e.TensorsSeen("1", record))
+    assert cluster.take() == {"tensors": {"1": record}}
+    cluster.fold(e.TensorsSeen("1", {}))
+    assert cluster.take() == {"tensors": {"1": None}}
+    assert cluster.document["tensors"] == {}
+
+
+def test_movements_of_one_line_are_kept_apart_by_operation() -> None:
+    one = Movement(summed(moves=[moved(7, "all_reduce", 1, 8)]).moved[0].line, "aten.add", "all-reduce", "data", 1, 8)
+    assert by_dimension([one, one]) == [("data", "all-reduce", 2, 16)]
+
+
+def test_names_come_from_variables_and_from_parameters_of_modules() -> None:
+    from monarch_kernel.tensors import names_of
+    from monarch_nb.tensor.handle import MeshTensor
+
+    stream: Any = SimpleNamespace(number=4, device=torch.device("cpu"), queue=[], table=SimpleNamespace(entries={}))
+
+    def handle(number: int) -> MeshTensor:
+        return MeshTensor(meta(8, 8), SimpleNamespace(stream=stream, number=number))  # type: ignore[arg-type]
+
+    net = torch.nn.Module()
+    net.weight = torch.nn.Parameter(torch.zeros(2))  # a local one has no place
+    net.register_buffer("mask", handle(2))
+    assert names_of({"t": handle(1), "_1": handle(3), "net": net, "n": 5}) == {(4, 1): "t", (4, 2): "net.mask"}
