@@ -1,8 +1,6 @@
-"""Who is told of a failure: owners, and upwards until somebody handles it."""
+"""Owners are told of processes that die, with their signal, and take theirs along when they die themselves."""
 
-import asyncio
 import os
-import pickle
 import signal
 import time
 from typing import Any
@@ -16,7 +14,6 @@ from monarch_nb.actor import (
     Port,
     ProcMesh,
     SupervisionError,
-    concurrent_endpoint,
     endpoint,
     this_host,
 )
@@ -26,17 +23,9 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Child(Actor):
-    def __init__(self, fail_in_init: bool = False) -> None:
-        if fail_in_init:
-            raise ValueError("not like this")
-
     @endpoint
     def ping(self) -> str:
         return "pong"
-
-    @endpoint
-    def boom(self) -> None:
-        raise ValueError("boom")
 
     @endpoint
     def die(self) -> None:
@@ -46,15 +35,9 @@ class Child(Actor):
     def pid(self) -> int:
         return os.getpid()
 
-    @endpoint
-    def hold(self, port: Port[Port[None]]) -> None:
-        mine, receiver = Channel[None].open()
-        port.send(mine)
-        receiver.recv().get(20)
-
 
 class Owner(Actor):
-    """Owns children; handles, ignores or stumbles over their failures."""
+    """Owns children, and handles their failures or not."""
 
     def __init__(self, how: str, port: Port[Any]) -> None:
         self.how = how
@@ -72,75 +55,12 @@ class Owner(Actor):
         return self.children
 
     @endpoint
-    def make_owner(self, procs: Any, how: str) -> Any:
-        self.middle = procs.spawn("middle", Owner, how, self.port)
-        return self.middle
-
-    @endpoint
     def ping(self) -> str:
         return "pong"
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         self.port.send((self.how, failure.mesh_name, failure.crashed_ranks, failure.report()))
-        if self.how == "raises":
-            raise KeyError("in the hook")
         return self.how == "handles"
-
-
-class AsyncOwner(Actor):
-    def __init__(self, how: str, port: Port[Any]) -> None:
-        self.how = how
-        self.port = port
-
-    @endpoint
-    async def make(self, procs: Any) -> Any:
-        self.children = procs.spawn("children", Child)
-        return self.children
-
-    @endpoint
-    async def ping(self) -> str:
-        return "pong"
-
-    async def __supervise__(self, failure: MeshFailure) -> bool:  # type: ignore[override]
-        self.port.send((self.how, failure.mesh_name, failure.crashed_ranks, failure.report()))
-        if self.how == "raises":
-            raise KeyError("in the hook")
-        return self.how == "handles"
-
-
-def test_a_broadcast_that_raises_is_told_to_the_owner_exactly_once(quad: ProcMesh, faults: Faults) -> None:
-    children: Any = quad.spawn("children", Child)
-    children.slice(gpus=2).boom.broadcast()
-    failure = faults.next()
-    assert failure.mesh_name == "children"
-    assert failure.crashed_ranks == [2]
-    assert "ValueError: boom" in failure.report()
-    with pytest.raises(SupervisionError, match="boom") as caught:
-        children.ping.call().get(20)
-    assert caught.value.failure is not None
-    assert caught.value.failure.crashed_ranks == [2]
-    assert children.slice(gpus=3).ping.call_one().get(20) == "pong"
-    assert faults.left() == []
-
-
-def test_each_rank_that_fails_is_told(quad: ProcMesh, faults: Faults) -> None:
-    children: Any = quad.spawn("children", Child)
-    children.boom.broadcast()
-    assert sorted(rank for _ in range(4) for rank in faults.next().crashed_ranks) == [0, 1, 2, 3]
-
-
-def test_an_init_that_raises_is_told_on_use_and_to_the_owner(quad: ProcMesh, faults: Faults) -> None:
-    children: Any = quad.slice(gpus=slice(0, 2)).spawn("children", Child, True)
-    with pytest.raises(SupervisionError, match="not like this"):
-        children.ping.call().get(20)
-    reports = [faults.next() for _ in range(2)]
-    assert sorted(rank for failure in reports for rank in failure.crashed_ranks) == [0, 1]
-    for failure in reports:
-        assert "children" in failure.report()
-        assert "its __init__ raised" in failure.report()
-        assert "not like this" in str(failure)
-    with pytest.raises(SupervisionError, match="not like this"):
-        children.initialized.get(20)
 
 
 def test_a_dead_process_is_told_with_its_signal(own_procs: ProcMesh, faults: Faults) -> None:
@@ -153,72 +73,6 @@ def test_a_dead_process_is_told_with_its_signal(own_procs: ProcMesh, faults: Fau
     assert children.slice(gpus=0).ping.call_one().get(20) == "pong"
     with pytest.raises(SupervisionError, match="sig=9"):
         children.ping.call().get(20)
-
-
-@pytest.mark.parametrize("owner_class", [Owner, AsyncOwner])
-def test_an_owner_that_handles_a_failure_keeps_it(quad: ProcMesh, faults: Faults, owner_class: Any) -> None:
-    port, receiver = Channel[Any].open()
-    owner: Any = quad.slice(gpus=0).spawn("owner", owner_class, "handles", port)
-    children = owner.make.call_one(quad).get(20)
-    children.slice(gpus=3).boom.broadcast()
-    how, name, ranks, report = receiver.recv().get(20)
-    assert (how, name, ranks) == ("handles", "children", [3])
-    assert "boom" in report
-    assert owner.ping.call_one().get(20) == "pong"
-    with pytest.raises(SupervisionError, match="boom"):
-        children.slice(gpus=3).ping.call_one().get(20)
-
-
-@pytest.mark.parametrize("owner_class", [Owner, AsyncOwner])
-def test_an_owner_that_does_not_handle_it_fails_with_it(quad: ProcMesh, faults: Faults, owner_class: Any) -> None:
-    port, receiver = Channel[Any].open()
-    owner: Any = quad.slice(gpus=0).spawn("owner", owner_class, "ignores", port)
-    children = owner.make.call_one(quad).get(20)
-    children.slice(gpus=1).boom.broadcast()
-    assert receiver.recv().get(20)[0] == "ignores"
-    failure = faults.next()
-    assert failure.mesh_name == "owner"
-    assert "did not handle a supervision event from its child" in failure.report()
-    assert "boom" in failure.report()
-    with pytest.raises(SupervisionError, match="did not handle"):
-        owner.ping.call_one().get(20)
-    with pytest.raises(RuntimeError):
-        children.slice(gpus=0).ping.call_one().get(20)
-
-
-@pytest.mark.parametrize("owner_class", [Owner, AsyncOwner])
-def test_an_owner_that_raises_while_handling_fails_with_both(quad: ProcMesh, faults: Faults, owner_class: Any) -> None:
-    port, receiver = Channel[Any].open()
-    owner: Any = quad.slice(gpus=0).spawn("owner", owner_class, "raises", port)
-    children = owner.make.call_one(quad).get(20)
-    children.slice(gpus=1).boom.broadcast()
-    assert receiver.recv().get(20)[0] == "raises"
-    report = faults.next().report()
-    assert "in the hook" in report
-    assert "This error occurred while handling another failure:" in report
-    assert "boom" in report
-
-
-def test_a_failure_climbs_until_somebody_handles_it(quad: ProcMesh, faults: Faults) -> None:
-    port, receiver = Channel[Any].open()
-    top: Any = quad.slice(gpus=0).spawn("top", Owner, "handles", port)
-    middle = top.make_owner.call_one(quad.slice(gpus=1), "ignores").get(20)
-    children = middle.make.call_one(quad.slice(gpus=2)).get(20)
-    children.boom.broadcast()
-    assert receiver.recv().get(20)[:3] == ("ignores", "children", [0])
-    how, name, _, report = receiver.recv().get(20)
-    assert (how, name) == ("handles", "middle")
-    assert "boom" in report
-    assert top.ping.call_one().get(20) == "pong"
-
-
-def test_the_owner_is_told_and_not_the_caller(quad: ProcMesh, faults: Faults) -> None:
-    port, receiver = Channel[Any].open()
-    owner: Any = quad.slice(gpus=0).spawn("owner", Owner, "handles", port)
-    children = owner.make.call_one(quad.slice(gpus=slice(1, 3))).get(20)
-    children.slice(gpus=1).boom.broadcast()  # sent by this client, which does not own it
-    assert receiver.recv().get(20)[2] == [1]
-    assert faults.left() == []
 
 
 def test_an_owner_is_told_of_its_dead_processes_once_each(quad: ProcMesh, faults: Faults) -> None:
@@ -235,149 +89,9 @@ def test_an_owner_is_told_of_its_dead_processes_once_each(quad: ProcMesh, faults
     owner.stop().get(20)
 
 
-def test_a_failure_is_told_in_words_and_does_not_travel(quad: ProcMesh, faults: Faults) -> None:
-    children: Any = quad.slice(gpus=0).spawn("children", Child)
-    children.boom.broadcast()
-    failure = faults.next()
-    assert str(failure).startswith("MeshFailure(mesh_name=children, crashed_ranks=[0], event=Supervision event: actor ")
-    assert failure.mesh is None
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(failure)
-
-
-class ConcurrentPort(Actor):
-    def __init__(self, port: Port[str]) -> None:
-        self.port = port
-
-    @concurrent_endpoint(explicit_response_port=True)
-    async def fails(self, answer: Port[int]) -> None:
-        raise ValueError("in a task")
-
-    async def __cleanup__(self, exc: Exception | None) -> None:
-        self.port.send(f"cleaned up after {exc!r}")
-
-
-def test_a_task_that_fails_an_idle_actor_ends_it_and_cleans_up(quad: ProcMesh, faults: Faults) -> None:
-    port, receiver = Channel[str].open()
-    actor: Any = quad.slice(gpus=0).spawn("actor", ConcurrentPort, port)
-    with pytest.raises(SupervisionError, match="in a task"):
-        actor.fails.call_one().get(20)
-    assert receiver.recv().get(20) == "cleaned up after ValueError('in a task')"
-    assert faults.next().mesh_name == "actor"
-
-
-class Sender(Actor):
-    def __init__(self, how: str, port: Port[Any]) -> None:
-        self.how = how
-        self.port = port
-
-    @endpoint
-    def tell(self, mesh: Any) -> None:
-        for _ in range(3):
-            mesh.boom.broadcast()
-
-    @endpoint
-    def fill(self, port: Port[int]) -> None:
-        port.send(1)
-
-    @endpoint
-    def ping(self) -> str:
-        return "pong"
-
-    def _handle_undeliverable_message(self, message: Any) -> bool:
-        self.port.send(message.reason)
-        if self.how == "raises":
-            raise KeyError("while judging")
-        return self.how == "handles"
-
-
-class Stubborn(Actor):
-    """Tells the lost one itself that something is lost, before anybody else."""
-
-    def __init__(self, lost: Port[int], port: Port[str]) -> None:
-        self.lost = lost
-        self.port = port
-
-    @endpoint
-    def fill(self) -> None:
-        self.lost.send(1)
-
-    @endpoint
-    def say(self, text: str) -> None:
-        self.port.send(text)
-
-    def _handle_undeliverable_message(self, message: Any) -> bool:
-        self.lost.send(2)
-        self.port.send(message.reason)
-        return True
-
-
-class AsyncStubborn(Stubborn):
-    @endpoint
-    async def fill(self) -> None:
-        self.lost.send(1)
-
-    @endpoint
-    async def say(self, text: str) -> None:
-        self.port.send(text)
-
-    async def _handle_undeliverable_message(self, message: Any) -> bool:
-        await asyncio.sleep(0)
-        return Stubborn._handle_undeliverable_message(self, message)
-
-
 def call_for_ever(mesh: Any) -> None:
     while True:
         mesh.ping.call().get(20)
-
-
-def gone_port() -> Port[int]:
-    port, _ = Channel[int].open()
-    return port
-
-
-def test_a_sender_that_minds_no_lost_message_lives(quad: ProcMesh, faults: Faults) -> None:
-    port, receiver = Channel[Any].open()
-    sender: Any = quad.slice(gpus=0).spawn("sender", Sender, "handles", port)
-    sender.fill.call_one(gone_port()).get(20)
-    assert "nothing receives" in receiver.recv().get(20)
-    assert sender.ping.call_one().get(20) == "pong"
-
-
-@pytest.mark.parametrize("kind", [Stubborn, AsyncStubborn])
-def test_what_is_lost_while_a_loss_is_judged_is_not_judged(quad: ProcMesh, kind: type[Stubborn]) -> None:
-    port, receiver = Channel[str].open()
-    sender: Any = quad.slice(gpus=0).spawn("stubborn", kind, gone_port(), port)
-    for _ in range(3):
-        sender.fill.call_one().get(20)
-        assert "nothing receives" in receiver.recv().get(20)
-    sender.say.call_one("the last").get(20)
-    assert receiver.recv().get(20) == "the last"
-
-
-@pytest.mark.parametrize(("how", "told"), [("ignores", "nothing receives"), ("raises", "while judging")])
-def test_a_sender_that_says_it_minds_fails(quad: ProcMesh, faults: Faults, how: str, told: str) -> None:
-    port, receiver = Channel[Any].open()
-    sender: Any = quad.slice(gpus=0).spawn("sender", Sender, how, port)
-    sender.fill.call_one(gone_port()).get(20)
-    receiver.recv().get(20)
-    assert told in faults.next().report()
-    with pytest.raises(SupervisionError, match=told):
-        sender.ping.call_one().get(20)
-
-
-def test_what_was_broadcast_to_a_failed_actor_goes_back_to_its_sender(quad: ProcMesh, faults: Faults) -> None:
-    port, receiver = Channel[Any].open()
-    sender: Any = quad.slice(gpus=0).spawn("sender", Sender, "handles", port)
-    child: Any = quad.slice(gpus=1).spawn("child", Child)
-    held, keys = Channel[Port[None]].open()
-    child.hold.broadcast(held)  # all are on their way before the first one fails it, of which the sender might hear
-    key = keys.recv().get(20)
-    sender.tell.call_one(child).get(20)
-    key.send(None)
-    assert "boom" in faults.next().report()
-    for _ in range(2):
-        assert "boom" in receiver.recv().get(20)
 
 
 def test_an_owner_that_is_killed_takes_its_children_along(own_procs: ProcMesh, quad: ProcMesh, faults: Faults) -> None:

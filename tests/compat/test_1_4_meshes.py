@@ -1,7 +1,7 @@
 """Section 1.4: meshes.
 
 Elsewhere: slicing, splitting and the words of errors (tests/unit/test_shape_*.py, memory_network/test_slices.py),
-value meshes (tests/unit/test_value_mesh.py), stopping (test_actor_stop.py), commands (test_spawn_options.py).
+value meshes (tests/unit/test_value_mesh.py), stopping (memory_network/test_stop.py), commands (test_spawn_options.py).
 """
 
 import asyncio

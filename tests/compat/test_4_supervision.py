@@ -1,6 +1,6 @@
 """Section 4: supervision.
 
-Elsewhere in tests/cluster: who is told (test_actor_supervision.py), stops (test_actor_stop.py), recursive stops
+Elsewhere: who is told (test_supervision.py), stops (test_stop.py), recursive stops
 (test_actor_nesting.py), scripts and exit codes (test_actor_main.py), healing (memory_network/test_heal.py).
 """
 

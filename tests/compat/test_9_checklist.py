@@ -1,6 +1,6 @@
 """Section 9: what is easily missed. Most of the list is in the modules of its sections; here are whole programs.
 
-Elsewhere: counts of `__supervise__` (tests/cluster/test_actor_supervision.py), exit codes (test_actor_main.py),
+Elsewhere: counts of `__supervise__` (tests/memory_network/test_supervision.py), exit codes (test_actor_main.py),
 killed clients (test_worker_loop.py, test_faults_kill.py), host stop and reconnect (test_worker_loop.py).
 """
 
