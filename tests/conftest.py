@@ -22,7 +22,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in what a shell runs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
-    "ours", max_examples=tries(100), deadline=None, derandomize=EFFORT == 1, print_blob=True, database=None
+    "ours", max_examples=tries(60), deadline=None, derandomize=EFFORT == 1, print_blob=True, database=None
 )
 settings.load_profile("ours")
 
