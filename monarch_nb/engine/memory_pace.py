@@ -111,14 +111,13 @@ class MemoryPace:
     def _rests(self, cell: ActorCell) -> bool:
         if cell.ended or cell.ending:
             return True
-        running = len(cell.running_now()) or int(cell.state == "starting")
-        waits = running <= self._inside[cell] or (
-            isinstance(cell.executor, AsyncExecutor) and _rests(cell.executor.loop)
-        )
-        return waits and (running > 0 or not cell.queued())
+        executor = cell.executor
+        if _loop_rests(executor.loop) if isinstance(executor, AsyncExecutor) else executor.resting:
+            return True
+        return self._inside[cell] >= max(1, len(cell.running_now()))
 
 
-def _rests(loop: asyncio.AbstractEventLoop | None) -> bool:
+def _loop_rests(loop: asyncio.AbstractEventLoop | None) -> bool:
     """Whether a loop runs nothing, waits for no point in time and for no thread of its own; False where asyncio does
     not show that."""
     if loop is None or asyncio.current_task(loop) is not None:

@@ -63,6 +63,7 @@ class SyncExecutor:
         self._items: deque[Message] = deque()  # the queue's tokens stand for these: they can be looked at
         self._control: deque[Callable[[], Any]] = deque()
         self._main = main
+        self._idle = False
         self.thread = (
             threading.main_thread()
             if main
@@ -87,6 +88,11 @@ class SyncExecutor:
     def waiting(self) -> "list[Message]":
         """What waits, in order."""
         return list(self._items)
+
+    @property
+    def resting(self) -> bool:
+        """Whether its thread waits for the next message, and there is none."""
+        return self._idle and not self._items and not self._control
 
     def drain(self) -> "list[Message]":
         """Takes out all that wait."""
@@ -125,7 +131,9 @@ class SyncExecutor:
     def _step(self) -> None:
         if not self._items:
             self._before_wait(self._wanted)
+        self._idle = True
         token = self._queue.get()
+        self._idle = False
         while self._control and not self._cell.ending:
             self._control.popleft()()
         if token and not self._cell.ending and self._items:
