@@ -3,7 +3,8 @@
 A batch is one list of numbers and the objects that its `OBJECT` commands take, in order. An operation is
 `[plan, (seed), tensors…, floats…, results…]`: tensors by number, floats as they are. What the plan does with them, and
 how many there are, was told once, in its `Define`. A tensor that nobody refers to any more is `[FREE, number]`, in the
-same order, so that workers need no more memory than a program that runs locally.
+same order, so that workers need no more memory than a program that runs locally. What is asked for comes back with the
+answer to its batch.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from monarch_nb.tensor.propagation import Layout, Meta, Program
 
 OBJECT = -1  # the next of the batch's objects
 FREE = -2
-FIRST_MAKING = -3  # plans that make something of nothing count down from here, those of operations up from 1
+WHOLE = -3  # asks for the whole of a tensor: `[WHOLE, number]`, rank 0 of the mesh answers
+NUMBER = -4  # asks for its one element, likewise
+SHARDS = -5  # asks for each rank's part of it
+FIRST_MAKING = -16  # plans that make something of nothing count down from here, those of operations up from 1
 
 Number = int | float
 
@@ -69,20 +73,6 @@ class Put:
 
 
 @dataclass(frozen=True)
-class Fetch:
-    """Asks for the whole of a tensor: rank 0 of the mesh answers."""
-
-    tensor: int
-
-
-@dataclass(frozen=True)
-class FetchShards:
-    """Asks for each rank's part of a tensor."""
-
-    tensor: int
-
-
-@dataclass(frozen=True)
 class Run:
     """Runs a function on each rank. Tensors of the mesh among its arguments come as the rank's part of them."""
 
@@ -98,4 +88,4 @@ class TensorOf:
     number: int
 
 
-Command = Open | Define | Making | Put | Fetch | FetchShards | Run
+Command = Open | Define | Making | Put | Run

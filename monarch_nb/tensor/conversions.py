@@ -23,11 +23,13 @@ def _share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _whole(args[0], "item").item()
+    return args[0].reference.stream.number_in(args[0].reference.number, "item")
 
 
 def _truth(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return bool(_whole(args[0], "bool"))
+    if args[0].numel() != 1:
+        raise RuntimeError(f"the truth of a tensor of shape {tuple(args[0].shape)} is ambiguous: use .any() or .all()")
+    return bool(args[0].reference.stream.number_in(args[0].reference.number, "bool"))
 
 
 def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import Replicate
 
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.tensor.commands import Define, FetchShards, Put
+from monarch_nb.tensor.commands import SHARDS, Define, Put
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.propagation import Meta, Placements, Plan, PropagationError, replicated
 from monarch_nb.tensor.sharding import placements_of
@@ -60,7 +60,7 @@ class MeshTensor(torch.Tensor):
 
     def local_shards(self) -> ValueMesh[torch.Tensor]:
         """What each process holds of it, as local tensors; blocks and raises as `full_tensor` does."""
-        return self.reference.stream.ask(FetchShards(self.reference.number), "local_shards")
+        return self.reference.stream.ask((SHARDS, self.reference.number), "local_shards")
 
     def tolist(self) -> Any:
         """Its values as nested lists; blocks and raises as `full_tensor` does."""

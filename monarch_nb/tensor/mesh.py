@@ -182,7 +182,7 @@ class Mesh(MeshTrait):
         each returned; blocks. Raises TensorError with what it raised, on which ranks.
         """
         sent = Run(function, _told(args), _told(kwargs))
-        return self.stream.ask(sent, "execute")
+        return self.stream.run_everywhere(sent)
 
     def synchronise(self) -> None:
         """Blocks until all that was issued has run. Raises TensorError for what failed of it."""

@@ -47,7 +47,7 @@ class Processes:
         first: Any = part_of(workers, region_of(workers).flatten("rank").slice(rank=0))
         at = first.keep_store.call_one(one_host).get()
         self.generation += 1
-        self.workers.join.call(at, self.generation, len(self._procs), self.device).get()
+        self.workers.join.call(at, self.generation, len(self._procs), layout.per_host, self.device).get()
 
     def sender(self, region: Region) -> Callable[..., Future[ValueMesh[Any]]]:
         """What hands a batch to the workers of some of the processes."""

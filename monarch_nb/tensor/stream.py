@@ -16,7 +16,7 @@ import torch
 
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, runtime
-from monarch_nb.tensor.commands import FREE, OBJECT, Command, Fetch, FetchShards, Number, Run, encode_numbers
+from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, WHOLE, Command, Number, Run, encode_numbers
 from monarch_nb.tensor.errors import ContentsLostError, Failure, TensorError, by_operation
 from monarch_nb.tensor.flusher import Flusher
 from monarch_nb.tensor.origin import Place, origin_of, place
@@ -28,6 +28,7 @@ BATCH = 256  # commands that are sent together
 AHEAD = 4096  # commands that may be under way: the controller waits then
 BYTES_AHEAD = 64 << 20  # of tensors on their way to workers
 
+TOLD = 3  # further failed operations that an error names
 KEPT = 256  # failed operations that are remembered, for whoever fetches what they should have made
 
 logger = logging.getLogger(__name__)
@@ -238,14 +239,22 @@ class Stream:
 
     # -- synchronising ----------------------------------------------------------------------------------------------
 
-    def ask(self, command: Fetch | FetchShards | Run, what: str) -> ValueMesh[Any]:
+    def run_everywhere(self, command: Run) -> ValueMesh[Any]:
+        """What a function gives on each rank. As `ask` does."""
+        with self._lock, self._issuing:
+            self._objects.append(command)
+            return self.ask((OBJECT,), "execute")
+
+    def ask(self, command: tuple[Number, ...], what: str) -> ValueMesh[Any]:
         """What each rank answers to a command; blocks until all that was issued before has run.
 
         Raises TensorError for an operation that failed, DeviceMeshError where the mesh is broken.
         """
-        self.table.synchronised(place(), what)
-        batch = self.send_asking(command)
-        answers = self._take(batch)
+        where = place()
+        self.table.synchronised(where, what)
+        if self.lost is not None:
+            raise ContentsLostError(self.lost)
+        answers = self._take(self._send_asking(command, where))
         self.raise_failures()
         values = ValueMesh(answers.extent, [values[-1] for _, (_, values) in answers])
         lost = [value for _, value in values if isinstance(value, Failure)]
@@ -256,14 +265,19 @@ class Stream:
 
     def fetch(self, number: int, what: str) -> torch.Tensor:
         """The whole of a tensor, as a local one; `what` is how the program asked for it. As `ask` does."""
-        return cast(torch.Tensor, self.ask(Fetch(number), what).get(0))
+        return cast(torch.Tensor, self.ask((WHOLE, number), what).get(0))
 
-    def send_asking(self, command: Fetch | FetchShards | Run) -> Batch:
+    def number_in(self, number: int, what: str) -> Any:
+        """The one element of a tensor, as Python's. As `ask` does."""
+        return self.ask((NUMBER, number), what).get(0)
+
+    def _send_asking(self, command: tuple[Number, ...], where: Place | None) -> Batch:
         """Sends all that was issued, and then a command, whose answer is the last in that of the batch."""
         self._heed()
         self._keep_close()
-        with self._lock, self._issuing:
-            self.tell(command)
+        with self._lock:
+            self.places.append(where)
+            self.queue.append(command)
             batch = held_back(self._cut)
         assert batch is not None
         return batch
@@ -281,6 +295,8 @@ class Stream:
             return
         error, *others = self._untold
         self._untold.clear()
-        for other in others:
+        for other in others[:TOLD]:
             error.add_note(f"then: {other.summary}")
+        if len(others) > TOLD:
+            error.add_note(f"and {len(others) - TOLD} operations more")
         raise error

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import msgspec
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
@@ -43,7 +44,7 @@ class World:
             self._at = StoreAt(host, port)
         return self._at
 
-    def join(self, at: StoreAt, generation: int, rank: int, size: int, device: str) -> None:
+    def join(self, at: StoreAt, generation: int, rank: int, size: int, per_host: int, device: str) -> None:
         """Becomes a member; blocks until all are. One of an earlier generation is let go first.
 
         Raises RuntimeError where the process has a group of somebody else's.
@@ -54,6 +55,7 @@ class World:
                 "processes that have none, or call torch.distributed.destroy_process_group() there first"
             )
         self.leave()
+        _share_cores(per_host)
         if at.host == _LOOPBACK and "GLOO_SOCKET_IFNAME" not in os.environ:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
         store = TCPStore(at.host, at.port, is_master=False)
@@ -72,6 +74,13 @@ class World:
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
         self._ours = False
+
+
+def _share_cores(processes: int) -> None:
+    """More threads than cores would wait for each other, spinning: collectives then take tens of milliseconds."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // processes))
 
 
 def _name() -> str:

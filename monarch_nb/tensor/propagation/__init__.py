@@ -7,7 +7,7 @@ Runner(plan.program, mesh)(local_tensors, scalars)     # on every rank
 
 from .accounting import Ledger
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
-from .execute import Runner
+from .execute import Runner, overload
 from .lines import user_line
 from .meta import Layout, Meta, Placements, replicated
 from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, Result, Scalar, Slot, Write
@@ -35,6 +35,7 @@ __all__ = [
     "Slot",
     "ViewWriteError",
     "Write",
+    "overload",
     "replicated",
     "user_line",
 ]

@@ -7,89 +7,147 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from .direct import Watch, ran_directly
 from .meta import Meta, dense
-from .plan import Call, Local, Program, Redistribute, Scalar, Slot, Write
+from .plan import Call, Local, Program, Redistribute, Scalar, Slot, Step, Write
 
 __all__ = ["Runner"]
+
+Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
 
 
 class Runner:
     """Runs one program on a mesh of which this process is a rank. Made once per program.
 
-    Calling it blocks as its collectives do, and raises what its operations raise.
+    Calling it blocks as its collectives do, and raises what its operations raise. The first call, and each until one
+    has ended well, asks PyTorch's sharded tensors; from then on it is one generated function.
     """
 
     def __init__(self, program: Program, mesh: DeviceMesh) -> None:
         self._program = program
         self._mesh = mesh
-        self._steps = [self._compiled(step) for step in program.steps]
-        self._empty = [None] * (program.registers - program.inputs)
+        self._run: Run | None = None
 
     def __call__(self, tensors: Sequence[DTensor], scalars: Sequence[float] = ()) -> list[DTensor]:
         """The new tensors, in the order of `program.results`. Arguments that are written to change in place."""
-        registers: list[object] = [*tensors, *self._empty]
+        if self._run is not None:
+            return self._run(tensors, scalars)
+        program = self._program
+        registers: list[object] = [*tensors, *[None] * (program.registers - program.inputs)]
+        writer = _Writer(program, self._mesh)
         with torch.no_grad():
-            for step in self._steps:
-                step(registers, scalars)
-        return [registers[at] for at in self._program.results]  # type: ignore[misc]
+            for step in program.steps:
+                if isinstance(step, Call):
+                    self._first_call(step, registers, scalars, writer)
+                else:
+                    writer.once(step, registers, scalars)
+        self._run = writer.finished()
+        return [registers[at] for at in program.results]  # type: ignore[misc]
 
-    def _compiled(self, step: object) -> Callable[[list[object], Sequence[float]], None]:
+    def _first_call(self, step: Call, registers: list[object], scalars: Sequence[float], writer: "_Writer") -> None:
+        args = [_value(a, registers, scalars) for a in step.args]
+        kwargs = {name: _value(a, registers, scalars) for name, a in step.kwargs.items()}
+        with Watch() as watch:
+            result = overload(step.operation)(*args, **kwargs)
+        direct = ran_directly(step, watch, registers, result)
+        for value, register in zip(_leaves(result), step.out, strict=True):
+            if register is not None:
+                registers[register] = value
+        if direct is None:
+            writer.call(step)
+        else:
+            writer.on_shards(step.operation, *direct[:2], step.out, direct[2])
+
+
+class _Writer:
+    """The source of a program's function, while it is written."""
+
+    def __init__(self, program: Program, mesh: DeviceMesh) -> None:
+        self._program, self._mesh = program, mesh
+        self._names: dict[str, object] = {"mesh": mesh, "tensor": DTensor._dtensor__new__, "kind": DTensor}
+        self._lines: list[str] = []
+        inputs = "".join(f"r{at}, " for at in range(program.inputs))
+        if inputs:
+            self._lines.append(f"{inputs}= t")
+
+    def finished(self) -> Run:
+        """The function of tensors and numbers."""
+        results = ", ".join(f"r{at}" for at in self._program.results)
+        source = "\n ".join(["def run(t, s):", *self._lines, f"return [{results}]"])
+        exec(source, self._names)
+        return self._names["run"]  # type: ignore[return-value]
+
+    def once(self, step: Step, registers: list[object], scalars: Sequence[float]) -> None:
+        """Takes a step that is not PyTorch's sharded operation, and writes it down."""
+        first = len(self._lines)
         match step:
-            case Call():
-                return self._call(step)
             case Local():
-                return self._local(step)
+                specs = tuple(None if meta is None else self._spec(meta) for meta in step.metas)
+                self.on_shards(step.operation, step.args, step.kwargs, step.out, specs)
             case Redistribute():
-                return self._redistribute(step)
-            case Write(target, source):
+                moved = f"r{step.source}.redistribute(mesh, {self._constant(step.placements)})"
+                if step.stride is not None:
+                    moved = f"{self._constant(_laid_out)}({moved}, {self._constant(step.stride)})"
+                self._lines.append(f"r{step.out} = {moved}")
+            case Write():
+                self._lines.append(f"r{step.target}._local_tensor.copy_(r{step.source}._local_tensor)")
+        names = {**self._names, "s": scalars, **{f"r{at}": value for at, value in enumerate(registers)}}
+        exec("\n".join(self._lines[first:]), names)
+        for at in range(len(registers)):
+            registers[at] = names[f"r{at}"]
 
-                def write(registers: list[object], scalars: Sequence[float]) -> None:
-                    _dtensor(registers[target])._local_tensor.copy_(_dtensor(registers[source])._local_tensor)
+    def call(self, step: Call) -> None:
+        """PyTorch's own sharded operation."""
+        call = f"{self._constant(overload(step.operation))}({self._arguments(step.args, step.kwargs, '')})"
+        kept = [at for at in step.out if at is not None]
+        if len(step.out) == 1 and kept:
+            self._lines.append(f"r{kept[0]}, = {self._constant(_leaves)}({call})")
+        elif kept:
+            self._lines.append(f"o = {self._constant(_leaves)}({call})")
+            self._lines += [f"r{register} = o[{at}]" for at, register in enumerate(step.out) if register is not None]
+        else:
+            self._lines.append(call)
 
-                return write
-        raise TypeError(f"{step!r} is no step")
+    def on_shards(
+        self,
+        operation: str,
+        args: Sequence[object],
+        kwargs: dict[str, object],
+        out: Sequence[int | None],
+        specs: Sequence[DTensorSpec | None],
+    ) -> None:
+        """An operation on this rank's shards, whose results are shards of tensors with these specs."""
+        arguments = self._arguments(args, kwargs, "._local_tensor")
+        call = f"{self._constant(overload(operation))}({arguments})"
+        kept = [(at, register, spec) for at, (register, spec) in enumerate(zip(out, specs, strict=True)) if spec]
+        if not kept:
+            self._lines.append(call)
+            return
+        returns = overload(operation)._schema.returns
+        single = len(returns) == 1 and not isinstance(returns[0].type, torch.ListType)
+        nested = len(returns) > 1 and any(isinstance(one.type, torch.ListType) for one in returns)
+        self._lines.append(f"o = {self._constant(_leaves)}({call})" if nested else f"o = {call}")
+        for at, register, spec in kept:
+            shard = "o" if single else f"o[{at}]"
+            self._lines.append(f"r{register} = tensor(kind, {shard}, {self._constant(spec)}, requires_grad=False)")
 
-    def _call(self, step: Call) -> Callable[[list[object], Sequence[float]], None]:
-        operation, args, kwargs, out = overload(step.operation), step.args, step.kwargs, step.out
+    def _arguments(self, args: Sequence[object], kwargs: dict[str, object], part: str) -> str:
+        named = (f"{name}={self._written(value, part)}" for name, value in kwargs.items())
+        return ", ".join((*(self._written(value, part) for value in args), *named))
 
-        def call(registers: list[object], scalars: Sequence[float]) -> None:
-            result = operation(
-                *[_value(a, registers, scalars) for a in args],
-                **{name: _value(a, registers, scalars) for name, a in kwargs.items()},
-            )
-            _keep(result, out, registers)
+    def _written(self, value: object, part: str) -> str:
+        if isinstance(value, Slot):
+            return f"r{value.register}{part}"
+        if isinstance(value, Scalar):
+            return f"s[{value.index}]"
+        if isinstance(value, list | tuple) and any(map(_has_slot, value)):
+            return f"[{', '.join(self._written(each, part) for each in value)}]"
+        return self._constant(value)
 
-        return call
-
-    def _local(self, step: Local) -> Callable[[list[object], Sequence[float]], None]:
-        operation, args, kwargs, out = overload(step.operation), step.args, step.kwargs, step.out
-        specs = [None if meta is None else self._spec(meta) for meta in step.metas]
-
-        def local(registers: list[object], scalars: Sequence[float]) -> None:
-            result = operation(
-                *[_shard(_value(a, registers, scalars)) for a in args],
-                **{name: _shard(_value(a, registers, scalars)) for name, a in kwargs.items()},
-            )
-            for value, register, spec in zip(_leaves(result), out, specs, strict=True):
-                if register is not None and spec is not None:
-                    registers[register] = DTensor(value, spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-        return local
-
-    def _redistribute(self, step: Redistribute) -> Callable[[list[object], Sequence[float]], None]:
-        source, placements, out, stride, mesh = step.source, step.placements, step.out, step.stride, self._mesh
-
-        def redistribute(registers: list[object], scalars: Sequence[float]) -> None:
-            placed = _dtensor(registers[source]).redistribute(mesh, placements)
-            if stride is not None:
-                local = placed._local_tensor
-                wanted = dense(stride, local.shape)
-                if local.stride() != wanted:
-                    laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
-                    placed = DTensor(laid.copy_(local), placed._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-            registers[out] = placed
-
-        return redistribute
+    def _constant(self, value: object) -> str:
+        name = f"k{len(self._names)}"
+        self._names[name] = value
+        return name
 
     def _spec(self, meta: Meta) -> DTensorSpec:
         facts = TensorMeta(torch.Size(meta.shape), meta.stride, meta.dtype)
@@ -97,11 +155,30 @@ class Runner:
 
 
 def overload(name: str) -> torch._ops.OpOverload:
-    """The operation that a name (`aten.add.Tensor`) means."""
+    """The operation that a name (`aten.add.Tensor`) means. Raises LookupError where this process has none."""
     namespace, packet, variant = name.split(".")
-    found = getattr(getattr(getattr(torch.ops, namespace), packet), variant)
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), packet), variant)
+    except AttributeError:
+        raise LookupError(
+            f"this process has no operation {name}: import what registers it on the workers too, as in a set-up cell"
+        ) from None
     assert isinstance(found, torch._ops.OpOverload)
     return found
+
+
+def _laid_out(placed: DTensor, stride: tuple[int, ...]) -> DTensor:
+    """The same with shards that lie in memory in the order of these (global) strides."""
+    local = placed._local_tensor
+    wanted = dense(stride, local.shape)
+    if local.stride() == wanted:
+        return placed
+    laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
+    return DTensor(laid.copy_(local), placed._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def _has_slot(value: object) -> bool:
+    return isinstance(value, Slot | Scalar) or (isinstance(value, list | tuple) and any(map(_has_slot, value)))
 
 
 def _value(given: object, registers: list[object], scalars: Sequence[float]) -> object:
@@ -115,26 +192,7 @@ def _value(given: object, registers: list[object], scalars: Sequence[float]) -> 
     return given
 
 
-def _shard(given: object) -> object:
-    if isinstance(given, DTensor):
-        return given._local_tensor
-    if isinstance(given, list | tuple):
-        return type(given)(map(_shard, given))
-    return given
-
-
-def _dtensor(value: object) -> DTensor:
-    assert isinstance(value, DTensor)
-    return value
-
-
-def _leaves(result: object) -> list[torch.Tensor | None]:
+def _leaves(result: object) -> list[object]:
     if isinstance(result, list | tuple):
         return [leaf for each in result for leaf in _leaves(each)]
     return [result if isinstance(result, torch.Tensor) else None]
-
-
-def _keep(result: object, out: tuple[int | None, ...], registers: list[object]) -> None:
-    for value, register in zip(_leaves(result), out, strict=True):
-        if register is not None:
-            registers[register] = value

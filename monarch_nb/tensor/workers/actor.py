@@ -36,10 +36,10 @@ class TensorWorker(Actor):
         return self._member.keep_store(one_host)
 
     @endpoint
-    def join(self, at: StoreAt, generation: int, size: int, device: str) -> None:
+    def join(self, at: StoreAt, generation: int, size: int, per_host: int, device: str) -> None:
         """Becomes a member of the world's process group; all streams of an earlier one end."""
         self._sessions.clear()
-        self._member.join(at, generation, self._rank(), size, device)
+        self._member.join(at, generation, self._rank(), size, per_host, device)
 
     @endpoint
     def batch(self, stream: int, number: int, first: int, numbers: bytes, objects: tuple[Any, ...]) -> Receipt:

@@ -8,12 +8,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from monarch_nb.tensor.commands import Making
-from monarch_nb.tensor.workers.named import operation_named
+from monarch_nb.tensor.propagation import overload
 
 
 def maker(told: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
     """What makes the tensor that was told of."""
-    operation = operation_named(told.operation)
+    operation = overload(told.operation)
     meta, device = told.made, torch.device(mesh.device_type)
 
     def whole() -> DTensor:

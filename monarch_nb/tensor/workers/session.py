@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from monarch_nb.tensor.commands import (
     FREE,
+    NUMBER,
     OBJECT,
+    SHARDS,
+    WHOLE,
     Define,
-    Fetch,
-    FetchShards,
     Making,
     Number,
     Put,
@@ -23,6 +24,8 @@ from monarch_nb.tensor.commands import (
 )
 from monarch_nb.tensor.errors import Failure
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
+
+_ASKING = frozenset({WHOLE, NUMBER, SHARDS})
 
 
 class Lost:
@@ -70,6 +73,10 @@ class Session:
                     at += 1
                     self._object(waiting.popleft(), values)
                     continue
+                if code in _ASKING:
+                    self._asked(code, numbers[at + 1], values)
+                    at += 2
+                    continue
                 plan = plans[code]
                 command = numbers[at : at + plan.length]
                 try:
@@ -79,27 +86,44 @@ class Session:
                 at += plan.length
         return self._failures, values
 
-    def tensor(self, number: int) -> Any:
+    def tensor(self, number: Number) -> Any:
         """A tensor by its number. Raises LostInputError for one that could not be made."""
         value = self.env[number]
         if isinstance(value, Lost):
             raise LostInputError(value.failure)
         return value
 
+    # -- what is asked for ------------------------------------------------------------------------------------------
+
+    def _asked(self, code: Number, number: Number, values: list[Any]) -> None:
+        try:
+            values.append(self._answer(code, self.tensor(number)))
+        except BaseException as error:
+            values.append(self._failure("full_tensor" if code != SHARDS else "local_shards", error))
+
+    def _answer(self, code: Number, tensor: DTensor) -> Any:
+        if code == SHARDS:
+            return tensor.to_local().cpu()
+        whole = tensor if all(one.is_replicate() for one in tensor.placements) else tensor.redistribute(
+            self._mesh, [Replicate()] * self._mesh.ndim
+        )  # fmt: skip
+        if self._rank:
+            return None
+        local = whole.to_local()
+        return local.item() if code == NUMBER else local.cpu()
+
     # -- what is no operation ---------------------------------------------------------------------------------------
 
     def _object(self, command: Any, values: list[Any]) -> None:
-        asked = isinstance(command, Fetch | FetchShards | Run)
         try:
             value = self._do(command)
         except BaseException as error:
-            failure = self._failure(type(command).__name__.lower(), error)
+            value = failure = self._failure(type(command).__name__.lower(), error)
             if isinstance(command, Put):
                 self.env[command.result] = Lost(failure)
             elif isinstance(command, Define | Making):
                 self._plans[command.number] = Unusable(command, failure)
-            value = failure
-        if asked:
+        if isinstance(command, Run):
             values.append(value)
 
     def _do(self, command: Any) -> Any:
@@ -109,11 +133,6 @@ class Session:
             case Put():
                 tensor = command.tensor.to(self._mesh.device_type)
                 self.env[command.result] = distribute_tensor(tensor, self._mesh, command.placements, src_data_rank=None)
-            case Fetch():
-                whole = self.tensor(command.tensor).full_tensor()
-                return whole.cpu() if self._rank == 0 else None
-            case FetchShards():
-                return self.tensor(command.tensor).to_local().detach().cpu()
             case Run():
                 args = [self._local(value) for value in command.args]
                 kwargs = {name: self._local(value) for name, value in command.kwargs.items()}
