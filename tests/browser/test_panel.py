@@ -192,6 +192,25 @@ def test_lines_are_shown_as_they_are_written(panel: Panel) -> None:
     panel.node.locator(".mnb-line", has_text="gpus=3").filter(has_text="one step").first.wait_for(timeout=10_000)
 
 
+TICKS = """
+from monarch_kernel.views import LiveView, register, unregister
+SCRIPT = 'export default {render({model, el}) {\\n' \
+    'model.on("msg:custom", (m) => { if (m.type === "ticks") el.textContent = `tick ${m.count}`; });\\n' \
+    'model.send({type: "watch", topic: "ticks", id: "t1"});}}'
+def feed(watch):
+    watch.tell(count=7)
+    return lambda: None
+register(LiveView(name="ticks", title="Ticks", script=lambda: SCRIPT, feed=feed))
+"""
+
+
+def test_a_view_that_the_kernel_brings_has_a_section_and_is_drawn_there(panel: Panel) -> None:
+    panel.lab.run(TICKS)
+    panel.node.locator("#mnb-section-view-ticks", has_text="tick 7").wait_for(timeout=10_000)
+    panel.lab.run("unregister('ticks')")
+    panel.node.locator("#mnb-section-view-ticks").wait_for(state="detached", timeout=10_000)
+
+
 def test_a_page_loaded_again_while_a_cell_blocks_shows_it_all_again_and_lives(panel: Panel) -> None:
     shown = panel.shown
     panel.lab.start("trainers.slice(gpus=3).step.call_one(3600).get()")

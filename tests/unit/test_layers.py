@@ -2,8 +2,10 @@
 
 import ast
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -131,6 +133,9 @@ def test_every_module_of_the_library_imports_only_from_its_row_or_above() -> Non
 
 
 LARGEST_CIRCLE = 3  # files
+LARGEST_PACKAGE = 30  # modules of its own, without those of packages in it
+LONGEST_MODULE = 400  # lines
+USUAL_MODULE = 130  # the median
 
 
 def graph() -> dict[str, set[str]]:
@@ -182,6 +187,15 @@ def test_no_circle_of_imports_is_larger_than_three_files() -> None:
 def test_circles_are_seen() -> None:
     edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"f", "a"}}
     assert circles(edges) == [{"a", "b", "c"}]
+
+
+def test_modules_are_short_and_packages_are_small() -> None:
+    paths = [path for top in ("monarch_nb", "kernel_ext") for path in (ROOT / top).rglob("*.py")]
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in paths}
+    assert {name: count for name, count in lines.items() if count > LONGEST_MODULE} == {}
+    assert median(lines.values()) <= USUAL_MODULE
+    modules = Counter(path.parent for path in paths if path.name != "__init__.py")
+    assert {str(package): count for package, count in modules.items() if count > LARGEST_PACKAGE} == {}
 
 
 def test_every_package_of_the_library_has_a_row() -> None:

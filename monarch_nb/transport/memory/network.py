@@ -160,8 +160,6 @@ class MemoryNode:
         """Sends to `dst` that wait for credits."""
         return sum(len(end.waiting) for end in self._ends.values() if end.peer == dst)
 
-    # how
-
     def _end_to(self, dst: str, lane: int) -> _End:
         for wire in ((self.address, dst, lane), (dst, self.address, lane)):
             end = self._ends.get(wire)
@@ -257,8 +255,8 @@ class MemoryNode:
             self._network.clock.later(pause, lambda: self._tick(end, when))
 
     def _tick(self, end: _End, when: float) -> None:
-        if end.tick_at != when:
-            return  # one that came earlier took its place
+        if end.tick_at != when:  # one that came earlier took its place
+            return
         end.tick_at = None
         if self.alive and self.reads:
             self._do(end, end.link.tick(self._network.clock.now))
@@ -373,7 +371,6 @@ class MemoryNetwork:
             else:
                 self._last[way] = when
             peer = self._nodes[end.peer]
-
             self.travelling += 1
 
             def arrive(peer: MemoryNode = peer) -> None:
