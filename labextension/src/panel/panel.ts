@@ -80,7 +80,7 @@ export class MonarchPanel extends SidePanel {
   /** Who opens a section wants to see it: those that were open before share what it leaves. */
   private _opened(index: number): void {
     const widgets = this._accordion.widgets;
-    if (widgets[index].isHidden) return;
+    if (widgets[index]?.isHidden ?? true) return;
     this._accordion.setRelativeSizes(widgets.map((widget, at) => (widget.isHidden ? 0 : at === index ? 6 : at === 0 ? 3 : 2)));
   }
 
