@@ -1,6 +1,7 @@
 """A cluster of several hosts inside the test: real actors, supervision and meshes; simulated network and time."""
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,12 @@ class Counter(Actor):
     @endpoint
     def ask_back(self, other: Any, me: Any) -> Any:
         return other.ask.call_one(me).get()
+
+    @endpoint
+    def work(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
 
     @endpoint
     def fail(self) -> None:
@@ -77,6 +84,33 @@ def test_a_call_is_late_only_once_so_much_time_has_passed(two: Cluster) -> None:
     two.advance(2)
     with pytest.raises(TimeoutError, match="30 s"):
         late.get(SOON)
+
+
+def test_time_runs_to_what_is_due_while_the_test_waits_and_nobody_works(two: Cluster) -> None:
+    _, actors = counters(two)
+    with pytest.raises(TimeoutError, match="3600 s"):
+        actors.wait.options(timeout=3600).call().get()
+    assert 3600 <= two.now < 3700
+
+
+def test_time_does_not_run_ahead_of_a_wait_with_a_limit(two: Cluster) -> None:
+    _, actors = counters(two)
+    late = actors.wait.options(timeout=30).call()
+    with pytest.raises(TimeoutError, match=r"0\.05 s"):
+        late.get(0.05)
+    assert two.now < 29
+    assert not late.done()
+
+
+def test_time_passes_as_real_time_does_while_an_actor_works(two: Cluster) -> None:
+    _, actors = counters(two)
+    actors.add.call(1).get(SOON)
+    two.settle()
+    late = actors.slice(hosts=1).wait.options(timeout=30).call()
+    before = two.now
+    actors.slice(hosts=0, gpus=0).work.call_one(0.2).get(SOON)
+    assert 0.1 < two.now - before < 29
+    assert not late.done()
 
 
 def test_a_host_that_cannot_be_reached_is_lost_after_its_lease_and_can_be_healed_once_it_is_back(two: Cluster) -> None:
