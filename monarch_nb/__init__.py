@@ -61,6 +61,7 @@ _MODULES = frozenset(
     {
         "actor",
         "config",
+        "data",
         "debug",
         "distributed",
         "exceptions",

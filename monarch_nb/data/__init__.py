@@ -1,0 +1,10 @@
+"""Feeding a mesh: record batches of a query or a data set, to the ranks that work on them.
+
+feed = Feed(query, workers, batch_size=256)    # Polars, DuckDB, pyarrow, any iterable of batches
+trainers.train.call(feed).get()                # in there: `for batch in feed: batch["x"]`, a tensor
+"""
+
+from monarch_nb.data.arrow import ArrowError
+from monarch_nb.data.feed import Feed
+
+__all__ = ["ArrowError", "Feed"]

@@ -1,0 +1,108 @@
+"""Batches of any sizes become batches of one size, and these the parts of ranks: without I/O, and without copies where
+a batch lies in one piece."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+__all__ = ["Batch", "Rows", "batches_of", "rows_of"]
+
+Batch = dict[str, Any]  # columns by name: arrays, tensors or lists of one length
+
+
+def rows_of(batch: Mapping[str, Any]) -> int:
+    """How many rows a batch has. Raises ValueError where its columns differ."""
+    counts = {name: len(column) for name, column in batch.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"the columns of a batch have one length, and not {counts}")
+    return next(iter(counts.values()), 0)
+
+
+def batches_of(source: Any) -> Iterator[Batch]:
+    """The batches of a source: an object with the Arrow PyCapsule interface, or an iterable of mappings of columns.
+
+    A torch data set that gives samples one by one gives batches of one row.
+    """
+    if hasattr(source, "collect") and not hasattr(source, "__arrow_c_stream__"):
+        source = source.collect()  # a lazy frame
+    if hasattr(source, "__arrow_c_stream__"):
+        from monarch_nb.data.arrow import batches_of_stream
+
+        yield from batches_of_stream(source)
+        return
+    for item in source:
+        if isinstance(item, Mapping):
+            yield {name: _column(value) for name, value in item.items()}
+        elif isinstance(item, tuple | list):
+            yield {str(place): _column(value) for place, value in enumerate(item)}
+        else:
+            yield {"0": _column(item)}
+
+
+def _column(value: Any) -> Any:
+    """A value with rows as it is; a single number or text, or an array without dimensions, as a column of one row."""
+    if isinstance(value, list):
+        return value
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return [value] if isinstance(value, str) else _array([value])
+    return value if len(shape) else value.reshape(1)
+
+
+def _array(values: list[Any]) -> Any:
+    import numpy as np
+
+    return np.asarray(values)
+
+
+class Rows:
+    """Takes rows from batches of any sizes."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches = iter(batches)
+        self._left: deque[tuple[Batch, int]] = deque()  # batches that were begun, and the rows gone from them
+
+    def skip(self, count: int) -> int:
+        """Leaves out rows; how many there were."""
+        return sum(size for _, _, size in self._pieces(count))
+
+    def take(self, count: int) -> Batch | None:
+        """The next rows, fewer at the end; None after it."""
+        pieces = [
+            {name: column[start : start + size] for name, column in batch.items()}
+            for batch, start, size in self._pieces(count)
+        ]
+        if len(pieces) < 2:
+            return pieces[0] if pieces else None
+        return {name: _joined([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    def _pieces(self, count: int) -> Iterator[tuple[Batch, int, int]]:
+        while count:
+            if not self._left:
+                batch = next(self._batches, None)
+                if batch is None:
+                    return
+                self._left.append((batch, 0))
+                continue
+            batch, gone = self._left.popleft()
+            size = min(count, rows_of(batch) - gone)
+            if gone + size < rows_of(batch):
+                self._left.appendleft((batch, gone + size))
+            if size:
+                yield batch, gone, size
+            count -= size
+
+
+def _joined(columns: list[Any]) -> Any:
+    if isinstance(columns[0], list):
+        return [value for column in columns for value in column]
+    join: Callable[[list[Any]], Any]
+    if type(columns[0]).__module__.startswith("torch"):
+        import torch
+
+        join = torch.cat
+    else:
+        import numpy as np
+
+        join = np.concatenate
+    return join(columns)

@@ -1,0 +1,175 @@
+"""Feeds: ranks get their parts, nobody gets ahead, and whoever dies goes on where it was."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, heal_mesh, this_host
+from monarch_nb.data import Feed
+from tests.cluster.actor_tools import Faults
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
+
+
+class Reader(Actor):
+    """Iterates."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    @endpoint
+    def rows(self, feed: Feed, limit: int = 10**9) -> list[list[int]]:
+        seen: list[list[int]] = []
+        for batch in feed:
+            seen.append(batch["x"].tolist())
+            if len(seen) == limit:
+                break
+        return seen
+
+    @endpoint
+    def die_after(self, feed: Feed, count: int) -> None:
+        for number, _ in enumerate(feed, 1):
+            if number == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    @endpoint
+    def own_feed(self, mesh: Any) -> Feed:
+        """A loader: the source is here."""
+        return fed(batches(40, 10), mesh, batch_size=5)
+
+
+class Later(Actor):
+    """Iterates where others run meanwhile."""
+
+    @endpoint
+    async def rows(self, feed: Feed) -> list[list[int]]:
+        return [batch["x"].tolist() async for batch in feed]
+
+
+def batches(rows: int, size: int) -> Iterator[dict[str, Any]]:
+    for start in range(0, rows, size):
+        yield {"x": np.arange(start, min(start + size, rows))}
+
+
+def fed(source: Any, mesh: Any, **options: Any) -> Feed:
+    """A feed of NumPy arrays: most tests have no need of torch, which takes seconds to import."""
+    return Feed(source, mesh, **{"arrays": "numpy", **options})
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    mesh = this_host().spawn_procs(per_host={"dp": 2, "tp": 2}, name="fed")
+    yield mesh
+    mesh.stop().get()
+
+
+@pytest.fixture(scope="module")
+def readers(procs: ProcMesh) -> Any:
+    return procs.spawn("readers", Reader)
+
+
+def test_each_part_goes_to_one_rank_and_all_rows_arrive_once(readers: Any) -> None:
+    feed = fed(batches(103, 7), readers, batch_size=5)
+    seen = list(readers.rows.call(feed).get(60).values())
+    assert sorted(row for steps in seen for rows in steps for row in rows) == list(range(103))
+    assert [steps[0] for steps in seen] == [list(range(5 * rank, 5 * rank + 5)) for rank in range(4)]
+    assert repr(feed) == "<Feed, step 5 to 6 of 6; 100 rows done, 0.0 MB read, 1 steps held>"
+    feed.stop()
+
+
+def test_ranks_that_differ_in_other_dimensions_get_the_same(procs: ProcMesh, readers: Any) -> None:
+    feed = fed(batches(40, 40), readers, batch_size=10, split="dp")
+    later = procs.spawn("later", Later)
+    seen = later.rows.call(feed).get(60)
+    assert seen.item(dp=0, tp=0) == seen.item(dp=0, tp=1) == [list(range(10)), list(range(20, 30))]
+    assert seen.item(dp=1, tp=1) == [list(range(10, 20)), list(range(30, 40))]
+    later.stop().get()
+
+
+def test_the_source_is_read_no_faster_than_the_slowest_rank_goes(readers: Any) -> None:
+    read: list[int] = []
+
+    def counted() -> Iterator[dict[str, Any]]:
+        for batch in batches(10_000, 4):
+            read.append(len(batch["x"]))
+            yield batch
+
+    feed = fed(counted(), readers, batch_size=1, prefetch=3)
+    assert [steps[:1] for steps in readers.rows.call(feed, 2).get(60).values()] == [[[0]], [[1]], [[2]], [[3]]]
+    assert len(read) <= 2 + 3, "two steps were used, and three may be ahead"
+    feed.stop()
+
+
+def test_a_rank_that_dies_gets_its_part_again_after_the_heal(faults: Faults) -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="mortal_procs")
+    readers = procs.spawn("mortal_readers", Reader)
+    feed = fed(batches(60, 9), readers, batch_size=5)
+    steady = readers.slice(gpus=1).rows.call_one(feed)
+    with pytest.raises(Exception, match="mortal"):
+        readers.slice(gpus=0).die_after.call_one(feed, 3).get(60)
+    assert not steady.done(), "the other rank waits for the one that is gone"
+    assert faults.next().mesh_name == "mortal_readers"
+    heal_mesh(readers)
+    again = readers.slice(gpus=0).rows.call_one(feed).get(60)
+    assert again[0] == list(range(20, 25)), "the batch during which it died comes again"
+    assert len(again) == 4
+    assert [row for rows in steady.get(60) for row in rows] == [
+        row for start in range(5, 60, 10) for row in range(start, start + 5)
+    ]
+    feed.stop()
+    procs.stop().get()
+
+
+def test_a_state_goes_on_with_the_next_row_also_on_a_mesh_of_another_shape(readers: Any) -> None:
+    feed = fed(batches(100, 13), readers, batch_size=5)
+    readers.rows.call(feed, 2).get(60)
+    state = feed.state_dict()
+    assert state == {"rows": 20}, "the second batch was not done with"
+    feed.stop()
+    feed = fed(batches(100, 13), readers, batch_size=10, split="dp", state=state)
+    seen = readers.rows.call(feed).get(60)
+    steps = zip(seen.item(dp=0, tp=0), seen.item(dp=1, tp=0), strict=True)
+    assert [row for parts in steps for part in parts for row in part] == list(range(20, 100))
+    assert feed.state_dict() == {"rows": 100}
+    with pytest.raises(ValueError, match="it is another source"):
+        fed(batches(5, 5), readers, batch_size=1, state=state)
+
+
+def test_a_source_that_fails_fails_whoever_waits_with_its_words(readers: Any) -> None:
+    def broken() -> Iterator[dict[str, Any]]:
+        yield {"x": np.arange(4)}
+        raise OSError("the disk is gone")
+
+    feed = fed(broken(), readers, batch_size=1)
+    with pytest.raises(ActorError, match="the disk is gone"):
+        readers.rows.call(feed).get(60)
+    feed.stop()
+
+
+def test_waiting_for_a_rank_that_never_comes_ends_and_names_it(procs: ProcMesh) -> None:
+    later = procs.spawn("later", Later)
+    feed = fed(batches(100, 10), later, batch_size=1, patience=0.3)
+    with pytest.raises(ActorError, match=r"has waited 0.3 s for rank 1, 2, 3, still at batch 0"):
+        later.slice(dp=slice(0, 1), tp=slice(0, 1)).rows.call_one(feed).get(60)
+    later.stop().get()
+
+
+def test_a_loader_actor_feeds_others(readers: Any) -> None:
+    feed = readers.slice(dp=0, tp=0).own_feed.call_one(readers).get(60)
+    seen = readers.rows.call(feed).get(60)
+    assert sorted(row for steps in seen.values() for rows in steps for row in rows) == list(range(40))
+
+
+def test_a_feed_is_for_its_mesh(readers: Any) -> None:
+    with pytest.raises(ValueError, match="no dimension gpus; it has dp, tp"):
+        fed(batches(5, 5), readers, batch_size=1, split="gpus")
+    feed = fed(batches(5, 5), this_host().spawn_procs(name="one"), batch_size=5)
+    with pytest.raises(ActorError, match="make the feed for the mesh that iterates"):
+        readers.rows.call(feed).get(60)
+    with pytest.raises(ValueError, match="make the feed for"):
+        asyncio.run(anext(aiter(fed(batches(5, 5), readers, batch_size=5))))

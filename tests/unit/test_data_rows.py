@@ -1,0 +1,141 @@
+"""What a feed is made of, without processes: rows out of batches, steps that are held, columns of Arrow's memory."""
+
+import datetime
+import gc
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from monarch_nb.data import ArrowError
+from monarch_nb.data.ledger import Ledger
+from monarch_nb.data.rows import Rows, batches_of, rows_of
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_rows_come_in_their_order_whatever_the_sizes_of_batches_and_takes() -> None:
+    chance = random.Random(5)
+    for _ in range(200):
+        sizes = [chance.randrange(0, 7) for _ in range(chance.randrange(1, 12))]
+        starts = np.cumsum([0, *sizes])
+        batches = [{"x": np.arange(a, b), "t": [str(n) for n in range(a, b)]} for a, b in itertools.pairwise(starts)]
+        rows = Rows(batches)
+        skipped = rows.skip(chance.randrange(0, 5))
+        seen: list[int] = []
+        while (batch := rows.take(size := chance.randrange(1, 9))) is not None:
+            assert rows_of(batch) <= size
+            assert batch["t"] == [str(n) for n in batch["x"]]
+            seen += batch["x"].tolist()
+        assert seen == list(range(skipped, sum(sizes)))
+        assert rows.take(3) is None
+
+
+def test_rows_of_one_batch_are_not_copied() -> None:
+    whole = np.arange(100)
+    rows = Rows([{"x": whole}])
+    batch = rows.take(30)
+    assert batch is not None
+    assert np.shares_memory(batch["x"], whole)
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="have one length"):
+        Rows([{"a": [1], "b": [1, 2]}]).take(1)
+
+
+def test_no_more_steps_are_held_than_are_wanted_ahead_of_the_slowest_rank() -> None:
+    chance = random.Random(6)
+    for _ in range(100):
+        ranks, ahead, last = chance.randrange(1, 5), chance.randrange(1, 4), chance.randrange(0, 20)
+        ledger = Ledger(ranks, ahead)
+        while ledger.slowest < last or ledger.ended is None:
+            if ledger.may_read() and chance.random() < 0.7:
+                ledger.add([ledger.next] * ranks if ledger.next < last else None)
+            rank = chance.randrange(ranks)
+            done = ledger.done[rank]
+            if done < ledger.next:
+                assert ledger.part(done, rank) == done, "what a rank is not done with is there"
+                ledger.finish(rank, done + 1)
+            assert ledger.held <= ahead
+            assert ledger.next <= ledger.slowest + ahead
+        assert (ledger.ended, ledger.held) == (last, 0)
+
+
+def test_a_rank_that_is_behind_is_known_and_nothing_goes_that_it_needs() -> None:
+    ledger = Ledger(2, 2)
+    ledger.add(["a0", "b0"])
+    ledger.add(["a1", "b1"])
+    assert not ledger.may_read()
+    assert not ledger.finish(0, 2)
+    assert (ledger.behind(), ledger.part(0, 1)) == ([1], "b0")
+    assert ledger.finish(1, 1)
+    with pytest.raises(LookupError, match="batch 0 is gone"):
+        ledger.part(0, 1)
+
+
+def test_samples_and_tuples_become_columns() -> None:
+    assert [batch["0"].tolist() for batch in batches_of(iter([1.5, 2]))] == [[1.5], [2]]
+    [batch] = batches_of([(np.ones((3, 2)), ["a", "b", "c"])])
+    assert (rows_of(batch), batch["0"].shape) == (3, (3, 2))
+
+
+def frame():
+    polars = pytest.importorskip("polars", reason="NOT TESTED HERE: Arrow's memory needs polars")
+    return polars, polars.DataFrame(
+        {
+            "i8": polars.Series([1, -2, 3], dtype=polars.Int8),
+            "u32": polars.Series([1, 2, 2**32 - 1], dtype=polars.UInt32),
+            "f": [1.5, None, -0.25],
+            "yes": [True, False, True],
+            "text": ["short", "a text that is longer than twelve bytes", None],
+            "day": [datetime.date(1970, 1, 2)] * 3,
+            "when": [datetime.datetime(1970, 1, 1, 0, 0, 1)] * 3,
+            "vector": polars.Series([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=polars.Array(polars.Float32, 2)),
+        }
+    )
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_columns_are_what_polars_says_they_are(start: int) -> None:
+    _, table = frame()
+    [batch] = batches_of(table.slice(start))
+    assert batch["i8"].tolist() == [1, -2, 3][start:]
+    assert batch["i8"].dtype == np.int8
+    assert batch["u32"].tolist() == [1, 2, 2**32 - 1][start:]
+    assert np.array_equal(batch["f"], [1.5, np.nan, -0.25][start:], equal_nan=True)
+    assert batch["yes"].tolist() == [True, False, True][start:]
+    assert batch["text"] == ["short", "a text that is longer than twelve bytes", None][start:]
+    assert batch["day"].tolist() == [1, 1, 1][start:]
+    assert set(batch["when"].tolist()) <= {10**6, 10**9}, "the ticks that Arrow keeps"
+    assert batch["vector"].tolist() == [[1, 2], [3, 4], [5, 6]][start:]
+
+
+def test_columns_without_a_tensor_are_refused_by_name_and_say_what_to_do() -> None:
+    polars, table = frame()
+    with pytest.raises(ArrowError, match="column holes has missing values"):
+        next(batches_of(polars.DataFrame({"holes": [1, None]})))
+    with pytest.raises(ArrowError, match=r"column ragged is of Arrow type .*have the query cast it"):
+        next(batches_of(polars.DataFrame({"ragged": [[1], [2, 3]]})))
+    assert [rows_of(batch) for batch in batches_of(table.lazy())] == [3]
+
+
+def test_memory_of_a_batch_stays_when_its_source_is_gone() -> None:
+    polars, _ = frame()
+    table = polars.concat([polars.DataFrame({"x": np.full(100_000, n)}) for n in range(5)])
+    batches = list(batches_of(table))
+    del table
+    gc.collect()
+    assert sum(int(batch["x"].sum()) for batch in batches) == 1_000_000
+
+
+def test_duckdb_is_read_too() -> None:
+    duckdb = pytest.importorskip("duckdb", reason="NOT TESTED HERE: duckdb")
+    relation = duckdb.connect().sql("select range as x, range * 0.5 as half, 'row ' || range as t from range(5000)")
+    batches = list(batches_of(relation))
+    assert sum(map(rows_of, batches)) == 5000
+    assert np.concatenate([batch["x"] for batch in batches]).tolist() == list(range(5000))
+    assert batches[-1]["t"][-1] == "row 4999"
+    below, above = (batch["half"] for batch in batches_of(duckdb.sql("select -2.75 as half union all select 12345.5")))
+    assert (below.tolist(), above.tolist()) == ([-2.75], [12345.5])
