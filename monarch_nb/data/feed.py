@@ -6,8 +6,7 @@ from math import prod
 from typing import Any, Literal
 
 from monarch_nb.data.rows import Batch, Rows, batches_of
-from monarch_nb.data.server import FeedServer, lend
-from monarch_nb.mesh import this_proc
+from monarch_nb.data.server import FeedServer, Progress, Serving, server
 from monarch_nb.runtime import Future, runtime
 from monarch_nb.shape import Extent, Point
 
@@ -62,32 +61,39 @@ class Feed:
         if rows.skip(self._before) < self._before:
             raise ValueError(f"the state is of {self._before:,} rows, and the source has fewer: it is another source")
         parts = prod(self._extent[name] for name in self._split) if self._split else 1
-        number = lend(rows)
-        self._server: Any = this_proc().spawn(
-            "feed", FeedServer, number, self._extent.nelements, parts, batch_size, prefetch, drop_last, patience
+        self._number = next(Serving.numbers)
+        self._server: Any = server()
+        FeedServer.open[self._number] = Serving(
+            rows,
+            ranks=self._extent.nelements,
+            parts=parts,
+            batch_size=batch_size,
+            ahead=prefetch,
+            drop_last=drop_last,
+            patience=patience,
         )
 
     def __iter__(self) -> Iterator[Batch]:
         """This rank's batches. Blocks while the next one is not there."""
         rank, part = self._mine()
-        step = self._server.begin.call_one(rank).get()
+        step = self._server.begin.call_one(self._number, rank).get()
         coming = deque(self._ask(rank, part, number, step) for number in range(step, step + self._prefetch))
         while (batch := coming.popleft().get()) is not None:
             yield _tensors(batch) if self._arrays == "torch" else batch
             step += 1
             coming.append(self._ask(rank, part, step + self._prefetch - 1, step))
-        self._server.finish.call_one(rank, step).get()
+        self._server.finish.call_one(self._number, rank, step).get()
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
         """The same for actors with an event loop, which goes on meanwhile."""
         rank, part = self._mine()
-        step = await self._server.begin.call_one(rank)
+        step = await self._server.begin.call_one(self._number, rank)
         coming = deque(self._ask(rank, part, number, step) for number in range(step, step + self._prefetch))
         while (batch := await coming.popleft()) is not None:
             yield _tensors(batch) if self._arrays == "torch" else batch
             step += 1
             coming.append(self._ask(rank, part, step + self._prefetch - 1, step))
-        await self._server.finish.call_one(rank, step)
+        await self._server.finish.call_one(self._number, rank, step)
 
     def state_dict(self) -> dict[str, int]:
         """What `state=` takes: how many rows all ranks are done with. Blocks for a moment."""
@@ -95,7 +101,7 @@ class Feed:
 
     def stop(self) -> None:
         """Ends it: whoever iterates over it fails. The source is let go."""
-        self._server.stop().get()
+        self._server.close.call_one(self._number).get()
 
     def __repr__(self) -> str:
         try:
@@ -108,12 +114,12 @@ class Feed:
             f"<Feed, step {steps}{of}; {rows + self._before:,} rows done, {size / 1e6:,.1f} MB read, {held} steps held>"
         )
 
-    def _progress(self) -> tuple[list[int], int | None, int, int, int]:
-        progress: tuple[list[int], int | None, int, int, int] = self._server.progress.call_one().get()
+    def _progress(self) -> Progress:
+        progress: Progress = self._server.progress.call_one(self._number).get()
         return progress
 
     def _ask(self, rank: int, part: int, step: int, done: int) -> Future[Batch | None]:
-        future: Future[Batch | None] = self._server.pull.call_one(rank, part, step, done)
+        future: Future[Batch | None] = self._server.pull.call_one(self._number, rank, part, step, done)
         return future
 
     def _mine(self) -> tuple[int, int]:

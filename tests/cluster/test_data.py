@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -173,3 +174,15 @@ def test_a_feed_is_for_its_mesh(readers: Any) -> None:
         readers.rows.call(feed).get(60)
     with pytest.raises(ValueError, match="make the feed for"):
         asyncio.run(anext(aiter(fed(batches(5, 5), readers, batch_size=5))))
+
+
+def test_a_stopped_feed_says_so_and_no_feed_leaves_a_thread(readers: Any) -> None:
+    feed = fed(batches(40, 10), readers, batch_size=5)
+    feed.stop()
+    with pytest.raises(ActorError, match="this feed was stopped"):
+        readers.rows.call(feed).get(60)
+    assert "was stopped" in repr(feed)
+    threads = threading.active_count()
+    for _ in range(20):
+        readers.rows.call(fed(batches(8, 8), readers, batch_size=2)).get(60)
+    assert threading.active_count() <= threads + 8, "they share the threads that read"

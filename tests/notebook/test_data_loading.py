@@ -29,5 +29,5 @@ def test_a_query_trains_a_model_and_a_run_that_was_broken_off_goes_on() -> None:
     assert found is not None, shown["found"]
     assert all(abs(float(got) - true) < 0.4 for got, true in zip(found.groups(), (2, 4, 1.5), strict=True)), found[0]
     assert "<Feed, step" in shown["pass"]
-    assert shown["half"].startswith("({'rows': 18000}, ")
+    assert shown["half"].startswith("({'rows': 9000}, ")
     assert shown["half"].endswith(", True)")
