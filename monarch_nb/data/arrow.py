@@ -17,52 +17,53 @@ _get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 _get_pointer.restype = ctypes.c_void_p
 
 
+_Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Fill = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
 class _Schema(ctypes.Structure):
-    pass
+    _fields_ = (
+        ("format", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
+        ("metadata", ctypes.c_char_p),
+        ("flags", ctypes.c_int64),
+        ("n_children", ctypes.c_int64),
+        ("children", ctypes.POINTER(ctypes.c_void_p)),
+        ("dictionary", ctypes.c_void_p),
+        ("release", _Release),
+        ("private_data", ctypes.c_void_p),
+    )
 
-
-_Schema._fields_ = [
-    ("format", ctypes.c_char_p),
-    ("name", ctypes.c_char_p),
-    ("metadata", ctypes.c_char_p),
-    ("flags", ctypes.c_int64),
-    ("n_children", ctypes.c_int64),
-    ("children", ctypes.POINTER(ctypes.POINTER(_Schema))),
-    ("dictionary", ctypes.POINTER(_Schema)),
-    ("release", ctypes.CFUNCTYPE(None, ctypes.POINTER(_Schema))),
-    ("private_data", ctypes.c_void_p),
-]
+    def child(self, number: int) -> "_Schema":
+        return _Schema.from_address(self.children[number])
 
 
 class _Array(ctypes.Structure):
-    pass
+    _fields_ = (
+        ("length", ctypes.c_int64),
+        ("null_count", ctypes.c_int64),
+        ("offset", ctypes.c_int64),
+        ("n_buffers", ctypes.c_int64),
+        ("n_children", ctypes.c_int64),
+        ("buffers", ctypes.POINTER(ctypes.c_void_p)),
+        ("children", ctypes.POINTER(ctypes.c_void_p)),
+        ("dictionary", ctypes.c_void_p),
+        ("release", _Release),
+        ("private_data", ctypes.c_void_p),
+    )
 
-
-_Array._fields_ = [
-    ("length", ctypes.c_int64),
-    ("null_count", ctypes.c_int64),
-    ("offset", ctypes.c_int64),
-    ("n_buffers", ctypes.c_int64),
-    ("n_children", ctypes.c_int64),
-    ("buffers", ctypes.POINTER(ctypes.c_void_p)),
-    ("children", ctypes.POINTER(ctypes.POINTER(_Array))),
-    ("dictionary", ctypes.POINTER(_Array)),
-    ("release", ctypes.CFUNCTYPE(None, ctypes.POINTER(_Array))),
-    ("private_data", ctypes.c_void_p),
-]
+    def child(self, number: int) -> "_Array":
+        return _Array.from_address(self.children[number])
 
 
 class _Stream(ctypes.Structure):
-    pass
-
-
-_Stream._fields_ = [
-    ("get_schema", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Stream), ctypes.POINTER(_Schema))),
-    ("get_next", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Stream), ctypes.POINTER(_Array))),
-    ("get_last_error", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.POINTER(_Stream))),
-    ("release", ctypes.CFUNCTYPE(None, ctypes.POINTER(_Stream))),
-    ("private_data", ctypes.c_void_p),
-]
+    _fields_ = (
+        ("get_schema", _Fill),
+        ("get_next", _Fill),
+        ("get_last_error", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)),
+        ("release", _Release),
+        ("private_data", ctypes.c_void_p),
+    )
 
 
 class _Held:
@@ -73,7 +74,7 @@ class _Held:
 
     def __del__(self) -> None:
         if self.array.release:
-            self.array.release(ctypes.byref(self.array))
+            self.array.release(ctypes.addressof(self.array))
 
 
 def batches_of_stream(source: Any) -> Iterator[dict[str, Any]]:
@@ -82,37 +83,37 @@ def batches_of_stream(source: Any) -> Iterator[dict[str, Any]]:
     Blocks while the next one is made. Raises ArrowError for what cannot be fed, and where the source fails.
     """
     capsule = source.__arrow_c_stream__()  # it releases the stream when it goes
-    stream = ctypes.cast(_get_pointer(capsule, b"arrow_array_stream"), ctypes.POINTER(_Stream))
+    address = _get_pointer(capsule, b"arrow_array_stream")
+    stream = _Stream.from_address(address)
     schema = _Schema()
-    _check(stream, stream.contents.get_schema(stream, ctypes.byref(schema)))
+    _check(stream, stream.get_schema(address, ctypes.addressof(schema)))
     try:
         if schema.format != b"+s":
             raise ArrowError("this stream has values without columns: make a table of it, with a name for each column")
-        fields = [schema.children[number].contents for number in range(schema.n_children)]
-        columns = [_column(field) for field in fields]
+        columns = [_column(schema.child(number)) for number in range(schema.n_children)]
     finally:
-        schema.release(ctypes.byref(schema))
+        schema.release(ctypes.addressof(schema))
     while True:
         array = _Array()
-        _check(stream, stream.contents.get_next(stream, ctypes.byref(array)))
+        _check(stream, stream.get_next(address, ctypes.addressof(array)))
         if not array.release:
             return
         held = _Held(array)
         yield {
-            column.name: column_of(column, array.children[number].contents, held, array.offset, array.length)
+            column.name: column_of(column, array.child(number), held, array.offset, array.length)
             for number, column in enumerate(columns)
         }
 
 
 def _column(field: _Schema) -> Column:
-    child = _column(field.children[0].contents) if field.n_children == 1 else None
+    child = _column(field.child(0)) if field.n_children == 1 else None
     kind = field.format.decode()
     if field.dictionary:
         kind = f"dictionary of {kind}"
     return Column((field.name or b"").decode(), kind, child)
 
 
-def _check(stream: Any, code: int) -> None:
+def _check(stream: _Stream, code: int) -> None:
     if code:
-        text = stream.contents.get_last_error(stream)
+        text = stream.get_last_error(ctypes.addressof(stream))
         raise ArrowError((text or b"").decode(errors="replace") or f"the source of the record batches failed ({code})")

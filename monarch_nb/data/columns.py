@@ -42,7 +42,7 @@ def column_of(column: Column, array: Any, keeper: object, offset: int, length: i
         return _texts(kind, array, start, length)
     if kind.startswith("+w:") and column.child is not None:
         width = int(kind[3:])
-        flat = column_of(column.child, array.children[0].contents, keeper, start * width, length * width)
+        flat = column_of(column.child, array.child(0), keeper, start * width, length * width)
         _no_nulls(column, array)
         return flat.reshape(length, width)
     if kind == "b":

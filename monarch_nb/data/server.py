@@ -34,12 +34,15 @@ class Serving:
         self._rows_of_steps: list[int] = []
         self._bytes = 0
 
-    async def pull(self, part: int, step: int) -> Batch | None:
-        """A part of a step, once it is there; None after the last."""
+    async def pull(self, rank: int, part: int, step: int) -> Batch | None:
+        """A rank's part of a step, once it is there; None after the last."""
         while True:
             batch: Batch | None = self.ledger.part(step, part)
             if batch is not None:
-                return batch if rows_of(batch) else None
+                if rows_of(batch):
+                    return batch
+                await self.finish(rank, step + 1)  # the last step has nothing for this part
+                return None
             if self.ledger.ended is not None and step >= self.ledger.ended:
                 return None
             if self.ledger.may_read():
@@ -105,7 +108,7 @@ class FeedServer(Actor):
         """A rank's batch of a step, once it is there; None after the last. `done` is what it needs no more."""
         serving = self._of(feed)
         await serving.finish(rank, done)
-        return await serving.pull(part, step)
+        return await serving.pull(rank, part, step)
 
     @concurrent_endpoint
     async def finish(self, feed: int, rank: int, done: int) -> None:

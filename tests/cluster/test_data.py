@@ -79,7 +79,7 @@ def test_each_part_goes_to_one_rank_and_all_rows_arrive_once(readers: Any) -> No
     seen = list(readers.rows.call(feed).get(60).values())
     assert sorted(row for steps in seen for rows in steps for row in rows) == list(range(103))
     assert [steps[0] for steps in seen] == [list(range(5 * rank, 5 * rank + 5)) for rank in range(4)]
-    assert repr(feed) == "<Feed, step 5 to 6 of 6; 100 rows done, 0.0 MB read, 1 steps held>"
+    assert repr(feed) == "<Feed, step 6 of 6; 103 rows done, 0.0 MB read, 0 steps held>"
     feed.stop()
 
 
