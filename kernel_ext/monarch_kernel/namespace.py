@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
+from monarch_nb.shape import MeshTrait
 from monarch_nb.store import MeshView, describe
 
 Mesh = ProcMesh | ActorMesh[Any]
@@ -48,8 +49,9 @@ class Namespace:
     def find(self, name: str) -> Mesh:
         """The mesh that a variable holds, or else the one that was spawned under a name. Raises UsageError."""
         value = self.value(name)
-        if isinstance(value, (ProcMesh, ActorMesh)):
-            return value
+        mesh = mesh_in(value)
+        if mesh is not None:
+            return mesh
         called = [state for state in self.meshes().values() if state.name == name]
         if called:
             return whole_mesh(called[-1])
@@ -89,8 +91,9 @@ class Namespace:
         for name, value in tuple(self._shell.user_ns.items()):
             if is_hidden(self._shell, name):
                 continue
-            if isinstance(value, (ProcMesh, ActorMesh)):
-                yield name, value
+            mesh = mesh_in(value)
+            if mesh is not None:
+                yield name, mesh
                 continue
             members = tuple(value.values()) if isinstance(value, dict) else value
             if isinstance(members, (list, tuple, set, frozenset)):
@@ -102,6 +105,14 @@ class Namespace:
         outputs = {id(value) for value in self._shell.user_ns.get("_oh", {}).values()}
         found = (value for value in gc.get_objects() if type(value) in (ProcMesh, ActorMesh))
         return {state_of(mesh).uid for mesh in found if id(mesh) not in outputs}
+
+
+def mesh_in(value: Any) -> Mesh | None:
+    """The mesh that a value is, or, for one of tensors, that of the processes it is on; None where it is no mesh."""
+    if isinstance(value, (ProcMesh, ActorMesh)):
+        return value
+    procs = getattr(value, "procs", None) if isinstance(value, MeshTrait) else None
+    return procs if isinstance(procs, ProcMesh) else None
 
 
 def whole_mesh(state: MeshState) -> Mesh:

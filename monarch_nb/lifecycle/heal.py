@@ -17,12 +17,14 @@ def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False) -> M
 
     Lost processes are started again, with their set-up; their actors are re-created with the newest class and their
     original arguments; all references to them, anywhere, work again. Calls that were under way have failed and are not
-    repeated. With `kill` the processes of ranks that live are killed first, with all that is on them: for ranks that
-    do not react to an interrupt. Raises HealError when ranks fail again, or were healed too often (3 times in 60 s).
+    repeated; tensors of a mesh for tensors are gone. With `kill` the processes of ranks that live are killed first,
+    with all that is on them: for ranks that do not react to an interrupt. Raises HealError when ranks fail again, or
+    were healed too often (3 times in 60 s).
     """
-    if not isinstance(mesh, Handle):
-        raise TypeError(f"heal_mesh takes a proc or actor mesh, not {type(mesh).__name__}")
-    state, region = state_of(mesh), region_of(mesh)
+    procs = mesh if isinstance(mesh, Handle) else getattr(mesh, "procs", None)  # a mesh for tensors has them
+    if not isinstance(procs, Handle):
+        raise TypeError(f"heal_mesh takes a proc or actor mesh, or one for tensors, not {type(mesh).__name__}")
+    state, region = state_of(procs), region_of(procs)
     if state.stopped is not None:
         raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
     until = None if timeout is None else time.monotonic() + timeout

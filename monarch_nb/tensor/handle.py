@@ -140,14 +140,16 @@ OWN: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
 def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Issues an operation, and gives what it will have made."""
     stream = stream_of(args, kwargs)
+    refused: PropagationError | None = None
     try:
         plan, given, floats = stream.propagator.plan(func, args, kwargs)
-    except PropagationError:
+    except PropagationError as error:
+        refused = error
+    if refused is not None:
         uploaded = _with_numbers_uploaded(stream, func, args, kwargs or {})
         if uploaded is None:
-            raise
-        args, kwargs = uploaded
-        plan, given, floats = stream.propagator.plan(func, args, kwargs)
+            raise refused
+        plan, given, floats = stream.propagator.plan(func, *uploaded)
     for tensor in given:
         other = tensor.reference.stream  # type: ignore[attr-defined]
         if other is not stream:

@@ -6,13 +6,13 @@ from typing import Any, Self
 
 import torch
 
-from monarch_nb.mesh import ProcMesh, ValueMesh, part_of, region_of, this_host
+from monarch_nb.mesh import ProcMesh, ValueMesh, part_of, region_of, state_of, this_host
 from monarch_nb.runtime import Future
 from monarch_nb.shape import Extent, MeshTrait, Region
 from monarch_nb.tensor import conversions, device, factories, kernels
 from monarch_nb.tensor.commands import Open, Run, TensorOf
 from monarch_nb.tensor.handle import MeshTensor, redistributed, upload
-from monarch_nb.tensor.processes import Processes, processes_of
+from monarch_nb.tensor.processes import processes_of
 from monarch_nb.tensor.propagation import Layout, Propagator
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
@@ -57,9 +57,9 @@ class Mesh(MeshTrait):
         if not len(procs.extent):
             procs = part_of(procs, Region(("rank",), region_of(procs).ndslice))
         self._procs, self._kind = procs, kind
-        self._stream: Stream | None = None
         self._entered: list[AbstractContextManager[None]] = []
-        _ = self.stream
+        self._processes = processes_of(procs, kind)
+        self._stream = self._opened()
 
     # -- dimensions -------------------------------------------------------------------------------------------------
 
@@ -101,10 +101,25 @@ class Mesh(MeshTrait):
 
     @property
     def stream(self) -> Stream:
-        """Where its operations are issued."""
-        if self._stream is None:
-            self._stream = _open(processes_of(self._procs, self._kind), self._procs, self.layout)
+        """Where its operations are issued. After a heal it is a new one, in the next generation of process groups.
+
+        Blocks then. Raises DeviceMeshError where processes are missing still.
+        """
+        if self._stream.lost is not None and state_of(self._procs).stopped is None:
+            self._processes.regroup()
+            self._stream = self._opened()
         return self._stream
+
+    def _opened(self) -> Stream:
+        kernels.register()
+        conversions.register()
+        layout, region = self.layout, region_of(self._procs)
+        propagator = Propagator(layout, leaf=MeshTensor)
+        stream = Stream(self._procs.name, propagator, device.new_device(), self._processes.sender(region))
+        self._processes.use(stream)
+        device.occupy(stream, self._procs)
+        stream.tell(Open(layout, tuple(region.ranks())))
+        return stream
 
     # -- tensors ----------------------------------------------------------------------------------------------------
 
@@ -205,16 +220,6 @@ class Mesh(MeshTrait):
     def __repr__(self) -> str:
         sizes = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
         return f"<Mesh {self._procs.name!r} {{{sizes}}} on {self.device}>"
-
-
-def _open(processes: Processes, procs: ProcMesh, layout: Layout) -> Stream:
-    kernels.register()
-    conversions.register()
-    propagator = Propagator(layout, leaf=MeshTensor)
-    stream = Stream(procs.name, propagator, device.new_device(), processes.sender(region_of(procs)))
-    device.occupy(stream, procs)
-    stream.tell(Open(layout, tuple(region_of(procs).ranks())))
-    return stream
 
 
 def _told(value: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, part_of, region_of, state_of
 from monarch_nb.runtime import Future
 from monarch_nb.shape import Region
+from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.actor import TensorWorker
 
 _known: "weakref.WeakValueDictionary[str, Processes]" = weakref.WeakValueDictionary()
@@ -25,6 +26,7 @@ class Processes:
         self._procs = procs
         self.workers: Any = procs.spawn("tensors", TensorWorker)
         self.generation = -1
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._compare_versions()
         self.group()
 
@@ -48,6 +50,19 @@ class Processes:
         at = first.keep_store.call_one(one_host).get()
         self.generation += 1
         self.workers.join.call(at, self.generation, len(self._procs), layout.per_host, self.device).get()
+
+    def use(self, stream: Stream) -> None:
+        """The stream's tensors last as long as this generation."""
+        self._streams.add(stream)
+
+    def regroup(self) -> None:
+        """The next generation, unless another mesh on these processes has made it already since it lost its tensors.
+
+        Raises DeviceMeshError where processes are missing.
+        """
+        if any(stream.lost is None for stream in self._streams):
+            return
+        self.group()
 
     def sender(self, region: Region) -> Callable[..., Future[ValueMesh[Any]]]:
         """What hands a batch to the workers of some of the processes."""

@@ -24,6 +24,7 @@ from monarch_nb.tensor.commands import (
 )
 from monarch_nb.tensor.errors import Failure
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
+from monarch_nb.wire import format_exception
 
 _ASKING = frozenset({WHOLE, NUMBER, SHARDS})
 
@@ -162,7 +163,8 @@ class Session:
     def _failure(self, operation: str, error: BaseException) -> Failure:
         if isinstance(error, LostInputError):
             return error.failure
-        story = "".join(traceback.format_exception(error))
+        told = format_exception(error) if operation == "run" else traceback.format_exception_only(error)
+        story = "".join(told)
         failure = Failure(self._number, operation, self._rank, type(error).__name__, str(error), story)
         self._failures.append(failure)
         return failure
