@@ -12,7 +12,6 @@ from monarch_nb.tensor.propagation import (
     DataDependentShapeError,
     Layout,
     Ledger,
-    Local,
     Meta,
     NoRuleError,
     Notice,
@@ -106,12 +105,19 @@ def test_a_write_through_a_view_that_is_a_copy_is_refused_with_the_line(propagat
         propagator.plan(aten.fill_.Scalar, (plan.made[0], 7.0))
 
 
-def test_a_mean_of_shards_that_differ_in_size_is_not_the_mean_of_means(propagator: Propagator) -> None:
-    even, _, _ = propagator.plan(aten.mse_loss.default, (meta(6, 4, placed=ROWS), meta(6, 4, placed=ROWS)))
-    uneven, _, _ = propagator.plan(aten.mse_loss.default, (meta(5, 4, placed=ROWS), meta(5, 4, placed=ROWS)))
-    assert isinstance(even.made[0].placements[0], Partial)
-    assert uneven.made == (meta(),)
-    assert any(isinstance(step, Local) for step in uneven.program.steps)
+def test_a_mean_over_shards_is_a_sum_divided_once_and_moves_nothing_but_itself(propagator: Propagator) -> None:
+    for rows in (6, 5):
+        given = meta(rows, 4, placed=ROWS)
+        plan, _, _ = propagator.plan(aten.mse_loss.default, (given, given))
+        assert plan.made[0].placements == (Partial(),)
+        assert plan.collectives == ()
+
+
+def test_a_mean_of_means_of_shards_that_differ_in_size_is_not_taken(propagator: Propagator) -> None:
+    even, _, _ = propagator.plan(aten.mean.default, (meta(6, 4, placed=ROWS),))
+    uneven, _, _ = propagator.plan(aten.mean.default, (meta(5, 4, placed=ROWS),))
+    assert even.made == uneven.made == (meta(),)
+    assert [c.nbytes for c in even.collectives] == [4]
 
 
 def test_rows_of_a_sharded_vocabulary_are_added_up_at_once(propagator: Propagator) -> None:

@@ -1,11 +1,16 @@
 """A program while it is written."""
 
+import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
+
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
 from .accounting import Recorder
-from .meta import Meta, Placements, contiguous, replicated
+from .meta import Meta, Placements, replicated
 from .operation import Operation
-from .plan import Call, Collective, Local, Program, Redistribute, Step, Write
+from .plan import Call, Collective, Local, Program, Redistribute, Slot, Step, Write
 from .world import World
 
 __all__ = ["Draft"]
@@ -32,8 +37,7 @@ class Draft:
         if meta.placements == placements:
             return source
         out = self.register(meta.placed(placements))
-        keep = None if meta.stride == contiguous(meta.shape) else meta.stride
-        self.steps.append(Redistribute(source, placements, out, keep))
+        self.steps.append(Redistribute(source, self.metas[out], out))
         self.collectives += redistribution(self._imagined, meta, placements)
         return out
 
@@ -62,14 +66,43 @@ class Draft:
         """What is in `source`, into the memory of `target`."""
         self.steps.append(Write(target, self.redistribute(source, self.metas[target].placements)))
 
+    def splice(self, other: "Draft", given: Sequence[int]) -> dict[int, int]:
+        """Add the steps of another draft, whose inputs are these registers of this one. Its registers -> ours."""
+        ours = dict(enumerate(given))
+        for at in range(len(given), len(other.metas)):
+            ours[at] = self.register(other.metas[at])
+        self.steps += [_renumbered(step, ours) for step in other.steps]
+        self.collectives += other.collectives
+        return ours
+
     def program(self, results: Sequence[int], *, seeded: tuple[int, ...] | None = None) -> Program:
         """The finished thing."""
         return Program(self._inputs, len(self.metas), tuple(self.steps), tuple(results), seeded)
 
 
+def _renumbered(step: Step, ours: dict[int, int]) -> Step:
+    def moved(given: object) -> object:
+        if isinstance(given, Slot):
+            return Slot(ours[given.register])
+        return type(given)(map(moved, given)) if isinstance(given, list | tuple) else given
+
+    match step:
+        case Redistribute():
+            return replace(step, source=ours[step.source], out=ours[step.out])
+        case Write():
+            return Write(ours[step.target], ours[step.source])
+    return replace(
+        step,
+        args=tuple(map(moved, step.args)),
+        kwargs={name: moved(value) for name, value in step.kwargs.items()},
+        out=tuple(None if at is None else ours[at] for at in step.out),
+    )
+
+
 def redistribution(world: World, meta: Meta, placements: Placements) -> list[Collective]:
     """What it costs to place a tensor otherwise."""
     recorder = Recorder(world.dims)
-    with recorder:
-        world.fake(meta).redistribute(world.mesh, placements)
+    tensor = world.fake(meta)
+    with recorder, contextlib.suppress(DataDependentOutputException):  # shards that views cut unevenly: not counted
+        redistribute_local_tensor(tensor._local_tensor, tensor._spec, world.spec(meta.placed(placements)))
     return recorder.found

@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
 from .direct import Watch, ran_directly
 from .meta import Meta, dense
 from .plan import Call, Local, Program, Redistribute, Scalar, Slot, Step, Write
+from .specs import carrier, spec_of
 
 __all__ = ["Runner"]
 
@@ -85,10 +87,8 @@ class _Writer:
                 specs = tuple(None if meta is None else self._spec(meta) for meta in step.metas)
                 self.on_shards(step.operation, step.args, step.kwargs, step.out, specs)
             case Redistribute():
-                moved = f"r{step.source}.redistribute(mesh, {self._constant(step.placements)})"
-                if step.stride is not None:
-                    moved = f"{self._constant(_laid_out)}({moved}, {self._constant(step.stride)})"
-                self._lines.append(f"r{step.out} = {moved}")
+                facts = ", ".join(map(self._constant, (step.meta, self._spec(step.meta))))
+                self._lines.append(f"r{step.out} = {self._constant(_moved)}(r{step.source}, {facts})")
             case Write():
                 self._lines.append(f"r{step.target}._local_tensor.copy_(r{step.source}._local_tensor)")
         names = {**self._names, "s": scalars, **{f"r{at}": value for at, value in enumerate(registers)}}
@@ -144,14 +144,13 @@ class _Writer:
             return f"[{', '.join(self._written(each, part) for each in value)}]"
         return self._constant(value)
 
+    def _spec(self, meta: Meta) -> DTensorSpec:
+        return spec_of(meta, self._mesh)
+
     def _constant(self, value: object) -> str:
         name = f"k{len(self._names)}"
         self._names[name] = value
         return name
-
-    def _spec(self, meta: Meta) -> DTensorSpec:
-        facts = TensorMeta(torch.Size(meta.shape), meta.stride, meta.dtype)
-        return DTensorSpec(self._mesh, meta.placements, tensor_meta=facts)
 
 
 def overload(name: str) -> torch._ops.OpOverload:
@@ -167,14 +166,18 @@ def overload(name: str) -> torch._ops.OpOverload:
     return found
 
 
-def _laid_out(placed: DTensor, stride: tuple[int, ...]) -> DTensor:
-    """The same with shards that lie in memory in the order of these (global) strides."""
-    local = placed._local_tensor
-    wanted = dense(stride, local.shape)
-    if local.stride() == wanted:
-        return placed
-    laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
-    return DTensor(laid.copy_(local), placed._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+def _moved(given: DTensor, meta: Meta, spec: DTensorSpec) -> DTensor:
+    """The same tensor, placed as the spec says; shards lie in memory in the order of the meta's strides."""
+    carried, local = carrier(meta.dtype), given._local_tensor
+    if carried is None:
+        local = redistribute_local_tensor(local, given._spec, spec)
+    else:
+        local = redistribute_local_tensor(local.to(carried), given._spec, spec).to(meta.dtype)
+    wanted = dense(meta.stride, local.shape)
+    if local.stride() != wanted:
+        laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
+        local = laid.copy_(local)
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def _has_slot(value: object) -> bool:

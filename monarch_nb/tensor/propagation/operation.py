@@ -9,7 +9,10 @@ import torch
 from .meta import Meta
 from .plan import Result, Scalar, Slot
 
-__all__ = ["Operation"]
+__all__ = ["Leaf", "Operation"]
+
+# What an operation gives on plain tensors: a new tensor and the registers that it is a view of; None for anything else.
+Leaf = tuple[torch.Tensor, tuple[int, ...]] | None
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,25 @@ class Operation:
                 return self.args[at] if at < len(self.args) else argument.default_value
         return None
 
+    @property
+    def packet(self) -> str:
+        """As in `add`, of all overloads."""
+        return self.func._schema.name.partition("::")[2]
+
     def filled(self, tensor: Callable[[int], object]) -> tuple[list[object], dict[str, object]]:
-        """Arguments with `tensor(register)` for each tensor."""
+        """Arguments with `tensor(register)` for each tensor, and the numbers of this call."""
+        return self.filled_with(tensor, lambda index: self.scalars[index])
+
+    def filled_with(
+        self, tensor: Callable[[int], object], number: Callable[[int], object] = Scalar
+    ) -> tuple[list[object], dict[str, object]]:
+        """Arguments with `tensor(register)` for each tensor, and `number(index)` for each number."""
 
         def fill(given: object) -> object:
             if isinstance(given, Slot):
                 return tensor(given.register)
             if isinstance(given, Scalar):
-                return self.scalars[given.index]
+                return number(given.index)
             if isinstance(given, list | tuple):
                 return type(given)(map(fill, given))
             return given
@@ -80,14 +94,14 @@ class Operation:
             found = slots(self.argument(self.func._schema.arguments[0].name))
         return tuple(found), returned.is_write
 
-    def results(self, plain: object) -> tuple[object, list[tuple[torch.Tensor, tuple[int, ...]] | None]]:
+    def results(self, plain: object) -> tuple[object, list[Leaf]]:
         """The tree of what a call returns, given what it returned on plain tensors; and its new tensors.
 
         New tensors come in order of the leaves, each with the registers that it is a view of; None stands for a leaf
         that is no new tensor.
         """
         returns = self.func._schema.returns
-        leaves: list[tuple[torch.Tensor, tuple[int, ...]] | None] = []
+        leaves: list[Leaf] = []
         made = 0
 
         def tree(value: object, aliased: Sequence[int], is_given: bool, given: Iterator[int]) -> object:

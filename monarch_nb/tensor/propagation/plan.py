@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .meta import Meta, Placements
+from .meta import Meta
 
 __all__ = [
     "Call",
@@ -58,12 +58,11 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Redistribute:
-    """Place a tensor otherwise; with `stride` (global, in elements) its shards are laid out so, else as they come."""
+    """Place a tensor otherwise: as this meta says, shards laid out in memory in the order of its strides."""
 
     source: int
-    placements: Placements
+    meta: Meta
     out: int
-    stride: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,15 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from .draft import Draft
-from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
-from .gathered import gathered
+from .errors import PropagationError
 from .lines import user_line
 from .meta import Layout, Meta, Placements
 from .operation import Operation
-from .plan import Notice, Plan, Result, Scalar, Slot, builder
-from .sharded import Unfit, by_rules
-from .world import World, imagining
+from .plan import Notice, Plan, Scalar, Slot
+from .planner import Planner
 
 __all__ = ["Propagator"]
-
-aten = torch.ops.aten
 
 _TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED = (object() for _ in range(8))
 
@@ -43,13 +37,9 @@ class Propagator:
     ) -> None:
         self.layout = layout
         self._leaf = leaf
-        self._notify = notify
-        self._gather = gather
+        self._planner = Planner(layout, notify, gather)
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._number_free: dict[object, bool] = {}
-        self._worlds: list[World] = []
-        self._told: set[str] = set()
-        self._made = 0
 
     def plan(
         self, func: torch._ops.OpOverload, args: Sequence[object] = (), kwargs: dict[str, object] | None = None
@@ -78,25 +68,8 @@ class Propagator:
         key = (_PLACED, meta, placements)
         plan = self._plans.get(key)
         if plan is None:
-            with imagining():
-                draft = Draft(self._imagined()[0], (meta,))
-                made = draft.redistribute(0, placements)
-            self._made += 1
-            plan = self._plans[key] = Plan(
-                number=self._made,
-                operation="redistribute",
-                program=draft.program((made,)),
-                made=(draft.metas[made],),
-                build=builder(Result(0)),
-                collectives=tuple(draft.collectives),
-            )
+            plan = self._plans[key] = self._planner.redistribution(meta, placements)
         return plan
-
-    def _imagined(self) -> list[World]:
-        if not self._worlds:
-            with torch._C.DisableTorchFunction():
-                self._worlds = [World(self.layout, rank) for rank in dict.fromkeys((0, self.layout.size - 1))]
-        return self._worlds
 
     def _read(
         self, args: Sequence[object], key: list[object], leaves: list[object], scalars: list[object], func: object
@@ -169,101 +142,12 @@ class Propagator:
                 return [*map(template, value)] if isinstance(value, list) else (*map(template, value),)
             return torch.device(self.layout.device) if isinstance(value, torch.device) else value
 
-        operation = Operation(
-            func,
-            tuple(map(template, args)),
-            {name: template(value) for name, value in kwargs.items()},
-            tuple(leaf.meta for leaf in leaves),  # type: ignore[attr-defined]
-            tuple(scalars),
+        return self._planner.plan(
+            Operation(
+                func,
+                tuple(map(template, args)),
+                {name: template(value) for name, value in kwargs.items()},
+                tuple(leaf.meta for leaf in leaves),  # type: ignore[attr-defined]
+                tuple(scalars),
+            )
         )
-        self._imagined()
-        with imagining():
-            return self._propagated(operation)
-
-    def _propagated(self, operation: Operation) -> Plan:
-        for register in operation.writes:
-            if operation.metas[register].copied:
-                raise ViewWriteError(
-                    operation.name,
-                    "this writes through a view of a tensor that is sharded on a dimension which the view cuts, so "
-                    "that the view is a copy and the write would be lost",
-                    "Write to the tensor itself: t = torch.slice_scatter(t, values, dim, start, end), "
-                    "t = t.index_copy(dim, index, values), or redistribute it first",
-                    user_line(),
-                )
-        plain = self._plain(operation)
-        tree, leaves = operation.results(plain)
-        draft: Draft | None = None
-        registers: list[int | None] = []
-        notices: tuple[Notice, ...] = ()
-        if not all(meta.is_replicated for meta in operation.metas):
-            try:
-                draft, registers = by_rules(operation, leaves, self._seen_by(operation))
-            except Unfit as unfit:
-                reason = str(unfit)
-                if not self._gather:
-                    raise NoRuleError(
-                        operation.name,
-                        f"its inputs would have to be gathered on every rank ({reason})",
-                        "Redistribute them yourself, or allow it with gather=True",
-                        user_line(),
-                    ) from unfit
-        if draft is None:
-            draft, registers = gathered(operation, leaves, self._worlds[0])
-            if draft.collectives:
-                moved = sum(meta.nbytes for meta in operation.metas if not meta.is_replicated)
-                notices = (
-                    Notice(
-                        operation.name,
-                        f"{operation.name} runs on whole tensors: its inputs are gathered on every rank "
-                        f"({moved} bytes here), because {reason}",
-                    ),
-                )
-                if operation.name not in self._told:
-                    self._told.add(operation.name)
-                    if self._notify is not None:
-                        self._notify(notices[0])
-        results = [at for at in registers if at is not None]
-        bases = [leaf[1] for leaf in leaves if leaf is not None]
-        made = tuple(draft.metas[at] for at in results)
-        self._made += 1
-        return Plan(
-            number=self._made,
-            operation=operation.name,
-            program=draft.program(results, seeded=_drawn(operation, made)),
-            made=made,
-            build=builder(tree),
-            views=tuple((at, base) for at, over in enumerate(bases) for base in over),
-            writes=tuple(dict.fromkeys(operation.writes)),
-            collectives=tuple(draft.collectives),
-            notices=notices,
-        )
-
-    def _plain(self, operation: Operation) -> object:
-        """What the operation gives on plain tensors of the global shapes."""
-        world = self._worlds[0]
-        args, kwargs = operation.filled(lambda at: world.whole(operation.metas[at]))
-        try:
-            return operation.func(*args, **kwargs)
-        except (DynamicOutputShapeException, DataDependentOutputException) as error:
-            raise DataDependentShapeError(
-                operation.name,
-                "the shape of its result depends on values, which only the workers have",
-                "Fetch the tensor first (t.full_tensor()), or use a form of fixed shape: torch.where(mask, a, b), "
-                "masked_fill, a product with the mask",
-                user_line(),
-            ) from error
-
-    def _seen_by(self, operation: Operation) -> list[World]:
-        """Whose views to ask: all ranks have shards of one size, or the last may have a smaller one."""
-        return self._worlds if any(meta.is_uneven for meta in operation.metas) else self._worlds[:1]
-
-
-def _drawn(operation: Operation, made: Sequence[Meta]) -> tuple[int, ...] | None:
-    """Mesh dimensions along which ranks draw different random numbers."""
-    if not operation.random:
-        return None
-    drawn = [operation.metas[at] for at in operation.writes] or list(made)
-    if not drawn:
-        return ()
-    return tuple(dim for dim, p in enumerate(drawn[0].placements) if not p.is_replicate())

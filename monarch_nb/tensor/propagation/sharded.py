@@ -1,39 +1,148 @@
 """What PyTorch's own sharding rules make of an operation, and whether that can be trusted."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OutputSharding
 
 from .accounting import Recorder
 from .draft import Draft
-from .meta import Meta
-from .operation import Operation
-from .plan import Collective
+from .lowered import Unfit, Way, flat, lowered, reason
+from .meta import Meta, Placements
+from .operation import Leaf, Operation, slots
+from .plan import Collective, Slot
+from .specs import carrier
 from .world import World
 
-__all__ = ["Unfit", "by_rules"]
+__all__ = ["by_rules"]
 
-Leaves = list[tuple[torch.Tensor, tuple[int, ...]] | None]
+aten = torch.ops.aten
+
+# What DTensor does with these is more than moving inputs and running the operation on shards.
+_WHOLE_CALLS = frozenset({aten.argmax.default, aten.argmin.default})
+
+# Of these its rules are wrong, need minutes, or need the process group that the controller does not have.
+_DISTRUSTED = frozenset(
+    {
+        "_batch_norm_with_update",
+        "_batch_norm_with_update_functional",
+        "_batch_norm_no_update",
+        "_unsafe_masked_index",
+        "_unsafe_masked_index_put_accumulate",
+        "_amp_foreach_non_finite_check_and_unscale_",
+        "as_strided",
+        "convolution",
+        "convolution_backward",
+    }
+)
 
 
-class Unfit(Exception):
-    """The rules have no answer, or one that would be wrong. The text says why."""
+def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
+    """A draft that follows the rules, and the registers of the leaves. Raises Unfit where they have no good answer."""
+    if operation.packet in _DISTRUSTED:
+        raise Unfit("its inputs are needed whole")
+    if operation.func in _WHOLE_CALLS:
+        return _called(operation, leaves, worlds)
+    sharding = _asked(operation, worlds[0])
+    wanted = _wanted(operation, sharding)
+    if any(_is_masked(p) for placements in wanted for p in placements):
+        return _called(operation, leaves, worlds)
+    outputs = _outputs(operation, sharding, leaves)
+    if sharding.use_val_from_redistribute_schema:
+        if any(meta.is_uneven for meta in operation.metas):
+            return _called(operation, leaves, worlds)  # sizes among its arguments differ from rank to rank
+        operation = _with_local_sizes(operation, sharding)
+    return lowered(Way(operation, wanted, outputs), leaves, worlds)
 
 
-def by_rules(operation: Operation, leaves: Leaves, worlds: list[World]) -> tuple[Draft, list[int | None]]:
-    """A draft that calls the operation on sharded tensors, and the registers of its leaves.
+def _asked(operation: Operation, world: World) -> OutputSharding:
+    """What the rules say."""
+    args, kwargs = operation.filled(lambda at: world.fake(operation.metas[at]))
+    dispatcher = DTensor._op_dispatcher
+    try:
+        asked = dispatcher.unwrap_to_op_info(operation.func, tuple(args), kwargs)
+        assert asked.schema is not None
+        with unset_fake_temporarily():  # it enters a mode of its own, or none where it takes operations apart
+            return dispatcher.sharding_propagator.propagate_op_sharding_non_cached(asked.schema)
+    except Exception as error:
+        raise Unfit(reason(error)) from error
 
-    Each world is another rank's view: what goes well on the first may fail on the last, which has a smaller shard.
-    """
+
+def _wanted(operation: Operation, sharding: OutputSharding) -> tuple[Placements, ...]:
+    """How the tensors must lie."""
+    wanted = [meta.placements for meta in operation.metas]
+    if sharding.needs_redistribute and sharding.redistribute_schema is not None:
+        positional = slots(operation.args)
+        specs = [spec for spec in flat(sharding.redistribute_schema.args_schema) if isinstance(spec, DTensorSpec)]
+        if len(specs) != len(positional):
+            raise Unfit("the rule takes another number of tensors")
+        for at, spec in zip(positional, specs, strict=True):
+            wanted[at] = tuple(spec.placements)
+    named = slots(list(operation.kwargs.values()))
+    if any(not operation.metas[at].is_replicated for at in named) and not operation.writes:
+        raise Unfit("rules do not look at tensors that are given by name")
+    return tuple(wanted)
+
+
+def _outputs(operation: Operation, sharding: OutputSharding, leaves: Sequence[Leaf]) -> tuple[Placements | None, ...]:
+    """How the results then lie."""
+    specs = flat(sharding.output_spec)
+    if len(specs) != len(leaves):
+        if any(leaf is not None for leaf in leaves):
+            raise Unfit("the rule gives another number of tensors")
+        specs = [None] * len(leaves)
+    found: list[Placements | None] = []
+    for leaf, spec in zip(leaves, specs, strict=True):
+        if leaf is None or not isinstance(spec, DTensorSpec):
+            found.append(None)
+            continue
+        placements = tuple(spec.placements)
+        if any(p.is_partial("avg") for p in placements) and any(meta.is_uneven for meta in operation.metas):
+            raise Unfit("means of shards that differ in size are not the mean of all")
+        if operation.random and any(p.is_partial() for p in placements):
+            raise Unfit("random numbers of different ranks would be added")
+        found.append(placements)
+    given = [spec for leaf, spec in zip(leaves, specs, strict=True) if leaf is None and isinstance(spec, DTensorSpec)]
+    if len(given) == len(operation.writes):
+        for at, spec in zip(operation.writes, given, strict=True):
+            if tuple(spec.placements) != operation.metas[at].placements:
+                raise Unfit("it would change the placement of a tensor in place")
+    return tuple(found)
+
+
+def _with_local_sizes(operation: Operation, sharding: OutputSharding) -> Operation:
+    """The operation with the sizes of shards instead of the tensor's own."""
+    schema = sharding.redistribute_schema
+    assert schema is not None
+    registers = iter(slots(operation.args))
+
+    def local(given: object) -> object:
+        if isinstance(given, DTensorSpec):
+            return Slot(next(registers))
+        if isinstance(given, list | tuple):
+            return [local(each) for each in given]
+        return given
+
+    return replace(operation, func=schema.op, args=tuple(local(each) for each in schema.args_schema))
+
+
+def _called(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
+    """A draft that calls the operation on sharded tensors, and leaves all else to PyTorch on the ranks."""
     metas, collectives = _seen(operation, leaves, worlds[0])
     for world in worlds[1:]:
         if _seen(operation, leaves, world)[0] != metas:
             raise Unfit("ranks disagree on the placement of its result")
     draft = Draft(worlds[0], operation.metas)
-    registers = draft.call(operation, metas, collectives)
-    return draft, [_reduced(draft, at) for at in registers]
+    if collectives and any(carrier(meta.dtype) for meta in operation.metas):
+        raise Unfit("process groups do not carry numbers of this type")
+    return draft, draft.call(operation, metas, collectives)
 
 
-def _seen(operation: Operation, leaves: Leaves, world: World) -> tuple[list[Meta | None], list[Collective]]:
+def _seen(operation: Operation, leaves: Sequence[Leaf], world: World) -> tuple[list[Meta | None], list[Collective]]:
     fresh = bool(operation.writes)
     tensors = [world.fake(meta, fresh=fresh) for meta in operation.metas]
     args, kwargs = operation.filled(tensors.__getitem__)
@@ -42,70 +151,35 @@ def _seen(operation: Operation, leaves: Leaves, world: World) -> tuple[list[Meta
         with recorder:
             result = operation.func(*args, **kwargs)
     except Exception as error:
-        raise Unfit(_reason(error)) from error
+        raise Unfit(reason(error)) from error
     for tensor, meta in zip(tensors, operation.metas, strict=True):
         if fresh and (tensor.placements != meta.placements or tuple(tensor.shape) != meta.shape):
             raise Unfit("it would change the placement of a tensor in place")
-    found = _flat(result)
+    found = flat(result)
     if len(found) != len(leaves):
         raise Unfit("it returns another number of tensors")
-    metas = [
-        None if leaf is None else _checked(operation, tensors, leaf, tensor, world)
-        for leaf, tensor in zip(leaves, found, strict=True)
-    ]
-    return metas, recorder.found
+    return list(_checked(tensors, leaves, found, world)), recorder.found
 
 
 def _checked(
-    operation: Operation,
-    tensors: list[DTensor],
-    leaf: tuple[torch.Tensor, tuple[int, ...]],
-    tensor: object,
-    world: World,
-) -> Meta:
-    plain, bases = leaf
-    if not isinstance(tensor, DTensor):
-        raise Unfit("its result is no sharded tensor")
-    local = tensor._local_tensor
-    if tensor.shape != plain.shape or tensor.dtype != plain.dtype:
-        raise Unfit(f"its result would be {_facts(tensor)} instead of {_facts(plain)}")
-    if tuple(local.shape) != world.local_shape(tensor._spec) or local.dtype != plain.dtype:
-        raise Unfit(f"shards of its result would have the shape {tuple(local.shape)}, which does not fit together")
-    if any(meta.is_uneven for meta in operation.metas) and any(p.is_partial("avg") for p in tensor.placements):
-        raise Unfit("means of shards that differ in size are not the mean of all")
-    if operation.random and any(p.is_partial() for p in tensor.placements):
-        raise Unfit("random numbers of different ranks would be added")
-    meta = world.meta(tensor)
-    if bases and not any(_shares(local, tensors[base]) for base in bases):
-        return Meta.of(meta.layout, meta.shape, meta.dtype, meta.placements, stride=meta.stride, copied=True)
-    return meta
+    tensors: list[DTensor], leaves: Sequence[Leaf], found: list[object], world: World
+) -> Iterator[Meta | None]:
+    for leaf, tensor in zip(leaves, found, strict=True):
+        if leaf is None:
+            yield None
+            continue
+        plain, bases = leaf
+        if not isinstance(tensor, DTensor):
+            raise Unfit("its result is no sharded tensor")
+        if tensor.shape != plain.shape or tensor.dtype != plain.dtype:
+            raise Unfit("its result would have another shape or type")
+        meta, local = world.meta(tensor), tensor._local_tensor
+        if tuple(local.shape) != world.local_shape(meta):
+            raise Unfit(f"a shard of its result would have the shape {tuple(local.shape)}, which does not fit")
+        storages = [tensors[base]._local_tensor.untyped_storage()._cdata for base in bases]
+        copied = bool(bases) and local.untyped_storage()._cdata not in storages
+        yield Meta.of(meta.layout, meta.shape, meta.dtype, meta.placements, stride=meta.stride, copied=copied)
 
 
-def _reduced(draft: Draft, register: int | None) -> int | None:
-    """A sum over masked shards may be asked for once only: it is made a whole tensor right away."""
-    if register is None:
-        return None
-    placements = draft.metas[register].placements
-    if not any(type(p).__name__.endswith("MaskPartial") for p in placements):
-        return register
-    whole = draft.gather(register)
-    return whole
-
-
-def _shares(local: torch.Tensor, base: DTensor) -> bool:
-    return bool(local.untyped_storage()._cdata == base._local_tensor.untyped_storage()._cdata)
-
-
-def _facts(tensor: torch.Tensor) -> str:
-    return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _flat(result: object) -> list[object]:
-    if isinstance(result, list | tuple):
-        return [leaf for each in result for leaf in _flat(each)]
-    return [result]
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+def _is_masked(placement: object) -> bool:
+    return type(placement).__name__.endswith("MaskPartial")

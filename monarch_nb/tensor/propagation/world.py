@@ -11,10 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from .meta import Layout, Meta, dense
+from .specs import spec_of
 
 __all__ = ["World", "imagining"]
 
@@ -24,7 +25,16 @@ _fake = FakeTensorMode(allow_non_fake_inputs=True)
 
 
 class _ImaginedMesh(DeviceMesh):
-    """A mesh seen from one of its ranks, in a process that is none of them: it asks no default process group."""
+    """A mesh seen from one of its ranks, in a process that is none of them: it asks no default process group.
+
+    It equals nothing but itself. DTensor caches what it finds by mesh, and a real mesh of the same sizes in this
+    process must never be handed the groups of an imagined one.
+    """
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     def get_rank(self) -> int:
         return self._rank
@@ -91,19 +101,18 @@ class World:
 
     def _made(self, meta: Meta) -> DTensor:
         spec = self.spec(meta)
-        shape = self.local_shape(spec)
+        shape = self.local_shape(meta)
         stride = meta.stride if shape == meta.shape else dense(meta.stride, shape)
         local = torch.empty_strided(shape, stride, dtype=meta.dtype, device=self.layout.device)
         return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
     def spec(self, meta: Meta) -> DTensorSpec:
         """The same facts, as DTensor keeps them."""
-        facts = TensorMeta(torch.Size(meta.shape), meta.stride, meta.dtype)
-        return DTensorSpec(self.mesh, meta.placements, tensor_meta=facts)
+        return spec_of(meta, self.mesh)
 
-    def local_shape(self, spec: DTensorSpec) -> tuple[int, ...]:
+    def local_shape(self, meta: Meta) -> tuple[int, ...]:
         """The shape of this rank's shard."""
-        shape, _ = compute_local_shape_and_global_offset(spec.shape, self.mesh, spec.placements, skip_offset=True)
+        shape, _ = compute_local_shape_and_global_offset(meta.shape, self.mesh, meta.placements, skip_offset=True)
         return tuple(shape)
 
     def meta(self, tensor: DTensor) -> Meta:

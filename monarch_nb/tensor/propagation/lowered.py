@@ -1,0 +1,107 @@
+"""An operation as PyTorch runs it on each rank's own shards, once its inputs lie as they must."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from .draft import Draft
+from .meta import Meta, Placements
+from .operation import Leaf, Operation
+from .plan import Slot
+from .world import World
+
+__all__ = ["Unfit", "Way", "lowered"]
+
+
+class Unfit(Exception):
+    """These shards would not give the right result. The text says why."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run an operation: how its inputs must lie, how its results then do, and what to call on the shards."""
+
+    operation: Operation
+    inputs: tuple[Placements, ...]
+    outputs: tuple[Placements | None, ...]
+
+
+def lowered(way: Way, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
+    """A draft that goes this way, and the registers of the leaves. Raises Unfit where shards do not fit together.
+
+    Each world is another rank's view: what goes well on the first may fail on the last, which has a smaller shard.
+    """
+    operation, draft = way.operation, Draft(worlds[0], way.operation.metas)
+    moved = [draft.redistribute(at, placements) for at, placements in enumerate(way.inputs)]
+    for register in operation.writes:
+        if moved[register] != register:
+            raise Unfit("a tensor that changes in place would have to be placed otherwise")
+    metas = [
+        None if leaf is None else _meta(operation, leaf, placements, moved, worlds[0])
+        for leaf, placements in zip(leaves, way.outputs, strict=True)
+    ]
+    for world in worlds:
+        _tried(operation, [draft.metas[at] for at in moved], leaves, metas, world)
+    placed = replace(operation, metas=tuple(draft.metas))
+    args, kwargs = placed.filled_with(lambda at: Slot(moved[at]))
+    return draft, draft.local(operation.name, args, kwargs, metas)
+
+
+def _meta(
+    operation: Operation, leaf: tuple[torch.Tensor, tuple[int, ...]], placements: Placements | None, moved: list[int],
+    world: World,
+) -> Meta:  # fmt: skip
+    plain, bases = leaf
+    if placements is None:
+        raise Unfit("it says nothing of the placement of a result")
+    return Meta.of(
+        world.layout,
+        tuple(plain.shape),
+        plain.dtype,
+        placements,
+        stride=plain.stride(),
+        copied=any(moved[base] != base or operation.metas[base].copied for base in bases),
+    )
+
+
+def _tried(
+    operation: Operation, given: list[Meta], leaves: Sequence[Leaf], metas: Sequence[Meta | None], world: World
+) -> None:
+    """The operation on imagined shards: it must go well, and give shards of the sizes that the placements mean."""
+    fresh = bool(operation.writes)
+    shards = [world.fake(meta, fresh=fresh)._local_tensor for meta in given]
+    args, kwargs = operation.filled(shards.__getitem__)
+    try:
+        result = operation.func(*args, **kwargs)
+    except Exception as error:
+        raise Unfit(reason(error)) from error
+    found = flat(result)
+    if len(found) != len(leaves):
+        raise Unfit("it returns another number of tensors on shards")
+    for leaf, shard, meta in zip(leaves, found, metas, strict=True):
+        if leaf is None or meta is None:
+            continue
+        if not isinstance(shard, torch.Tensor) or shard.dtype != meta.dtype:
+            raise Unfit("it returns something else on shards")
+        if tuple(shard.shape) != world.local_shape(meta):
+            raise Unfit(f"a shard of its result would have the shape {tuple(shard.shape)}, which does not fit")
+        if leaf[1] and not meta.copied and not any(_share(shard, shards[base]) for base in leaf[1]):
+            raise Unfit("it copies on shards what is a view of the whole")
+
+
+def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+def flat(result: object) -> list[object]:
+    """The leaves of what an operation returns."""
+    if isinstance(result, list | tuple):
+        return [leaf for each in result for leaf in flat(each)]
+    return [result]
+
+
+def reason(error: Exception) -> str:
+    """An error in one line."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -1,0 +1,217 @@
+"""The making of plans, each for one operation on tensors with given metas."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from .deadline import Deadline, TookTooLong
+from .draft import Draft
+from .errors import DataDependentShapeError, NoRuleError, ViewWriteError
+from .gathered import gathered
+from .lines import user_line
+from .lowered import Unfit, lowered
+from .meta import Layout, Meta, Placements
+from .operation import Leaf, Operation
+from .plan import Notice, Plan, Result, Slot, builder
+from .rewrites import ALWAYS, REWRITES
+from .rules import by_own_rules, has_own_rule
+from .sharded import by_rules
+from .values import VALUES
+from .world import World, imagining
+from .writing import Writer
+
+__all__ = ["Planner"]
+
+_PATIENCE = 5.0  # seconds for PyTorch's rules: some try thousands of combinations
+
+
+class Planner:
+    """Makes plans. It asks, in this order: rewrites, our own rules, PyTorch's rules; else it gathers."""
+
+    def __init__(self, layout: Layout, notify: Callable[[Notice], None] | None, gather: bool) -> None:
+        self._layout = layout
+        self._notify = notify
+        self._gather = gather
+        self._worlds: list[World] = []
+        self._told: set[str] = set()
+        self._made = 0
+        self._reasons: list[tuple[Operation, str]] = []  # why parts of the plan in the making gather
+
+    def plan(self, operation: Operation) -> Plan:
+        """The plan. Raises what the operation raises on plain tensors of these shapes, or a PropagationError."""
+        self._imagine()
+        with imagining():
+            return self._propagated(operation)
+
+    def redistribution(self, meta: Meta, placements: Placements) -> Plan:
+        """The plan that places a tensor otherwise."""
+        self._imagine()
+        with imagining():
+            draft = Draft(self._worlds[0], (meta,))
+            made = draft.redistribute(0, placements)
+        self._made += 1
+        return Plan(
+            number=self._made,
+            operation="redistribute",
+            program=draft.program((made,)),
+            made=(draft.metas[made],),
+            build=builder(Result(0)),
+            collectives=tuple(draft.collectives),
+        )
+
+    def _imagine(self) -> None:
+        if not self._worlds:
+            with torch._C.DisableTorchFunction():
+                self._worlds = [World(self._layout, rank) for rank in dict.fromkeys((0, self._layout.size - 1))]
+
+    def _propagated(self, operation: Operation) -> Plan:
+        for register in operation.writes:
+            if operation.metas[register].copied:
+                raise ViewWriteError(
+                    operation.name,
+                    "this writes through a view of a tensor that is sharded on a dimension which the view cuts, so "
+                    "that the view is a copy and the write would be lost",
+                    "Write to the tensor itself: t = torch.slice_scatter(t, values, dim, start, end), "
+                    "t = t.index_copy(dim, index, values), or redistribute it first",
+                    user_line(),
+                )
+        self._reasons.clear()
+        value = VALUES.get(operation.packet)
+        tree: object
+        registers: list[int | None]
+        if value is not None:
+            draft = Draft(self._worlds[0], operation.metas)
+            slot = value(operation, Writer(operation, draft, self._drafted))
+            leaves: list[Leaf] = [None]
+            tree = Result(0) if isinstance(slot, Slot) else slot
+            registers = [slot.register] if isinstance(slot, Slot) else []
+        else:
+            tree, leaves = operation.results(self._plain(operation))
+            draft, registers = self._drafted_as(operation, leaves)
+        results = [at for at in registers if at is not None]
+        bases = [leaf[1] for leaf in leaves if leaf is not None]
+        made = tuple(draft.metas[at] for at in results)
+        self._made += 1
+        return Plan(
+            number=self._made,
+            operation=operation.name,
+            program=draft.program(results, seeded=_drawn(operation, made)),
+            made=made,
+            build=builder(tree),
+            views=tuple((at, base) for at, over in enumerate(bases) for base in over),
+            writes=tuple(dict.fromkeys(operation.writes)),
+            collectives=tuple(draft.collectives),
+            notices=self._noticed(operation) if draft.collectives else (),
+            value=value is not None and bool(made),
+        )
+
+    def _drafted(self, operation: Operation) -> tuple[Draft, list[int | None]]:
+        return self._drafted_as(operation, operation.results(self._plain(operation))[1])
+
+    def _drafted_as(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
+        """The steps of an operation, and the registers of its leaves."""
+        whole = all(meta.is_replicated for meta in operation.metas)
+        rewrite = REWRITES.get(operation.packet)
+        if rewrite is not None and (not whole or operation.packet in ALWAYS):
+            draft = Draft(self._worlds[0], operation.metas)
+            slots = rewrite(operation, Writer(operation, draft, self._drafted))
+            if slots is not None:
+                return draft, [
+                    None if slot is None else _rewritten(draft, slot, leaf)
+                    for slot, leaf in zip(slots, leaves, strict=True)
+                ]
+        if not whole:
+            try:
+                return self._sharded(operation, leaves)
+            except Unfit as unfit:
+                self._reasons.append((operation, str(unfit)))
+                if not self._gather:
+                    raise NoRuleError(
+                        operation.name,
+                        f"its inputs would have to be gathered on every rank ({unfit})",
+                        "Redistribute them yourself, or allow it with gather=True",
+                        user_line(),
+                    ) from unfit
+        return gathered(operation, leaves, self._worlds[0])
+
+    def _sharded(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
+        draft, registers = self._by_rules(operation, leaves)
+        return draft, [None if at is None else _settled(draft, at) for at in registers]
+
+    def _by_rules(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
+        uneven = any(meta.is_uneven for meta in operation.metas)
+        worlds = self._worlds if uneven else self._worlds[:1]  # else all ranks have shards of one size
+        if has_own_rule(operation):
+            return lowered(by_own_rules(operation, leaves), leaves, worlds)
+        try:
+            with Deadline(_PATIENCE):
+                return by_rules(operation, leaves, worlds)
+        except TookTooLong:
+            raise Unfit(f"its sharding rules gave no answer within {_PATIENCE:.0f} s") from None
+        except Unfit as unfit:
+            try:
+                return lowered(by_own_rules(operation, leaves), leaves, worlds)
+            except Unfit:
+                raise unfit from None
+
+    def _noticed(self, operation: Operation) -> tuple[Notice, ...]:
+        notices = []
+        for asked, reason in self._reasons:
+            moved = sum(meta.nbytes for meta in asked.metas if not meta.is_replicated)
+            part = "" if asked.name == operation.name else f" (a part of {operation.name})"
+            text = (
+                f"{asked.name}{part} runs on whole tensors: its inputs are gathered on every rank "
+                f"({moved} bytes here), because {reason}"
+            )
+            notices.append(Notice(asked.name, text))
+            if asked.name not in self._told:
+                self._told.add(asked.name)
+                if self._notify is not None:
+                    self._notify(notices[-1])
+        return tuple(notices)
+
+    def _plain(self, operation: Operation) -> object:
+        """What the operation gives on plain tensors of the global shapes."""
+        world = self._worlds[0]
+        args, kwargs = operation.filled(lambda at: world.whole(operation.metas[at]))
+        try:
+            return operation.func(*args, **kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise DataDependentShapeError(
+                operation.name,
+                "the shape of its result depends on values, which only the workers have",
+                "Fetch the tensor first (t.full_tensor()), or use a form of fixed shape: torch.where(mask, a, b), "
+                "masked_fill, a product with the mask",
+                user_line(),
+            ) from error
+
+
+def _settled(draft: Draft, register: int) -> int:
+    """The register of a result, made whole where it is a sum that DTensor cannot carry further.
+
+    Sums over masked shards may be asked for once only; averages cannot be changed in place.
+    """
+    if any(p.is_partial("avg") or type(p).__name__.endswith("MaskPartial") for p in draft.metas[register].placements):
+        return draft.gather(register)
+    return register
+
+
+def _rewritten(draft: Draft, slot: Slot, leaf: Leaf) -> int:
+    """The register of a result; where PyTorch has a view, this has memory of its own."""
+    if leaf is not None and leaf[1]:
+        meta = draft.metas[slot.register]
+        draft.metas[slot.register] = Meta.of(
+            meta.layout, meta.shape, meta.dtype, meta.placements, stride=meta.stride, copied=True
+        )
+    return slot.register
+
+
+def _drawn(operation: Operation, made: Sequence[Meta]) -> tuple[int, ...] | None:
+    """Mesh dimensions along which ranks draw different random numbers."""
+    if not operation.random:
+        return None
+    drawn = [operation.metas[at] for at in operation.writes] or list(made)
+    if not drawn:
+        return ()
+    return tuple(dim for dim, p in enumerate(drawn[0].placements) if not p.is_replicate())

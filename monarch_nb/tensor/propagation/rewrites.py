@@ -1,0 +1,182 @@
+"""Operations that are written otherwise when their inputs are sharded: equal, and with less or no gathering."""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from .meta import Meta
+from .operation import Operation
+from .plan import Slot
+from .writing import Writer
+
+__all__ = ["REWRITES", "Rewrite"]
+
+aten = torch.ops.aten
+_NONE, _MEAN, _SUM = 0, 1, 2  # how losses are reduced
+
+# Writes an operation otherwise and gives the slots of its results; None where it is as well left as it is.
+Rewrite = Callable[[Operation, Writer], list[Slot | None] | None]
+
+
+def _sharded_along(meta: Meta, dim: int) -> bool:
+    return any(
+        not p.is_replicate() and getattr(p, "dim", dim) == dim % max(len(meta.shape), 1) for p in meta.placements
+    )
+
+
+def _tensor(operation: Operation, name: str) -> Slot | None:
+    given = operation.argument(name)
+    return given if isinstance(given, Slot) else None
+
+
+def _meta(operation: Operation, slot: Slot) -> Meta:
+    return operation.metas[slot.register]
+
+
+def _with(operation: Operation, **changed: object) -> list[object]:
+    """All arguments of the schema in order, some of them changed."""
+    return [
+        changed.get(argument.name, operation.argument(argument.name)) for argument in operation.func._schema.arguments
+    ]
+
+
+def _loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
+    """A mean is the sum over all ranks, divided by how many there are in all: right for shards of any sizes."""
+    reduction = operation.argument("reduction")
+    if reduction == _NONE:
+        return None
+    each = write(operation.func, *_with(operation, reduction=_NONE))
+    total = write(aten.sum.default, each)
+    if reduction == _MEAN:
+        total = write(aten.div.Scalar, total, max(math.prod(write.shape(each)), 1))
+    return [total]
+
+
+def _loss_backward(operation: Operation, write: Writer) -> list[Slot | None] | None:
+    given, grad = _tensor(operation, "self"), _tensor(operation, "grad_output")
+    if operation.argument("reduction") != _MEAN or given is None or grad is None:
+        return None
+    target = _tensor(operation, "target")
+    assert target is not None
+    shape = torch.broadcast_shapes(_meta(operation, given).shape, _meta(operation, target).shape)  # type: ignore[no-untyped-call]
+    count = max(math.prod(shape), 1)
+    each = write(aten.div.Scalar, write.whole(grad), count)
+    return [write(operation.func, *_with(operation, grad_output=each, reduction=_SUM))]
+
+
+def _log_softmax(operation: Operation, write: Writer) -> list[Slot | None] | None:
+    given, dim = operation.args[0], operation.args[1]
+    assert isinstance(given, Slot)
+    assert isinstance(dim, int)
+    if not _sharded_along(_meta(operation, given), dim) or operation.args[2] or not _meta(operation, given).shape:
+        return None
+    below = write(aten.sub.Tensor, given, write.whole(write(aten.amax.default, given, [dim], True)))
+    total = write.whole(write(aten.sum.dim_IntList, write(aten.exp.default, below), [dim], True))
+    if operation.packet == "_softmax":
+        return [write(aten.div.Tensor, write(aten.exp.default, below), total)]
+    return [write(aten.sub.Tensor, below, write(aten.log.default, total))]
+
+
+def _log_softmax_backward(operation: Operation, write: Writer) -> list[Slot | None] | None:
+    grad, output, dim, dtype = operation.args[:4]
+    assert isinstance(grad, Slot)
+    assert isinstance(output, Slot)
+    assert isinstance(dim, int)
+    meta = _meta(operation, output)
+    if not _sharded_along(meta, dim) or dtype != meta.dtype or not meta.shape:
+        return None
+    grad = write.like(grad, output)
+    if operation.packet == "_softmax_backward_data":
+        weighed = write(aten.mul.Tensor, grad, output)
+        total = write.whole(write(aten.sum.dim_IntList, weighed, [dim], True))
+        return [write(aten.sub.Tensor, weighed, write(aten.mul.Tensor, output, total))]
+    total = write.whole(write(aten.sum.dim_IntList, grad, [dim], True))
+    return [write(aten.sub.Tensor, grad, write(aten.mul.Tensor, write(aten.exp.default, output), total))]
+
+
+def _chosen(operation: Operation, write: Writer, given: Slot, target: Slot) -> tuple[Slot, Slot, int]:
+    """Where the classes are those of the target, placed as the classes are; which targets count; the classes' dim."""
+    shape = _meta(operation, given).shape
+    dim = 0 if len(shape) == 1 else 1
+    target = write.whole(target) if any(p.is_partial() for p in _meta(operation, target).placements) else target
+    counts = write(aten.ne.Scalar, target, operation.argument("ignore_index"))
+    classes = write(
+        aten.arange.default, shape[dim], dtype=torch.int64, device=torch.device(operation.metas[0].layout.device)
+    )
+    classes = write(aten.view.default, classes, [-1 if at == dim else 1 for at in range(len(shape))])
+    column = write(aten.unsqueeze.default, target, dim) if len(shape) > 1 else target
+    return write(aten.eq.Tensor, column, write(aten.expand.default, classes, list(shape))), counts, dim
+
+
+def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
+    given, target = _tensor(operation, "self"), _tensor(operation, "target")
+    reduction = operation.argument("reduction")
+    if given is None or target is None or operation.argument("weight") is not None or reduction == _NONE:
+        return None
+    if any(p.is_partial() for p in _meta(operation, given).placements):
+        given = write.whole(given)
+    chosen, counts, dim = _chosen(operation, write, given, target)
+    meta = _meta(operation, given) if given.register < len(operation.metas) else None
+    zero = write(aten.zeros_like.default, given)
+    picked = write(aten.sum.dim_IntList, write(aten.where.self, chosen, given, zero), [dim])
+    picked = write.whole(picked) if meta is not None and _sharded_along(meta, dim) else picked
+    masked = write(aten.mul.Tensor, picked, write(aten._to_copy.default, counts, dtype=_dtype(operation)))
+    total = write.whole(write(aten.neg.default, write(aten.sum.default, masked)))
+    count = write.whole(write(aten.sum.default, write(aten._to_copy.default, counts, dtype=_dtype(operation))))
+    return [write(aten.div.Tensor, total, count) if reduction == _MEAN else total, count]
+
+
+def _nll_loss_backward(operation: Operation, write: Writer) -> list[Slot | None] | None:
+    grad, given, target = (_tensor(operation, name) for name in ("grad_output", "self", "target"))
+    total = _tensor(operation, "total_weight")
+    reduction = operation.argument("reduction")
+    if grad is None or given is None or target is None or total is None or reduction == _NONE:
+        return None
+    if operation.argument("weight") is not None or any(p.is_partial() for p in _meta(operation, given).placements):
+        return None
+    chosen, counts, dim = _chosen(operation, write, given, target)
+    each = write(aten.neg.default, write.whole(grad))
+    if reduction == _MEAN:
+        each = write(aten.div.Tensor, each, write.whole(total))
+    counts = write(aten.unsqueeze.default, counts, dim) if len(write.shape(given)) > 1 else counts
+    both = write.like(write(aten.logical_and.default, chosen, counts), given)
+    return [write(aten.mul.Tensor, write(aten._to_copy.default, both, dtype=_dtype(operation)), each)]
+
+
+def _dtype(operation: Operation) -> torch.dtype:
+    given = _tensor(operation, "self")
+    assert given is not None
+    return _meta(operation, given).dtype
+
+
+def _physical(func: torch._ops.OpOverload) -> Rewrite:
+    """Handles have no bits for values that are to be conjugated or negated later: it is done at once."""
+    return lambda operation, write: [write(func, operation.args[0])]
+
+
+_LOSSES = (
+    "mse_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "soft_margin_loss",
+)
+
+REWRITES: dict[str, Rewrite] = {
+    **dict.fromkeys(_LOSSES, _loss),
+    **{f"{name}_backward": _loss_backward for name in _LOSSES},
+    "_softmax": _log_softmax,
+    "_log_softmax": _log_softmax,
+    "_softmax_backward_data": _log_softmax_backward,
+    "_log_softmax_backward_data": _log_softmax_backward,
+    "nll_loss_forward": _nll_loss,
+    "nll_loss2d_forward": _nll_loss,
+    "nll_loss_backward": _nll_loss_backward,
+    "nll_loss2d_backward": _nll_loss_backward,
+    "_conj": _physical(aten._conj_physical.default),
+    "_neg_view": _physical(aten.neg.default),
+}
+# These are so on whole tensors, too.
+ALWAYS = frozenset({"_conj", "_neg_view"})

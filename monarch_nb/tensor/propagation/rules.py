@@ -1,0 +1,160 @@
+"""Sharding rules of our own, where PyTorch's are missing or wrong.
+
+A rule is a list of rows, for one mesh dimension: how the results lie if the inputs lie so. The row that moves the
+fewest bytes is taken, for each mesh dimension by itself; all whole is always possible.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from .lowered import Unfit, Way
+from .operation import Leaf, Operation, slots
+from .plan import Slot
+
+__all__ = ["by_own_rules", "has_own_rule"]
+
+R = Replicate()
+Row = tuple[Sequence[Placement | None], Sequence[Placement]]
+Rule = Callable[[Operation, Sequence[Leaf]], list[Row]]
+
+_NEVER = float("inf")
+
+
+def has_own_rule(operation: Operation) -> bool:
+    """It is known here, and PyTorch's rules need not be asked."""
+    return operation.packet in _RULES
+
+
+def by_own_rules(operation: Operation, leaves: Sequence[Leaf]) -> Way:
+    """How the operation is best run. Raises Unfit where no rule is known."""
+    rule = _RULES.get(operation.packet)
+    if rule is None and torch.Tag.pointwise in operation.func.tags:
+        rule = _pointwise
+    if rule is None:
+        raise Unfit("no rule is known")
+    rows = [*rule(operation, leaves), ([R] * len(leaves), [R] * len(operation.metas))]
+    dims = range(len(operation.metas[0].layout.shape))
+    best = [min(rows, key=lambda row: _cost(operation, row, dim)) for dim in dims]
+    if any(_cost(operation, row, dim) == _NEVER for dim, row in enumerate(best)):
+        raise Unfit("a tensor that changes in place would have to be placed otherwise")
+    return Way(
+        operation,
+        tuple(tuple(row[1][at] for row in best) for at in range(len(operation.metas))),
+        tuple(None if leaf is None else tuple(row[0][at] or R for row in best) for at, leaf in enumerate(leaves)),
+    )
+
+
+def _cost(operation: Operation, row: Row, dim: int) -> float:
+    """Bytes, about."""
+    cost = 0.0
+    for at, (meta, wanted) in enumerate(zip(operation.metas, row[1], strict=True)):
+        now = meta.placements[dim]
+        if now == wanted:
+            continue
+        if at in operation.writes:
+            return _NEVER
+        if now.is_partial():
+            cost += 2 * meta.nbytes if wanted.is_replicate() else meta.nbytes
+        elif not now.is_replicate():
+            cost += meta.nbytes if wanted.is_replicate() else meta.nbytes / meta.layout.shape[dim]
+    return cost
+
+
+def _along(shape: Sequence[int], dim: int, ndim: int) -> Placement:
+    """How a tensor lies that is broadcast to `ndim` dimensions, when those are cut along `dim`."""
+    own = dim - (ndim - len(shape))
+    return Shard(own) if own >= 0 and shape[own] != 1 else R
+
+
+def _pointwise(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Each element by itself: any dimension of the results may be cut."""
+    shapes = [tuple(leaf[0].shape) for leaf in leaves if leaf is not None]
+    shapes = shapes or [operation.metas[at].shape for at in operation.writes]
+    ndim = max(map(len, shapes), default=0)
+    if any(shape != shapes[0] for shape in shapes):
+        return []
+    return [
+        ([Shard(dim)] * len(leaves), [_along(meta.shape, dim, ndim) for meta in operation.metas])
+        for dim in range(ndim)
+        if shapes[0][dim] > 1
+    ]
+
+
+def _convolution(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Cut along the batch; or the outputs' channels, with weight and bias."""
+    given, weight = operation.args[0], operation.args[1]
+    assert isinstance(given, Slot)
+    if len(operation.metas[given.register].shape) != len(operation.args[3]) + 2:  # type: ignore[arg-type]
+        return []
+    assert isinstance(weight, Slot)
+    bias = [R] * (len(operation.metas) - 2)
+    rows: list[Row] = [([Shard(0)], [Shard(0), R, *bias])]
+    if operation.args[8] == 1:
+        channels = 1 if operation.args[6] else 0
+        rows.append(([Shard(1)], [R, Shard(channels), *(Shard(0) for _ in bias)]))
+    return rows
+
+
+def _convolution_backward(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Cut along the batch: gradients of weight and bias are sums over ranks."""
+    outs = [Shard(0), Partial(), Partial()]
+    return [([None if leaf is None else out for leaf, out in zip(leaves, outs, strict=True)], [Shard(0), Shard(0), R])]
+
+
+def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Cut along the batch or the heads."""
+    masks = slots(list(operation.kwargs.values()))
+    heads = {operation.metas[at].shape[1] for at in slots(operation.args)}
+    return [
+        (
+            [Shard(dim)] * len(leaves),
+            [_along(meta.shape, dim, 4) if at in masks else Shard(dim) for at, meta in enumerate(operation.metas)],
+        )
+        for dim in ((0, 1) if len(heads) == 1 else (0,))
+    ]
+
+
+_ELEMENTS = [
+    "mse_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "soft_margin_loss",
+    "mse_loss_backward",
+    "smooth_l1_loss_backward",
+    "huber_loss_backward",
+    "binary_cross_entropy_backward",
+    "soft_margin_loss_backward",
+    "hardtanh",
+    "hardtanh_",
+    "hardtanh_backward",
+    "hardswish",
+    "hardswish_",
+    "hardswish_backward",
+    "hardsigmoid_backward",
+    "softshrink",
+    "softshrink_backward",
+    "hardshrink_backward",
+    "elu_backward",
+    "leaky_relu_backward",
+    "log_sigmoid_backward",
+    "softplus_backward",
+    "gelu_backward",
+    "silu_backward",
+    "mish_backward",
+    "threshold_backward",
+    "addcmul",
+    "addcdiv",
+]
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTS, _pointwise),
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
+}

@@ -1,0 +1,61 @@
+"""Programs of several operations: each is worked out as if it had been issued alone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from .draft import Draft
+from .operation import Operation, slots
+from .plan import Slot
+
+__all__ = ["Writer"]
+
+
+class Writer:
+    """Called with an operation and its arguments, it adds what that takes to a draft, and gives the results' slots."""
+
+    def __init__(
+        self, operation: Operation, draft: Draft, ask: Callable[[Operation], tuple[Draft, list[int | None]]]
+    ) -> None:
+        self._operation = operation
+        self._draft = draft
+        self._ask = ask
+
+    def __call__(self, func: torch._ops.OpOverload, *args: object, **kwargs: object) -> Slot:
+        """The first result."""
+        return self.all(func, *args, **kwargs)[0]
+
+    def all(self, func: torch._ops.OpOverload, *args: object, **kwargs: object) -> list[Slot]:
+        """All results."""
+        registers = [*slots(list(args)), *slots(list(kwargs.values()))]
+        numbers = iter(range(len(registers)))
+
+        def renumbered(given: object) -> object:
+            if isinstance(given, Slot):
+                return Slot(next(numbers))
+            return type(given)(map(renumbered, given)) if isinstance(given, list | tuple) else given
+
+        inner, results = self._ask(
+            replace(
+                self._operation,
+                func=func,
+                args=tuple(renumbered(a) for a in args),
+                kwargs={name: renumbered(a) for name, a in kwargs.items()},
+                metas=tuple(self._draft.metas[at] for at in registers),
+            )
+        )
+        at = self._draft.splice(inner, registers)
+        return [Slot(at[register]) for register in results if register is not None]
+
+    def whole(self, slot: Slot) -> Slot:
+        """The tensor, whole on every rank."""
+        return Slot(self._draft.gather(slot.register))
+
+    def like(self, slot: Slot, other: Slot) -> Slot:
+        """The tensor, placed as another one of the same shape."""
+        return Slot(self._draft.redistribute(slot.register, self._draft.metas[other.register].placements))
+
+    def shape(self, slot: Slot) -> tuple[int, ...]:
+        """Its global shape."""
+        return self._draft.metas[slot.register].shape
