@@ -90,6 +90,18 @@ def shown(uid):
 """
 
 
+TENSORS = """
+import torch
+import monarch
+from monarch.distributed import Mesh
+
+mesh = Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))
+model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024))
+w = monarch.distribute(torch.randn(1024, 4096), mesh, sharding_spec=["data_parallel", "model_parallel"])
+x = monarch.distribute(torch.randn(512, 1024), mesh, sharding_spec=["data_parallel", None])
+"""
+
+
 class Scene(NamedTuple):
     code: str
     wait: str
@@ -147,7 +159,7 @@ def side_by_side(row: str, section: str = "") -> Any:
         if row:
             panel.locator(".mnb-outline-row", has_text=row).first.click(timeout=15_000)
         if section:
-            panel.locator(f'.jp-AccordionPanel-title:has-text("{section}")').click()
+            panel.locator(".jp-AccordionPanel-title", has_text=re.compile(f"^{section}")).click()
         shown.wait_for_timeout(1200)
 
     return do
@@ -315,6 +327,27 @@ plt.title(f"loss of rank {rank}")
 plt.show()
 """,
         ".mnb-images img",
+    ),
+    "placement": Scene(
+        "clear_output()\nw",
+        ".mnb-drawing",
+        lambda shown, output: (
+            output.locator(".mnb-drawing").first.locator('[data-at="3"]').click(),
+            shown.wait_for_timeout(400),
+        ),
+        before=TENSORS,
+    ),
+    "placement-parts": Scene("h = x.T @ (x @ w)\nh", ".mnb-drawing"),
+    "panel-tensors": Scene(
+        "y = x @ w\nz = y.sum(0)\nloss = z.mean().item()\n%tensors",
+        ".mnb-list",
+        lambda shown, output: (
+            side_by_side("", "Tensors")(shown, output),
+            shown.locator(".mnb-panel [data-tensor] button", has_text="w").first.click(),
+            shown.wait_for_timeout(900),
+        ),
+        whole=True,
+        width=1300,
     ),
     "empty": Scene("%stop --all\n%meshes", ".jp-OutputArea-output"),
 }

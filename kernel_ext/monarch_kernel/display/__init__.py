@@ -9,6 +9,7 @@ from monarch_nb.runtime import Future
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.telemetry import Metrics
+from monarch_nb.tensor.placement import Placement
 
 from ..guide import Diagnosis, Guide
 from ..overview import Overview
@@ -19,6 +20,7 @@ from .guide import diagnosis_html, guide_html
 from .handles import HandleForms
 from .logs import logs_html
 from .meshes import host_mesh_html, mesh_html, overview_html
+from .placement import placement_html
 from .tensors import tensors_html
 from .values import future_html, value_mesh_html
 
@@ -36,6 +38,7 @@ _FORMS = {
     LogView: lambda view: logs_html(view.logs),
     Metrics: metrics_html,
     Tensors: tensors_html,
+    Placement: placement_html,
     MeshFailure: lambda failure: failure_bundle(record(failure, time.time()))["text/html"],
 }
 

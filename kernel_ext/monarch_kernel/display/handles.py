@@ -3,7 +3,7 @@
 from typing import Any
 
 from monarch_nb.store import describe
-from monarch_nb.tensor.placement import text_of
+from monarch_nb.tensor.placement import Placement, text_of
 from monarch_nb.tensor.summary import placement_of
 
 from ..tensors import handle_type, name_of, streams
@@ -27,11 +27,17 @@ class HandleForms:
         formatters["text/html"].for_type(HANDLE, self.html)
         formatters["text/html"].for_type(MODULE, self.module)
         formatters["text/plain"].for_type(HANDLE, self._pretty)
+        formatters["text/plain"].for_type(Placement, lambda value, printer, cycle: printer.text(text_of(value)))
 
     def uninstall(self) -> None:
         """Takes them away."""
         formatters = self._shell.display_formatter.formatters
-        for kind, form in (("text/html", HANDLE), ("text/html", MODULE), ("text/plain", HANDLE)):
+        for kind, form in (
+            ("text/html", HANDLE),
+            ("text/html", MODULE),
+            ("text/plain", HANDLE),
+            ("text/plain", Placement),
+        ):
             formatters[kind].pop(form, None)
 
     def html(self, tensor: Any) -> str:

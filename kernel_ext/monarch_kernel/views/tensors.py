@@ -7,7 +7,7 @@ from IPython.core.error import UsageError
 
 from monarch_nb.runtime import runtime
 from monarch_nb.store import store_of
-from monarch_nb.tensor.placement import document
+from monarch_nb.tensor.placement import Placement, document
 from monarch_nb.tensor.summary import placement_of
 
 from ..session import Session
@@ -50,9 +50,8 @@ def tensors(session: Session, line: str) -> Tensors:
 def _shown(tensor: Any) -> Shown:
     stream = tensor.reference.stream
     told = document(placement_of(tensor.meta), name_of(variables(), tensor))
-    return Shown(
-        {"placement": told, **place_of(stream)}, ("tensor", stream.number, tensor.reference.number, told["name"])
-    )
+    place = next((place_of(procs) for one, procs in streams() if one is stream), {})
+    return Shown({"placement": told, **place}, ("tensor", stream.number, tensor.reference.number, told["name"]))
 
 
 def _list(listed: Tensors) -> Shown:
@@ -70,6 +69,6 @@ TENSORS = LiveView(
     name="tensors",
     **bundled("tensors"),
     feed=_feed,
-    shows={HANDLE: _shown, Tensors: _list},
+    shows={HANDLE: _shown, Tensors: _list, Placement: lambda value: Shown({"placement": document(value)})},
     magic=tensors,
 )

@@ -127,7 +127,7 @@ class TensorList {
       h("td", {}, button),
       h("td", { text: row.title }),
       h("td", {}, h("code", { text: row.placement.join(" ") })),
-      h("td", { class: "mnb-number", text: size(row.each) }),
+      h("td", { class: "mnb-count", text: size(row.each) }),
       h("td", { class: "mnb-dim", text: row.line.at, title: row.line.source }),
     );
     line.addEventListener("click", () => void this._toggle(id, key, row.number));
@@ -192,7 +192,7 @@ function memory({ live, largest }: Tensors): HTMLElement | null {
 
 function movement({ moved }: Tensors): HTMLElement {
   const rows = byDimension(moved).map(([dimension, kind, count, nbytes]) =>
-    h("tr", {}, h("td", {}, h("code", { text: dimension })), h("td", { text: kind }), h("td", { class: "mnb-number", text: String(count) }), h("td", { class: "mnb-number", text: size(nbytes) })),
+    h("tr", {}, h("td", {}, h("code", { text: dimension })), h("td", { text: kind }), h("td", { class: "mnb-count", text: String(count) }), h("td", { class: "mnb-count", text: size(nbytes) })),
   );
   return h("div", {}, h("div", { text: movedText(moved) }), rows.length ? h("table", { class: "mnb-list" }, h("tbody", {}, ...rows)) : null);
 }
@@ -202,6 +202,6 @@ function waits({ waits }: Tensors): HTMLElement | null {
   const times = waits.reduce((sum, wait) => sum + wait.count, 0);
   const rows = [...waits]
     .sort((a, b) => b.count - a.count)
-    .map(({ line, what, count }) => h("tr", {}, h("td", { class: "mnb-number", text: `${count} ×` }), h("td", { text: what }), h("td", { class: "mnb-dim", text: line.at }), h("td", {}, h("code", { text: line.source }))));
+    .map(({ line, what, count }) => h("tr", {}, h("td", { class: "mnb-count", text: `${count} ×` }), h("td", { text: what }), h("td", { class: "mnb-dim", text: line.at }), h("td", {}, h("code", { text: line.source }))));
   return h("details", {}, h("summary", { text: `the last cell waited ${times} time${times === 1 ? "" : "s"} for a result` }), h("table", { class: "mnb-list" }, h("tbody", {}, ...rows)));
 }
