@@ -216,6 +216,43 @@ print("went through", len(tries))
     assert notebook.errors == []
 
 
+PLACEMENT = """
+from IPython.display import HTML, display
+from monarch_kernel.display.placement import placement_html
+from monarch_nb.tensor.placement import Replicate, Shard, place
+placed = place((1024, 1024), "float32", 4, ("data", "model"), (4, 2), [Shard(0), Replicate()])
+display(HTML(placement_html(placed, "t")))
+placed
+"""
+
+
+def test_pointing_at_a_shard_lights_its_ranks_and_the_other_way_round(notebook: Lab) -> None:
+    output = notebook.run(PLACEMENT)
+    live = output.locator(".mnb-placement")
+    live.wait_for(timeout=10_000)
+    tensor, mesh = (live.locator("svg").nth(at) for at in range(2))
+
+    def lit(selector: str) -> list[int]:
+        shards = mesh.locator(selector)
+        return [int(shard.get_attribute("data-at")) for shard in shards.all()]
+
+    tensor.locator('[data-at="1"]').hover()
+    assert lit(".mnb-lit") == [2, 3]
+    mesh.locator('[data-at="7"]').click()
+    live.locator(".mnb-said", has_text="rank 7 (data=3 model=1) · 1.00 MB · holds [768:1024, :]").wait_for(
+        timeout=5_000
+    )
+    notebook.shown.mouse.move(0, 0)
+    assert lit('[aria-pressed="true"]') == [7]
+    assert lit(".mnb-lit") == [6, 7]  # what is clicked stays lit, with all who hold the same
+    still = output.locator(".mnb-p svg")  # by style sheets alone, as in a saved notebook
+    still.first.locator(".b1").hover()
+    ranks = "[...document.querySelectorAll('.mnb-p svg:nth-child(2) .x')]"
+    bright = f"{ranks}.map(rank => getComputedStyle(rank).opacity > 0.9 ? 1 : 0).join('')"
+    notebook.shown.wait_for_function(f"{bright} === '00110000'")
+    assert notebook.errors == []
+
+
 def test_the_frames_of_a_failure_are_looked_into_with_a_click(notebook: Lab, grid: Any) -> None:
     output = notebook.run("trainers.slice(gpus=2).divide.broadcast(0)")
     failure = output.locator(".mnb-failure")

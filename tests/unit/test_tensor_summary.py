@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from monarch_kernel.display.tensors import module_html, tensors_html
+from monarch_kernel.display.tensors import module_html, module_text, tensors_html
 from monarch_kernel.tensors import Tensors
 from monarch_nb.store import Cluster
 from monarch_nb.store import events as e
@@ -107,13 +107,18 @@ def test_text_and_html_tell_the_same() -> None:
 
 
 def test_a_module_is_a_table_of_its_parameters_with_their_pictures() -> None:
-    html = module_html(
-        "net: Sequential", [("0.weight", meta(64, 32)), ("0.<b>", meta(64, placed=(Replicate(), Replicate())))]
-    )
+    copied = meta(64, placed=(Replicate(), Replicate()))
+    html = module_html("net: Sequential", [("0.weight", meta(64, 32)), ("0.<b>", copied)])
     assert "2 sharded tensors" in html
     assert html.count("<svg") == 2
     assert "0.&lt;b&gt;" in html
     assert "Shard(0) Replicate()" in html
+    assert module_text([("0.weight", meta(64, 32)), ("0.bias", copied)]).splitlines() == [
+        "parameter  tensor         placement                on a rank",
+        "0.weight   64×32 float32  Shard(0) Replicate()     2.00 kB",
+        "0.bias     64 float32     Replicate() Replicate()  256 B",
+        "by rank: 2.25 kB on each rank",
+    ]
 
 
 def test_the_store_has_the_summary_until_the_mesh_is_gone() -> None:

@@ -8,7 +8,7 @@ from monarch_nb.tensor.summary import placement_of
 
 from ..tensors import handle_type, name_of, streams
 from .placement import placement_html
-from .tensors import module_html
+from .tensors import module_html, module_text
 
 # Named, not imported: a kernel in which nobody uses tensors does not import torch.
 HANDLE = "monarch_nb.tensor.handle.MeshTensor"
@@ -27,6 +27,7 @@ class HandleForms:
         formatters["text/html"].for_type(HANDLE, self.html)
         formatters["text/html"].for_type(MODULE, self.module)
         formatters["text/plain"].for_type(HANDLE, self._pretty)
+        formatters["text/plain"].for_type(MODULE, self._pretty_module)
         formatters["text/plain"].for_type(Placement, lambda value, printer, cycle: printer.text(text_of(value)))
 
     def uninstall(self) -> None:
@@ -54,22 +55,31 @@ class HandleForms:
 
     def module(self, module: Any) -> str | None:
         """Its parameters and buffers that are sharded; None, which shows it as ever, where none are."""
-        handle = handle_type()
-        if handle is None:
-            return None
-        found = []
-        for path, value in (*module.named_parameters(), *module.named_buffers()):
-            if isinstance(value, handle):
-                found.append((path, value.meta))
+        found = sharded(module)
         name = self._name(module)
         kind = type(module).__name__
         return module_html(f"{name}: {kind}" if name else kind, found) if found else None
+
+    def _pretty_module(self, module: Any, printer: Any, cycle: bool) -> None:
+        printer.text(repr(module))
+        found = sharded(module)
+        if found:
+            printer.text(f"\n{module_text(found)}")
 
     def _pretty(self, tensor: Any, printer: Any, cycle: bool) -> None:
         printer.text(self.text(tensor))
 
     def _name(self, value: Any) -> str:
         return name_of(self._shell.user_ns, value)
+
+
+def sharded(module: Any) -> list[tuple[str, Any]]:
+    """The path and the meta of each parameter and buffer of a module that is sharded."""
+    handle = handle_type()
+    if handle is None:
+        return []
+    held = (*module.named_parameters(), *module.named_buffers())
+    return [(path, value.meta) for path, value in held if isinstance(value, handle)]
 
 
 def lost_ranks(stream: Any) -> tuple[int, ...]:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from monarch_nb.mesh.text_table import text_table
 from monarch_nb.tensor.placement import Placement, shape_text, size_text
 from monarch_nb.tensor.placement.thumbnail import thumbnail
-from monarch_nb.tensor.summary import Row, Summary, moved_text, placement_of
+from monarch_nb.tensor.placement.words import title
+from monarch_nb.tensor.summary import Row, Summary, live_bytes, moved_text, placement_of
 
 from ..tensors.table import (
     HEADINGS,
@@ -96,24 +98,29 @@ def _bar(share: float) -> str:
 def module_html(name: str, parameters: Sequence[tuple[str, Any]]) -> str:
     """The parameters of a module with where they lie: (path, meta) each; memory by rank below."""
     total = sum(placement_of(meta).nbytes for _, meta in parameters)
-    rows: list[str] = []
-    held: dict[int, int] = {}
-    for path, meta in parameters:
-        placement = placement_of(meta)
-        for rank in range(len(placement.block_of)):
-            held[rank] = held.get(rank, 0) + placement.bytes_on(rank)
-        if len(rows) < _LISTED:
-            rows.append(_parameter(path, placement))
+    held = live_bytes((meta for _, meta in parameters), parameters[0][1].layout.size)
+    rows = [_parameter(path, placement_of(meta)) for path, meta in parameters[:_LISTED]]
     tops = "".join(f"<th>{text}</th>" for text in ("parameter", "shape", "dtype", "", "placement", "on a rank"))
     more = f'<div class="mnb-s">… and {len(parameters) - len(rows)} more</div>' if len(parameters) > len(rows) else ""
-    largest = max(held.values(), default=0)
+    largest = max(held)
     return framed(
         heading(
             name, f"{len(parameters)} sharded tensors", size_text(total), f"{size_text(largest)} on the fullest rank"
         ),
         f'<table class="mnb-t"><thead><tr>{tops}</tr></thead><tbody>{"".join(rows)}</tbody></table>{more}',
-        f'<div class="mnb-s">by rank: {escape(live_text(tuple(held[rank] for rank in sorted(held)[:64])))}</div>',
+        f'<div class="mnb-s">by rank: {escape(live_text(tuple(held[:64])))}</div>',
     )
+
+
+def module_text(parameters: Sequence[tuple[str, Any]]) -> str:
+    """The same as text."""
+    rows = [("parameter", "tensor", "placement", "on a rank")]
+    for path, meta in parameters[:_LISTED]:
+        placement = placement_of(meta)
+        rows.append((path, title(placement), " ".join(map(str, placement.kinds)), size_text(placement.largest)))
+    more = f"\n… and {len(parameters) - _LISTED} more" if len(parameters) > _LISTED else ""
+    held = live_bytes((meta for _, meta in parameters), parameters[0][1].layout.size)
+    return f"{text_table(rows)}{more}\nby rank: {live_text(tuple(held[:64]))}"
 
 
 def _parameter(path: str, placement: Placement) -> str:
