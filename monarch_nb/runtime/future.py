@@ -42,6 +42,7 @@ class Future(Generic[R]):
         "__weakref__",
         "_callbacks",
         "_cancel",
+        "_decoding",
         "_done",
         "_error",
         "_handed",
@@ -58,7 +59,8 @@ class Future(Generic[R]):
     story: Callable[[], str] | None  # says what is being waited for, for progress and interrupts
     wait_id: str  # the call behind it
     watched: int  # how many wait for it now
-    _lock: threading.Lock  # held until there is a result
+    _lock: threading.Lock  # held until there is a result; who waits may be interrupted while he holds it
+    _decoding: threading.Lock  # held while the result is decoded
     _done: bool
     _value: Any
     _error: BaseException | None
@@ -105,6 +107,8 @@ class Future(Generic[R]):
             if self._done:
                 return False
             self._value, self._error, self._resolve = value, error, resolve
+            if resolve is not None:
+                self._decoding = threading.Lock()
             self._done = True
             self._unread = failed and not forgotten.leaving
             callbacks, self._callbacks = self._callbacks, None
@@ -205,7 +209,7 @@ class Future(Generic[R]):
         if self._unread:
             self._noticed()
         if self._resolve is not None:
-            with self._lock:  # two threads may look at once; the value is decoded by the first
+            with self._decoding:  # two threads may look at once; the value is decoded by the first
                 resolve = self._resolve
                 if resolve is not None:
                     try:

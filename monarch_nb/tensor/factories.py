@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from monarch_nb.tensor.commands import FIRST_MAKING, Making
+from monarch_nb.tensor.commands import Making
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.propagation import Meta, Placements
@@ -26,7 +26,6 @@ _IN_PARTS = frozenset(
     }
 )
 _ELSEWHERE = ("device", "layout", "pin_memory", "generator")  # what says nothing about the values
-_KEPT = 1024  # such plans that workers remember; the oldest makes place for the next
 
 
 def make(
@@ -44,13 +43,11 @@ def make(
     if torch.Tag.nondeterministic_seeded in operation.tags:
         seeded = tuple(dim for dim, one in enumerate(placements) if in_parts and not one.is_replicate())
     key = (name, repr(args), repr(sorted(kwargs.items())), meta)
-    number = stream.makings.get(key)
+    number = stream.makings.find(key)
     if number is None:
-        number = FIRST_MAKING - len(stream.makings)
-        if len(stream.makings) >= _KEPT:
-            number = stream.makings.pop(next(iter(stream.makings)))
-        stream.makings[key] = number
+        number = stream.makings.free()
         stream.tell(Making(number, name, tuple(args), kwargs, meta, in_parts, seeded))
+        stream.makings.told(key, number)
     reference = stream.hold(meta, where)
     command = (number, reference.number) if seeded is None else (number, stream.draw(), reference.number)
     stream.issue(command, where)

@@ -10,8 +10,9 @@ from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import SHARDS, Define, Put
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.propagation import Meta, Placements, Plan, PropagationError, replicated
+from monarch_nb.tensor.references import LiveEntry, Reference
 from monarch_nb.tensor.sharding import placements_of
-from monarch_nb.tensor.stream import Reference, Stream
+from monarch_nb.tensor.stream import Stream
 
 _make: Any = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
@@ -165,21 +166,21 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
     where = place()
     if plan.number not in stream.told:
         stream.tell_plan(plan, Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes))
-    entries, device = stream.table.entries, stream.device
+    entries, ended, device = stream.table.entries, stream.ended.append, stream.device
     made = []
     results = []
     for meta in plan.made:
-        number = stream.next()
-        entries[number] = (meta, where)
+        reference = Reference(stream, stream.next())
+        entries[reference.number] = LiveEntry(reference, ended, meta, where)
         tensor = _make(MeshTensor, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
-        tensor.meta, tensor.reference = meta, Reference(stream, number)
+        tensor.meta, tensor.reference = meta, reference
         made.append(tensor)
-        results.append(number)
+        results.append(reference.number)
     numbers = [tensor.reference.number for tensor in given]
     if plan.program.seeded is None:
-        stream.issue((plan.number, *numbers, *floats, *results), where)  # type: ignore[arg-type]
+        stream.issue((plan.number, *numbers, *floats, *results), where)
     else:
-        stream.issue((plan.number, stream.draw(), *numbers, *floats, *results), where)  # type: ignore[arg-type]
+        stream.issue((plan.number, stream.draw(), *numbers, *floats, *results), where)
     if plan.collectives:
         stream.table.moved(where, plan)
     return plan.build(made, given)
@@ -241,8 +242,8 @@ def upload(stream: Stream, tensor: torch.Tensor, placements: Placements) -> Mesh
     reference = stream.hold(meta, where)
     local = tensor.detach().cpu().contiguous()
     if local.nbytes <= _COPIED:
-        stream.tell(Put(local.clone(), meta.placements, reference.number), local.nbytes)
+        stream.tell(Put(local.clone(), meta.placements, reference.number))
     else:
-        stream.tell(Put(local, meta.placements, reference.number), local.nbytes)
+        stream.tell(Put(local, meta.placements, reference.number))
         stream.flush()
     return MeshTensor(meta, reference)

@@ -16,13 +16,18 @@ import torch
 
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, runtime
-from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, WHOLE, Command, Number, Run, encode_numbers
+from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, WHOLE, Command, Put, Run, encode_numbers
 from monarch_nb.tensor.errors import ContentsLostError, Failure, TensorError, by_operation
 from monarch_nb.tensor.flusher import Flusher
+from monarch_nb.tensor.makings import Makings
 from monarch_nb.tensor.origin import Place, origin_of, place
 from monarch_nb.tensor.propagation import Meta, Plan, Propagator
+from monarch_nb.tensor.references import LiveEntry, Reference
 from monarch_nb.tensor.table import TensorTable
-from monarch_nb.transport import held_back
+from monarch_nb.transport import held_back, uninterrupted
+
+# A command, and the line that issued it. The object of an `OBJECT` command stands in it until it is sent.
+Item = tuple[tuple[Any, ...], Place | None]
 
 BATCH = 256  # commands that are sent together
 AHEAD = 4096  # commands that may be under way: the controller waits then
@@ -34,20 +39,6 @@ KEPT = 256  # failed operations that are remembered, for whoever fetches what th
 logger = logging.getLogger(__name__)
 _flusher = Flusher()
 _numbers = count(1)
-
-
-class Reference:
-    """Counts the handles of one tensor: with the last of them, the tensor goes."""
-
-    __slots__ = ("number", "stream")
-
-    def __init__(self, stream: "Stream", number: int) -> None:
-        self.stream, self.number = stream, number
-
-    def __del__(self) -> None:
-        stream = self.stream
-        stream.table.entries.pop(self.number, None)
-        stream.queue.append((FREE, self.number))
 
 
 class Batch:
@@ -67,10 +58,10 @@ class Stream:
         self.title, self.propagator, self.device = title, propagator, device
         self.layout = propagator.layout
         self.table = TensorTable()
-        self.queue: deque[tuple[Number, ...]] = deque()
-        self.places: deque[Place | None] = deque()  # of the operations in the queue
+        self.queue: deque[Item] = deque()
+        self.ended: deque[LiveEntry] = deque()  # of tensors that nobody refers to any more
         self.told: set[int] = set()  # plans that the workers know
-        self.makings: dict[tuple[Any, ...], int] = {}  # those that make something of nothing
+        self.makings = Makings()
         self.next = count(1).__next__  # numbers of tensors
         self.seed = 0  # of the random operations to come
         self.drawn = 0  # random operations since it was set
@@ -78,8 +69,6 @@ class Stream:
         self.lost: str | None = None  # why its tensors are gone
         self._send = send
         self._context: Context = runtime().context()
-        self._objects: deque[Any] = deque()
-        self._bytes = 0  # of tensors among the objects
         self._batches: deque[Batch] = deque()  # not answered yet
         self._batch = count()
         self._issued = 0  # operations that were sent
@@ -87,43 +76,48 @@ class Stream:
         self._untold: deque[TensorError] = deque()  # those that have not been raised yet
         self._lock = threading.RLock()  # of sending
         self._taking = threading.RLock()  # of answers
-        self._issuing = threading.RLock()  # of objects, whose order is that of their commands
+        _flusher.know(self)
 
     # -- issuing ----------------------------------------------------------------------------------------------------
 
-    def issue(self, command: tuple[Number, ...], where: Place | None) -> None:
+    def issue(self, command: tuple[Any, ...], where: Place | None) -> None:
         """Appends an operation. Blocks, interruptibly, only where workers are far behind.
 
         Raises ContentsLostError where the mesh is gone.
         """
         if self.lost is not None:
             raise ContentsLostError(self.lost)
-        self.places.append(where)
-        self.queue.append(command)
+        if self.ended:
+            self.free()
+        self.queue.append((command, where))
         if self.quiet or len(self.queue) >= BATCH:
-            self.stir()
+            self._stir()
 
-    def stir(self) -> None:
-        """Something waits to be sent."""
+    def free(self) -> None:
+        """Has workers let go of what nobody refers to any more."""
+        ended, entries = self.ended, self.table.entries
+        while ended:
+            number = ended[0].number
+            self.queue.append(((FREE, number), None))
+            entries.pop(number, None)
+            ended.popleft()
+
+    def _stir(self) -> None:
         if len(self.queue) >= BATCH:
             self.flush()
         if self.quiet:
             self.quiet = False
             _flusher.soon(self)
 
-    def tell(self, command: Command, nbytes: int = 0) -> None:
+    def tell(self, command: Command) -> None:
         """Appends what is no operation."""
-        with self._issuing:
-            self._objects.append(command)
-            self._bytes += nbytes
-            self.issue((OBJECT,), place())
+        self.issue((OBJECT, command), place())
 
     def tell_plan(self, plan: Plan, definition: Command) -> None:
         """Appends the definition of a plan that workers do not know yet."""
-        with self._issuing:
-            if plan.number not in self.told:
-                self.tell(definition)
-                self.told.add(plan.number)
+        if plan.number not in self.told:
+            self.tell(definition)
+            self.told.add(plan.number)
 
     def draw(self) -> int:
         """The seed of the next random operation."""
@@ -136,9 +130,9 @@ class Stream:
 
     def hold(self, meta: Meta, where: Place | None) -> Reference:
         """A reference to a tensor that the next command makes."""
-        number = self.next()
-        self.table.entries[number] = (meta, where)
-        return Reference(self, number)
+        reference = Reference(self, self.next())
+        self.table.entries[reference.number] = LiveEntry(reference, self.ended.append, meta, where)
+        return reference
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
@@ -155,7 +149,8 @@ class Stream:
         if self.lost is not None:
             return
         if self._is_far() or not self._lock.acquire(blocking=False):
-            self.stir()
+            self.quiet = False
+            _flusher.soon(self)
             return
         try:
             self._cut()
@@ -164,26 +159,37 @@ class Stream:
         finally:
             self._lock.release()
 
+    def tick(self) -> None:
+        """Tensors that ended are let go, though nothing else is issued."""
+        if self.ended and self.quiet:
+            self.flush_aside()
+
     def _cut(self) -> Batch | None:
         """Sends all that is in the queue, as one batch."""
+        self.free()
         queue = self.queue
-        commands = [queue.popleft() for _ in range(len(queue))]
-        if not commands:
+        items = [queue.popleft() for _ in range(len(queue))]
+        if not items:
             return None
-        with self._issuing:
-            objects = tuple(self._objects.popleft() for _ in range(sum(c[0] == OBJECT for c in commands)))
-            nbytes, self._bytes = self._bytes, 0
-        places = [self.places.popleft() for command in commands if command[0] != FREE]
+        commands: list[tuple[Any, ...]] = [command for command, _ in items]
+        objects: list[Any] = []
+        for at, command in enumerate(commands):
+            if command[0] == OBJECT:
+                objects.append(command[1])
+                commands[at] = (OBJECT,)
+        nbytes = sum(one.tensor.nbytes for one in objects if isinstance(one, Put))
+        places = [where for command, where in items if command[0] != FREE]
         first, self._issued = self._issued, self._issued + len(places)
         numbers = encode_numbers([*chain.from_iterable(commands)])
         token = current.set(self._context)
         try:
-            future = self._send(self.number, next(self._batch), first, numbers, objects)
+            future = self._send(self.number, next(self._batch), first, numbers, tuple(objects))
         except BaseException as error:
             self.lose(f"the tensors of {self.title} are gone: a batch could not be sent ({error})")
             raise
         finally:
             current.reset(token)
+        future.watched += 1  # what breaks it is raised where the mesh is used next, and told nowhere else
         batch = Batch(first, places, nbytes, future)
         self._batches.append(batch)
         return batch
@@ -213,12 +219,13 @@ class Stream:
             except Exception as error:
                 self.lose(f"the tensors of {self.title} are gone: {error}")
                 raise
-            if self._batches and self._batches[0] is batch:
-                self._batches.popleft()
-                self._note_failures(batch, answers)
+            uninterrupted(self._settle, batch, answers)
             return answers
 
-    def _note_failures(self, batch: Batch, answers: ValueMesh[Any]) -> None:
+    def _settle(self, batch: Batch, answers: ValueMesh[Any]) -> None:
+        if not self._batches or self._batches[0] is not batch:
+            return
+        self._batches.popleft()
         failures = [failure for _, (each, _) in answers for failure in each]
         for number, of_ranks in by_operation(failures).items():
             where = batch.places[number - batch.first]
@@ -233,19 +240,15 @@ class Stream:
         if self.lost is None:
             self.lost = reason
         self.queue.clear()
-        self.places.clear()
-        self._objects.clear()
         self._batches.clear()
 
     # -- synchronising ----------------------------------------------------------------------------------------------
 
     def run_everywhere(self, command: Run) -> ValueMesh[Any]:
         """What a function gives on each rank. As `ask` does."""
-        with self._lock, self._issuing:
-            self._objects.append(command)
-            return self.ask((OBJECT,), "execute")
+        return self.ask((OBJECT, command), "execute")
 
-    def ask(self, command: tuple[Number, ...], what: str) -> ValueMesh[Any]:
+    def ask(self, command: tuple[Any, ...], what: str) -> ValueMesh[Any]:
         """What each rank answers to a command; blocks until all that was issued before has run.
 
         Raises TensorError for an operation that failed, DeviceMeshError where the mesh is broken.
@@ -271,13 +274,12 @@ class Stream:
         """The one element of a tensor, as Python's. As `ask` does."""
         return self.ask((NUMBER, number), what).get(0)
 
-    def _send_asking(self, command: tuple[Number, ...], where: Place | None) -> Batch:
+    def _send_asking(self, command: tuple[Any, ...], where: Place | None) -> Batch:
         """Sends all that was issued, and then a command, whose answer is the last in that of the batch."""
         self._heed()
         self._keep_close()
         with self._lock:
-            self.places.append(where)
-            self.queue.append(command)
+            self.queue.append((command, where))
             batch = held_back(self._cut)
         assert batch is not None
         return batch

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from monarch_nb.tensor.origin import Origin, Place, origin_of
 from monarch_nb.tensor.propagation import Collective, Meta, Plan
-
-Entry = tuple[Meta, Place | None]
+from monarch_nb.tensor.references import LiveEntry
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class TensorTable:
     """The record of one mesh. Written by the thread that issues operations, read by any."""
 
     def __init__(self) -> None:
-        self.entries: dict[int, Entry] = {}  # by number; written by the hot path and by the handles' ends
+        self.entries: dict[int, LiveEntry] = {}  # by number
         self._calls: Counter[tuple[Place | None, str, tuple[Collective, ...]]] = Counter()
         self._syncs: Counter[tuple[Place | None, str]] = Counter()
 
@@ -75,7 +74,8 @@ class TensorTable:
 
     def live(self) -> list[LiveTensor]:
         """The tensors that handles refer to now, oldest first."""
-        return [LiveTensor(number, meta, origin_of(place)) for number, (meta, place) in tuple(self.entries.items())]
+        entries = tuple(self.entries.values())
+        return [LiveTensor(one.number, one.meta, origin_of(one.place)) for one in entries if one() is not None]
 
     def movements(self) -> list[Moved]:
         """What lines have moved since `clear`, in the order in which they did so first."""

@@ -1,6 +1,10 @@
 """Sharded tensors on two real processes: what feels local, and what is said where it cannot be."""
 
 import copy
+import random
+import signal
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -109,6 +113,37 @@ def test_tensors_that_nobody_refers_to_go_on_the_workers_too(mesh: Mesh) -> None
     [entry] = [one for one in mesh.stream.table.live() if one.number == t.reference.number]
     assert entry.origin is not None
     assert entry.origin.source == "t = t + 1"
+
+
+def test_ctrl_c_at_any_moment_leaves_all_ranks_with_the_same_operations(mesh: Mesh) -> None:
+    total, one, issued, hits = mesh.zeros(2), mesh.ones(2), 0, 0
+    chance, main = random.Random(0), threading.get_ident()
+
+    def strike(after: float, armed: threading.Event) -> None:
+        time.sleep(after)
+        if armed.is_set():
+            signal.pthread_kill(main, signal.SIGINT)
+
+    for _ in range(150):
+        armed = threading.Event()
+        armed.set()
+        striker = threading.Thread(target=strike, args=(chance.random() * 0.01, armed))
+        striker.start()
+        try:
+            while striker.is_alive():
+                total.add_(one)
+                issued += 1
+                if chance.random() < 0.01:
+                    total.sum().item()
+        except KeyboardInterrupt:
+            hits += 1
+        armed.clear()
+        striker.join()
+        shards = [shard.tolist() for shard in total.local_shards().values()]
+        assert shards[0] == shards[1]
+        assert abs(shards[0][0] - issued) <= 1  # the one that the interrupt hit
+        issued = int(shards[0][0])
+    assert hits > 100
 
 
 def test_processes_that_are_in_a_group_already_are_refused() -> None:

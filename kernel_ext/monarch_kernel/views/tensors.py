@@ -27,7 +27,7 @@ def placement(key: str, number: int) -> dict[str, Any]:
         entry = stream.table.entries.get(number) if str(stream.number) == key else None
         if entry is not None:
             name = names_of(variables()).get((stream.number, number), "")
-            return {"placement": document(placement_of(entry[0]), name), **place_of(procs)}
+            return {"placement": document(placement_of(entry.meta), name), **place_of(procs)}
     raise LookupError("this tensor is gone")
 
 
