@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-PLACEMENTS = {"whole": Replicate(), "rows": Shard(0), "columns": Shard(1)}
+PLACEMENTS = {"whole": Replicate(), "rows": Shard(0), "columns": Shard(1), "parts": Partial()}
 SIZES = {"even": {"S": 4, "M": 6, "L": 8, "XS": 2}, "uneven": {"S": 5, "M": 7, "L": 9, "XS": 3}}
 SAMPLES = 12  # of which the first of the highest rank is taken
 
@@ -97,7 +97,10 @@ def outcome(op: Any, sample: Any, placement: Any, engine: Engine) -> str:
     def sharded(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        fits = placement.is_replicate() or (value.dim() > placement.dim and value.shape[placement.dim] > 1)
+        if placement.is_shard():
+            fits = value.dim() > placement.dim and value.shape[placement.dim] > 1
+        else:
+            fits = placement.is_replicate() or value.dtype.is_floating_point
         placed = engine.place(value.detach(), placement if fits else Replicate())
         return placed.requires_grad_(value.requires_grad)
 

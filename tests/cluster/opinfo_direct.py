@@ -52,6 +52,9 @@ def place(tensor: torch.Tensor, placement: Any) -> Direct:
     tensor = tensor.resolve_conj().resolve_neg()
     meta = Meta.of(LAYOUT, tensor.shape, tensor.dtype, (placement,), stride=tensor.stride())
     with torch.no_grad():
+        if placement.is_partial():
+            part = tensor * (0.25 if STATE["rank"] else 0.75) + (0.5 if STATE["rank"] else -0.5)
+            return Direct(DTensor.from_local(part, STATE["mesh"], [placement], run_check=False), meta)
         if not placement.is_replicate():
             return Direct(distribute_tensor(tensor, STATE["mesh"], [placement], src_data_rank=None), meta)
         return Direct(DTensor.from_local(tensor, STATE["mesh"], [placement], run_check=False, shape=tensor.shape,

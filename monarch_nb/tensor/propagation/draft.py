@@ -25,6 +25,7 @@ class Draft:
         self.metas = list(metas)
         self.steps: list[Step] = []
         self.collectives: list[Collective] = []
+        self.seeded: tuple[int, ...] | None = None
 
     def register(self, meta: Meta) -> int:
         """A new register for a tensor with this meta."""
@@ -51,16 +52,23 @@ class Draft:
         """PyTorch's own sharded operation; the registers of its results."""
         out = [None if meta is None else self.register(meta) for meta in metas]
         self.steps.append(Call(operation.name, operation.args, operation.kwargs, tuple(out)))
+        self._drawn(operation, [*out, *operation.writes])
         self.collectives += collectives
         return out
 
-    def local(
-        self, name: str, args: Sequence[object], kwargs: dict[str, object], metas: Sequence[Meta | None]
-    ) -> list[int | None]:
-        """An operation on each rank's own shards; the registers of its results."""
+    def local(self, operation: Operation, moved: Sequence[int], metas: Sequence[Meta | None]) -> list[int | None]:
+        """An operation on each rank's own shards, of the tensors in these registers; the registers of its results."""
+        args, kwargs = operation.filled_with(lambda at: Slot(moved[at]))
         out = [None if meta is None else self.register(meta) for meta in metas]
-        self.steps.append(Local(name, tuple(args), kwargs, tuple(out), tuple(metas)))
+        self.steps.append(Local(operation.name, tuple(args), kwargs, tuple(out), tuple(metas)))
+        self._drawn(operation, [*out, *(moved[at] for at in operation.writes)])
         return out
+
+    def _drawn(self, operation: Operation, registers: Sequence[int | None]) -> None:
+        """Along which mesh dimensions ranks draw different random numbers."""
+        if operation.random:
+            drawn = next((self.metas[at].placements for at in registers if at is not None), ())
+            self.seeded = tuple(dim for dim, placement in enumerate(drawn) if not placement.is_replicate())
 
     def write(self, target: int, source: int) -> None:
         """What is in `source`, into the memory of `target`."""
@@ -73,11 +81,12 @@ class Draft:
             ours[at] = self.register(other.metas[at])
         self.steps += [_renumbered(step, ours) for step in other.steps]
         self.collectives += other.collectives
+        self.seeded = self.seeded if other.seeded is None else other.seeded
         return ours
 
-    def program(self, results: Sequence[int], *, seeded: tuple[int, ...] | None = None) -> Program:
+    def program(self, results: Sequence[int]) -> Program:
         """The finished thing."""
-        return Program(self._inputs, len(self.metas), tuple(self.steps), tuple(results), seeded)
+        return Program(self._inputs, len(self.metas), tuple(self.steps), tuple(results), self.seeded)
 
 
 def _renumbered(step: Step, ours: dict[int, int]) -> Step:

@@ -1,12 +1,10 @@
 """The way that is always right: the operation runs on whole tensors, alike on every rank."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from .draft import Draft
 from .meta import Meta, replicated
 from .operation import Leaf, Operation
-from .plan import Slot
 from .world import World
 
 __all__ = ["gathered"]
@@ -32,8 +30,7 @@ def gathered(operation: Operation, leaves: Sequence[Leaf], world: World) -> tupl
         )
         for leaf in leaves
     ]
-    args, kwargs = replace(operation, metas=tuple(draft.metas)).filled_with(lambda at: Slot(moved[at]))
-    registers = draft.local(operation.name, args, kwargs, metas)
+    registers = draft.local(operation, moved, metas)
     for register in dict.fromkeys(operation.writes):
         if moved[register] != register:
             draft.write(register, moved[register])

@@ -1,14 +1,13 @@
 """An operation as PyTorch runs it on each rank's own shards, once its inputs lie as they must."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from .draft import Draft
 from .meta import Meta, Placements
 from .operation import Leaf, Operation
-from .plan import Slot
 from .world import World
 
 __all__ = ["Unfit", "Way", "lowered"]
@@ -43,9 +42,7 @@ def lowered(way: Way, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[
     ]
     for world in worlds:
         _tried(operation, [draft.metas[at] for at in moved], leaves, metas, world)
-    placed = replace(operation, metas=tuple(draft.metas))
-    args, kwargs = placed.filled_with(lambda at: Slot(moved[at]))
-    return draft, draft.local(operation.name, args, kwargs, metas)
+    return draft, draft.local(operation, moved, metas)
 
 
 def _meta(

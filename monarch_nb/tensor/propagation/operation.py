@@ -48,6 +48,11 @@ class Operation:
         return None
 
     @property
+    def device(self) -> str:
+        """The kind of device that the ranks have."""
+        return self.metas[0].layout.device
+
+    @property
     def packet(self) -> str:
         """As in `add`, of all overloads."""
         return self.func._schema.name.partition("::")[2]

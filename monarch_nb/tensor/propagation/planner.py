@@ -1,18 +1,20 @@
 """The making of plans, each for one operation on tensors with given metas."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from .deadline import Deadline, TookTooLong
 from .draft import Draft
-from .errors import DataDependentShapeError, NoRuleError, ViewWriteError
+from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
 from .gathered import gathered
 from .lines import user_line
 from .lowered import Unfit, lowered
 from .meta import Layout, Meta, Placements
 from .operation import Leaf, Operation
+from .partial import carries_parts, has_parts, summed
 from .plan import Notice, Plan, Result, Slot, builder
 from .rewrites import ALWAYS, REWRITES
 from .rules import by_own_rules, has_own_rule
@@ -96,7 +98,7 @@ class Planner:
         return Plan(
             number=self._made,
             operation=operation.name,
-            program=draft.program(results, seeded=_drawn(operation, made)),
+            program=draft.program(results),
             made=made,
             build=builder(tree),
             views=tuple((at, base) for at, over in enumerate(bases) for base in over),
@@ -121,6 +123,8 @@ class Planner:
                     None if slot is None else _rewritten(draft, slot, leaf)
                     for slot, leaf in zip(slots, leaves, strict=True)
                 ]
+        if any(map(has_parts, operation.metas)) and not has_own_rule(operation) and not carries_parts(operation):
+            return self._with_sums_taken(operation, leaves)
         if not whole:
             try:
                 return self._sharded(operation, leaves)
@@ -138,6 +142,17 @@ class Planner:
     def _sharded(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         draft, registers = self._by_rules(operation, leaves)
         return draft, [None if at is None else _settled(draft, at) for at in registers]
+
+    def _with_sums_taken(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
+        """The operation on sums that are taken first, each with one all-reduce."""
+        if any(has_parts(operation.metas[at]) for at in operation.writes):
+            return gathered(operation, leaves, self._worlds[0])
+        draft = Draft(self._worlds[0], operation.metas)
+        taken = [draft.redistribute(at, summed(meta.placements)) for at, meta in enumerate(operation.metas)]
+        whole = replace(operation, metas=tuple(draft.metas[at] for at in taken))
+        inner, registers = self._drafted_as(whole, leaves)
+        ours = draft.splice(inner, taken)
+        return draft, [None if at is None else ours[at] for at in registers]
 
     def _by_rules(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         uneven = any(meta.is_uneven for meta in operation.metas)
@@ -173,10 +188,10 @@ class Planner:
 
     def _plain(self, operation: Operation) -> object:
         """What the operation gives on plain tensors of the global shapes."""
-        world = self._worlds[0]
-        args, kwargs = operation.filled(lambda at: world.whole(operation.metas[at]))
+        tensors = [self._worlds[0].whole(meta) for meta in operation.metas]
+        args, kwargs = operation.filled(tensors.__getitem__)
         try:
-            return operation.func(*args, **kwargs)
+            result = operation.func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise DataDependentShapeError(
                 operation.name,
@@ -185,6 +200,16 @@ class Planner:
                 "masked_fill, a product with the mask",
                 user_line(),
             ) from error
+        for at in operation.writes:
+            meta, tensor = operation.metas[at], tensors[at]
+            if tuple(tensor.shape) != meta.shape or tensor.stride() != meta.stride:
+                raise PropagationError(
+                    operation.name,
+                    f"it changes the shape of a sharded tensor in place, from {meta.shape} to {tuple(tensor.shape)}",
+                    "Use the form that gives a new tensor: x = x.t(), x = x.squeeze(), and so on",
+                    user_line(),
+                )
+        return result
 
 
 def _settled(draft: Draft, register: int) -> int:
@@ -192,8 +217,9 @@ def _settled(draft: Draft, register: int) -> int:
 
     Sums over masked shards may be asked for once only; averages cannot be changed in place.
     """
-    if any(p.is_partial("avg") or type(p).__name__.endswith("MaskPartial") for p in draft.metas[register].placements):
-        return draft.gather(register)
+    placements = draft.metas[register].placements
+    if any(p.is_partial("avg") or type(p).__name__.endswith("MaskPartial") for p in placements):
+        return draft.redistribute(register, summed(placements))
     return register
 
 
@@ -205,13 +231,3 @@ def _rewritten(draft: Draft, slot: Slot, leaf: Leaf) -> int:
             meta.layout, meta.shape, meta.dtype, meta.placements, stride=meta.stride, copied=True
         )
     return slot.register
-
-
-def _drawn(operation: Operation, made: Sequence[Meta]) -> tuple[int, ...] | None:
-    """Mesh dimensions along which ranks draw different random numbers."""
-    if not operation.random:
-        return None
-    drawn = [operation.metas[at] for at in operation.writes] or list(made)
-    if not drawn:
-        return ()
-    return tuple(dim for dim, p in enumerate(drawn[0].placements) if not p.is_replicate())

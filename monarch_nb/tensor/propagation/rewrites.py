@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch.distributed.tensor import Replicate, Shard
 
 from .meta import Meta
 from .operation import Operation
@@ -20,9 +21,7 @@ Rewrite = Callable[[Operation, Writer], list[Slot | None] | None]
 
 
 def _sharded_along(meta: Meta, dim: int) -> bool:
-    return any(
-        not p.is_replicate() and getattr(p, "dim", dim) == dim % max(len(meta.shape), 1) for p in meta.placements
-    )
+    return any(getattr(p, "dim", None) == dim % max(len(meta.shape), 1) for p in meta.placements)
 
 
 def _tensor(operation: Operation, name: str) -> Slot | None:
@@ -71,6 +70,7 @@ def _log_softmax(operation: Operation, write: Writer) -> list[Slot | None] | Non
     assert isinstance(dim, int)
     if not _sharded_along(_meta(operation, given), dim) or operation.args[2] or not _meta(operation, given).shape:
         return None
+    given = write.summed(given)
     below = write(aten.sub.Tensor, given, write.whole(write(aten.amax.default, given, [dim], True)))
     total = write.whole(write(aten.sum.dim_IntList, write(aten.exp.default, below), [dim], True))
     if operation.packet == "_softmax":
@@ -97,57 +97,51 @@ def _log_softmax_backward(operation: Operation, write: Writer) -> list[Slot | No
 
 def _chosen(operation: Operation, write: Writer, given: Slot, target: Slot) -> tuple[Slot, Slot, int]:
     """Where the classes are those of the target, placed as the classes are; which targets count; the classes' dim."""
-    shape = _meta(operation, given).shape
+    shape, placements = write.shape(given), write.placements(given)
     dim = 0 if len(shape) == 1 else 1
-    target = write.whole(target) if any(p.is_partial() for p in _meta(operation, target).placements) else target
-    counts = write(aten.ne.Scalar, target, operation.argument("ignore_index"))
-    classes = write(
-        aten.arange.default, shape[dim], dtype=torch.int64, device=torch.device(operation.metas[0].layout.device)
-    )
+    classes = write(aten.arange.default, shape[dim], dtype=torch.int64, device=torch.device(operation.device))
     classes = write(aten.view.default, classes, [-1 if at == dim else 1 for at in range(len(shape))])
-    column = write(aten.unsqueeze.default, target, dim) if len(shape) > 1 else target
-    return write(aten.eq.Tensor, column, write(aten.expand.default, classes, list(shape))), counts, dim
+    classes = write.cut(classes, [p if p == Shard(dim) else Replicate() for p in placements])
+    target = write.summed(target)
+    if dim == 1:
+        target = write.cut(target, [p if p == Shard(0) else Replicate() for p in placements])
+    counts = write(aten.ne.Scalar, target, operation.argument("ignore_index"))
+    column = write(aten.unsqueeze.default, target, 1) if dim == 1 else target
+    return write(aten.eq.Tensor, column, classes), counts, dim
 
 
 def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
+    """Each rank looks for the targets among its own classes, and the sums are added up."""
     given, target = _tensor(operation, "self"), _tensor(operation, "target")
     reduction = operation.argument("reduction")
     if given is None or target is None or operation.argument("weight") is not None or reduction == _NONE:
         return None
-    if any(p.is_partial() for p in _meta(operation, given).placements):
-        given = write.whole(given)
+    given, dtype = write.summed(given), _meta(operation, given).dtype
     chosen, counts, dim = _chosen(operation, write, given, target)
-    meta = _meta(operation, given) if given.register < len(operation.metas) else None
-    zero = write(aten.zeros_like.default, given)
-    picked = write(aten.sum.dim_IntList, write(aten.where.self, chosen, given, zero), [dim])
-    picked = write.whole(picked) if meta is not None and _sharded_along(meta, dim) else picked
-    masked = write(aten.mul.Tensor, picked, write(aten._to_copy.default, counts, dtype=_dtype(operation)))
+    picked = write(aten.where.self, chosen, given, write(aten.zeros_like.default, given))
+    picked = write.summed(write(aten.sum.dim_IntList, picked, [dim]))
+    counts = write(aten._to_copy.default, counts, dtype=dtype)
+    masked = write(aten.mul.Tensor, picked, counts)
     total = write.whole(write(aten.neg.default, write(aten.sum.default, masked)))
-    count = write.whole(write(aten.sum.default, write(aten._to_copy.default, counts, dtype=_dtype(operation))))
+    count = write.whole(write(aten.sum.default, counts))
     return [write(aten.div.Tensor, total, count) if reduction == _MEAN else total, count]
 
 
 def _nll_loss_backward(operation: Operation, write: Writer) -> list[Slot | None] | None:
     grad, given, target = (_tensor(operation, name) for name in ("grad_output", "self", "target"))
-    total = _tensor(operation, "total_weight")
-    reduction = operation.argument("reduction")
+    total, reduction = _tensor(operation, "total_weight"), operation.argument("reduction")
     if grad is None or given is None or target is None or total is None or reduction == _NONE:
         return None
-    if operation.argument("weight") is not None or any(p.is_partial() for p in _meta(operation, given).placements):
+    if operation.argument("weight") is not None or any(p.is_partial() for p in write.placements(given)):
         return None
     chosen, counts, dim = _chosen(operation, write, given, target)
     each = write(aten.neg.default, write.whole(grad))
     if reduction == _MEAN:
         each = write(aten.div.Tensor, each, write.whole(total))
-    counts = write(aten.unsqueeze.default, counts, dim) if len(write.shape(given)) > 1 else counts
+    counts = write(aten.unsqueeze.default, counts, 1) if dim == 1 else counts
     both = write.like(write(aten.logical_and.default, chosen, counts), given)
-    return [write(aten.mul.Tensor, write(aten._to_copy.default, both, dtype=_dtype(operation)), each)]
-
-
-def _dtype(operation: Operation) -> torch.dtype:
-    given = _tensor(operation, "self")
-    assert given is not None
-    return _meta(operation, given).dtype
+    dtype = _meta(operation, given).dtype
+    return [write(aten.mul.Tensor, write(aten._to_copy.default, both, dtype=dtype), each)]
 
 
 def _physical(func: torch._ops.OpOverload) -> Rewrite:

@@ -83,6 +83,11 @@ def _pointwise(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     ]
 
 
+def _unread(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Only the shape of the input counts: where its values are parts of a sum, the result is whole."""
+    return [([R if p.is_partial() else p], [p]) for p in dict.fromkeys(operation.metas[0].placements)]
+
+
 def _convolution(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Cut along the batch; or the outputs' channels, with weight and bias."""
     given, weight = operation.args[0], operation.args[1]
@@ -151,7 +156,10 @@ _ELEMENTS = [
     "addcdiv",
 ]
 
+_UNREAD = ["empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"]
+
 _RULES: dict[str, Rule] = {
+    **dict.fromkeys(_UNREAD, _unread),
     **dict.fromkeys(_ELEMENTS, _pointwise),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,

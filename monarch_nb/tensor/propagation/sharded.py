@@ -31,6 +31,7 @@ _DISTRUSTED = frozenset(
         "_batch_norm_with_update",
         "_batch_norm_with_update_functional",
         "_batch_norm_no_update",
+        "batch_norm_backward",
         "_unsafe_masked_index",
         "_unsafe_masked_index_put_accumulate",
         "_amp_foreach_non_finite_check_and_unscale_",
@@ -82,6 +83,8 @@ def _wanted(operation: Operation, sharding: OutputSharding) -> tuple[Placements,
             raise Unfit("the rule takes another number of tensors")
         for at, spec in zip(positional, specs, strict=True):
             wanted[at] = tuple(spec.placements)
+            if operation.metas[at].placements != wanted[at] and _cuts_numbers(operation.metas[at], wanted[at]):
+                raise Unfit("whole numbers cannot be cut into parts of a sum")
     named = slots(list(operation.kwargs.values()))
     if any(not operation.metas[at].is_replicated for at in named) and not operation.writes:
         raise Unfit("rules do not look at tensors that are given by name")
@@ -179,6 +182,11 @@ def _checked(
         storages = [tensors[base]._local_tensor.untyped_storage()._cdata for base in bases]
         copied = bool(bases) and local.untyped_storage()._cdata not in storages
         yield Meta.of(meta.layout, meta.shape, meta.dtype, meta.placements, stride=meta.stride, copied=copied)
+
+
+def _cuts_numbers(meta: Meta, wanted: Placements) -> bool:
+    parts = any(p.is_partial() and not _is_masked(p) for p in wanted)
+    return parts and not meta.dtype.is_floating_point and not meta.dtype.is_complex
 
 
 def _is_masked(placement: object) -> bool:

@@ -1,12 +1,15 @@
 """Programs of several operations: each is worked out as if it had been issued alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from torch.distributed.tensor.placement_types import Placement
 
 from .draft import Draft
+from .meta import Placements
 from .operation import Operation, slots
+from .partial import summed
 from .plan import Slot
 
 __all__ = ["Writer"]
@@ -52,9 +55,22 @@ class Writer:
         """The tensor, whole on every rank."""
         return Slot(self._draft.gather(slot.register))
 
+    def summed(self, slot: Slot) -> Slot:
+        """The tensor, reduced where ranks hold parts of it."""
+        placements = self._draft.metas[slot.register].placements
+        return Slot(self._draft.redistribute(slot.register, summed(placements)))
+
+    def cut(self, slot: Slot, placements: Sequence[Placement]) -> Slot:
+        """The tensor, placed so."""
+        return Slot(self._draft.redistribute(slot.register, tuple(placements)))
+
     def like(self, slot: Slot, other: Slot) -> Slot:
         """The tensor, placed as another one of the same shape."""
         return Slot(self._draft.redistribute(slot.register, self._draft.metas[other.register].placements))
+
+    def placements(self, slot: Slot) -> Placements:
+        """How it lies."""
+        return self._draft.metas[slot.register].placements
 
     def shape(self, slot: Slot) -> tuple[int, ...]:
         """Its global shape."""
