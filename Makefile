@@ -15,7 +15,7 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data soak screenshots clean
+.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor soak screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -66,6 +66,9 @@ bench: setup ## measure; PEERS=torchmonarch,ray measures those too, in environme
 
 bench-data: setup ## the same for the data plane alone
 	PEERS='$(PEERS)' $(PY) -m tests.benchmarks --data --out build/bench-data.json
+
+bench-tensor: setup ## the same for sharded tensors alone
+	PEERS='$(PEERS)' $(PY) -m tests.benchmarks --tensors --out build/bench-tensor.json
 
 soak: setup ## ten minutes of everything at once, in which nothing may grow; SECONDS= for another while
 	@mkdir -p build

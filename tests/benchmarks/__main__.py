@@ -32,6 +32,7 @@ PROGRAMS = (
     (f"{OURS}, page", "program_page.py"),
 )
 DATA = ((f"{OURS}, data", "program_data.py"),)
+TENSORS = ((f"{OURS}, tensors", "program_tensors.py"),)
 
 
 def run(program: str, python: str, plan: Plan, *, ours: bool) -> tuple[Figures, str]:
@@ -93,6 +94,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny counts: only whether it runs")
     parser.add_argument("--data", action="store_true", help="only the data plane: RDMABuffer and its kin")
+    parser.add_argument("--tensors", action="store_true", help="only sharded tensors")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args(argv)
     unknown = sorted(set(asked) - set(PEERS))
@@ -110,16 +112,17 @@ def main(argv: list[str]) -> int:
             problems.append(f"{name}: {wrong}")
         return figures
 
-    floor: Figures = {} if options.data else measure("pyzmq", "program_pyzmq.py", sys.executable)
+    floor: Figures = {} if options.data or options.tensors else measure("pyzmq", "program_pyzmq.py", sys.executable)
     measured: dict[str, Figures] = {OURS: {}}
-    for title, program in DATA if options.data else (*PROGRAMS, *DATA):
+    for title, program in DATA if options.data else TENSORS if options.tensors else (*PROGRAMS, *DATA, *TENSORS):
         measured[OURS] |= measure(title, program, sys.executable)
     for name in asked:
         peer, measured[name] = PEERS[name], {}
-        programs = ((name, peer.program), (f"{name}, scale", peer.scale), (f"{name}, data", peer.data))
+        data, tensors = (f"{name}, data", peer.data), (f"{name}, tensors", peer.tensors)
+        programs = ((name, peer.program), (f"{name}, scale", peer.scale), data, tensors)
         try:
             python = interpreter(name)
-            for title, program in programs[2:] if options.data else programs:
+            for title, program in [data] if options.data else [tensors] if options.tensors else programs:
                 if program:
                     measured[name] |= measure(title, program, python)
         except subprocess.CalledProcessError as error:

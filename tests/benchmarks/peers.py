@@ -16,11 +16,16 @@ class Peer:
     requirements: tuple[str, ...]
     scale: str = ""  # its program for many processes
     data: str = ""  # and that for memory of other processes
+    tensors: str = ""  # and that for tensors on a mesh
 
 
 PEERS = {
     "torchmonarch": Peer(
-        "program_actors.py", ("torchmonarch==0.7.0", "torch", "numpy"), "program_scale.py", "program_data.py"
+        "program_actors.py",
+        ("torchmonarch==0.7.0", "torch", "numpy"),
+        "program_scale.py",
+        "program_data.py",
+        "program_tensors_peer.py",
     ),
     "ray": Peer("program_ray.py", ("ray>=2.40,<3", "numpy")),
 }

@@ -46,6 +46,9 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
         *("debug: unattached", "debug: frames kept"),
         *("faces: reducer", "faces: nobody looks"),
         *(f"data: {what}" for what in ("memcpy 256 MB", "read 256 MB", "write 256 MB", "read 64 B", "batch")),
+        *("tensors: add", "tensors: add in place", "tensors: add with gradient", "tensors: item"),
+        *("tensors: item, of a call", "tensors: 1 GB, memory here"),
+        *("tensors: step, torchrun", "tensors: step", "tensors: step, of torchrun's"),
         *(f"sight: {what}, installed" for what in ("killed", "busy", "stopped")),
     } == set(report["figures"]["ours"])
     readable = written.with_suffix(".md").read_text(encoding="utf-8")
