@@ -6,7 +6,7 @@ from monarch_nb.store import describe
 from monarch_nb.tensor.placement import Placement, text_of
 from monarch_nb.tensor.summary import placement_of
 
-from ..tensors import handle_type, name_of, streams
+from ..tensors import all_streams, handle_type, name_of
 from .placement import placement_html
 from .tensors import module_html, module_text
 
@@ -44,14 +44,14 @@ class HandleForms:
     def html(self, tensor: Any) -> str:
         """Where it lies."""
         stream = tensor.reference.stream
-        gone = "" if stream.lost is None else f"lost: {stream.lost}"
+        gone = "" if stream.lost is None else _first_line(stream.lost)
         return placement_html(placement_of(tensor.meta), self._name(tensor), lost_ranks(stream), gone)
 
     def text(self, tensor: Any) -> str:
         """The same as text."""
         stream = tensor.reference.stream
         told = text_of(placement_of(tensor.meta), self._name(tensor), lost_ranks(stream))
-        return told if stream.lost is None else f"{told}\n  lost: {stream.lost}"
+        return told if stream.lost is None else f"{told}\n  {_first_line(stream.lost)}"
 
     def module(self, module: Any) -> str | None:
         """Its parameters and buffers that are sharded; None, which shows it as ever, where none are."""
@@ -84,7 +84,11 @@ def sharded(module: Any) -> list[tuple[str, Any]]:
 
 def lost_ranks(stream: Any) -> tuple[int, ...]:
     """Which ranks of a mesh of tensors have failed."""
-    procs = next((procs for one, procs in streams() if one is stream), None)
+    procs = next((procs for one, procs in all_streams() if one is stream), None)
     if procs is None:
         return ()
     return tuple(at for at, rank in enumerate(describe(procs).ranks) if rank.state == "failed")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0].rstrip(":,")

@@ -2,6 +2,16 @@
 
 from .naming import handle_type, name_of, names_of, variables
 from .table import Tensors
-from .telling import TELLING, place_of, streams
+from .telling import TELLING, all_streams, place_of, streams
 
-__all__ = ["TELLING", "Tensors", "handle_type", "name_of", "names_of", "place_of", "streams", "variables"]
+__all__ = [
+    "TELLING",
+    "Tensors",
+    "all_streams",
+    "handle_type",
+    "name_of",
+    "names_of",
+    "place_of",
+    "streams",
+    "variables",
+]

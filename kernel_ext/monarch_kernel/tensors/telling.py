@@ -88,13 +88,18 @@ class TensorTelling:
             self._watchers -= 1
 
 
-def streams() -> list[tuple[Any, ProcMesh]]:
-    """Those of all meshes of tensors that still have them, and their processes.
+def all_streams() -> list[tuple[Any, ProcMesh]]:
+    """Those of all meshes of tensors, and their processes; of those whose contents are lost, too.
 
     None are there, and torch is not imported, before somebody makes one.
     """
     module = sys.modules.get("monarch_nb.tensor.device")
-    return [] if module is None else [(stream, procs) for stream, procs in module.streams() if stream.lost is None]
+    return [] if module is None else module.streams()
+
+
+def streams() -> list[tuple[Any, ProcMesh]]:
+    """Those that still have their tensors."""
+    return [(stream, procs) for stream, procs in all_streams() if stream.lost is None]
 
 
 def place_of(procs: ProcMesh) -> dict[str, Any]:
