@@ -31,8 +31,8 @@ PROGRAMS = (
     (f"{OURS}, faces of kernels", "program_sight.py"),
     (f"{OURS}, page", "program_page.py"),
 )
-DATA = ((f"{OURS}, data", "program_data.py"),)
 TENSORS = ((f"{OURS}, tensors", "program_tensors.py"),)
+DATA = ((f"{OURS}, data", "program_data.py"), (f"{OURS}, weights and feeds", "program_sync.py"))
 
 
 def run(program: str, python: str, plan: Plan, *, ours: bool) -> tuple[Figures, str]:
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> int:
         except subprocess.CalledProcessError as error:
             problems.append(f"{name}: its environment cannot be made: {error}")
 
-    print(table(measured, floor))
+    print(table(measured, floor, only=options.data))
     print("(n×): how many times better ours is than theirs, in this run")
     if options.quick:
         print("QUICK: fewer processes, actors and repetitions than the rows say, and numpy for torch")
@@ -148,7 +148,7 @@ def main(argv: list[str]) -> int:
     }
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     readable = options.out.with_suffix(".md")
-    readable.write_text(markdown(measured, floor, where(before)) + "\n", encoding="utf-8")
+    readable.write_text(markdown(measured, floor, where(before), only=options.data) + "\n", encoding="utf-8")
     print(f"written to {options.out} and {readable}")
     for problem in problems:
         print(f"\nFAILED {problem}", file=sys.stderr)

@@ -80,6 +80,29 @@ ROWS = (
     Row("1 GB on 2 procs: memory of the controller", "MB", "tensors: 1 GB, memory here", "mb", 1),
     Row("step of a transformer on 2 procs, tensor-parallel p50", "ms", "tensors: step", "p50"),
     Row("the same, of torchrun's with the same step", "×", "tensors: step, of torchrun's", "ratio", 1.05),
+    Row(
+        "256 MB of weights pulled by 4 generators, of memcpys as many",
+        "×",
+        "sync: weights",
+        "part",
+        0.7,
+        more_is_better=True,
+    ),
+    Row("256 MB of weights pulled by 4 generators, each", "GB/s", "sync: weights", more_is_better=True),
+    Row("learner's step while one pulls all the time", "% more", "sync: learner's step", "above", 5),
+    Row("rows fed to 4 ranks, of reading them in one process", "×", "sync: feed", "part", 0.8, more_is_better=True),
+    Row("rows fed to 4 ranks", "GB/s", "sync: feed", more_is_better=True),
+    Row("rows fed to 4 ranks: memory of the controller", "MB more", "sync: feed, controller", "grown"),
+    Row(
+        "200 × 16 KB state dict as argument, of torch.save and load",
+        "×",
+        "sync: state dict",
+        "part",
+        3,
+        more_is_better=True,
+    ),
+    Row("100 × 64 MB sent: memory of the controller", "MB more", "sync: bulk", "grown", 8),
+    Row("100 × 64 MB sent: descriptors of the controller", "more", "sync: bulk", "files", 0),
     Row("template ready", "s", "template ready"),
     Row("8 procs to first reply, warm p50", "ms", "8 procs to first reply", "p50", 400),
     Row(
@@ -151,13 +174,15 @@ def number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}" if abs(value) < 0.1 else f"{value:.3g}"
 
 
-def cells(measured: dict[str, Figures], floor: Figures) -> list[list[str]]:
-    """The table, its head first; `measured` has ours first, `floor` is bare ZeroMQ."""
+def cells(measured: dict[str, Figures], floor: Figures, *, only: bool) -> list[list[str]]:
+    """The table, its head first; `measured` has ours first, `floor` is bare ZeroMQ. `only` what was measured."""
     (ours_name, ours), *peers = measured.items()
     lines = [["", "unit", "target", ours_name, "", "pyzmq", *(name for name, _ in peers)]]
     bare_p50 = floor.get("ping-pong", {}).get("p50")
     for row in ROWS:
         mine, bare = row.of(ours), row.of(floor)
+        if only and mine is None:
+            continue
         reference = row.of(measured.get(REFERENCE, {}), peer=True)
         met = row.met(mine, reference, bare_p50) if mine is not None else None
         mark = {True: "met", False: "MISSED", None: ""}[met]
@@ -170,16 +195,16 @@ def cells(measured: dict[str, Figures], floor: Figures) -> list[list[str]]:
     return lines
 
 
-def table(measured: dict[str, Figures], floor: Figures) -> str:
+def table(measured: dict[str, Figures], floor: Figures, *, only: bool = False) -> str:
     """For a terminal."""
-    lines = cells(measured, floor)
+    lines = cells(measured, floor, only=only)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(_line(line, widths) for line in lines)
 
 
-def markdown(measured: dict[str, Figures], floor: Figures, where: str) -> str:
+def markdown(measured: dict[str, Figures], floor: Figures, where: str, *, only: bool = False) -> str:
     """For docs/performance.md: `where` says on what machine and when."""
-    head, *lines = cells(measured, floor)
+    head, *lines = cells(measured, floor, only=only)
     marks = ["---" if at in LEFT else "---:" for at in range(len(head))]
     return "\n".join([where, "", *(f"| {' | '.join(line)} |" for line in (head, marks, *lines))])
 
