@@ -113,6 +113,12 @@ class ProcessOperations:
         self._engine.part(MeshLogs).set_option(state.uid, LogOption(stream, window, level))
         console_of(state, region).run.call(set_level, (level,), {}).get()
 
+    def put(self, value: Any) -> Any:
+        """What names a value that is laid by for many: a `monarch.rdma.Put`."""
+        from monarch_nb.rdma import put
+
+        return put(value)
+
     def metrics(self, mesh: Handle[Any]) -> Any:
         """What actors have told with `monarch.telemetry.log`."""
         return self._engine.feature("metrics").of_mesh(mesh)

@@ -76,6 +76,9 @@ class Operations(Protocol):
     def show_output(self, procs: Handle[ProcState], stream: bool | None, window: float | None, level: int) -> None:
         """Sets how what processes write is shown here. Blocks until they know the level."""
 
+    def put(self, value: Any) -> Any:
+        """What names a value that is laid by for many: a `monarch.rdma.Put`."""
+
     def metrics(self, mesh: Handle[Any]) -> Any:
         """What actors have told with `monarch.telemetry.log`."""
 

@@ -47,6 +47,10 @@ class ProcMesh(Handle[ProcState]):
             )
         return cast(A, operations().spawn_actors(self, name, Class, args, kwargs))
 
+    def put(self, value: Any) -> Any:
+        """Lays a value by that many calls share: `monarch.rdma.put`. Send the result, and call `get()` on it there."""
+        return operations().put(value)
+
     @property
     def initialized(self) -> Future[Literal[True]]:
         """Resolves when all processes run and their set-up is done; fails with SupervisionError otherwise."""

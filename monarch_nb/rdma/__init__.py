@@ -9,7 +9,8 @@ from monarch_nb.rdma.action import RDMAAction
 from monarch_nb.rdma.buffer import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, RDMAError
 from monarch_nb.rdma.parameters import ParameterSource, ParameterStore, Shard
-from monarch_nb.rdma.table import routes
+from monarch_nb.rdma.put import Put, put
+from monarch_nb.rdma.table import TransferTable, routes, transfers
 from monarch_nb.rdma.warnings import RDMAReadTransferWarning, RDMATcpFallbackWarning, RDMAWriteTransferWarning
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "OwnerLostError",
     "ParameterSource",
     "ParameterStore",
+    "Put",
     "RDMAAction",
     "RDMABuffer",
     "RDMAError",
@@ -24,8 +26,11 @@ __all__ = [
     "RDMATcpFallbackWarning",
     "RDMAWriteTransferWarning",
     "Shard",
+    "TransferTable",
     "get_rdma_backend",
     "is_ibverbs_available",
     "is_rdma_available",
+    "put",
     "routes",
+    "transfers",
 ]

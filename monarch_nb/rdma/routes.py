@@ -36,8 +36,14 @@ class Route:
 class Routes:
     """One per process. `ladder` has the movers, the best first; `allowed` says by name which may be used now."""
 
-    def __init__(self, ladder: Mapping[str, Mover], allowed: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(
+        self,
+        ladder: Mapping[str, Mover],
+        allowed: Callable[[], tuple[str, ...]],
+        moved: "Callable[[Route, int, float, bool], None]" = lambda route, size, seconds, write: None,
+    ) -> None:
         self._ladder = ladder
+        self._moved = moved  # is told of each transfer that is over
         self._allowed = allowed
         self._lock = threading.Lock()
         self._routes: dict[str, Route] = {}
@@ -67,14 +73,15 @@ class Routes:
         route = self.of(moves[0].handle.process)
         begun = time.perf_counter()
         self._move(route, moves, limit, write)
-        size = sum(move.local.size for move in moves)
+        size, seconds = sum(move.local.size for move in moves), time.perf_counter() - begun
         with self._lock:
             route.transfers += 1
-            route.seconds += time.perf_counter() - begun
+            route.seconds += seconds
             if write:
                 route.written += size
             else:
                 route.read += size
+        self._moved(route, size, seconds, write)
 
     def _move(self, route: Route, moves: Sequence[Move], limit: Limit, write: bool) -> None:
         allowed = self._allowed()

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -16,8 +17,10 @@ from monarch_nb.rdma.listener import Listener
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.movers import CannotReachError
 from monarch_nb.rdma.place import here
+from monarch_nb.rdma.puts import Puts
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.routes import SOCKETS, Routes
+from monarch_nb.rdma.routes import SOCKETS, Route, Routes
+from monarch_nb.rdma.telling import Telling
 from monarch_nb.rdma.verbs import Outcome
 from monarch_nb.runtime import Instance, Runtime
 from monarch_nb.settings import settings
@@ -26,6 +29,7 @@ from monarch_nb.wire import Asker, Verb
 __all__ = ["Service", "attach"]
 
 _WORKERS = 4  # threads that carry out requests of others, made when needed
+_FETCHED_S = 15.0  # that one waits for another process of its host to fetch a value
 _ASK_S = 10.0  # for the answer to where streams are to be opened
 DONE = Outcome("done")
 WORD = 8  # bytes of what is changed atomically
@@ -40,23 +44,29 @@ class Service:
         self._atomics = threading.Lock()
         self._listener = Listener(self.regions)
         self._movers = {name: make(self) for name, make in LADDER.items()}
-        self.routes = Routes(self._movers, self._allowed)
+        self.telling = Telling(engine, self.regions)
+        self.routes = Routes(self._movers, self._allowed, self._moved)
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._workers = 0
         self._idle = 0
         self._lock = threading.Lock()
-        engine.on_actor_end(lambda cell: self.regions.withdraw_all(lambda region: region.actor is cell))
+        self.puts = Puts(self)
+        engine.on_actor_end(self._actor_ended)
         engine.verbs.handle(verbs.READ, self._later(self._read))
         engine.verbs.handle(verbs.WRITE, self._later(self._write))
         engine.verbs.handle(verbs.ATOMIC, self._later(self._atomic))
         engine.verbs.handle(verbs.DROP, self._later(self._drop))
         engine.verbs.handle(verbs.DIAL, self._later(self._dialled))
+        engine.verbs.handle(verbs.WHERE, self.puts.where)
+        engine.verbs.handle(verbs.HOLDS, self.puts.holds)
+        engine.verbs.handle(verbs.FORGET, self.puts.forget)
 
     # -- what this process offers -----------------------------------------------------------------------------------
 
     def offer(self, memory: Memory, owner: Instance, *, readonly: bool) -> Handle:
         """Offers memory of this process on behalf of an actor, until it is dropped or the actor ends."""
         region = self.regions.offer(memory, str(owner), owner.cell, readonly=readonly)
+        self.telling.soon()
         return Handle(
             process=self.engine.address,
             owner=region.owner,
@@ -69,6 +79,13 @@ class Service:
             mark=region.mark,
             guard=self.regions.guard.descriptor,
         )
+
+    def _moved(self, route: Route, size: int, seconds: float, write: bool) -> None:
+        self.telling.moved(route.process, route.mover, size, seconds, write=write)
+
+    def _actor_ended(self, cell: object) -> None:
+        if self.regions.withdraw_all(lambda region: region.actor is cell):
+            self.puts.sweep()
 
     # -- what it asks of others -------------------------------------------------------------------------------------
 
@@ -100,6 +117,18 @@ class Service:
             raise owner_lost(handle, str(error)) from None
         except RequestError as error:
             raise CannotReachError(f"its process cannot listen: {error}") from None
+
+    def where(self, handle: Handle, question: verbs.WhereIs, limit: Limit) -> verbs.Where | None:
+        """Asks the owner of a value where it lies; None if that takes long: another is to fetch it, and does not."""
+        future = request(self.engine, handle.process, verbs.WHERE, question)
+        again = time.monotonic() + _FETCHED_S
+        while not future.wait(min(0.2, limit.left())):
+            if time.monotonic() > again:
+                return None
+        try:
+            return future.get()
+        except UnansweredError as error:
+            raise owner_lost(handle, str(error)) from None
 
     # -- what others ask of it --------------------------------------------------------------------------------------
 
@@ -176,6 +205,7 @@ class Service:
     def close(self) -> None:
         """Ends all offers and streams."""
         self._work.put(None)
+        self.puts.close()
         self._listener.close()
         for mover in self._movers.values():
             mover.close()

@@ -1,11 +1,21 @@
 """Which way bytes take, as a table."""
 
+import time
+from typing import Any
+
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.text_table import text_table
 from monarch_nb.rdma.buffer import service
 from monarch_nb.rdma.routes import Route
+from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.shape import Point
+from monarch_nb.wire import parse_address
 
-__all__ = ["RouteTable", "routes"]
+__all__ = ["RouteTable", "TransferTable", "routes", "transfers"]
 
+MOVED = ("from", "to", "mover", "moved", "transfers", "at the moment")
+OFFERED = ("memory on offer of", "buffers", "bytes")
+NOTHING = "nothing has moved between the memory of processes so far, and none is on offer: see monarch.rdma"
 _HEADS = ("process", "mover", "read", "written", "transfers", "bytes/s", "why not a better one")
 
 
@@ -40,6 +50,79 @@ def _bytes(count: int) -> str:
         value /= 1000
         units.pop(0)
     return f"{count} B" if units[0] == "B" else f"{value:.3g} {units[0]}"
+
+
+class TransferTable:
+    """What has moved between the processes of a cluster, the most bytes first, and the memory that each offers."""
+
+    def __init__(self, engine: Runtime) -> None:
+        known, now = service().telling.known(), time.time()
+        flows = sorted(known.flows.values(), key=lambda flow: -flow.size)
+        self.records: dict[str, dict[str, Any]] = {
+            "|".join(flow.key): {
+                "from": process_name(engine, flow.source),
+                "to": process_name(engine, flow.target),
+                "mover": flow.mover,
+                "bytes": flow.size,
+                "transfers": flow.transfers,
+                "rate": round(known.rate(flow, now)),
+            }
+            for flow in flows
+        } | {
+            process: {"from": process_name(engine, process), "mover": "", "regions": held.regions, "bytes": held.size}
+            for process, held in sorted(known.offered.items())
+        }
+
+    @property
+    def moved(self) -> list[tuple[str, ...]]:
+        """A row for each pair of processes and mover, as texts."""
+        return [
+            (
+                one["from"], one["to"], one["mover"], _bytes(one["bytes"]), f"{one['transfers']:,}",
+                f"{_bytes(one['rate'])}/s" if one["rate"] else "",
+            )
+            for one in self.records.values() if one["mover"]
+        ]  # fmt: skip
+
+    @property
+    def offered(self) -> list[tuple[str, ...]]:
+        """A row for each process that offers memory."""
+        return [
+            (one["from"], f"{one['regions']:,}", _bytes(one["bytes"]))
+            for one in self.records.values()
+            if not one["mover"]
+        ]
+
+    def __repr__(self) -> str:
+        parts = []
+        if self.moved:
+            parts.append(text_table([MOVED, *self.moved]))
+        if self.offered:
+            parts.append(text_table([OFFERED, *self.offered]))
+        return "\n\n".join(parts) or NOTHING
+
+
+def process_name(engine: Runtime, address: str) -> str:
+    """What people call a process: its mesh and place there, or that it is the controller."""
+    if address == engine.address:
+        return "controller" if not engine.part(MeshRegistry).started_by else "this process"
+    uid, rank, _ = parse_address(address).place
+    state = engine.meshes.get(uid)
+    if state is None:
+        return address
+    places = {base: index for index, base in enumerate(state.region.ranks())}
+    if rank not in places or not state.region.labels:
+        return state.name
+    point = Point(places[rank], state.region.extent)
+    return f"{state.name} {' '.join(f'{label}={point[label]}' for label in state.region.labels)}"
+
+
+def transfers() -> TransferTable:
+    """What has moved between all processes of the cluster, by which mover; in the process that spawned them.
+
+    Processes tell twice a second of what moved. Does not block.
+    """
+    return TransferTable(runtime())
 
 
 def routes() -> RouteTable:

@@ -3,6 +3,7 @@
 import msgspec
 
 from monarch_nb.rdma.place import Place
+from monarch_nb.rdma.traffic import Report
 from monarch_nb.rdma.wire import Key
 from monarch_nb.wire import Lane, Verb
 
@@ -64,8 +65,43 @@ class Listening(msgspec.Struct, array_like=True, frozen=True):
     key: Key
 
 
+class WhereIs(msgspec.Struct, array_like=True, frozen=True):
+    """Asks the process that has put a value where it lies on the asker's host."""
+
+    number: int
+    token: bytes
+    place: Place  # the asker's
+    missing: bool = False  # whether nothing was found where the asker was told to look, or it has waited in vain
+
+
+class Where(msgspec.Struct, array_like=True, frozen=True):
+    """Where a value lies: "there", "fetch" (nowhere yet: the asker fetches it for its host), "dropped"."""
+
+    how: str
+    pid: int = 0
+    descriptor: int = -1
+
+
+class Holds(msgspec.Struct, array_like=True, frozen=True):
+    """The sender has fetched a value for its host."""
+
+    number: int
+    place: Place
+    descriptor: int
+
+
+class Forget(msgspec.Struct, array_like=True, frozen=True):
+    """A value was dropped by the process that had put it."""
+
+    token: bytes
+
+
 READ = Verb("rdma.read", Reading, Outcome, doc="the bytes of a buffer, where no better way leads to it", lane=Lane.DATA)
 WRITE = Verb("rdma.write", Writing, Outcome, doc="bytes for a buffer, where no better way leads to it", lane=Lane.DATA)
 ATOMIC = Verb("rdma.atomic", Atomic, Outcome, doc="adds to, or swaps, 8 bytes of a buffer")
 DROP = Verb("rdma.drop", Drop, Outcome, doc="a buffer is not needed any more")
 DIAL = Verb("rdma.dial", Dial, Listening, doc="where are streams to you to be opened?")
+WHERE = Verb("rdma.where", WhereIs, Where, doc="where does a value that you have put lie on my host?")
+HOLDS = Verb("rdma.holds", Holds, doc="I have fetched a value of yours for my host")
+FORGET = Verb("rdma.forget", Forget, doc="a value of mine that you hold was dropped")
+MOVED = Verb("rdma.moved", Report, doc="what has moved between my memory and that of others", lane=Lane.DATA)

@@ -46,6 +46,7 @@ class ConfigureArgs(AcceptedArgs, total=False):
     rdma_allow_tcp_fallback: bool
     rdma_encrypt_streams: bool
     rdma_movers: str
+    rdma_put_kept: int
     rdma_tcp_fallback_parallelism: int
     shared_memory_threshold: int
     stop_actor_timeout: Duration

@@ -51,6 +51,9 @@ class Effective:
     )
     rdma_allow_tcp_fallback = flag(True, "whether RDMABuffer may move bytes through sockets")
     rdma_encrypt_streams = flag(True, "whether streams to other machines are encrypted; both ends must say no to this")
+    rdma_put_kept = count(
+        1024 * _MIB, "how many bytes of values nobody refers to, and of other hosts' values, a process keeps for put()"
+    )
     rdma_tcp_fallback_parallelism = count(1, "how many TCP streams divide the bytes of a large buffer", least=1)
 
     # Failures

@@ -7,7 +7,7 @@ from monarch_nb.store.patch import Patch
 Document = dict[str, Any]
 """The state as JSON has it: objects by section and key."""
 
-SECTIONS = ("hosts", "meshes", "ranks", "failures", "sessions", "detached", "tensors")
+SECTIONS = ("hosts", "meshes", "ranks", "failures", "sessions", "detached", "tensors", "transfers")
 
 
 class Board:

@@ -42,6 +42,7 @@ class Cluster:
             e.SessionClosed: sessions.closed,
             e.Detached: self._detached,
             e.TensorsSeen: self._tensors,
+            e.TransfersSeen: self._transfers,
         }
 
     @property
@@ -87,6 +88,9 @@ class Cluster:
 
     def _detached(self, event: e.Detached) -> None:
         self._board.put("detached", event.id, dict(event.record) or None)
+
+    def _transfers(self, event: e.TransfersSeen) -> None:
+        self._board.put("transfers", event.id, dict(event.record) or None)
 
     def _tensors(self, event: e.TensorsSeen) -> None:
         self._board.put("tensors", event.id, dict(event.record) or None)

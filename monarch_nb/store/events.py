@@ -176,6 +176,13 @@ class SessionClosed(msgspec.Struct, frozen=True):
     at: float
 
 
+class TransfersSeen(msgspec.Struct, frozen=True):
+    """What one process has from the memory of another by one mover, or what it offers; an empty record: no more."""
+
+    id: str
+    record: Mapping[str, Any]
+
+
 class TensorsSeen(msgspec.Struct, frozen=True):
     """The sharded tensors of one mesh of tensors now; an empty record means that it is gone."""
 
@@ -207,6 +214,7 @@ Event = (
     | Settled
     | SessionOpened
     | SessionClosed
+    | TransfersSeen
     | TensorsSeen
     | Detached
 )

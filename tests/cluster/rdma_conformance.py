@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from monarch_nb.actor import Actor, endpoint
-from monarch_nb.rdma import BufferDroppedError, RDMAAction, RDMABuffer, RDMAError, routes
+from monarch_nb.rdma import BufferDroppedError, Put, RDMAAction, RDMABuffer, RDMAError, routes
+from monarch_nb.rdma.buffer import service
 from monarch_nb.rdma.handle import Handle
 
 SOON = 40.0
@@ -48,6 +49,15 @@ class Holder(Actor):
         mine = bytearray(buffer.size())
         buffer.read_into(mine).get()
         return bytes(mine)
+
+    @endpoint
+    def length(self, value: Put[bytes]) -> int:
+        return len(value.get())
+
+    @endpoint
+    def held(self) -> int:
+        """Values of other hosts that this process has fetched for its own."""
+        return len(service().puts._held)
 
     @endpoint
     def pid(self) -> int:

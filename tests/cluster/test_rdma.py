@@ -12,7 +12,7 @@ import pytest
 
 import monarch_nb
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, this_host, this_proc
-from monarch_nb.rdma import BufferDroppedError, OwnerLostError, RDMAAction, RDMABuffer, RDMAError, routes
+from monarch_nb.rdma import BufferDroppedError, OwnerLostError, RDMAAction, RDMABuffer, RDMAError, routes, transfers
 from tests.cluster.actor_tools import Faults
 from tests.cluster.fault_tools import until
 from tests.cluster.rdma_conformance import CHECKS, Holder, mover_of
@@ -240,3 +240,19 @@ def test_when_sockets_are_not_allowed_the_error_says_why_and_what_to_change(hold
             buffer.read_into(bytearray(10)).get(20)
     finally:
         monarch_nb.configure(rdma_movers="", rdma_allow_tcp_fallback=True)
+
+
+def test_transfers_of_all_processes_are_told_to_the_controller(procs: ProcMesh, holder: Any) -> None:
+    buffer = holder.slice(gpus=0).offer.call_one(3_000_000, 9).get()
+    holder.slice(gpus=1).read.call_one(buffer).get()
+    mine = RDMABuffer(bytearray(5_000_000))
+    mine.read_into(bytearray(5_000_000)).get()
+
+    def told() -> bool:
+        rows = {(source, target): (mover, moved) for source, target, mover, moved, *_ in transfers().moved}
+        between = rows.get(("rdma_procs gpus=0", "rdma_procs gpus=1"))
+        return between == ("cross-memory", "3 MB") and ("controller", "controller") in rows
+
+    until(told)
+    assert ("controller", "5 MB") in [(name, size) for name, _, size in transfers().offered]
+    assert "cross-memory" in repr(transfers())

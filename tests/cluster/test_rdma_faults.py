@@ -199,10 +199,11 @@ import sys
 import warnings
 import monarch_nb
 from monarch_nb.attach import attach_hosts
-from monarch_nb.rdma import routes
+from monarch_nb.rdma import put, routes
 from tests.cluster.rdma_conformance import WITHOUT_TORCH, Holder, mover_of
 warnings.simplefilter("ignore")
-holder = attach_hosts(sys.argv[2:], key=sys.argv[1]).spawn_procs(name="one").spawn("holder", Holder)
+procs = attach_hosts(sys.argv[2:], key=sys.argv[1]).spawn_procs(per_host={"gpus": 3}, name="all")
+holder = procs.slice(gpus=0).spawn("holder", Holder)
 for movers, which in (("", "streams"), ("messages", "messages")):
     monarch_nb.configure(rdma_movers=movers)
     for check in WITHOUT_TORCH:
@@ -211,6 +212,12 @@ for movers, which in (("", "streams"), ("messages", "messages")):
     if not movers:
         [route] = routes()
         assert "another container" in "; ".join(route.reasons), route.reasons
+value = put(bytes(range(256)) * 10_000)
+holders = procs.spawn("holder", Holder)
+assert list(holders.length.call(value).get(20).values()) == [2_560_000] * 3
+assert sum(holders.held.call().get(20).values()) == 1, "one has fetched it for all"
+value.drop()
+assert sum(holders.held.call().get(20).values()) == 0
 """
 
 

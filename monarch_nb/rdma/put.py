@@ -1,0 +1,92 @@
+"""`put`: a value that many calls share. It is written once on each host, and every process maps it where it lies."""
+
+import weakref
+from typing import Any, Generic, TypeVar
+
+from monarch_nb.rdma.buffer import aside, service
+from monarch_nb.rdma.errors import BufferDroppedError
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.puts import Kept, starts
+from monarch_nb.runtime import Future, runtime
+from monarch_nb.transport import SharedMemoryError
+from monarch_nb.transport.shared import MemoryFile
+from monarch_nb.wire import decode, encode
+
+__all__ = ["Put", "put"]
+
+T = TypeVar("T")
+_TIMEOUT_S = 60.0
+
+
+class Put(Generic[T]):
+    """A value that was put: send this, and call `get()` where the value is needed.
+
+    The value is a snapshot of what was put, and what `get()` gives is private to whoever asks: tensors and arrays lie
+    in pages that all processes of a host share until somebody writes to them. It is kept while the process that put it
+    has this object, and the actor there lives; after that until `rdma_put_kept` bytes of such values are newer.
+    """
+
+    __slots__ = ("__weakref__", "_kept")
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+
+    @property
+    def owner(self) -> str:
+        """The actor that put it."""
+        return self._kept.handle.owner
+
+    def size(self) -> int:
+        """Bytes of the value as it travels."""
+        return sum(self._kept.sizes)
+
+    def get(self, timeout: float = _TIMEOUT_S) -> T:
+        """The value. The first process of another host that asks fetches it for all others there.
+
+        Blocks. Raises BufferDroppedError, OwnerLostError or another RDMAError, and TimeoutError.
+        """
+        near = service().puts.near(self._kept)
+        return self._decoded(near) if near is not None else self.fetch(timeout).get()
+
+    def fetch(self, timeout: float = _TIMEOUT_S) -> Future[T]:
+        """The same as a future, to `await` in an actor with an event loop."""
+        puts = service().puts
+        return aside(lambda limit: self._decoded(puts.fetch(self._kept, limit)), Limit(timeout, "fetching", self))
+
+    def drop(self) -> None:
+        """Lets the value go, on all hosts, from the process that put it. Who has got it keeps what it has."""
+        mine = service()
+        if self._kept.handle.process != mine.address:
+            raise ValueError(f"{self!r} is dropped in the process that put it")
+        mine.puts.drop(self._kept.handle.number)
+
+    def __repr__(self) -> str:
+        return f"<Put {self._kept.handle.number} of {self.owner}, {self.size():,} bytes>"
+
+    def __getstate__(self) -> Kept:
+        return self._kept
+
+    def __setstate__(self, kept: Kept) -> None:
+        self._kept = kept
+
+    def _decoded(self, file: MemoryFile) -> T:
+        try:
+            memory = file.private()
+        except SharedMemoryError as error:
+            raise BufferDroppedError(f"{self!r} cannot be mapped: {error}") from error
+        sizes = self._kept.sizes
+        first, *others = (memory[start : start + size] for start, size in zip(starts(sizes), sizes, strict=True))
+        value: T = decode([bytes(first), *others], runtime())
+        return value
+
+
+def put(value: T) -> Put[T]:
+    """Lays a value by for all who need it, which saves sending it with each call. Blocks while it is copied once.
+
+    Raises what pickling the value raises, and SharedMemoryError where there is no memory for it.
+    """
+    engine, mine = runtime(), service()
+    frames: list[Any] = [memoryview(frame).cast("B") for frame in encode(value, engine)]
+    made: Put[T] = Put(mine.puts.keep(frames, engine.context().actor_instance))
+    weakref.finalize(made, mine.puts.release, made._kept.handle.number).atexit = False
+    return made

@@ -1,0 +1,65 @@
+"""Which process of a host fetches a value that was put elsewhere: a list without I/O, and random histories of it."""
+
+import random
+
+import pytest
+
+from monarch_nb.rdma.copies import Copies, Location
+from monarch_nb.rdma.place import Place
+from monarch_nb.rdma.puts import starts
+
+pytestmark = pytest.mark.timeout(60)
+HERE, THERE = Place("a", 1, 10), Place("b", 1, 20)
+
+
+def test_the_first_of_a_host_fetches_and_the_others_wait_for_it() -> None:
+    copies = Copies[str]()
+    assert copies.ask(HERE, "first", missing=False) is True
+    assert copies.ask(THERE, "elsewhere", missing=False) is True
+    assert copies.ask(HERE, "second", missing=False) is None
+    assert copies.waiting() == ["second"]
+    place = Location("p1", 10, 5)
+    assert copies.held(HERE, place) == ["second"]
+    assert copies.ask(HERE, "third", missing=False) == place
+    assert (copies.waiting(), copies.holders()) == ([], ["p1"])
+
+
+def test_who_finds_nothing_fetches_it_and_whoever_waits_still_hears() -> None:
+    copies = Copies[str]()
+    copies.ask(HERE, "dies", missing=False)
+    copies.ask(HERE, "waits", missing=False)
+    assert copies.ask(HERE, "impatient", missing=True) is True
+    assert copies.held(HERE, Location("p2", 11, 6)) == ["waits"]
+
+
+def test_nobody_waits_for_ever_however_fetchers_die() -> None:
+    chance = random.Random(3)
+    for _ in range(300):
+        copies = Copies[int]()
+        told: set[int] = set()
+        fetching: list[int] = []
+        asked = list(range(chance.randrange(1, 8)))
+        for asker in asked:
+            found = copies.ask(HERE, asker, missing=False)
+            if found is True:
+                fetching.append(asker)
+            elif found is not None:
+                told.add(asker)
+            if fetching and chance.random() < 0.3:
+                if chance.random() < 0.5:
+                    fetching.pop()  # it dies
+                else:
+                    one = fetching.pop()
+                    told |= {one, *copies.held(HERE, Location("p", one, 1))}
+        for asker in copies.waiting():  # each asks again after a while
+            if copies.ask(HERE, asker, missing=True) is True:
+                told |= {asker, *copies.held(HERE, Location("p", asker, 1))}
+        assert copies.waiting() == []
+
+
+def test_frames_in_a_file_do_not_overlap_and_begin_at_round_places() -> None:
+    sizes = [1, 0, 64, 65, 1000]
+    begin = starts(sizes)
+    assert all(start % 64 == 0 for start in begin)
+    assert begin[0] == 64
+    assert all(a + size <= b for a, size, b in zip(begin, sizes, begin[1:], strict=False))

@@ -1,0 +1,43 @@
+"""What has moved between processes, as one table without processes."""
+
+import random
+
+import pytest
+
+from monarch_nb.rdma.traffic import Flow, Offered, Report, Traffic
+
+pytestmark = pytest.mark.timeout(60)
+NOTHING = Offered(0, 0)
+
+
+def test_a_rate_is_that_of_the_last_piece_and_of_the_past_after_a_while() -> None:
+    traffic = Traffic()
+    traffic.add(Report("a", [Flow("b", "a", "streams", 100, 1, 1.0)], NOTHING, 10.0))
+    traffic.add(Report("a", [Flow("b", "a", "streams", 500, 2, 1.5)], NOTHING, 11.0))
+    [flow] = traffic.flows.values()
+    assert (flow.size, flow.transfers) == (500, 2)
+    assert traffic.rate(flow, 12.0) == 800.0
+    assert traffic.rate(flow, 15.0) == 0.0
+
+
+def test_reports_that_come_again_or_late_count_once() -> None:
+    chance = random.Random(1)
+    for _ in range(50):
+        traffic, sizes = Traffic(), {"cross-memory": 0, "streams": 0}
+        for at in range(20):
+            mover = chance.choice(sorted(sizes))
+            sizes[mover] += chance.randrange(100)
+            report = Report("a", [Flow("b", "a", mover, sizes[mover], at, at / 10)], NOTHING, float(at))
+            for _ in range(chance.randrange(1, 3)):
+                traffic.add(report)
+        assert {flow.mover: flow.size for flow in traffic.flows.values()}.items() <= sizes.items()
+
+
+def test_what_is_offered_is_of_now_and_ended_processes_are_forgotten() -> None:
+    traffic = Traffic()
+    traffic.add(Report("a", [Flow("b", "a", "local", 1, 1, 0.1)], Offered(2, 64), 1.0))
+    assert traffic.offered == {"a": Offered(2, 64)}
+    traffic.add(Report("a", [], NOTHING, 2.0))
+    assert traffic.offered == {}
+    traffic.forget(["b"])
+    assert traffic.flows == {}
