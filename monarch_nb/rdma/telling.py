@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.regions import Regions
@@ -63,7 +65,7 @@ class Telling:
         return self.traffic
 
     def _report(self) -> Report:
-        flows = [Flow(*_fields(self._flows[key])) for key in self._changed]
+        flows = [msgspec.structs.replace(self._flows[key]) for key in self._changed]
         self._changed.clear()
         sizes = [region.memory.size for region in self._regions if region.memory is not None]
         return Report(self._engine.address, flows, Offered(len(sizes), sum(sizes)), time.time())
@@ -89,7 +91,3 @@ class Telling:
             self.traffic.add(report)
         for listener in tuple(self._listeners):
             listener()
-
-
-def _fields(flow: Flow) -> tuple[str, str, str, int, int, float]:
-    return flow.source, flow.target, flow.mover, flow.size, flow.transfers, flow.seconds
