@@ -128,7 +128,7 @@ def main(argv: list[str]) -> int:
         except subprocess.CalledProcessError as error:
             problems.append(f"{name}: its environment cannot be made: {error}")
 
-    print(table(measured, floor, only=options.data))
+    print(table(measured, floor, only=options.data or options.tensors))
     print("(n×): how many times better ours is than theirs, in this run")
     if options.quick:
         print("QUICK: fewer processes, actors and repetitions than the rows say, and numpy for torch")
@@ -148,7 +148,9 @@ def main(argv: list[str]) -> int:
     }
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     readable = options.out.with_suffix(".md")
-    readable.write_text(markdown(measured, floor, where(before), only=options.data) + "\n", encoding="utf-8")
+    readable.write_text(
+        markdown(measured, floor, where(before), only=options.data or options.tensors) + "\n", encoding="utf-8"
+    )
     print(f"written to {options.out} and {readable}")
     for problem in problems:
         print(f"\nFAILED {problem}", file=sys.stderr)

@@ -49,6 +49,7 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
         *("tensors: add", "tensors: add in place", "tensors: add with gradient", "tensors: item"),
         *("tensors: item, of a call", "tensors: 1 GB, memory here"),
         *("tensors: step, torchrun", "tensors: step", "tensors: step, of torchrun's"),
+        *(f"sync: {what}" for what in ("weights", "learner's step", "feed", "feed, controller", "state dict", "bulk")),
         *(f"sight: {what}, installed" for what in ("killed", "busy", "stopped")),
     } == set(report["figures"]["ours"])
     readable = written.with_suffix(".md").read_text(encoding="utf-8")
