@@ -99,7 +99,7 @@ def test_text_and_html_tell_the_same() -> None:
     ):
         assert told in text
         assert told in html
-    assert "7: 8.00 kB" in text
+    assert "live: 0-3: 8.05 kB  4-5: 8.03 kB  6-7: 8.00 kB" in text
     assert "live by rank: 8.00 kB to 8.05 kB" in html
     waits = shown(summary, waits=True)
     assert "Cell In[3]:7  item        3" in repr(waits)

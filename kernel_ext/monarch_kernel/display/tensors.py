@@ -78,7 +78,7 @@ def _line(row: Row) -> str:
 
 def _memory(summary: Summary) -> str:
     """A bar for each rank, where they differ."""
-    if len(set(summary.live)) <= 1 or len(summary.live) > 64:
+    if len(set(map(size_text, summary.live))) <= 1 or len(summary.live) > 64:
         return f'<div class="mnb-s">live: {escape(live_text(summary.live[:64]))}</div>'
     top = max(summary.live) or 1
     bars = "".join(

@@ -1,9 +1,12 @@
 """`%tensors`: the live tensors of each mesh, memory by rank, what the last cell moved, and what it waited for."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from monarch_nb.mesh.text_table import text_table
 from monarch_nb.runtime import Runtime
+from monarch_nb.shape import spans
 from monarch_nb.store import store_of
 from monarch_nb.tensor.placement import size_text
 from monarch_nb.tensor.placement.words import mesh_text
@@ -43,11 +46,14 @@ def cells(row: Row) -> tuple[str, ...]:
     return row.name or "·", row.title, " ".join(row.placement), size_text(row.each), row.line.at
 
 
-def live_text(live: tuple[int, ...]) -> str:
-    """Bytes of tensors by rank: the same on each, or rank by rank."""
-    if len(set(live)) <= 1:
-        return f"{size_text(live[0] if live else 0)} on each rank"
-    return "  ".join(f"{rank}: {size_text(nbytes)}" for rank, nbytes in enumerate(live))
+def live_text(live: Sequence[int]) -> str:
+    """Bytes of tensors by rank, equal ones together: `12.0 MB on each rank`, `0-5: 12.0 MB  6-7: 8.00 MB`."""
+    ranks: dict[str, list[int]] = {}
+    for rank, nbytes in enumerate(live):
+        ranks.setdefault(size_text(nbytes), []).append(rank)
+    if len(ranks) <= 1:
+        return f"{next(iter(ranks), '0 B')} on each rank"
+    return "  ".join(f"{spans(of)}: {size}" for size, of in ranks.items())
 
 
 def moved_cells(summary: Summary) -> list[tuple[str, ...]]:

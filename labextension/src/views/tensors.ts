@@ -184,7 +184,7 @@ function pictureOf({ picture }: TensorRow): Element {
 /** Bytes of tensors by rank, as bars. */
 function memory({ live, largest }: Tensors): HTMLElement | null {
   if (!live.length) return null;
-  const same = new Set(live).size === 1;
+  const same = new Set(live.map(size)).size === 1;
   const bars = live.map((held, rank) => h("span", { class: "mnb-bar", title: `rank ${rank}: ${size(held)}`, style: `height:${Math.max(2, Math.round((22 * held) / (largest || 1)))}px` }));
   const told = same ? `${size(live[0] ?? 0)} on each rank` : `${size(Math.min(...live))} to ${size(largest)} on a rank`;
   return h("div", { class: "mnb-memory", role: "img", "aria-label": `live: ${told}` }, h("span", { class: "mnb-dim", text: "live " }), h("span", { class: "mnb-bars" }, ...bars), h("span", { text: ` ${told}` }));

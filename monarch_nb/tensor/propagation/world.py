@@ -20,7 +20,14 @@ from .specs import spec_of
 __all__ = ["World", "imagining"]
 
 _numbers = itertools.count()
-_log = logging.getLogger("torch._subclasses.fake_tensor")
+_logs = [
+    logging.getLogger(name)
+    for name in (
+        "torch._subclasses.fake_tensor",
+        "torch.distributed.tensor._collective_utils",  # advice on collectives, of which nobody here has chosen one
+        "torch.distributed.tensor._redistribute",
+    )
+]
 _fake = FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -52,12 +59,15 @@ def imagining() -> Iterator[None]:
 
     What is wrong with an operation is raised, and not written to the log besides.
     """
-    disabled, _log.disabled = _log.disabled, True
+    disabled = [log.disabled for log in _logs]
+    for log in _logs:
+        log.disabled = True
     try:
         with torch._C.DisableTorchFunction(), _fake, torch.no_grad():
             yield
     finally:
-        _log.disabled = disabled
+        for log, was in zip(_logs, disabled, strict=True):
+            log.disabled = was
 
 
 class World:

@@ -1,5 +1,6 @@
 """The actor that executes tensor operations: one in each process of a mesh, with a thread of its own."""
 
+import logging
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ class TensorWorker(Actor):
     """Takes batches of commands; batches of several streams come in the order in which the controller sent them."""
 
     def __init__(self) -> None:
+        for advice in ("_collective_utils", "_redistribute"):  # which the program cannot take: it has called neither
+            logging.getLogger(f"torch.distributed.tensor.{advice}").setLevel(logging.ERROR)
         self._member = World()
         self._sessions: dict[int, Session] = {}
         self._taken: dict[int, int] = {}  # the last batch of each stream
