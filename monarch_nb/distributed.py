@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
     from monarch_nb.tensor.errors import ContentsLostError, TensorError
     from monarch_nb.tensor.handle import MeshTensor
+    from monarch_nb.tensor.loading import load_safetensors
     from monarch_nb.tensor.mesh import Mesh
 
-__all__ = ["ContentsLostError", "Mesh", "MeshTensor", "TensorError", "distribute"]
+__all__ = ["ContentsLostError", "Mesh", "MeshTensor", "TensorError", "distribute", "load_safetensors"]
 
-_HOMES = {"errors": ("ContentsLostError", "TensorError"), "handle": ("MeshTensor",), "mesh": ("Mesh",)}
+_HOMES = {
+    "errors": ("ContentsLostError", "TensorError"),
+    "handle": ("MeshTensor",),
+    "loading": ("load_safetensors",),
+    "mesh": ("Mesh",),
+}
 _look_up = lazy_names("monarch_nb.tensor", _HOMES)
 
 

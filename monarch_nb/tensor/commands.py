@@ -82,10 +82,20 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Has each rank make its part of a tensor, by `function(part, *args)`: `part` has a slice for each dimension."""
+
+    function: Any
+    args: tuple[Any, ...]
+    made: Meta
+    result: int
+
+
+@dataclass(frozen=True)
 class TensorOf:
     """Stands for a tensor of the mesh in the arguments of a `Run`."""
 
     number: int
 
 
-Command = Open | Define | Making | Put | Run
+Command = Open | Define | Making | Put | Parts | Run

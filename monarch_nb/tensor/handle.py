@@ -1,7 +1,7 @@
 """The controller's end of a sharded tensor: it looks like a tensor, and holds none of its values."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch.distributed.tensor import Replicate
@@ -17,6 +17,14 @@ from monarch_nb.tensor.stream import Stream
 _make: Any = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
 _COPIED = 1 << 16  # bytes up to which a tensor on its way to the workers is copied, and waits for the next batch
+
+
+@runtime_checkable
+class Destination(Protocol):
+    """A mesh to which tensors can be brought."""
+
+    def bring(self, tensor: "MeshTensor") -> "MeshTensor":
+        """The tensor there."""
 
 
 class MeshTensor(torch.Tensor):
@@ -51,6 +59,16 @@ class MeshTensor(torch.Tensor):
         """
         placements = placements_of(spec, self.meta.layout, self.dim())
         return cast(MeshTensor, Redistribution.apply(self, placements))  # type: ignore[no-untyped-call]
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any tensor; `to(mesh)` brings it to another mesh, where dimensions of the same name cut it as here.
+
+        Off its mesh, be it `to("cpu")`, it is the whole tensor; blocks and raises as `full_tensor` does, and gradients
+        do not flow back.
+        """
+        if args and isinstance(args[0], Destination):
+            return args[0].bring(self)
+        return super().to(*args, **kwargs)
 
     def full_tensor(self) -> torch.Tensor:
         """The whole tensor, as a local one without gradient; blocks until all that was issued has run.

@@ -5,15 +5,17 @@ from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import torch
+from torch.distributed.tensor import Replicate
 
 from monarch_nb.mesh import ProcMesh, ValueMesh, part_of, region_of, state_of, this_host
 from monarch_nb.runtime import Future
 from monarch_nb.shape import Extent, MeshTrait, Region
 from monarch_nb.tensor import conversions, device, factories, kernels
-from monarch_nb.tensor.commands import Open, Run, TensorOf
+from monarch_nb.tensor.commands import Open, Parts, Run, TensorOf
 from monarch_nb.tensor.handle import MeshTensor, redistributed, upload
+from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.processes import processes_of
-from monarch_nb.tensor.propagation import Layout, Propagator
+from monarch_nb.tensor.propagation import Layout, Meta, Propagator
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
 
@@ -134,6 +136,17 @@ class Mesh(MeshTrait):
         made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
         return made
 
+    def bring(self, tensor: MeshTensor) -> MeshTensor:
+        """A tensor of another mesh, here: dimensions of the same name cut it as there, and it is whole along others.
+
+        Blocks: it passes through the controller.
+        """
+        before = tensor.meta.layout
+        each = dict(zip(before.names, tensor.placements, strict=True))
+        whole = Replicate()
+        kept = [each.get(name, whole) for name in self.layout.names]
+        return self.distribute(tensor, [whole if one.is_partial() else one for one in kept])
+
     def _make(
         self, operation: Any, args: Sequence[Any], sharding_spec: Any, options: dict[str, Any], ndim: int
     ) -> MeshTensor:
@@ -187,6 +200,25 @@ class Mesh(MeshTrait):
         """As torch.arange; see `zeros`."""
         operation = (aten.arange.default, aten.arange.start, aten.arange.start_step)[len(bounds) - 1]
         return self._make(operation, bounds, sharding_spec, options, 1)
+
+    def from_parts(
+        self,
+        function: Callable[..., torch.Tensor],
+        *args: Any,
+        size: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        sharding_spec: Any = None,
+    ) -> MeshTensor:
+        """A tensor each part of which the process that holds it makes: `function(part, *args)` is called there.
+
+        `part` has a slice for each dimension of the whole. What it gives is of that size and `dtype`. Does not block;
+        what it raises comes with the next result that is waited for.
+        """
+        placements = placements_of(sharding_spec, self.layout, len(size))
+        meta = Meta.of(self.layout, size, dtype, placements)
+        reference = self.stream.hold(meta, place())
+        self.stream.tell(Parts(function, args, meta, reference.number))
+        return MeshTensor(meta, reference)
 
     # -- programs ---------------------------------------------------------------------------------------------------
 

@@ -6,14 +6,17 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import Shard
 
 import monarch_nb
 from monarch_nb.actor import ProcMesh
-from monarch_nb.distributed import Mesh, MeshTensor, TensorError
+from monarch_nb.distributed import Mesh, MeshTensor, TensorError, load_safetensors
 from tests.cluster.actor_tools import spawned
+from tests.unit.test_tensor_safetensors import write
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -115,35 +118,57 @@ def test_tensors_that_nobody_refers_to_go_on_the_workers_too(mesh: Mesh) -> None
     assert entry.origin.source == "t = t + 1"
 
 
+def test_each_process_reads_its_own_part_of_a_file(mesh: Mesh, tmp_path: Path) -> None:
+    weight = torch.arange(24.0).view(6, 4)
+    write(tmp_path / "model.safetensors", weight=weight, bias=torch.ones(4))
+    loaded = load_safetensors(str(tmp_path), mesh, {"weight": ["data", None]})
+    assert torch.equal(loaded["weight"].full_tensor(), weight)
+    assert [shard.shape[0] for shard in loaded["weight"].local_shards().values()] == [3, 3]
+    assert loaded["bias"].tolist() == [1.0] * 4
+
+
+def test_a_part_that_does_not_fit_is_told_with_the_line_that_wanted_it(mesh: Mesh) -> None:
+    made = mesh.from_parts(lambda part: torch.ones(5), size=(4,), sharding_spec=["data"])
+    with pytest.raises(TensorError, match=r"a part of size \(2,\) and torch.float32 is wanted here, and \(5,\)"):
+        made.full_tensor()
+
+
+def test_a_slice_of_a_mesh_has_tensors_of_its_own(mesh: Mesh) -> None:
+    half = mesh.slice(data=slice(1, 2))
+    t = rows(half, torch.arange(4.0))
+    assert (half.size(), t.sum().item(), t.device == mesh.device) == (1, 6.0, False)
+    with pytest.raises(RuntimeError, match="tensors of two meshes"):
+        t + mesh.ones(4)
+    assert (t.to(mesh) + mesh.ones(4)).sum().item() == 10.0
+    assert t.to(mesh).placements == (Shard(0),)
+
+
 def test_ctrl_c_at_any_moment_leaves_all_ranks_with_the_same_operations(mesh: Mesh) -> None:
     total, one, issued, hits = mesh.zeros(2), mesh.ones(2), 0, 0
     chance, main = random.Random(0), threading.get_ident()
 
-    def strike(after: float, armed: threading.Event) -> None:
+    def strike(after: float) -> None:
         time.sleep(after)
-        if armed.is_set():
-            signal.pthread_kill(main, signal.SIGINT)
+        signal.pthread_kill(main, signal.SIGINT)
 
     for _ in range(150):
-        armed = threading.Event()
-        armed.set()
-        striker = threading.Thread(target=strike, args=(chance.random() * 0.01, armed))
-        striker.start()
+        striker = threading.Thread(target=strike, args=(chance.random() * 0.01,))
         try:
+            striker.start()
             while striker.is_alive():
                 total.add_(one)
                 issued += 1
                 if chance.random() < 0.01:
                     total.sum().item()
+            striker.join()
         except KeyboardInterrupt:
             hits += 1
-        armed.clear()
         striker.join()
         shards = [shard.tolist() for shard in total.local_shards().values()]
         assert shards[0] == shards[1]
         assert abs(shards[0][0] - issued) <= 1  # the one that the interrupt hit
         issued = int(shards[0][0])
-    assert hits > 100
+    assert hits == 150
 
 
 def test_processes_that_are_in_a_group_already_are_refused() -> None:

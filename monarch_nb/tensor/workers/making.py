@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from monarch_nb.tensor.commands import Making
+from monarch_nb.tensor.commands import Making, Parts
 from monarch_nb.tensor.propagation import overload
 
 
@@ -28,3 +28,18 @@ def maker(told: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
         )
 
     return part if told.in_parts else whole
+
+
+def made_in_parts(told: Parts, mesh: DeviceMesh) -> DTensor:
+    """The tensor of which a function gives this rank's part. Raises ValueError for one that does not fit."""
+    meta = told.made
+    sizes, offsets = compute_local_shape_and_global_offset(meta.shape, mesh, meta.placements)
+    part = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
+    local = told.function(part, *told.args)
+    if not isinstance(local, torch.Tensor) or tuple(local.shape) != tuple(sizes) or local.dtype != meta.dtype:
+        given = f"{tuple(local.shape)} {local.dtype}" if isinstance(local, torch.Tensor) else type(local).__name__
+        raise ValueError(f"a part of size {tuple(sizes)} and {meta.dtype} is wanted here, and {given} was given")
+    local = local.detach().to(mesh.device_type).contiguous()
+    return DTensor.from_local(
+        local, mesh, meta.placements, run_check=False, shape=torch.Size(meta.shape), stride=meta.stride
+    )

@@ -18,11 +18,13 @@ from monarch_nb.tensor.commands import (
     Define,
     Making,
     Number,
+    Parts,
     Put,
     Run,
     TensorOf,
 )
 from monarch_nb.tensor.errors import Failure
+from monarch_nb.tensor.workers.making import made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
 from monarch_nb.wire import format_exception
 
@@ -120,7 +122,7 @@ class Session:
             value = self._do(command)
         except BaseException as error:
             value = failure = self._failure(type(command).__name__.lower(), error)
-            if isinstance(command, Put):
+            if isinstance(command, Put | Parts):
                 self.env[command.result] = Lost(failure)
             elif isinstance(command, Define | Making):
                 self._plans[command.number] = Unusable(command, failure)
@@ -134,6 +136,8 @@ class Session:
             case Put():
                 tensor = command.tensor.to(self._mesh.device_type)
                 self.env[command.result] = distribute_tensor(tensor, self._mesh, command.placements, src_data_rank=None)
+            case Parts():
+                self.env[command.result] = made_in_parts(command, self._mesh)
             case Run():
                 args = [self._local(value) for value in command.args]
                 kwargs = {name: self._local(value) for name, value in command.kwargs.items()}

@@ -1,0 +1,88 @@
+"""Files of safetensors: what is in them, and any part of it, without the rest.
+
+The format is eight bytes that say how long the header is, the header in JSON, and the values, row by row.
+"""
+
+import json
+import math
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+_TYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+_LONGEST = 100 << 20  # bytes of a header, as the format has it
+
+
+class Stored(NamedTuple):
+    """A tensor in a file: `begin` is where its values begin, in bytes."""
+
+    file: str
+    begin: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def stored_in(path: str) -> dict[str, Stored]:
+    """The tensors in a file, or in all such files of a folder, by name. Reads the headers only.
+
+    Raises FileNotFoundError, and ValueError for what is no such file.
+    """
+    place = Path(path)
+    files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+    if not files:
+        raise FileNotFoundError(f"there is no *.safetensors in {path}")
+    found: dict[str, Stored] = {}
+    for file in files:
+        found.update(_header(file))
+    return found
+
+
+def _header(file: Path) -> dict[str, Stored]:
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if not 2 <= length <= min(_LONGEST, size - 8):
+            raise ValueError(f"{file} is no file of safetensors, or its end is missing")
+        try:
+            entries = json.loads(opened.read(length))
+            return {
+                name: _entry(file, entry, 8 + length, size) for name, entry in entries.items() if name != "__metadata__"
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} is no file of safetensors: {error}") from None
+
+
+def _entry(file: Path, entry: dict[str, Any], values: int, size: int) -> Stored:
+    begin, end = (int(offset) for offset in entry["data_offsets"])
+    shape = tuple(int(one) for one in entry["shape"])
+    dtype = _TYPES[str(entry["dtype"])]
+    if not 0 <= begin <= end <= size - values or end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError("a tensor in it has another size than its header says")
+    return Stored(str(file), values + begin, dtype, shape)
+
+
+def read_part(part: Sequence[slice], stored: Stored) -> torch.Tensor:
+    """A part of a tensor in a file; only the pages that it lies on are read."""
+    count = math.prod(stored.shape)
+    if not count:
+        return torch.empty(stored.shape, dtype=stored.dtype)[tuple(part)]
+    with open(stored.file, "rb") as opened:
+        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+    whole = torch.frombuffer(mapped, dtype=stored.dtype, count=count, offset=stored.begin)
+    return whole.view(stored.shape)[tuple(part)].clone(memory_format=torch.contiguous_format)
