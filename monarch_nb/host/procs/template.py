@@ -29,8 +29,15 @@ from monarch_nb.host.procs.environment import PRELOAD, held_back, install
 ENGINE = ("msgspec", "cloudpickle", "zmq", "monarch_nb.runtime", "monarch_nb.transport", "monarch_nb.supervision",
           "monarch_nb.engine.worker", "monarch_nb.host.procs.proc_main")  # fmt: skip
 QUICK = frozenset({"numpy"})  # of those: a tenth of a second, nobody waits for it
-# What the first optimizer of a training program imports, a second of work: done piece by piece while nobody asks.
-WORTH_IMPORTING_LATER = ("sympy", "torch._inductor.config", "torch._functorch.aot_autograd", "torch._dynamo")
+# What sharded tensors and the first optimizer of a training program import, two seconds of work: done piece by piece
+# while nobody asks.
+WORTH_IMPORTING_LATER = (
+    "sympy",
+    "torch.distributed.tensor",
+    "torch._inductor.config",
+    "torch._functorch.aot_autograd",
+    "torch._dynamo",
+)
 QUIET_S = 0.5  # that long without a request before the next piece
 BATCH = 64  # descriptors in one request; the kernel allows 253
 

@@ -5,13 +5,21 @@ plan, tensors, scalars = propagator.plan(torch.ops.aten.mm.default, (a.meta, b.m
 Runner(plan.program, mesh)(local_tensors, scalars)     # on every rank
 """
 
-from .accounting import Ledger
+from typing import TYPE_CHECKING
+
+from monarch_nb._lazy import lazy_names
+
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
 from .execute import Runner, overload
 from .lines import user_line
 from .meta import Layout, Meta, Placements, replicated
 from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, Result, Scalar, Slot, Write
-from .propagator import Propagator
+
+if TYPE_CHECKING:
+    from .accounting import Ledger
+    from .propagator import Propagator
+else:  # workers do without, and what works it out imports half of PyTorch's compiler
+    __getattr__ = lazy_names(__name__, {"accounting": ("Ledger",), "propagator": ("Propagator",)})
 
 __all__ = [
     "Call",
