@@ -1,10 +1,11 @@
 """What `%load_ext monarch` puts into a kernel, and takes out again."""
 
+import sys
 from typing import Any
 
 from monarch_nb.attach import prestart
 from monarch_nb.lifecycle import notebook_mode
-from monarch_nb.logs import MeshLogs
+from monarch_nb.logs import Forwarding, MeshLogs
 from monarch_nb.runtime import Future, Runtime, runtime, started, waiting
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import record
@@ -70,7 +71,7 @@ class Extension:
         prestart(engine)
 
     def unload(self) -> None:
-        """Takes it away again; meshes stay."""
+        """Takes it away again; meshes stay, and what they print and what fails is told in plain text."""
         self._shell.events.unregister("pre_execute", self._attach)
         self._shell.events.unregister("pre_execute", TELLING.begin_cell)
         self._front.uninstall()
@@ -80,8 +81,11 @@ class Extension:
         self._widgets.uninstall(VIEWS)
         self._views.uninstall()
         if self._attached is not None:
+            logs = self._attached.engine.part(MeshLogs)
             self._attached.leave()
             self._attached = None
+            logs.present(Forwarding(logs))
+            notebook_mode(_tell_plainly)
 
     def _notice_of(self, failure: MeshFailure) -> Notice:
         """What the error of a call has to tell of the failure behind it."""
@@ -112,6 +116,10 @@ class Extension:
             self._attached.leave()
         self._attached = _Attached(self._shell, self._front, engine, self._widgets, self._session)
         self._debugging.waiting = self._attached.prompt.waits
+
+
+def _tell_plainly(failure: MeshFailure) -> None:
+    sys.stderr.write(f"{failure.report()}\n")
 
 
 class _Attached:

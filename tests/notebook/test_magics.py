@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.notebook.notebook import Notebook
+from tests.notebook.notebook import Cell, Notebook
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -204,6 +204,11 @@ def test_the_extension_loads_under_both_names_and_unloads(nb: Notebook) -> None:
     nb.run("%load_ext monarch_nb").ok()
     nb.run("%unload_ext monarch").ok()
     assert nb.run("w").html == ""
+    request = nb.start("a.work.call(say='plainly').get(); a.slice(gpus=3).die.broadcast(); time.sleep(60)")
+    nb.until(request, nb.until(request, Cell(), "plainly"), "SIGKILL")
+    nb.interrupt()
+    nb.finish(request)
     nb.run("%load_ext monarch").ok()
+    nb.run("heal_mesh(w)").ok()
     assert "mnb" in nb.run("w").html
     assert nb.run("%%on w\nprint('once')").ok().stdout.count("once") == 1

@@ -1,5 +1,6 @@
-"""What people paste from the README, the quickstart and the manual runs as it stands, each page in a fresh kernel."""
+"""What people paste from the README, the quickstart and the manual runs as it stands, each page in a fresh notebook."""
 
+import ast
 import contextlib
 import re
 import shlex
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import AS_LATER
 from tests.notebook.notebook import ANSI, Cell, Notebook
 from tests.notebook.pages import CHECK, KINDS, PAGES, ROOT, blocks
 from tests.ports import free_port
@@ -18,15 +20,30 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 WITH_CODE = [page for page in PAGES if any(block.is_cell for block in blocks(page))]
 
 
-@pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[Notebook]:
-    """A kernel as a stranger has it: nothing is loaded, and its folder is empty."""
-    notebook = Notebook(load=False, folder=tmp_path)
-    notebook.run(CHECK).ok()
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A kernel that has not loaded the extension. Each page with one of its own would import torch again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONARCH_NB_PRELOAD", AS_LATER)  # as a user's kernel would be
+        notebook = Notebook(load=False, folder=tmp_path_factory.mktemp("pages"))
     try:
         yield notebook
     finally:
         notebook.close()
+
+
+@pytest.fixture
+def fresh(kernel: Notebook, tmp_path: Path) -> Iterator[Notebook]:
+    """The kernel as a stranger has it: no names, nothing loaded, no meshes, and its folder is empty."""
+    kernel.run(f"import os; os.chdir({str(tmp_path)!r}); told = dict(os.environ)").ok()
+    told = ast.literal_eval(kernel.run("told").text)
+    kernel.run(CHECK).ok()
+    yield kernel
+    kernel.run("%load_ext monarch")
+    kernel.run("%stop --all").ok()
+    kernel.run("%unload_ext monarch").ok()
+    kernel.run(f"import os; os.environ.clear(); os.environ.update({told!r})").ok()
+    kernel.run("get_ipython().reset(new_session=True)").ok()
 
 
 def _lines(shown: Cell) -> list[str]:
