@@ -96,9 +96,10 @@ import monarch
 from monarch.distributed import Mesh
 
 mesh = Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))
-model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024))
-w = monarch.distribute(torch.randn(1024, 4096), mesh, sharding_spec=["data_parallel", "model_parallel"])
-x = monarch.distribute(torch.randn(512, 1024), mesh, sharding_spec=["data_parallel", None])
+w = mesh.randn(1024, 4096, sharding_spec=["data_parallel", "model_parallel"])
+t = monarch.distribute(torch.randn(1024, 1024), mesh, sharding_spec=["data_parallel", None])
+result = t @ t.T
+clear_output()
 """
 
 
@@ -328,26 +329,27 @@ plt.show()
 """,
         ".mnb-images img",
     ),
-    "placement": Scene(
-        "clear_output()\nw",
+    "placement": Scene("w", ".mnb-drawing", before=TENSORS, height=700),
+    "placement-parts": Scene("result", ".mnb-drawing", height=700),
+    "placement-cube": Scene(
+        """
+from monarch.tensor.placement import Shard, place
+place((8, 512, 1024), "bfloat16", 2, ("pipeline", "data", "model"), (4, 4, 4), [Shard(0), Shard(1), Shard(2)])
+""",
         ".mnb-drawing",
-        lambda shown, output: (
-            output.locator(".mnb-drawing").first.locator('[data-at="3"]').click(),
-            shown.wait_for_timeout(400),
-        ),
-        before=TENSORS,
+        height=800,
     ),
-    "placement-parts": Scene("h = x.T @ (x @ w)\nh", ".mnb-drawing"),
     "panel-tensors": Scene(
-        "y = x @ w\nz = y.sum(0)\nloss = z.mean().item()\n%tensors",
+        "for _ in range(3):\n    largest = result.abs().max().item()\n%tensors",
         ".mnb-list",
         lambda shown, output: (
             side_by_side("", "Tensors")(shown, output),
-            shown.locator(".mnb-panel [data-tensor] button", has_text="w").first.click(),
+            shown.locator(".mnb-panel [data-tensor]", has_text="w").locator("button").first.click(),
             shown.wait_for_timeout(900),
         ),
         whole=True,
-        width=1300,
+        width=1200,
+        height=860,
     ),
     "empty": Scene("%stop --all\n%meshes", ".jp-OutputArea-output"),
 }

@@ -2,12 +2,14 @@
 
 import { describe, expect, it } from "vitest";
 
-import type { DrawingData, Piece, PlacementData } from "../src/cluster/messages";
-import type { Movement } from "../src/cluster/state";
+import { Cluster } from "../src/cluster/client";
+import type { DrawingData, FromKernel, Piece, PlacementData } from "../src/cluster/messages";
+import type { Movement, TensorRow, Tensors } from "../src/cluster/state";
 import { size } from "../src/page/words";
 import { nextTo } from "../src/views/drawing";
 import { byDimension, factsOf, movedText } from "../src/views/moves";
 import { PlacementPicture } from "../src/views/placement";
+import { tensorView } from "../src/views/tensors";
 
 const box = (x: number, y: number, more: Partial<Piece> = {}): Piece => ({ x, y, w: 9, h: 9, fill: "#000000", ...more });
 
@@ -108,5 +110,51 @@ describe("the picture", () => {
     expect(mesh.map((box) => box.textContent)).toEqual(["0", "✕", "2", "3"]);
     picture.mark(() => "");
     expect(mesh[1]?.textContent).toBe("1");
+  });
+});
+
+describe("the list of tensors", () => {
+  const row = (number: number, name: string): TensorRow => ({ number, name, title: "4×4 float32", placement: ["Shard(0)"], nbytes: 64, each: 16, line: { at: "Cell In[1]:2", source: "" }, picture: [] });
+  const tensors = (...rows: TensorRow[]): Tensors => ({ name: "tensors", mesh: "u", ranks: [0], labels: ["data"], sizes: [4], count: rows.length, nbytes: 64, live: [16], largest: 16, rows, moved: [], waits: [] });
+
+  it("keeps a tensor open while the list changes, and when it is hidden and shown again; it closes with the tensor", async () => {
+    let tell: (message: FromKernel) => void = () => undefined;
+    const channel = {
+      send: (message: { type?: string; id?: string; verb?: string }) => {
+        if (message.verb === "placement") queueMicrotask(() => tell({ type: "reply", id: message.id ?? "", ok: true, result: { placement: PLACEMENT, mesh: "u", ranks: [0] } }));
+      },
+      onMessage: (callback: (message: FromKernel) => void) => {
+        tell = callback;
+        return () => undefined;
+      },
+    };
+    const cluster = new Cluster(channel);
+    const open = { id: "" };
+    const mounted = (): { root: HTMLElement; end: () => void } => {
+      const root = document.createElement("div");
+      document.body.replaceChildren(root);
+      return { root, end: tensorView(cluster, root, { open }) };
+    };
+    const frame = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 30));
+    const first = mounted();
+    tell({ type: "snapshot", seq: 0, state: { tensors: { "1": tensors(row(5, "w")) } } });
+    await frame();
+    first.root.querySelector<HTMLElement>("[data-tensor] button")?.click();
+    await frame();
+    expect(first.root.querySelectorAll(".mnb-open .mnb-drawing")).toHaveLength(2);
+    tell({ type: "delta", prev: 0, seq: 1, patch: { tensors: { "1": { ...tensors(row(5, "w"), row(6, "t")) } } } });
+    await frame();
+    expect(first.root.querySelectorAll("[data-tensor]")).toHaveLength(2);
+    expect(first.root.querySelectorAll(".mnb-open .mnb-drawing")).toHaveLength(2);
+    first.end();
+    const again = mounted();
+    tell({ type: "snapshot", seq: 1, state: { tensors: { "1": tensors(row(5, "w"), row(6, "t")) } } });
+    await frame();
+    expect(again.root.querySelectorAll(".mnb-open .mnb-drawing")).toHaveLength(2);
+    tell({ type: "delta", prev: 1, seq: 2, patch: { tensors: { "1": { ...tensors(row(6, "t")) } } } });
+    await frame();
+    expect(again.root.querySelectorAll(".mnb-open")).toHaveLength(0);
+    expect(open.id).toBe("");
+    again.end();
   });
 });

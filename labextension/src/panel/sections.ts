@@ -331,12 +331,14 @@ export class TensorSection extends Section {
   protected mount(cluster: Cluster): () => void {
     const root = h("div");
     this.body.append(root);
-    const end = tensorView(cluster, root, {});
+    const end = tensorView(cluster, root, { open: this._open });
     return () => {
       end();
       root.remove();
     };
   }
+
+  private _open = { id: "" }; // sections are hidden for a moment when the theme changes
 }
 
 /** A view that the kernel has brought. */

@@ -19,6 +19,8 @@ export interface TensorOptions {
   ranks?: number[];
   tensors?: Record<string, Tensors>;
   waits?: boolean;
+  /** Which tensor is open, where that outlives the view. */
+  open?: { id: string };
 }
 
 export const tensorView: View<TensorOptions> = (cluster, root, options) => {
@@ -71,6 +73,7 @@ class TensorList {
     private _root: HTMLElement,
     private _options: TensorOptions,
   ) {
+    this._open = _options.open ?? { id: "" };
     _root.classList.add("mnb-tensors");
     this._draw();
     this._unwatch = _cluster.watch((patch) => (patch === null || patch.tensors) && this._changed());
@@ -98,7 +101,8 @@ class TensorList {
     const parts = Object.entries(found).map(([key, tensors]) => this._meshOf(key, tensors));
     if (!parts.length) parts.push(h("div", { class: "mnb-dim", text: "no sharded tensors: monarch.distribute(tensor, mesh, sharding_spec=[…]) makes one" }));
     this._root.replaceChildren(...parts);
-    if (this._opened && !this._opened.row.isConnected) this._reopen();
+    if (this._opened) this._reopen();
+    else if (this._open.id) void this._show(this._open.id); // it was open when this was last seen
   }
 
   private _meshOf(key: string, tensors: Tensors): HTMLElement {
@@ -119,7 +123,7 @@ class TensorList {
 
   private _rowOf(key: string, row: TensorRow): HTMLElement {
     const id = `${key}/${row.number}`;
-    const button = h("button", { class: "mnb-toggle", type: "button", text: row.name || "·", "aria-expanded": String(this._open === id), "aria-label": `where ${row.name || row.title} lies` });
+    const button = h("button", { class: "mnb-toggle", type: "button", text: row.name || "·", "aria-expanded": String(this._open.id === id), "aria-label": `where ${row.name || row.title} lies` });
     const line = h(
       "tr",
       { "data-tensor": id },
@@ -130,21 +134,25 @@ class TensorList {
       h("td", { class: "mnb-count", text: size(row.each) }),
       h("td", { class: "mnb-dim", text: row.line.at, title: row.line.source }),
     );
-    line.addEventListener("click", () => void this._toggle(id, key, row.number));
+    line.addEventListener("click", () => this._toggle(id));
     return line;
   }
 
-  private async _toggle(id: string, key: string, number: number): Promise<void> {
-    const was = this._open;
+  private _toggle(id: string): void {
+    const was = this._open.id;
     this._close();
-    if (was === id) return;
-    this._open = id;
+    if (was !== id) void this._show(id);
+  }
+
+  private async _show(id: string): Promise<void> {
+    this._open.id = id;
     const cell = h("td", { colspan: COLUMNS.length, class: "mnb-open" });
     const row = h("tr", {}, cell);
     this._opened = { row, end: () => undefined };
     this._reopen();
+    const [key = "", number = ""] = id.split("/");
     try {
-      const { placement, mesh, ranks } = await this._cluster.request("placement", { tensors: key, number });
+      const { placement, mesh, ranks } = await this._cluster.request("placement", { tensors: key, number: Number(number) });
       if (this._opened?.row !== row) return;
       const picture = new OneTensor(this._cluster, cell, placement, mesh, ranks);
       this._opened.end = () => picture.end();
@@ -155,7 +163,7 @@ class TensorList {
 
   /** Puts what is opened below its row again; it closes with the tensor. */
   private _reopen(): void {
-    const row = [...this._root.querySelectorAll<HTMLElement>("[data-tensor]")].find((each) => each.dataset.tensor === this._open);
+    const row = [...this._root.querySelectorAll<HTMLElement>("[data-tensor]")].find((each) => each.dataset.tensor === this._open.id);
     if (!row || !this._opened) return this._close();
     row.after(this._opened.row);
     row.querySelector("button")?.setAttribute("aria-expanded", "true");
@@ -165,12 +173,12 @@ class TensorList {
     this._opened?.end();
     this._opened?.row.remove();
     this._opened = null;
-    this._open = "";
+    this._open.id = "";
     for (const button of this._root.querySelectorAll('[aria-expanded="true"]')) button.setAttribute("aria-expanded", "false");
   }
 
   private _frames = eachFrame(() => this._draw());
-  private _open = "";
+  private _open: { id: string };
   private _opened: { row: HTMLElement; end: () => void } | null = null;
   private _unsubscribe: (() => void) | undefined;
   private _unwatch: () => void;
