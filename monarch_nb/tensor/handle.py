@@ -5,6 +5,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch.distributed.tensor import Replicate
+from torch.utils._mode_utils import no_dispatch
 
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import SHARDS, Define, Put
@@ -176,7 +177,11 @@ def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
                 f"{func}: tensors of two meshes, {stream.title} and {other.title}. Bring them together first: "
                 "tensor.to(mesh)"
             )
-    return run(stream, plan, cast("list[MeshTensor]", given), floats)
+    result = run(stream, plan, cast("list[MeshTensor]", given), floats)
+    if plan.rebinds:
+        with no_dispatch():  # its own sizes and strides, too
+            func(*args, **(kwargs or {}))
+    return result
 
 
 def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object]) -> Any:
@@ -201,6 +206,8 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
         stream.issue((plan.number, stream.draw(), *numbers, *floats, *results), where)
     if plan.collectives:
         stream.table.moved(where, plan)
+    if plan.rebinds:
+        given[0].meta, given[0].reference = made[0].meta, made[0].reference
     return plan.build(made, given)
 
 

@@ -59,6 +59,8 @@ def _kernel(operation: Any) -> Callable[..., MeshTensor]:
 
 
 def _made(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    if operation is aten._efficientzerotensor.default:  # one without memory, which nothing else knows
+        operation = aten.zeros.default
     wanted = kwargs.get("device")
     stream = device.stream_at(wanted.index if wanted is not None else None)
     return make(stream, operation, args, kwargs, replicated(stream.layout))

@@ -113,6 +113,8 @@ class Mesh(MeshTrait):
         return self._stream
 
     def _opened(self) -> Stream:
+        # Autograd sizes its threads by the meshes at the first backward pass, and has none for later ones.
+        torch.autograd.set_multithreading_enabled(False)
         kernels.register()
         conversions.register()
         layout, region = self.layout, region_of(self._procs)

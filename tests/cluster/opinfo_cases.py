@@ -100,7 +100,7 @@ def outcome(op: Any, sample: Any, placement: Any, engine: Engine) -> str:
         if placement.is_shard():
             fits = value.dim() > placement.dim and value.shape[placement.dim] > 1
         else:
-            fits = placement.is_replicate() or value.dtype.is_floating_point
+            fits = placement.is_replicate() or (value.dtype.is_floating_point and value.dtype.itemsize > 1)
         placed = engine.place(value.detach(), placement if fits else Replicate())
         return placed.requires_grad_(value.requires_grad)
 

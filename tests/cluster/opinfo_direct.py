@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.utils._mode_utils import no_dispatch
 
 from monarch_nb.tensor.propagation import Layout, Meta, Plan, Propagator, Runner
 from tests.cluster import opinfo_cases as cases
@@ -82,6 +83,10 @@ def perform(func: Any, args: Any, kwargs: Any) -> Any:
     results = runner([leaf.value for leaf in leaves], scalars)
     made = [Direct(value, meta) for value, meta in zip(results, plan.made, strict=True)]
     check_agreement(plan, results)
+    if plan.rebinds:
+        leaves[0].meta, leaves[0].value = made[0].meta, made[0].value
+        with no_dispatch():
+            func(*args, **kwargs)
     if plan.value:
         return made[0].value.to_local().item()
     return plan.build(made, leaves)

@@ -70,6 +70,8 @@ def outcomes(
                         mesh = Mesh.of(procs, ("data",))
                         engine = engine_of(mesh)
                     assert engine is not None
+                    if "-v" in sys.argv:
+                        print(name, kind, word, sample, file=sys.stderr, flush=True)
                     signal.alarm(PATIENCE)
                     try:
                         told = cases.outcome(op, sample, placement, engine) if sample else "no sample"

@@ -14,6 +14,7 @@ from .execute import Runner, overload
 from .lines import user_line
 from .meta import Layout, Meta, Placements, replicated
 from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, Result, Scalar, Slot, Write
+from .specs import carrier
 
 if TYPE_CHECKING:
     from .accounting import Ledger
@@ -43,6 +44,7 @@ __all__ = [
     "Slot",
     "ViewWriteError",
     "Write",
+    "carrier",
     "overload",
     "replicated",
     "user_line",

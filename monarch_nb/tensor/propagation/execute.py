@@ -1,6 +1,7 @@
 """A program, taken step by step on real sharded tensors: what each worker does with a plan."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,6 +15,9 @@ from .plan import Call, Local, Program, Redistribute, Scalar, Slot, Step, Write
 from .specs import carrier, spec_of
 
 __all__ = ["Runner"]
+
+# PyTorch registers these when they are first used, which may have been in another process.
+_REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy"}
 
 Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
 
@@ -156,6 +160,8 @@ class _Writer:
 def overload(name: str) -> torch._ops.OpOverload:
     """The operation that a name (`aten.add.Tensor`) means. Raises LookupError where this process has none."""
     namespace, packet, variant = name.split(".")
+    if namespace in _REGISTERED_BY:
+        import_module(_REGISTERED_BY[namespace])
     try:
         found = getattr(getattr(getattr(torch.ops, namespace), packet), variant)
     except AttributeError:

@@ -9,7 +9,7 @@ import torch
 from .meta import Meta
 from .plan import Result, Scalar, Slot
 
-__all__ = ["Leaf", "Operation"]
+__all__ = ["Leaf", "Operation", "out_of_place", "slots"]
 
 # What an operation gives on plain tensors: a new tensor and the registers that it is a view of; None for anything else.
 Leaf = tuple[torch.Tensor, tuple[int, ...]] | None
@@ -142,3 +142,14 @@ def slots(given: object) -> list[int]:
     if isinstance(given, list | tuple):
         return [register for each in given for register in slots(each)]
     return []
+
+
+def out_of_place(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The operation that gives as a new view what this one makes of a tensor in place; None where there is none."""
+    name = func._schema.name.partition("::")[2]
+    if name not in ("as_strided_", "detach_", "squeeze_", "t_", "transpose_", "unsqueeze_"):
+        return None
+    packet = getattr(torch.ops.aten, name[:-1])
+    found = packet.int if name == "transpose_" else getattr(packet, func._overloadname)
+    assert isinstance(found, torch._ops.OpOverload)
+    return found

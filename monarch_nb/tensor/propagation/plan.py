@@ -125,6 +125,7 @@ class Plan:
     argument that it is a view of (a copy, where its meta says `copied`); `writes` are the arguments that change in
     place. `build(made, given)` gives what the call returns, from the new tensors and the tensors among its arguments.
     `value` says that it returns a Python number instead: that of the one new tensor, which is whole on every rank.
+    `rebinds` says that the first argument becomes the first new tensor: it was transposed in place, or the like.
     """
 
     number: int
@@ -137,6 +138,7 @@ class Plan:
     collectives: tuple[Collective, ...] = ()
     notices: tuple[Notice, ...] = ()
     value: bool = False
+    rebinds: bool = False
 
 
 def builder(tree: object) -> Callable[[Sequence[object], Sequence[object]], object]:

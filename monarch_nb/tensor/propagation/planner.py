@@ -13,7 +13,7 @@ from .gathered import gathered
 from .lines import user_line
 from .lowered import Unfit, lowered
 from .meta import Layout, Meta, Placements
-from .operation import Leaf, Operation
+from .operation import Leaf, Operation, out_of_place
 from .partial import carries_parts, has_parts, summed
 from .plan import Notice, Plan, Result, Slot, builder
 from .rewrites import ALWAYS, REWRITES
@@ -44,6 +44,8 @@ class Planner:
         """The plan. Raises what the operation raises on plain tensors of these shapes, or a PropagationError."""
         self._imagine()
         with imagining():
+            if torch.Tag.inplace_view in operation.func.tags:
+                return self._reshaped(operation)
             return self._propagated(operation)
 
     def redistribution(self, meta: Meta, placements: Placements) -> Plan:
@@ -66,6 +68,20 @@ class Planner:
         if not self._worlds:
             with torch._C.DisableTorchFunction():
                 self._worlds = [World(self._layout, rank) for rank in dict.fromkeys((0, self._layout.size - 1))]
+
+    def _reshaped(self, operation: Operation) -> Plan:
+        """What changes the shape of a tensor in place makes another view of it, which its handle then stands for."""
+        func = out_of_place(operation.func)
+        if func is None:
+            raise PropagationError(
+                operation.name,
+                "it changes the memory of a sharded tensor in place",
+                "Make a new tensor instead",
+                user_line(),
+            )
+        plan = self._propagated(replace(operation, func=func))
+        plan.operation, plan.rebinds, plan.build = operation.name, True, builder(Result(0, given=True))
+        return plan
 
     def _propagated(self, operation: Operation) -> Plan:
         for register in operation.writes:
@@ -206,7 +222,7 @@ class Planner:
                 raise PropagationError(
                     operation.name,
                     f"it changes the shape of a sharded tensor in place, from {meta.shape} to {tuple(tensor.shape)}",
-                    "Use the form that gives a new tensor: x = x.t(), x = x.squeeze(), and so on",
+                    "Make a new tensor instead",
                     user_line(),
                 )
         return result

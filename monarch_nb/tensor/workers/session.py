@@ -24,6 +24,7 @@ from monarch_nb.tensor.commands import (
     TensorOf,
 )
 from monarch_nb.tensor.errors import Failure
+from monarch_nb.tensor.propagation import carrier
 from monarch_nb.tensor.workers.making import made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
 from monarch_nb.wire import format_exception
@@ -107,12 +108,14 @@ class Session:
     def _answer(self, code: Number, tensor: DTensor) -> Any:
         if code == SHARDS:
             return tensor.to_local().cpu()
-        whole = tensor if all(one.is_replicate() for one in tensor.placements) else tensor.redistribute(
-            self._mesh, [Replicate()] * self._mesh.ndim
-        )  # fmt: skip
+        carried = carrier(tensor.dtype)
+        whole: Any = tensor
+        if not all(one.is_replicate() for one in tensor.placements):
+            whole = tensor if carried is None else tensor.to(carried)
+            whole = whole.redistribute(self._mesh, [Replicate()] * self._mesh.ndim)
         if self._rank:
             return None
-        local = whole.to_local()
+        local = whole.to_local().to(tensor.dtype)
         return local.item() if code == NUMBER else local.cpu()
 
     # -- what is no operation ---------------------------------------------------------------------------------------
