@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         get_global_config,
         get_runtime_config,
     )
-    from monarch_nb.distributed import distribute
+    from monarch_nb.distributed import distribute, module_to_mesh
     from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.shape import Extent, NDSlice, Shape
 
@@ -40,6 +40,7 @@ __all__ = [
     "get_global_config",
     "get_runtime_config",
     "heal_mesh",
+    "module_to_mesh",
 ]
 
 # Public names and the module that each lives in.
@@ -54,6 +55,7 @@ _HOMES = {
     "get_runtime_config": "monarch_nb.config",
     "distribute": "monarch_nb.distributed",
     "heal_mesh": "monarch_nb.lifecycle",
+    "module_to_mesh": "monarch_nb.distributed",
 }
 
 # Public modules, also reached as attributes without an import of their own.

@@ -18,14 +18,34 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.handle import MeshTensor
     from monarch_nb.tensor.loading import load_safetensors
     from monarch_nb.tensor.mesh import Mesh
+    from monarch_nb.tensor.modules.files import load, save
+    from monarch_nb.tensor.modules.gradients import no_sync
+    from monarch_nb.tensor.modules.plan import Plan
+    from monarch_nb.tensor.modules.to_mesh import module_to_mesh
 
-__all__ = ["ContentsLostError", "Mesh", "MeshTensor", "TensorError", "distribute", "load_safetensors"]
+__all__ = [
+    "ContentsLostError",
+    "Mesh",
+    "MeshTensor",
+    "Plan",
+    "TensorError",
+    "distribute",
+    "load",
+    "load_safetensors",
+    "module_to_mesh",
+    "no_sync",
+    "save",
+]
 
 _HOMES = {
     "errors": ("ContentsLostError", "TensorError"),
     "handle": ("MeshTensor",),
     "loading": ("load_safetensors",),
     "mesh": ("Mesh",),
+    "modules.files": ("load", "save"),
+    "modules.gradients": ("no_sync",),
+    "modules.plan": ("Plan",),
+    "modules.to_mesh": ("module_to_mesh",),
 }
 _look_up = lazy_names("monarch_nb.tensor", _HOMES)
 

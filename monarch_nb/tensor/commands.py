@@ -93,9 +93,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class TensorOf:
-    """Stands for a tensor of the mesh in the arguments of a `Run`."""
+    """Stands for a tensor of the mesh in the arguments of a `Run`: a rank's part of it, or all of what a rank knows."""
 
     number: int
+    sharded: bool = False  # comes as a DTensor
 
 
 Command = Open | Define | Making | Put | Parts | Run

@@ -30,6 +30,8 @@ _claimed: bool | None = None
 class MeshModule(types.ModuleType):
     """What becomes `torch.mesh`: what PyTorch asks of a backend."""
 
+    _initialized = True  # or activation checkpoints would not keep the state of random numbers
+
     def is_initialized(self) -> bool:
         """It needs no preparation."""
         return True
@@ -56,6 +58,16 @@ class MeshModule(types.ModuleType):
         index = device if isinstance(device, int) else torch.device(device).index
         if index is not None and index >= 0:
             _latest = weakref.ref(stream_at(index))
+
+    @contextlib.contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        """Within it, this mesh is meant where none is named."""
+        stream = _of(device)
+        _entered.append(stream)
+        try:
+            yield
+        finally:
+            _entered.remove(stream)
 
     def manual_seed_all(self, seed: int) -> None:
         """`torch.manual_seed` came by: random operations on all meshes follow from it."""

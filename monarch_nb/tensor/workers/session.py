@@ -150,7 +150,8 @@ class Session:
 
     def _local(self, value: Any) -> Any:
         if isinstance(value, TensorOf):
-            return self.tensor(value.number).to_local()
+            tensor = self.tensor(value.number)
+            return tensor if value.sharded else tensor.to_local()
         if isinstance(value, (list, tuple)):
             return type(value)(map(self._local, value))
         if isinstance(value, dict):

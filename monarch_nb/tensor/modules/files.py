@@ -1,0 +1,78 @@
+"""State dicts of what is on a mesh, in files: workers write and read their own shards, and none passes by here."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from monarch_nb.tensor.commands import Run, TensorOf
+from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.stream import Stream
+from monarch_nb.tensor.workers import files
+
+
+def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Saves a state dict to a folder in the format of `torch.distributed.checkpoint`; blocks until it is there.
+
+    `state_dict` may be nested: {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}. All hosts
+    of the mesh have to see the folder; what was there before is replaced at the end. Raises TensorError for what went
+    wrong on the workers: the folder is as it was then.
+    """
+    path = os.path.abspath(path)
+    _run(state_dict, files.write, path, f"{path}.{uuid.uuid4().hex[:8]}")
+
+
+def load(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Loads what `save`, or `torch.distributed.checkpoint`, has written into a state dict of the same form, in place.
+
+    Tensors may be placed otherwise than when they were saved, on a mesh of another shape. Numbers and the like are
+    replaced in the dict: hand it to `load_state_dict` afterwards where there are such. Blocks; raises TensorError where
+    the folder has not what is asked for.
+    """
+    _take(state_dict, _run(state_dict, files.read, os.path.abspath(path)))
+
+
+def _run(state: dict[str, Any], function: Any, *args: Any) -> Any:
+    streams = {tensor.reference.stream for tensor in _on_mesh(state)}
+    if len(streams) != 1:
+        what = "no tensor on a mesh" if not streams else "tensors of several meshes"
+        raise ValueError(f"a state dict that is saved and loaded by workers has those of one mesh; here is {what}")
+    stream: Stream = streams.pop()
+    return stream.run_everywhere(Run(function, (_told(state), *args), {})).get(0)
+
+
+def _on_mesh(value: Any) -> Iterator[MeshTensor]:
+    if isinstance(value, MeshTensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _on_mesh(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _on_mesh(one)
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, MeshTensor):
+        return TensorOf(value.reference.number, sharded=True)
+    if isinstance(value, dict):
+        return {key: _told(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_told, value))
+    return value
+
+
+def _take(state: Any, loaded: Any) -> None:
+    """What is not sharded, into a state of the same form."""
+    for key in state if isinstance(state, dict) else range(len(state)):
+        old, new = state[key], loaded[key]
+        if isinstance(old, MeshTensor):
+            continue
+        if isinstance(old, torch.Tensor):
+            old.copy_(new)
+        elif isinstance(old, (dict, list)):
+            _take(old, new)
+        elif not (isinstance(old, tuple) and any(_on_mesh(old))):
+            state[key] = new

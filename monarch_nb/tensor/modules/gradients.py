@@ -1,0 +1,63 @@
+"""Gradients are summed up over the ranks as soon as they are there, once for each parameter."""
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from monarch_nb.tensor.handle import MeshTensor
+
+
+class Summing:
+    """Whether the gradients of one module are summed up now."""
+
+    def __init__(self) -> None:
+        self.off = 0  # how many no_sync() are open
+
+    def watch(self, parameter: torch.Tensor) -> None:
+        """Has a parameter's gradient placed as the parameter is, after each backward pass."""
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        grad = parameter.grad
+        if self.off or not isinstance(grad, MeshTensor) or not isinstance(parameter, MeshTensor):
+            return
+        if grad.placements != parameter.placements:
+            parameter.grad = grad.redistribute(parameter.placements)
+
+    def __deepcopy__(self, memo: Any) -> "Summing":
+        return self
+
+
+_of: "weakref.WeakKeyDictionary[nn.Module, Summing]" = weakref.WeakKeyDictionary()
+
+
+def sum_gradients(module: nn.Module) -> None:
+    """Has the gradients of a module's parameters summed up over the ranks."""
+    summing = _of.get(module)
+    if summing is None:
+        summing = _of[module] = Summing()
+    for parameter in module.parameters():
+        summing.watch(parameter)
+
+
+@contextlib.contextmanager
+def no_sync(module: nn.Module) -> Iterator[None]:
+    """Within it, gradients of a module on a mesh stay parts of sums: for all but the last of several backward passes.
+
+    The pass after it sums up the whole of them. Raises ValueError for a module that `module_to_mesh` has not made.
+    """
+    summing = _of.get(module)
+    if summing is None:
+        raise ValueError(
+            f"this {type(module).__name__} is on no mesh: monarch.module_to_mesh(module, mesh) brings it there"
+        )
+    summing.off += 1
+    try:
+        yield
+    finally:
+        summing.off -= 1

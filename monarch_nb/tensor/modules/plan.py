@@ -1,0 +1,183 @@
+"""What a plan says: how a module is spread over a mesh, by patterns of names."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.placement_types import Placement
+
+from monarch_nb.tensor.modules.styles import Style, style_of
+from monarch_nb.tensor.propagation import Layout, Placements
+from monarch_nb.tensor.sharding import placements_of
+
+# What a pattern can stand for: "column", "row" or "sequence"; one of PyTorch's styles; where parameters lie.
+Entry = str | ParallelStyle | Sequence[str | tuple[str, ...] | Placement | None]
+
+_DATA = re.compile(r"data|dp|ddp|fsdp|batch|replica|shard")
+_TENSOR = re.compile(r"model|tensor|tp|mp")
+_NAMED = ("data_parallel", "fully_sharded")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a module is spread over a mesh.
+
+    `styles` says by pattern what is cut along the mesh dimension `tensor`: a pattern is the name of a module or of a
+    parameter, in which `*` stands for anything, and a later one overrides an earlier. It stands for "column" (the
+    outputs of a Linear, the columns of an Embedding), "row" (the inputs of a Linear, the vocabulary of an Embedding),
+    "sequence" (what norms and dropouts work on, along dimension 1), one of PyTorch's `ParallelStyle`s, or, for
+    parameters, a sharding spec. What no pattern names is whole on every rank.
+
+    Batches are cut along the mesh dimensions `data`. With `fully_sharded`, parameters are cut along these, too: they
+    are gathered where a module uses them, and their gradients are summed up into shards.
+
+    None for `data` and `tensor` goes by the names of the mesh's dimensions: `data_parallel`, `dp`, `batch`… are for
+    data, `model_parallel`, `tensor`, `tp`… for tensors; where no name says so, data has what the other has not.
+    """
+
+    styles: Mapping[str, Entry] = field(default_factory=dict)
+    data: str | Sequence[str] | None = None
+    tensor: str | None = None
+    fully_sharded: bool = False
+
+    @classmethod
+    def of(cls, plan: Any) -> "Plan":
+        """The plan that is meant: a Plan, a mapping of patterns, "fully_sharded", or None for data-parallel.
+
+        Raises TypeError or ValueError for anything else.
+        """
+        if isinstance(plan, Plan):
+            return plan
+        if plan is None or isinstance(plan, str):
+            if plan is not None and plan not in _NAMED:
+                raise ValueError(f'plan {plan!r} is not known: "data_parallel", "fully_sharded", or {{pattern: style}}')
+            return cls(fully_sharded=plan == "fully_sharded")
+        if isinstance(plan, Mapping):
+            return cls(styles=plan)
+        raise TypeError(f"a plan is a Plan, a mapping of patterns to styles, a name or None, not {plan!r}")
+
+
+class Resolved:
+    """A plan on one mesh, for one module. Raises ValueError for what does not fit the mesh or the module."""
+
+    def __init__(self, plan: Plan, layout: Layout, module: nn.Module) -> None:
+        self.layout = layout
+        self.tensor = _tensor_dimension(plan, layout)
+        self.data = _data_dimensions(plan, layout, self.tensor)
+        self.fully_sharded = plan.fully_sharded
+        if plan.fully_sharded and not self.data:
+            raise ValueError(
+                f"a fully sharded module is cut along mesh dimensions for data, and {_sizes(layout)} has none by name: "
+                "Plan(fully_sharded=True, data=...) names them"
+            )
+        self._modules = dict(module.named_modules())
+        self._owners = {
+            f"{path}.{name}" if path else name: (path, name)
+            for path, owner in self._modules.items()
+            for name, parameter in owner._parameters.items()
+            if parameter is not None
+        }
+        self.styles: dict[str, Style] = {}  # by the path of a module
+        self._specs: dict[str, Any] = {}  # by the name of a parameter
+        for pattern, entry in plan.styles.items():
+            self._enter(pattern, entry)
+
+    def _enter(self, pattern: str, entry: Entry) -> None:
+        parameters = [name for name in self._owners if fnmatchcase(name, pattern)]
+        modules = [path for path in self._modules if fnmatchcase(path, pattern)]
+        if not parameters and not modules:
+            some = ", ".join([*self._owners][:4])
+            raise ValueError(f"plan: {pattern!r} is the name of no module and no parameter; parameters are {some}, …")
+        if isinstance(entry, str | ParallelStyle):
+            for path in modules or dict.fromkeys(self._owners[name][0] for name in parameters):
+                self.styles[path] = style_of(entry, path, self._modules[path])
+        elif parameters:
+            self._specs |= dict.fromkeys(parameters, entry)
+        else:
+            raise ValueError(f"plan: {entry!r} says where parameters lie, but {pattern!r} names modules")
+
+    def placements(self, name: str, shape: Sequence[int]) -> Placements:
+        """Where a parameter lies."""
+        if name in self._specs:
+            return placements_of(self._specs[name], self.layout, len(shape))
+        placements: list[Placement] = [Replicate()] * len(self.layout.shape)
+        path, own = self._owners[name]
+        style = self.styles.get(path)
+        cut = style.parameters.get(own) if style is not None else None
+        if cut is not None:
+            assert self.tensor is not None
+            placements[self.tensor] = Shard(cut)
+        if self.fully_sharded:
+            parts = self.data_ranks
+            free = [dim for dim, size in enumerate(shape) if dim != cut and size and size % parts == 0]
+            for mesh_dim in self.data if free else ():
+                placements[mesh_dim] = Shard(free[0])
+        return tuple(placements)
+
+    def is_gathered(self, parameter: torch.Tensor) -> bool:
+        """A parameter on the mesh is cut along dimensions for data, and whole again where it is used."""
+        placements = parameter.placements  # type: ignore[attr-defined]
+        return self.fully_sharded and any(not placements[dim].is_replicate() for dim in self.data)
+
+    @property
+    def data_ranks(self) -> int:
+        """Into how many parts a batch is cut."""
+        parts = 1
+        for dim in self.data:
+            parts *= self.layout.shape[dim]
+        return parts
+
+    @property
+    def batch(self) -> Placements:
+        """How a batch is cut."""
+        return tuple(Shard(0) if dim in self.data else Replicate() for dim in range(len(self.layout.shape)))
+
+
+def _tensor_dimension(plan: Plan, layout: Layout) -> int | None:
+    if plan.tensor is not None:
+        return _dimension(plan.tensor, layout)
+    if not plan.styles:
+        return None
+    named = [dim for dim, name in enumerate(layout.names) if _TENSOR.match(name)]
+    taken = _named_data(plan, layout)
+    left = named or [dim for dim in range(len(layout.names)) if dim not in taken]
+    if left:
+        return left[-1]
+    if any(isinstance(entry, str | ParallelStyle) for entry in plan.styles.values()):
+        raise ValueError(
+            f"the styles of a plan cut along one mesh dimension, and {_sizes(layout)} has none for them by name: "
+            "Plan(styles, tensor=...) names it"
+        )
+    return None
+
+
+def _data_dimensions(plan: Plan, layout: Layout, tensor: int | None) -> tuple[int, ...]:
+    found = _named_data(plan, layout)
+    if plan.data is None and not found:
+        found = tuple(dim for dim in range(len(layout.names)) if dim != tensor)
+    if tensor in found:
+        raise ValueError(f"plan: mesh dimension {layout.names[tensor]!r} cannot be for both data and tensors")
+    return found
+
+
+def _named_data(plan: Plan, layout: Layout) -> tuple[int, ...]:
+    if plan.data is not None:
+        names = (plan.data,) if isinstance(plan.data, str) else plan.data
+        return tuple(sorted(_dimension(name, layout) for name in names))
+    return tuple(dim for dim, name in enumerate(layout.names) if _DATA.match(name))
+
+
+def _dimension(name: str, layout: Layout) -> int:
+    if name not in layout.names:
+        raise ValueError(f"plan: the mesh has no dimension {name!r}; it has {', '.join(map(repr, layout.names))}")
+    return layout.names.index(name)
+
+
+def _sizes(layout: Layout) -> str:
+    return "{" + ", ".join(f"{name}={size}" for name, size in zip(layout.names, layout.shape, strict=True)) + "}"

@@ -1,0 +1,291 @@
+"""Training on four real processes is what it is in one: layouts of a small transformer against the same one here."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import monarch_nb
+from monarch_nb.actor import this_host
+from monarch_nb.distributed import Mesh, MeshTensor, Plan, TensorError, load, no_sync, save
+
+pytestmark = pytest.mark.timeout(120)
+
+WORDS, WIDTH, HEADS, LENGTH, BATCH = 48, 32, 4, 12, 8
+
+
+class Block(nn.Module):
+    """Attention and two layers, each on what a norm gives."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = self.before(x)
+        batch, length, _ = x.shape
+        q, k, v = (each(n).view(batch, length, HEADS, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.dropout(self.out(attended.transpose(1, 2).reshape(batch, length, WIDTH)))
+        return x + self.dropout(self.down(functional.gelu(self.up(self.between(x)))))
+
+
+class SimpleTransformer(nn.Module):
+    """Two blocks between an embedding and a head that has the embedding's weight."""
+
+    def __init__(self, dropout: float = 0.0, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.words.weight
+        self.checkpointed = checkpointed
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.words(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return self.head(self.norm(x))
+
+
+COLUMNS_AND_ROWS = {
+    "words": "row",  # the vocabulary is cut
+    "head": "column",
+    "blocks.*.[qkv].weight": "column",
+    "*.up": ColwiseParallel(),
+    "*.down": "row",
+    "*.out": RowwiseParallel(),
+}
+LAYOUTS: dict[str, Any] = {
+    "data": None,
+    "tensor": Plan(COLUMNS_AND_ROWS, data=()),
+    "fully sharded": "fully_sharded",
+    "data and tensor": COLUMNS_AND_ROWS,
+    "fully sharded and tensor": Plan(COLUMNS_AND_ROWS, fully_sharded=True),
+    "sequence": {**COLUMNS_AND_ROWS, "*.before": SequenceParallel(), "*.between": "sequence", "*.down": RowwiseParallel(
+        output_layouts=Shard(1))},
+}  # fmt: skip
+OPTIMIZERS: dict[str, Any] = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, 1e-2, foreach=False),
+    "AdamW foreach": lambda parameters: torch.optim.AdamW(parameters, 1e-2, foreach=True),
+    "AdamW fused": lambda parameters: torch.optim.AdamW(parameters, 1e-2, fused=True),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9),
+}
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    procs = this_host().spawn_procs(per_host={"data": 2, "model": 2}, name="training")
+    yield Mesh.of(procs)
+    procs.stop().get(30)
+
+
+@pytest.fixture
+def text() -> torch.Tensor:
+    return torch.randint(0, WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(5))
+
+
+def model_of(**options: Any) -> SimpleTransformer:
+    torch.manual_seed(1)
+    return SimpleTransformer(**options)
+
+
+def loss_of(model: nn.Module, words: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+
+
+def losses(model: nn.Module, words: torch.Tensor, optimizer: str, steps: int) -> list[float]:
+    """Those of a training with all that belongs to one."""
+    chosen = OPTIMIZERS[optimizer](model.parameters())
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(chosen, steps)
+    each = []
+    for _ in range(steps):
+        chosen.zero_grad()
+        loss = loss_of(model, words)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        chosen.step()
+        rates.step()
+        each.append(loss.detach())
+    return [float(one) for one in each]
+
+
+def compared(mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str, steps: int) -> None:
+    local = model_of()
+    spread = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh, LAYOUTS[layout])
+    words = monarch_nb.distribute(text, mesh, [Replicate() if layout == "tensor" else Shard(0), Replicate()])
+    wanted = losses(local, text, optimizer, steps)
+    assert losses(spread, words, optimizer, steps) == pytest.approx(wanted, abs=5e-5)
+    assert wanted[-1] < wanted[0] - 0.1
+    assert all(p.grad is not None and p.grad.placements == p.placements for p in spread.parameters())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("layout", "optimizer"), [*zip(LAYOUTS, [*OPTIMIZERS, "AdamW", "SGD"], strict=True)])
+def test_losses_are_those_of_one_process(mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str) -> None:
+    compared(mesh, text, layout, optimizer, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_of_twenty_steps_are_those_of_one_process(
+    mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str
+) -> None:
+    compared(mesh, text, layout, optimizer, 20)
+
+
+def test_parameters_lie_as_the_plan_says_and_shared_ones_stay_shared(mesh: Mesh) -> None:
+    plan = Plan({**COLUMNS_AND_ROWS, "blocks.0.up.bias": [None]}, fully_sharded=True)
+    model = monarch_nb.module_to_mesh(model_of(), mesh, plan)
+    placed = {name: parameter.placements for name, parameter in model.named_parameters()}  # type: ignore[attr-defined]
+    assert model.head.weight is model.words.weight
+    assert placed["words.weight"] == (Shard(1), Shard(0))
+    assert placed["blocks.0.q.weight"] == (Shard(1), Shard(0))
+    assert placed["blocks.0.q.bias"] == (Replicate(), Shard(0))
+    assert placed["blocks.0.up.bias"] == (Replicate(), Replicate())
+    assert placed["blocks.1.down.weight"] == (Shard(0), Shard(1))
+    assert placed["norm.weight"] == (Shard(0), Replicate())
+
+
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [
+        ({"bocks.*": "column"}, "'bocks.*' is the name of no module and no parameter"),
+        ({"norm": "column"}, "'norm' is a LayerNorm"),
+        ({"head": "columns"}, "'columns' is no style: 'column', 'row', 'sequence'"),
+        (Plan({"head": "column"}, tensor="rows"), "no dimension 'rows'; it has 'data', 'model'"),
+        ({"words": "row", "head.weight": [None, None]}, "words.weight and head.weight are one parameter"),
+        ("sharded", 'plan \'sharded\' is not known: "data_parallel", "fully_sharded"'),
+    ],
+)
+def test_a_plan_that_does_not_fit_changes_nothing(mesh: Mesh, plan: Any, told: str) -> None:
+    model = model_of()
+    with pytest.raises(ValueError, match="plan") as caught:
+        monarch_nb.module_to_mesh(model, mesh, plan)
+    assert told in str(caught.value)
+    assert not any(isinstance(parameter, MeshTensor) for parameter in model.parameters())
+
+
+def test_gradients_are_summed_up_once_and_with_no_sync_only_at_the_end(mesh: Mesh, text: torch.Tensor) -> None:
+    local = model_of()
+    model = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh)
+    words = monarch_nb.distribute(text, mesh, ["data", None])
+    halves = text.view(2, 4, -1)[:, :2].flatten(0, 1), text.view(2, 4, -1)[:, 2:].flatten(0, 1)  # of each rank
+    table = mesh.stream.table
+
+    def reductions(call: Any) -> int:
+        table.clear()
+        call()
+        return sum(one.count for one in table.movements() if one.collective.startswith("all_reduce"))
+
+    with no_sync(model):
+        assert reductions(lambda: loss_of(model, monarch_nb.distribute(halves[0], mesh, ["data", None])).backward()) < 4
+        assert model.norm.weight.grad.placements[0].is_partial()
+    once = reductions(lambda: loss_of(model, monarch_nb.distribute(halves[1], mesh, ["data", None])).backward())
+    assert once <= len([*model.parameters()]) + 3  # and the loss
+    (loss_of(local, halves[0]) + loss_of(local, halves[1])).backward()
+    for (name, one), other in zip(model.named_parameters(), local.parameters(), strict=True):
+        assert one.grad is not None
+        torch.testing.assert_close(one.grad.full_tensor(), other.grad, atol=1e-5, rtol=1e-4, msg=name)  # type: ignore[attr-defined]
+    del words
+
+
+def test_activation_checkpoints_draw_the_same_dropout_again(mesh: Mesh, text: torch.Tensor) -> None:
+    words = monarch_nb.distribute(text, mesh, ["data", None])
+    gradients = []
+    for checkpointed in (False, True):
+        model = monarch_nb.module_to_mesh(
+            model_of(dropout=0.3, checkpointed=checkpointed), mesh, LAYOUTS["fully sharded"]
+        )
+        torch.manual_seed(7)
+        loss_of(model, words).backward()
+        gradients.append([parameter.grad.full_tensor() for parameter in model.parameters()])  # type: ignore[union-attr]
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_autocast_computes_products_in_lower_precision(mesh: Mesh, text: torch.Tensor) -> None:
+    local = model_of()
+    model = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh, COLUMNS_AND_ROWS)
+    words = monarch_nb.distribute(text, mesh, ["data", None])
+    with torch.autocast("mesh", torch.bfloat16):
+        assert model(words[:, :-1]).dtype == torch.bfloat16
+        loss = loss_of(model, words)
+    loss.backward()
+    assert loss.item() == pytest.approx(loss_of(local, text).item(), rel=0.02)
+    assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
+
+
+def test_a_module_on_the_meta_device_is_made_on_the_mesh(mesh: Mesh) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256))
+    monarch_nb.module_to_mesh(model, mesh, {"0": "column"})
+    weight = model[0].weight
+    assert [tuple(shard.shape) for shard in weight.local_shards().values()] == [(128, 64)] * 4
+    whole = weight.full_tensor()
+    assert float(whole.abs().max()) <= 1 / 8 + 1e-6
+    assert float(whole.std()) == pytest.approx(1 / 8 / 3**0.5, rel=0.05)
+    assert not torch.equal(whole[:128], whole[128:])
+    assert model[1].running_var.tolist() == [1.0] * 256
+    with torch.device("meta"):
+        bare = nn.ParameterDict({"scale": nn.Parameter(torch.ones(2))})
+    with pytest.raises(ValueError, match=r"scale on the meta device.*needs a method reset_parameters"):
+        monarch_nb.module_to_mesh(bare, mesh)
+
+
+def test_a_module_takes_local_inputs_and_losses_do_not(mesh: Mesh, text: torch.Tensor) -> None:
+    model = monarch_nb.module_to_mesh(model_of(), mesh)
+    out = model(text[:, :-1])
+    assert out.placements == (Shard(0), Replicate())
+    with pytest.raises(RuntimeError, match=r"local tensor of shape .*monarch.distribute"):
+        functional.cross_entropy(out.flatten(0, 1), text[:, 1:].flatten())
+
+
+def test_state_is_saved_by_its_ranks_and_loaded_on_a_mesh_of_another_shape(
+    mesh: Mesh, text: torch.Tensor, tmp_path: Path
+) -> None:
+    def trained(where: Mesh, plan: Any) -> tuple[nn.Module, torch.optim.Optimizer, MeshTensor]:
+        model = monarch_nb.module_to_mesh(model_of(), where, plan)
+        words = monarch_nb.distribute(text, where)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        loss_of(model, words).backward()
+        optimizer.step()
+        return model, optimizer, words
+
+    model, optimizer, words = trained(mesh, Plan(COLUMNS_AND_ROWS, fully_sharded=True))
+    for _ in range(2):  # the second replaces the first
+        loss_of(model, words).backward()
+        optimizer.step()
+        save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}, tmp_path / "saved")
+    saved_weight = model.blocks[0].up.weight.full_tensor()  # type: ignore[union-attr,index,operator]
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+    pair = mesh.slice(data=0)
+    other, other_optimizer, other_words = trained(pair, {"head": "column", "words": "row"})
+    state: dict[str, Any] = {"model": other.state_dict(), "optimizer": other_optimizer.state_dict(), "step": 0}
+    load(state, tmp_path / "saved")
+    other_optimizer.load_state_dict(state["optimizer"])
+    assert state["step"] == 3
+    for one, its, on in ((model, optimizer, words), (other, other_optimizer, other_words)):
+        its.zero_grad()
+        loss_of(one, on).backward()
+        its.step()
+    assert loss_of(other, other_words).item() == pytest.approx(loss_of(model, words).item(), abs=1e-5)
+
+    plain = {"model": model_of().state_dict()}  # in one process, by PyTorch alone
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(plain, checkpoint_id=tmp_path / "saved", no_dist=True)
+    torch.testing.assert_close(plain["model"]["blocks.0.up.weight"], saved_weight)
+    with pytest.raises(TensorError, match="read"):
+        load({"model": model.state_dict(), "more": model.norm.weight}, tmp_path / "saved")
