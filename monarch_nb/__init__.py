@@ -24,9 +24,10 @@ if TYPE_CHECKING:
         get_global_config,
         get_runtime_config,
     )
-    from monarch_nb.distributed import distribute, module_to_mesh
+    from monarch_nb.distributed import distribute
     from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.shape import Extent, NDSlice, Shape
+    from monarch_nb.tensor.modules.to_mesh import module_to_mesh
 
 __all__ = [
     "Extent",
@@ -55,7 +56,7 @@ _HOMES = {
     "get_runtime_config": "monarch_nb.config",
     "distribute": "monarch_nb.distributed",
     "heal_mesh": "monarch_nb.lifecycle",
-    "module_to_mesh": "monarch_nb.distributed",
+    "module_to_mesh": "monarch_nb.tensor.modules.to_mesh",
 }
 
 # Public modules, also reached as attributes without an import of their own.

@@ -17,6 +17,7 @@ from monarch_nb.tensor.stream import Stream
 
 _make: Any = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
+_DATA: Any = torch._C.TensorBase.data
 _COPIED = 1 << 16  # bytes up to which a tensor on its way to the workers is copied, and waits for the next batch
 
 
@@ -91,6 +92,20 @@ class MeshTensor(torch.Tensor):
         if not force:
             raise TypeError("a sharded tensor has no memory here: use t.full_tensor().numpy(), or numpy(force=True)")
         return self.reference.stream.fetch(self.reference.number, "numpy").numpy()
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same tensor, without gradient. To assign to it gives the handle other values, as `module.half()` does."""
+        return self.detach()
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        if not isinstance(other, MeshTensor):
+            raise TypeError(
+                "a sharded tensor takes the values of a sharded tensor: monarch.distribute(tensor, mesh) makes one"
+            )
+        _DATA.__set__(self, other)
+        self.meta, self.reference = other.meta, other.reference
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """As of any tensor; on this thread, so that operations know which line they come from."""

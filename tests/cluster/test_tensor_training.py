@@ -132,7 +132,10 @@ def compared(mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str, steps:
     assert all(p.grad is not None and p.grad.placements == p.placements for p in spread.parameters())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("layout", "optimizer"), [*zip(LAYOUTS, [*OPTIMIZERS, "AdamW", "SGD"], strict=True)])
+@pytest.mark.parametrize(
+    ("layout", "optimizer"),
+    [("data", "AdamW fused"), ("fully sharded and tensor", "AdamW foreach"), ("sequence", "SGD")],
+)
 def test_losses_are_those_of_one_process(mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str) -> None:
     compared(mesh, text, layout, optimizer, 4)
 
@@ -181,7 +184,6 @@ def test_a_plan_that_does_not_fit_changes_nothing(mesh: Mesh, plan: Any, told: s
 def test_gradients_are_summed_up_once_and_with_no_sync_only_at_the_end(mesh: Mesh, text: torch.Tensor) -> None:
     local = model_of()
     model = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh)
-    words = monarch_nb.distribute(text, mesh, ["data", None])
     halves = text.view(2, 4, -1)[:, :2].flatten(0, 1), text.view(2, 4, -1)[:, 2:].flatten(0, 1)  # of each rank
     table = mesh.stream.table
 
@@ -199,7 +201,6 @@ def test_gradients_are_summed_up_once_and_with_no_sync_only_at_the_end(mesh: Mes
     for (name, one), other in zip(model.named_parameters(), local.parameters(), strict=True):
         assert one.grad is not None
         torch.testing.assert_close(one.grad.full_tensor(), other.grad, atol=1e-5, rtol=1e-4, msg=name)  # type: ignore[attr-defined]
-    del words
 
 
 def test_activation_checkpoints_draw_the_same_dropout_again(mesh: Mesh, text: torch.Tensor) -> None:
@@ -287,5 +288,5 @@ def test_state_is_saved_by_its_ranks_and_loaded_on_a_mesh_of_another_shape(
     with pytest.warns(UserWarning, match="single process"):
         dcp.load(plain, checkpoint_id=tmp_path / "saved", no_dist=True)
     torch.testing.assert_close(plain["model"]["blocks.0.up.weight"], saved_weight)
-    with pytest.raises(TensorError, match="read"):
+    with pytest.raises(TensorError, match="Missing key in checkpoint state_dict: more"):
         load({"model": model.state_dict(), "more": model.norm.weight}, tmp_path / "saved")

@@ -37,10 +37,7 @@ def to_mesh(module: nn.Module, mesh: Mesh, plan: Resolved) -> None:
             )
         found.append((owner, name, known[0]))
     for owner, name, sharded in found:
-        if isinstance(sharded, nn.Parameter):
-            setattr(owner, name, sharded)  # modules that keep lists of their own see it so, too
-        else:
-            owner._buffers[name] = sharded
+        setattr(owner, name, sharded)  # modules that keep lists of their own see it so, too
     with torch.no_grad():
         for reset in resets:
             reset()
@@ -59,20 +56,21 @@ def _sharded(tensor: torch.Tensor, mesh: Mesh, placements: Placements) -> MeshTe
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
     for path, owner in module.named_modules():
-        for name, tensor in (*owner._parameters.items(), *owner._buffers.items()):
-            if tensor is not None:
-                yield f"{path}.{name}" if path else name, owner, name, tensor
+        for name, tensor in own(owner):
+            yield f"{path}.{name}" if path else name, owner, name, tensor
+
+
+def own(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters and buffers that a module has itself."""
+    kinds = (module.named_parameters, module.named_buffers)
+    return [each for kind in kinds for each in kind(recurse=False, remove_duplicate=False)]
 
 
 def _resets(module: nn.Module) -> list[Callable[[], Any]]:
     """What gives values to what has none, in the order of the modules."""
     found: list[Callable[[], Any]] = []
     for path, owner in module.named_modules():
-        empty = [
-            name
-            for name, tensor in (*owner._parameters.items(), *owner._buffers.items())
-            if tensor is not None and tensor.is_meta
-        ]
+        empty = [name for name, tensor in own(owner) if tensor.is_meta]
         if not empty:
             continue
         reset = next((getattr(owner, name) for name in _RESETS if callable(getattr(owner, name, None))), None)

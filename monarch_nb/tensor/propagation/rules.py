@@ -60,6 +60,8 @@ def _cost(operation: Operation, row: Row, dim: int) -> float:
             cost += 2 * meta.nbytes if wanted.is_replicate() else meta.nbytes
         elif not now.is_replicate():
             cost += meta.nbytes if wanted.is_replicate() else meta.nbytes / meta.layout.shape[dim]
+        else:
+            cost += 1  # moves nothing; but what is whole stays so, or gradients would be sums over more ranks
     return cost
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 def write(state: dict[str, Any], path: str, aside: str) -> None:
     """Saves a state. It is under its name when all of it is there: until then it is `aside`, in the same folder."""
-    with _group(state) as (group, first):
+    with _group(state) as (group, first), _plainly():
         try:
             save(state, checkpoint_id=aside, process_group=group)
         except BaseException:
@@ -32,9 +33,19 @@ def write(state: dict[str, Any], path: str, aside: str) -> None:
 
 def read(state: dict[str, Any], path: str) -> Any:
     """Loads a state: shards in place. On the first rank gives what is not sharded, with None for what is."""
-    with _group(state) as (group, first):
+    with _group(state) as (group, first), _plainly():
         load(state, checkpoint_id=path, process_group=group)
         return _plain(state) if first else None
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Raises what went wrong on a rank in place of the news that something has."""
+    try:
+        yield
+    except CheckpointException as error:
+        cause, _ = next(iter(error.failures.values()))
+        raise RuntimeError(f"{type(cause).__name__}: {cause}") from cause
 
 
 @contextmanager
