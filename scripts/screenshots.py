@@ -103,6 +103,34 @@ clear_output()
 """
 
 
+MOVING = """
+from monarch.rdma import RDMABuffer, ParameterStore
+import monarch, torch
+
+class Keeper(Actor):
+    @endpoint
+    def offer(self, size):
+        self.kept = torch.ones(size, dtype=torch.uint8)
+        return RDMABuffer(self.kept)
+    @endpoint
+    def pull(self, buffer, times, movers=""):
+        monarch.configure(rdma_movers=movers)
+        target = bytearray(buffer.size())
+        for _ in range(times):
+            buffer.read_into(target).get()
+
+movers = this_host().spawn_procs({"gpus": 4}, name="movers")
+keepers = movers.spawn("keepers", Keeper)
+buffers = list(keepers.offer.call(40_000_000).get().values())
+for rank in range(1, 4):
+    keepers.slice(gpus=rank).pull.call_one(buffers[0], 4 * rank).get()
+keepers.slice(gpus=0).pull.call_one(buffers[3], 2, "streams").get()
+keepers.slice(gpus=2).pull.call_one(buffers[3], 1, "messages").get()
+buffers[1].read_into(bytearray(40_000_000)).get()
+time.sleep(1)
+"""
+
+
 class Scene(NamedTuple):
     code: str
     wait: str
@@ -316,6 +344,17 @@ clear_output()
 trainers.metrics
 """,
         ".mnb-chart",
+    ),
+    "transfers": Scene(
+        MOVING + "\n%transfers",
+        ".mnb-matrix",
+        lambda shown, output: shown.wait_for_timeout(2500),
+    ),
+    "panel-transfers": Scene(
+        "%transfers",
+        ".mnb-matrix",
+        side_by_side("", "Transfers"),
+        whole=True,
     ),
     "logs": Scene("%logs workers", ".mnb-line"),
     "figures": Scene(

@@ -3,7 +3,7 @@
 import type { ClusterState, Mesh, Rank, State } from "../src/cluster/state";
 
 export function empty(): ClusterState {
-  return { hosts: {}, meshes: {}, ranks: {}, failures: {}, sessions: {}, detached: {}, tensors: {} };
+  return { hosts: {}, meshes: {}, ranks: {}, failures: {}, sessions: {}, detached: {}, tensors: {}, transfers: {} };
 }
 
 export function procs(name: string, labels: string[], sizes: number[], more: Partial<Mesh> = {}): Mesh {

@@ -46,6 +46,7 @@ const STATE: ClusterState = {
   sessions: { s: { mesh: "a", rank: 1, file: "train.py", line: 3, function: "step" } },
   detached: {},
   tensors: {},
+  transfers: {},
 };
 const CLUSTER = { state: STATE, now: () => 100 };
 

@@ -114,7 +114,7 @@ class RDMABuffer:
         """Ends the offer, from any process: the memory is let go and later transfers fail. Once is enough."""
         mine, handle = service(), self._handle
         if handle.process == mine.engine.address:
-            mine.regions.withdraw(handle.number)
+            mine.withdraw(handle.number)
             return resolved_future(None)
 
         def work(limit: Limit) -> None:

@@ -80,12 +80,18 @@ class Service:
             guard=self.regions.guard.descriptor,
         )
 
+    def withdraw(self, number: int) -> None:
+        """Ends an offer of this process; once is enough."""
+        if self.regions.withdraw(number):
+            self.telling.soon()
+
     def _moved(self, route: Route, size: int, seconds: float, write: bool) -> None:
         self.telling.moved(route.process, route.mover, size, seconds, write=write)
 
     def _actor_ended(self, cell: object) -> None:
         if self.regions.withdraw_all(lambda region: region.actor is cell):
             self.puts.sweep()
+            self.telling.soon()
 
     # -- what it asks of others -------------------------------------------------------------------------------------
 
@@ -191,7 +197,7 @@ class Service:
     def _drop(self, question: verbs.Drop) -> Outcome:
         with self.regions.use(question.number, question.secret):
             pass
-        self.regions.withdraw(question.number)
+        self.withdraw(question.number)
         return DONE
 
     def _dialled(self, question: verbs.Dial) -> verbs.Listening:

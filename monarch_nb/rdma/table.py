@@ -1,6 +1,7 @@
 """Which way bytes take, as a table."""
 
 import time
+from collections import Counter
 from typing import Any
 
 from monarch_nb.mesh.registry import MeshRegistry
@@ -13,7 +14,7 @@ from monarch_nb.wire import parse_address
 
 __all__ = ["RouteTable", "TransferTable", "routes", "transfers"]
 
-MOVED = ("from", "to", "mover", "moved", "transfers", "at the moment")
+MOVED = ("source", "target", "mover", "moved", "transfers", "at the moment")
 OFFERED = ("memory on offer of", "buffers", "bytes")
 NOTHING = "nothing has moved between the memory of processes so far, and none is on offer: see monarch.rdma"
 _HEADS = ("process", "mover", "read", "written", "transfers", "bytes/s", "why not a better one")
@@ -57,11 +58,14 @@ class TransferTable:
 
     def __init__(self, engine: Runtime) -> None:
         known, now = service().telling.known(), time.time()
+        names = _names(
+            engine, {address for flow in known.flows.values() for address in flow.key[:2]} | {*known.offered}
+        )
         flows = sorted(known.flows.values(), key=lambda flow: -flow.size)
         self.records: dict[str, dict[str, Any]] = {
             "|".join(flow.key): {
-                "from": process_name(engine, flow.source),
-                "to": process_name(engine, flow.target),
+                "from": names[flow.source],
+                "to": names[flow.target],
                 "mover": flow.mover,
                 "bytes": flow.size,
                 "transfers": flow.transfers,
@@ -69,7 +73,7 @@ class TransferTable:
             }
             for flow in flows
         } | {
-            process: {"from": process_name(engine, process), "mover": "", "regions": held.regions, "bytes": held.size}
+            process: {"from": names[process], "mover": "", "regions": held.regions, "bytes": held.size}
             for process, held in sorted(known.offered.items())
         }
 
@@ -100,6 +104,13 @@ class TransferTable:
         if self.offered:
             parts.append(text_table([OFFERED, *self.offered]))
         return "\n\n".join(parts) or NOTHING
+
+
+def _names(engine: Runtime, addresses: set[str]) -> dict[str, str]:
+    """What people call processes; their addresses, too, where several are called the same."""
+    names = {address: process_name(engine, address) for address in addresses}
+    counts = Counter(names.values())
+    return {address: name if counts[name] < 2 else f"{name} ({address})" for address, name in names.items()}
 
 
 def process_name(engine: Runtime, address: str) -> str:

@@ -174,3 +174,24 @@ def test_a_view_hears_of_a_new_engine_after_the_cluster_was_shut_down() -> None:
         view.close()
     finally:
         notebook.close()
+
+
+def test_what_moves_between_processes_is_in_the_state_while_a_view_watches_it(nb: Notebook, view: ViewClient) -> None:
+    view.send(type="watch", topic="transfers", id="t1")
+    nb.run(
+        "from monarch.rdma import RDMABuffer\n"
+        "def offer():\n    global kept\n    kept = RDMABuffer(bytearray(2_000_000))\n    return kept\n"
+        "buffer = w.slice(gpus=1).run(offer).get().item()\n"
+        "buffer.read_into(bytearray(2_000_000)).get()"
+    ).ok()
+
+    def moved(view: ViewClient) -> bool:
+        ways = [one for one in view.state["transfers"].values() if one["mover"]]
+        return [(one["from"], one["to"], one["bytes"]) for one in ways] == [("w gpus=1", "controller", 2_000_000)]
+
+    view.until(moved)
+    text = nb.run("%transfers").ok().text
+    assert "w gpus=1" in text
+    assert "cross-memory" in text
+    nb.run("buffer.drop().get()").ok()
+    view.until(lambda view: not [one for one in view.state["transfers"].values() if not one["mover"]])

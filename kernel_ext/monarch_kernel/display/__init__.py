@@ -1,6 +1,7 @@
 """How meshes, values, futures and failures look in a cell."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.logs import Logs
@@ -22,9 +23,12 @@ from .logs import logs_html
 from .meshes import host_mesh_html, mesh_html, overview_html
 from .placement import placement_html
 from .tensors import tensors_html
+from .transfers import transfers_html
 from .values import future_html, value_mesh_html
 
-_FORMS = {
+TRANSFERS = "monarch_nb.rdma.table.TransferTable"  # named, not imported: the data plane is loaded when it is used
+
+_FORMS: dict[type | str, Callable[[Any], str]] = {
     ProcMesh: mesh_html,
     ActorMesh: mesh_html,
     HostMesh: host_mesh_html,
@@ -38,6 +42,7 @@ _FORMS = {
     LogView: lambda view: logs_html(view.logs),
     Metrics: metrics_html,
     Tensors: tensors_html,
+    TRANSFERS: transfers_html,
     Placement: placement_html,
     MeshFailure: lambda failure: failure_bundle(record(failure, time.time()))["text/html"],
 }

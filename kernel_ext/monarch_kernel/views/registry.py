@@ -7,6 +7,7 @@ from .lines import LOGS
 from .live import LiveViews
 from .meshes import MESH
 from .tensors import TENSORS
+from .transfers import TRANSFERS
 
-VIEWS = LiveViews((MESH, FAILURES, LOGS, METRICS, DEBUG, TENSORS))
+VIEWS = LiveViews((MESH, FAILURES, LOGS, METRICS, DEBUG, TENSORS, TRANSFERS))
 register, unregister = VIEWS.register, VIEWS.unregister

@@ -214,6 +214,7 @@ export class Cluster {
       case "logs":
       case "metrics":
       case "tensors":
+      case "transfers":
       case "debug": {
         const subscription = this._subscriptions.get(message.id);
         if (!subscription) return;

@@ -118,8 +118,15 @@ export interface TensorMessage {
   id: string;
 }
 
+/** Nothing comes under this topic either: who watches it has the store told of what moves. */
+export interface TransferMessage {
+  type: "transfers";
+  id: string;
+}
+
 export interface Topics {
   tensors: TensorMessage;
+  transfers: TransferMessage;
   logs: LogMessage;
   metrics: MetricMessage;
   debug: DebugMessage;

@@ -124,6 +124,17 @@ export interface Wait {
   count: number;
 }
 
+/** Bytes that have gone from one process to another by one mover; with the mover "", memory that `from` offers. */
+export interface Transfer {
+  from: string;
+  to?: string;
+  mover: string;
+  bytes: number;
+  transfers?: number;
+  rate?: number;
+  regions?: number;
+}
+
 /** The sharded tensors of one mesh of tensors. */
 export interface Tensors {
   name: string;
@@ -148,9 +159,10 @@ export interface ClusterState {
   sessions: Record<string, Session>;
   detached: Record<string, unknown>;
   tensors: Record<string, Tensors>;
+  transfers: Record<string, Transfer>;
 }
 
-export const EMPTY: Readonly<ClusterState> = { hosts: {}, meshes: {}, ranks: {}, failures: {}, sessions: {}, detached: {}, tensors: {} };
+export const EMPTY: Readonly<ClusterState> = { hosts: {}, meshes: {}, ranks: {}, failures: {}, sessions: {}, detached: {}, tensors: {}, transfers: {} };
 
 /** A JSON merge patch of the state: null removes, objects are merged, anything else replaces. */
 export type Patch = {

@@ -9,7 +9,7 @@ import { h, say } from "../page/dom";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { NOTHING, phaseOf, wordsFor } from "./link";
-import { DebugSection, FailureSection, KernelSection, LogSection, MeshSection, Section, SelectedSection, TensorSection } from "./sections";
+import { DebugSection, FailureSection, KernelSection, LogSection, MeshSection, Section, SelectedSection, TensorSection, TransferSection } from "./sections";
 import { summaryOf } from "./summary";
 import { Row } from "./tree";
 
@@ -45,10 +45,10 @@ export class MonarchPanel extends SidePanel {
     const selected = new SelectedSection(_actions, (uid, ranks) => this.showLogs(uid, ranks));
     this.meshes = new MeshSection((row) => (selected.row = row), (row, event) => hooks.menu(row, event));
     this._sessions = new DebugSection(() => _front.notebook?.node ?? null);
-    this._sections = [this.meshes, selected, this.failures, this._sessions, this.logs, new TensorSection()];
+    this._sections = [this.meshes, selected, this.failures, this._sessions, this.logs, new TensorSection(), new TransferSection()];
     for (const section of this._sections) this.addWidget(section);
-    for (const closed of [2, 3, 4, 5]) this._accordion.collapse(closed);
-    this._accordion.setRelativeSizes([4, 3, 4, 4, 4, 4]);
+    for (const closed of [2, 3, 4, 5, 6]) this._accordion.collapse(closed);
+    this._accordion.setRelativeSizes([4, 3, 4, 4, 4, 4, 4]);
     this._accordion.expansionToggled.connect((_, index) => this._opened(index));
 
     const head = new Widget({ node: h("div", { class: "mnb-v mnb-panel-head" }, h("div", { class: "mnb-top" }, this._name, this._spawn), this._summary) });

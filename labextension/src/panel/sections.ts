@@ -13,6 +13,7 @@ import { debugView } from "../views/debugger";
 import { failureView } from "../views/failures";
 import { logView } from "../views/logs";
 import { tensorView } from "../views/tensors";
+import { transferView } from "../views/transfers";
 import { drawKernelView } from "./kernelview";
 import { Row, countsAt, factsOf, lookOf, targetOf } from "./tree";
 import { TreeView, isStructural } from "./treeview";
@@ -339,6 +340,22 @@ export class TensorSection extends Section {
   }
 
   private _open = { id: "" }; // sections are hidden for a moment when the theme changes
+}
+
+export class TransferSection extends Section {
+  constructor() {
+    super("transfers", "Transfers");
+  }
+
+  protected mount(cluster: Cluster): () => void {
+    const root = h("div");
+    this.body.append(root);
+    const end = transferView(cluster, root, {});
+    return () => {
+      end();
+      root.remove();
+    };
+  }
 }
 
 /** A view that the kernel has brought. */

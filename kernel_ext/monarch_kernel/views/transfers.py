@@ -1,0 +1,105 @@
+"""Which way bytes go: what moves between the memory of processes, live: `%transfers`, and a section of the panel."""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.store import store_of
+from monarch_nb.store.events import TransfersSeen
+
+from ..session import Session
+from .bundle import bundled
+from .live import LiveView, Shown, Watch
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma import TransferTable
+
+TABLE = "monarch_nb.rdma.table.TransferTable"  # named, not imported: the data plane is loaded when it is used
+AGAIN_S = 1.0  # rates become nothing when nothing moves any more
+
+
+class TransferTelling:
+    """Has the store know what moves, while somebody looks. The one of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watchers = 0
+        self._running = False
+        self._told: dict[str, dict[str, Any]] = {}  # as the store has it
+
+    def watch(self, engine: Runtime) -> Callable[[], None]:
+        """Keeps the store up to date until the result is called."""
+        with self._lock:
+            self._watchers += 1
+            begin = not self._running
+            self._running = True
+        if begin:
+            self._again(engine)
+        return self._leave
+
+    def tell(self, engine: Runtime) -> dict[str, dict[str, Any]]:
+        """Tells what there is now, where it has changed; gives all of it."""
+        records: dict[str, dict[str, Any]] = {}
+        if engine.features.loaded("rdma") is not None:  # else nobody here or anywhere has used it
+            from monarch_nb.rdma import transfers
+
+            records = transfers().records
+        put = store_of(engine).put
+        with self._lock:
+            for key in self._told.keys() - records.keys():
+                put(TransfersSeen(key, {}))
+            for key, record in records.items():
+                if self._told.get(key) != record:
+                    put(TransfersSeen(key, record))
+            self._told = records
+        return records
+
+    def _again(self, engine: Runtime) -> None:
+        with self._lock:
+            if not self._watchers or engine.closed:
+                self._running = False
+                return
+        self.tell(engine)
+        engine.later(AGAIN_S, lambda: self._again(engine))
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._watchers -= 1
+
+
+TELLING = TransferTelling()
+
+
+def show_transfers(session: Session, line: str) -> "TransferTable":
+    """Show what has moved between the memory of processes: from where to where, by which mover, how much, how fast.
+
+    %transfers
+
+    From Python: monarch.rdma.transfers(), and monarch.rdma.routes() for the reasons why a better mover was not taken.
+    """
+    if line.strip():
+        raise UsageError("%transfers takes no arguments")
+    from monarch_nb.rdma import transfers
+
+    return transfers()
+
+
+def _feed(watch: Watch) -> Callable[[], None]:
+    watch.tell()  # that it is heard: what there is comes through the store
+    return TELLING.watch(watch.engine)
+
+
+def _shown(_: "TransferTable") -> Shown:
+    return Shown({"transfers": TELLING.tell(runtime())}, "transfers")
+
+
+TRANSFERS = LiveView(
+    name="transfers",
+    **bundled("transfers"),
+    feed=_feed,
+    shows={TABLE: _shown},
+    magic=show_transfers,
+)
