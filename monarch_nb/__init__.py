@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         get_global_config,
         get_runtime_config,
     )
-    from monarch_nb.distributed import distribute
+    from monarch_nb.distributed import compile, distribute  # noqa: A004 - as torch.compile
     from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.shape import Extent, NDSlice, Shape
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh
@@ -35,6 +35,7 @@ __all__ = [
     "Shape",
     "__version__",
     "clear_runtime_config",
+    "compile",
     "configure",
     "configured",
     "distribute",
@@ -54,6 +55,7 @@ _HOMES = {
     "configured": "monarch_nb.config",
     "get_global_config": "monarch_nb.config",
     "get_runtime_config": "monarch_nb.config",
+    "compile": "monarch_nb.distributed",
     "distribute": "monarch_nb.distributed",
     "heal_mesh": "monarch_nb.lifecycle",
     "module_to_mesh": "monarch_nb.tensor.modules.to_mesh",

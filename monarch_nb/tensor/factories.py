@@ -46,7 +46,7 @@ def make(
     number = stream.makings.find(key)
     if number is None:
         number = stream.makings.free()
-        stream.tell(Making(number, name, tuple(args), kwargs, meta, in_parts, seeded))
+        stream.tell_plan(Making(number, name, tuple(args), kwargs, meta, in_parts, seeded))
         stream.makings.told(key, number)
     reference = stream.hold(meta, where)
     command = (number, reference.number) if seeded is None else (number, stream.draw(), reference.number)

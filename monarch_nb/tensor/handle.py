@@ -203,7 +203,7 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
     """Issues a plan on tensors of one mesh."""
     where = place()
     if plan.number not in stream.told:
-        stream.tell_plan(plan, Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes))
+        stream.tell_plan(Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes))
     entries, ended, device = stream.table.entries, stream.ended.append, stream.device
     made = []
     results = []

@@ -8,26 +8,27 @@ the operations that failed there, and with what was asked for.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain, count
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, runtime
-from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, WHOLE, Command, Put, Run, encode_numbers
+from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, WHOLE, Define, Making, Put, Run, encode_numbers
 from monarch_nb.tensor.errors import ContentsLostError, Failure, TensorError, by_operation
 from monarch_nb.tensor.flusher import Flusher
 from monarch_nb.tensor.makings import Makings
 from monarch_nb.tensor.origin import Place, origin_of, place
-from monarch_nb.tensor.propagation import Meta, Plan, Propagator
+from monarch_nb.tensor.propagation import Meta, Propagator
 from monarch_nb.tensor.references import LiveEntry, Reference
+from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
 
 # A command, and the line that issued it. The object of an `OBJECT` command stands in it until it is sent.
-Item = tuple[tuple[Any, ...], Place | None]
+Item = tuple[tuple[Any, ...], "Place | Sites | None"]
 
 BATCH = 256  # commands that are sent together
 AHEAD = 4096  # commands that may be under way: the controller waits then
@@ -48,6 +49,22 @@ class Batch:
         self.first, self.places, self.nbytes, self.future = first, places, nbytes, future
 
 
+class Watcher(Protocol):
+    """Sees what is issued, at the moment it is."""
+
+    def issued(self, command: tuple[Any, ...], where: Place | None) -> None:
+        """A command."""
+
+    def asked(self, what: str, where: Place | None) -> None:
+        """The program waits for the workers."""
+
+
+class Sites(tuple[Place | None, ...]):
+    """Where the operations were issued that one command runs again."""
+
+    __slots__ = ()
+
+
 class Stream:
     """The controller's end of one mesh. `title` is the mesh's name; `send` hands a batch to the workers."""
 
@@ -59,8 +76,10 @@ class Stream:
         self.layout = propagator.layout
         self.table = TensorTable()
         self.queue: deque[Item] = deque()
+        self.aside: dict[int, LiveEntry] = {}  # what workers keep under a number, and is no tensor
         self.ended: deque[LiveEntry] = deque()  # of tensors that nobody refers to any more
-        self.told: set[int] = set()  # plans that the workers know
+        self.told: dict[int, Define | Making] = {}  # plans that the workers know
+        self.watcher: Watcher | None = None
         self.makings = Makings()
         self.next = count(1).__next__  # numbers of tensors
         self.seed = 0  # of the random operations to come
@@ -89,6 +108,8 @@ class Stream:
             raise ContentsLostError(self.lost)
         if self.ended:
             self.free()
+        if self.watcher is not None:
+            self.watcher.issued(command, where)
         self.queue.append((command, where))
         if self.quiet or len(self.queue) >= BATCH:
             self._stir()
@@ -99,7 +120,8 @@ class Stream:
         while ended:
             number = ended[0].number
             self.queue.append(((FREE, number), None))
-            entries.pop(number, None)
+            if entries.pop(number, None) is None:
+                self.aside.pop(number, None)
             ended.popleft()
 
     def _stir(self) -> None:
@@ -109,20 +131,20 @@ class Stream:
             self.quiet = False
             _flusher.soon(self)
 
-    def tell(self, command: Command) -> None:
-        """Appends what is no operation."""
+    def tell(self, command: object) -> None:
+        """Appends what is no operation: a `Command`, or what workers know besides."""
         self.issue((OBJECT, command), place())
 
-    def tell_plan(self, plan: Plan, definition: Command) -> None:
+    def tell_plan(self, plan: Define | Making) -> None:
         """Appends the definition of a plan that workers do not know yet."""
-        if plan.number not in self.told:
-            self.tell(definition)
-            self.told.add(plan.number)
+        if self.told.get(plan.number) != plan:
+            self.tell(plan)
+            self.told[plan.number] = plan
 
     def draw(self) -> int:
         """The seed of the next random operation."""
         self.drawn += 1
-        return (self.seed * 0x9E3779B97F4A7C15 + self.drawn * 0xD1B54A32D192ED03) & ((1 << 62) - 1)
+        return seed_number(self.seed, self.drawn)
 
     def reseed(self, seed: int) -> None:
         """Random operations from now on follow from this number."""
@@ -134,14 +156,35 @@ class Stream:
         self.table.entries[reference.number] = LiveEntry(reference, self.ended.append, meta, where)
         return reference
 
+    def hold_aside(self) -> Reference:
+        """A reference to what the next command makes, which is no tensor."""
+        reference = Reference(self, self.next())
+        self.aside[reference.number] = LiveEntry(reference, self.ended.append, cast(Meta, None), None)
+        return reference
+
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Sends what was issued. Blocks, interruptibly, while workers are far behind."""
-        self._heed()
-        self._keep_close()
+        self.draw_near()
         with self._lock:
             held_back(self._cut)
+
+    def repeat(self, command: tuple[Any, ...], sites: "Sites") -> None:
+        """Sends a command that runs many operations, and what was issued before it. Waits for nobody: `draw_near` does.
+
+        Raises ContentsLostError where the mesh is gone.
+        """
+        if self.lost is not None:
+            raise ContentsLostError(self.lost)
+        with self._lock:
+            self.queue.append((command, sites))
+            self._cut()
+
+    def draw_near(self) -> None:
+        """Blocks, interruptibly, while workers are far behind. Raises what broke the mesh."""
+        self._heed()
+        self._keep_close()
 
     def flush_aside(self) -> None:
         """The same on a thread that must not wait: what cannot be sent now is sent a little later."""
@@ -178,7 +221,7 @@ class Stream:
                 objects.append(command[1])
                 commands[at] = (OBJECT,)
         nbytes = sum(one.tensor.nbytes for one in objects if isinstance(one, Put))
-        places = [where for command, where in items if command[0] != FREE]
+        places = _each(where for command, where in items if command[0] != FREE)
         first, self._issued = self._issued, self._issued + len(places)
         numbers = encode_numbers([*chain.from_iterable(commands)])
         token = current.set(self._context)
@@ -255,6 +298,8 @@ class Stream:
         """
         where = place()
         self.table.synchronised(where, what)
+        if self.watcher is not None:
+            self.watcher.asked(what, where)
         if self.lost is not None:
             raise ContentsLostError(self.lost)
         answers = self._take(self._send_asking(command, where))
@@ -276,8 +321,7 @@ class Stream:
 
     def _send_asking(self, command: tuple[Any, ...], where: Place | None) -> Batch:
         """Sends all that was issued, and then a command, whose answer is the last in that of the batch."""
-        self._heed()
-        self._keep_close()
+        self.draw_near()
         with self._lock:
             self.queue.append((command, where))
             batch = held_back(self._cut)
@@ -302,3 +346,14 @@ class Stream:
         if len(others) > TOLD:
             error.add_note(f"and {len(others) - TOLD} operations more")
         raise error
+
+
+def _each(places: "Iterable[Place | Sites | None]") -> list[Place | None]:
+    """Where each operation was issued."""
+    found: list[Place | None] = []
+    for one in places:
+        if type(one) is Sites:
+            found += one
+        else:
+            found.append(cast("Place | None", one))
+    return found

@@ -13,6 +13,7 @@ from monarch_nb.tensor.commands import (
     FREE,
     NUMBER,
     OBJECT,
+    REPLAY,
     SHARDS,
     WHOLE,
     Define,
@@ -23,28 +24,16 @@ from monarch_nb.tensor.commands import (
     Run,
     TensorOf,
 )
+from monarch_nb.tensor.compiled.program import Trace
+from monarch_nb.tensor.compiled.replay import Replay
 from monarch_nb.tensor.errors import Failure
 from monarch_nb.tensor.propagation import carrier
 from monarch_nb.tensor.workers.making import made_in_parts
+from monarch_nb.tensor.workers.lost import Lost, LostInputError
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
 from monarch_nb.wire import format_exception
 
 _ASKING = frozenset({WHOLE, NUMBER, SHARDS})
-
-
-class Lost:
-    """In the place of a tensor that an operation should have made, or was changing when it failed."""
-
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-
-
-class LostInputError(Exception):
-    """An operation would have used what another one has failed to make: the other one is told, not this."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.line)
-        self.failure = failure
 
 
 class Session:
@@ -80,6 +69,9 @@ class Session:
                 if code in _ASKING:
                     self._asked(code, numbers[at + 1], values)
                     at += 2
+                    continue
+                if code == REPLAY:
+                    at = self._replay(numbers, at + 1)
                     continue
                 plan = plans[code]
                 command = numbers[at : at + plan.length]
@@ -127,6 +119,8 @@ class Session:
             value = failure = self._failure(type(command).__name__.lower(), error)
             if isinstance(command, Put | Parts):
                 self.env[command.result] = Lost(failure)
+            elif isinstance(command, Trace):
+                self.env[command.number] = Lost(failure)
             elif isinstance(command, Define | Making):
                 self._plans[command.number] = Unusable(command, failure)
         if isinstance(command, Run):
@@ -141,6 +135,8 @@ class Session:
                 self.env[command.result] = distribute_tensor(tensor, self._mesh, command.placements, src_data_rank=None)
             case Parts():
                 self.env[command.result] = made_in_parts(command, self._mesh)
+            case Trace():
+                self.env[command.number] = Replay(command, self._mesh)
             case Run():
                 args = [self._local(value) for value in command.args]
                 kwargs = {name: self._local(value) for name, value in command.kwargs.items()}
@@ -157,6 +153,26 @@ class Session:
         if isinstance(value, dict):
             return {key: self._local(one) for key, one in value.items()}
         return value
+
+    # -- compiled steps ---------------------------------------------------------------------------------------------
+
+    def _replay(self, numbers: Sequence[Number], at: int) -> int:
+        """Runs a compiled step; gives where the next command begins. It counts as all its operations."""
+        program, operations, inputs, outputs, seed = map(int, numbers[at : at + 5])
+        begin, middle, end = at + 5, at + 5 + inputs, at + 5 + inputs + outputs
+        first = self._number
+
+        def failed(operation: int, name: str, error: BaseException) -> Failure:
+            self._number = first + operation
+            return self._failure(name, error)
+
+        replay = self.env[program]
+        if isinstance(replay, Lost):
+            self.env.update(dict.fromkeys(numbers[middle:end], replay))
+        else:
+            replay.run(self.env, numbers[begin:middle], numbers[middle:end], seed, failed)
+        self._number = first + operations - 1
+        return end
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
