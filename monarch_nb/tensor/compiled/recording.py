@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from monarch_nb.tensor.commands import OBJECT, Define, Making, Number, Parts, Put, Run
 from monarch_nb.tensor.compiled.program import Issued, Sent

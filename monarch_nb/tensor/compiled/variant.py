@@ -13,8 +13,8 @@ from monarch_nb.tensor.compiled.errors import CompileError
 from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import Trace
 from monarch_nb.tensor.handle import MeshTensor
-from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.references import Reference
+from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.stream import Sites, Stream
 from monarch_nb.transport import held_back
 

@@ -28,8 +28,8 @@ from monarch_nb.tensor.compiled.program import Trace
 from monarch_nb.tensor.compiled.replay import Replay
 from monarch_nb.tensor.errors import Failure
 from monarch_nb.tensor.propagation import carrier
-from monarch_nb.tensor.workers.making import made_in_parts
 from monarch_nb.tensor.workers.lost import Lost, LostInputError
+from monarch_nb.tensor.workers.making import made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
 from monarch_nb.wire import format_exception
 
