@@ -7,6 +7,7 @@ result = t @ t.T                     # runs in all processes of the mesh
 PyTorch is imported when the first of these names is used.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._lazy import lazy_names
@@ -14,7 +15,7 @@ from monarch_nb._lazy import lazy_names
 if TYPE_CHECKING:
     import torch
 
-    from monarch_nb.tensor.checkpoints import Checkpoints
+    from monarch_nb.tensor.compiled.errors import CompileError, CompileWarning
     from monarch_nb.tensor.errors import ContentsLostError, TensorError
     from monarch_nb.tensor.handle import MeshTensor
     from monarch_nb.tensor.loading import load_safetensors
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh
 
 __all__ = [
-    "Checkpoints",
+    "CompileError",
+    "CompileWarning",
     "ContentsLostError",
     "Mesh",
     "MeshTensor",
     "Plan",
     "TensorError",
-    "checkpoint",
+    "compile",
     "distribute",
     "load",
     "load_safetensors",
@@ -41,7 +43,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "checkpoints": ("Checkpoints",),
+    "compiled.errors": ("CompileError", "CompileWarning"),
     "errors": ("ContentsLostError", "TensorError"),
     "handle": ("MeshTensor",),
     "loading": ("load_safetensors",),
@@ -72,21 +74,20 @@ def distribute(tensor: "torch.Tensor", mesh: "Mesh", sharding_spec: Any = None) 
     return mesh.distribute(tensor, sharding_spec)
 
 
-def checkpoint(
-    model: Any,
-    optimizer: "torch.optim.Optimizer | None" = None,
-    *,
-    every: int | None = None,
-    folder: str = "checkpoints",
-    keep: int = 2,
-) -> "Checkpoints":
-    """Checkpoints of a model on a mesh, or of a dictionary of tensors and values, and of its optimizer.
+def compile(  # noqa: A001 - as torch.compile
+    step: Callable[..., Any] | None = None, *, backend: str = "python", check_every: int = 1000
+) -> Any:
+    """A step on sharded tensors that is one message, and runs no Python, once it has done the same twice.
 
-    `saves.step(n)` after each step saves each `every`-th; `saves.save(n)` saves at once; `saves.restore()` brings the
-    latest back, also on a mesh of another shape, and gives its step. `folder` is on the workers' disks: with several
-    hosts, one that all of them see. The `keep` latest stay. Does not block, and neither does a save. Raises ValueError
-    where nothing of it is sharded.
+    `step = monarch.compile(step)`, or a decorator. The first runs (three, as a rule) are as written; what they issue is
+    compared. Workers then run generated code: of the operations one by one (`backend="python"`), of a graph of them
+    (`"fx"`), or compiled by PyTorch's inductor (`"inductor"`, which needs a C++ compiler there and takes a minute).
+    Every `check_every`-th call runs the Python again and compares; 0 never does. Arguments of other shapes or
+    placements, and other values of what the step reads where that can be seen, are captured anew.
+
+    Raises CompileError where numbers change from call to call, with their line; a step that waits for values runs as it
+    is written, which a CompileWarning says once.
     """
-    from monarch_nb.tensor.checkpoints import Checkpoints
+    from monarch_nb.tensor.compiled.step import compile_step
 
-    return Checkpoints(model, optimizer, every, folder, keep)
+    return compile_step(step, backend=backend, check_every=check_every)

@@ -19,6 +19,7 @@ FREE = -2
 WHOLE = -3  # asks for the whole of a tensor: `[WHOLE, number]`, rank 0 of the mesh answers
 NUMBER = -4  # asks for its one element, likewise
 SHARDS = -5  # asks for each rank's part of it
+REPLAY = -6  # runs a compiled step: `[REPLAY, program, operations, inputs, outputs, seed, inputs…, outputs…]`
 FIRST_MAKING = -16  # plans that make something of nothing count down from here, those of operations up from 1
 
 Number = int | float

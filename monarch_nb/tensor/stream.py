@@ -16,20 +16,19 @@ import torch
 
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, runtime
-from monarch_nb.supervision import SupervisionError
-from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, SHARDS, WHOLE, Command, Put, Run, encode_numbers
-from monarch_nb.tensor.errors import ContentsLostError, TensorError, by_operation, gone
-from monarch_nb.tensor.failure import Failure
+from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, WHOLE, Define, Making, Put, Run, encode_numbers
+from monarch_nb.tensor.errors import ContentsLostError, Failure, TensorError, by_operation
 from monarch_nb.tensor.flusher import Flusher
 from monarch_nb.tensor.makings import Makings
 from monarch_nb.tensor.origin import Place, origin_of, place
-from monarch_nb.tensor.propagation import Meta, Plan, Propagator
+from monarch_nb.tensor.propagation import Meta, Propagator
 from monarch_nb.tensor.references import LiveEntry, Reference
+from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
 
 # A command, and the line that issued it. The object of an `OBJECT` command stands in it until it is sent.
-Item = tuple[tuple[Any, ...], Place | None]
+Item = tuple[tuple[Any, ...], "Place | Sites | None"]
 
 BATCH = 256  # commands that are sent together
 AHEAD = 4096  # commands that may be under way: the controller waits then
@@ -50,42 +49,48 @@ class Batch:
         self.first, self.places, self.nbytes, self.future = first, places, nbytes, future
 
 
-class Group(Protocol):
-    """The process group that a stream's operations run in, as the stream needs it."""
+class Watcher(Protocol):
+    """Sees what is issued, at the moment it is."""
 
-    def regroup(self, over: int) -> None:
-        """Goes on to the generation after `over`. Blocks. Raises DeviceMeshError where processes are missing."""
+    def issued(self, command: tuple[Any, ...], where: Place | None) -> None:
+        """A command."""
 
-    def revive(self, stream: "Stream") -> None:
-        """Has a lost stream go on, if the mesh has been healed. Blocks. Raises ContentsLostError if not."""
+    def asked(self, what: str, where: Place | None) -> None:
+        """The program waits for the workers."""
+
+
+class Sites(tuple[Place | None, ...]):
+    """Where the operations were issued that one command runs again."""
+
+    __slots__ = ()
 
 
 class Stream:
     """The controller's end of one mesh. `title` is the mesh's name; `send` hands a batch to the workers."""
 
     def __init__(
-        self, title: str, propagator: Propagator, device: Any, send: Callable[..., Future[ValueMesh[Any]]], group: Group
+        self, title: str, propagator: Propagator, device: Any, send: Callable[..., Future[ValueMesh[Any]]]
     ) -> None:
         self.number = next(_numbers)
         self.title, self.propagator, self.device = title, propagator, device
         self.layout = propagator.layout
         self.table = TensorTable()
         self.queue: deque[Item] = deque()
+        self.aside: dict[int, LiveEntry] = {}  # what workers keep under a number, and is no tensor
         self.ended: deque[LiveEntry] = deque()  # of tensors that nobody refers to any more
-        self.told: set[int] = set()  # plans that the workers know
+        self.told: dict[int, Define | Making] = {}  # plans that the workers know
+        self.watcher: Watcher | None = None
         self.makings = Makings()
         self.next = count(1).__next__  # numbers of tensors
         self.seed = 0  # of the random operations to come
         self.drawn = 0  # random operations since it was set
         self.quiet = True  # nothing waits to be sent
         self.lost: str | None = None  # why its tensors are gone
-        self.gone: dict[int, str] = {}  # tensors whose contents are, and why; nothing can be done with them
-        self._send, self._group = send, group
+        self._send = send
         self._context: Context = runtime().context()
         self._batches: deque[Batch] = deque()  # not answered yet
         self._batch = count()
         self._issued = 0  # operations that were sent
-        self._over = -1  # the generation of process groups that is over
         self._failed: dict[int, TensorError] = {}  # by operation, the last of them
         self._untold: deque[TensorError] = deque()  # those that have not been raised yet
         self._lock = threading.RLock()  # of sending
@@ -103,6 +108,8 @@ class Stream:
             raise ContentsLostError(self.lost)
         if self.ended:
             self.free()
+        if self.watcher is not None:
+            self.watcher.issued(command, where)
         self.queue.append((command, where))
         if self.quiet or len(self.queue) >= BATCH:
             self._stir()
@@ -113,8 +120,8 @@ class Stream:
         while ended:
             number = ended[0].number
             self.queue.append(((FREE, number), None))
-            entries.pop(number, None)
-            self.gone.pop(number, None)
+            if entries.pop(number, None) is None:
+                self.aside.pop(number, None)
             ended.popleft()
 
     def _stir(self) -> None:
@@ -124,20 +131,20 @@ class Stream:
             self.quiet = False
             _flusher.soon(self)
 
-    def tell(self, command: Command) -> None:
-        """Appends what is no operation."""
+    def tell(self, command: object) -> None:
+        """Appends what is no operation: a `Command`, or what workers know besides."""
         self.issue((OBJECT, command), place())
 
-    def tell_plan(self, plan: Plan, definition: Command) -> None:
+    def tell_plan(self, plan: Define | Making) -> None:
         """Appends the definition of a plan that workers do not know yet."""
-        if plan.number not in self.told:
-            self.tell(definition)
-            self.told.add(plan.number)
+        if self.told.get(plan.number) != plan:
+            self.tell(plan)
+            self.told[plan.number] = plan
 
     def draw(self) -> int:
         """The seed of the next random operation."""
         self.drawn += 1
-        return (self.seed * 0x9E3779B97F4A7C15 + self.drawn * 0xD1B54A32D192ED03) & ((1 << 62) - 1)
+        return seed_number(self.seed, self.drawn)
 
     def reseed(self, seed: int) -> None:
         """Random operations from now on follow from this number."""
@@ -145,19 +152,39 @@ class Stream:
 
     def hold(self, meta: Meta, where: Place | None) -> Reference:
         """A reference to a tensor that the next command makes."""
-        self.come_back()
         reference = Reference(self, self.next())
         self.table.entries[reference.number] = LiveEntry(reference, self.ended.append, meta, where)
+        return reference
+
+    def hold_aside(self) -> Reference:
+        """A reference to what the next command makes, which is no tensor."""
+        reference = Reference(self, self.next())
+        self.aside[reference.number] = LiveEntry(reference, self.ended.append, cast(Meta, None), None)
         return reference
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Sends what was issued. Blocks, interruptibly, while workers are far behind."""
-        self._heed()
-        self._keep_close()
+        self.draw_near()
         with self._lock:
             held_back(self._cut)
+
+    def repeat(self, command: tuple[Any, ...], sites: "Sites") -> None:
+        """Sends a command that runs many operations, and what was issued before it. Waits for nobody: `draw_near` does.
+
+        Raises ContentsLostError where the mesh is gone.
+        """
+        if self.lost is not None:
+            raise ContentsLostError(self.lost)
+        with self._lock:
+            self.queue.append((command, sites))
+            self._cut()
+
+    def draw_near(self) -> None:
+        """Blocks, interruptibly, while workers are far behind. Raises what broke the mesh."""
+        self._heed()
+        self._keep_close()
 
     def flush_aside(self) -> None:
         """The same on a thread that must not wait: what cannot be sent now is sent a little later."""
@@ -194,14 +221,14 @@ class Stream:
                 objects.append(command[1])
                 commands[at] = (OBJECT,)
         nbytes = sum(one.tensor.nbytes for one in objects if isinstance(one, Put))
-        places = [where for command, where in items if command[0] != FREE]
+        places = _each(where for command, where in items if command[0] != FREE)
         first, self._issued = self._issued, self._issued + len(places)
         numbers = encode_numbers([*chain.from_iterable(commands)])
         token = current.set(self._context)
         try:
             future = self._send(self.number, next(self._batch), first, numbers, tuple(objects))
         except BaseException as error:
-            self.lose(gone(self.title, f"a batch could not be sent ({error})"))
+            self.lose(f"the tensors of {self.title} are gone: a batch could not be sent ({error})")
             raise
         finally:
             current.reset(token)
@@ -224,7 +251,6 @@ class Stream:
         """Takes what has been answered. Raises what broke the mesh."""
         while self._batches and self._batches[0].future.done():
             self._take(self._batches[0])
-        self._go_on()
 
     def _take(self, batch: Batch) -> ValueMesh[Any]:
         """The answers to a batch, and to all before it; waits for them."""
@@ -233,29 +259,17 @@ class Stream:
                 self._take(self._batches[0])
             try:
                 answers: ValueMesh[Any] = batch.future.get()
-            except SupervisionError as error:
-                self.lose(gone(self.title, "a process of it has ended"))
-                raise self._broken(error, batch) from None
             except Exception as error:
-                self.lose(gone(self.title, str(error)))
+                self.lose(f"the tensors of {self.title} are gone: {error}")
                 raise
             uninterrupted(self._settle, batch, answers)
-            self._go_on()
             return answers
-
-    def _broken(self, error: SupervisionError, batch: Batch) -> SupervisionError:
-        """What is raised where somebody waits for operations, and a process is gone that should run them."""
-        origin = next((found for each in batch.places if (found := origin_of(each)) is not None), None)
-        text = f"mesh {self.title} is broken" + (f"; it was at operations of {origin}" if origin is not None else "")
-        story = str(error) if error.failure is None else error.failure.report()
-        return SupervisionError(f"{text}\n{story}", failure=error.failure)
 
     def _settle(self, batch: Batch, answers: ValueMesh[Any]) -> None:
         if not self._batches or self._batches[0] is not batch:
             return
         self._batches.popleft()
-        self._over = max(self._over, *(over for _, (_, _, over) in answers))
-        failures = [failure for _, (each, _, _) in answers for failure in each]
+        failures = [failure for _, (each, _) in answers for failure in each]
         for number, of_ranks in by_operation(failures).items():
             where = batch.places[number - batch.first]
             error = TensorError(of_ranks[0].operation, origin_of(where), of_ranks, self.title)
@@ -264,48 +278,12 @@ class Stream:
         while len(self._failed) > KEPT:
             del self._failed[next(iter(self._failed))]
 
-    def _go_on(self) -> None:
-        """Not all ranks failed: whoever waited for them was freed, and their group is of no use any more."""
-        if self._over >= 0:
-            self._group.regroup(self._over)
-            self._over = -1
-
     def lose(self, reason: str) -> None:
         """Nothing of it can be used any more."""
         if self.lost is None:
             self.lost = reason
         self.queue.clear()
         self._batches.clear()
-
-    def come_back(self) -> None:
-        """Goes on where the mesh was lost, and has been healed since; blocks then. Raises ContentsLostError if not."""
-        if self.lost is not None:
-            self._group.revive(self)
-
-    def begin_anew(self) -> None:
-        """The mesh has been healed: what is made from now on is there, and what there was is gone until restored."""
-        if self.lost is None:
-            return
-        why, self.lost = self.lost, None
-        self.told.clear()
-        self.makings = Makings()
-        self.free()
-        self.gone = dict.fromkeys(tuple(self.table.entries), why)
-        self.queue.extend(((FREE, number), None) for number in self.gone)
-
-    def refuse_gone(self, numbers: Iterable[int]) -> None:
-        """Raises ContentsLostError where contents of one of these tensors are gone."""
-        for number in numbers:
-            why = self.gone.get(number)
-            if why is not None:
-                entry = self.table.entries[number]
-                made = origin_of(entry.place)
-                raise ContentsLostError(
-                    f"the contents of {entry.meta!r} are gone, since the mesh was healed. Restore them: "
-                    "monarch.checkpoint(...).restore(), model.load_state_dict(...), or tensor.copy_(values)"
-                    + (f"\n  it was made at {made}" if made else "")
-                    + f"\n  {why}"
-                )
 
     # -- synchronising ----------------------------------------------------------------------------------------------
 
@@ -320,37 +298,30 @@ class Stream:
         """
         where = place()
         self.table.synchronised(where, what)
-        self.come_back()
+        if self.watcher is not None:
+            self.watcher.asked(what, where)
+        if self.lost is not None:
+            raise ContentsLostError(self.lost)
         answers = self._take(self._send_asking(command, where))
         self.raise_failures()
-        values = ValueMesh(answers.extent, [values[-1] for _, (_, values, _) in answers])
+        values = ValueMesh(answers.extent, [values[-1] for _, (_, values) in answers])
         lost = [value for _, value in values if isinstance(value, Failure)]
         if lost:
-            known = self._failed.get(lost[0].number) if lost[0].stream == self.number else None
+            known = self._failed.get(lost[0].number)
             raise known.again() if known is not None else TensorError(lost[0].operation, None, lost, self.title)
         return values
 
     def fetch(self, number: int, what: str) -> torch.Tensor:
         """The whole of a tensor, as a local one; `what` is how the program asked for it. As `ask` does."""
-        return cast(torch.Tensor, self._of((WHOLE, number), what).get(0))
+        return cast(torch.Tensor, self.ask((WHOLE, number), what).get(0))
 
     def number_in(self, number: int, what: str) -> Any:
         """The one element of a tensor, as Python's. As `ask` does."""
-        return self._of((NUMBER, number), what).get(0)
-
-    def shards_of(self, number: int) -> ValueMesh[torch.Tensor]:
-        """What each rank holds of a tensor. As `ask` does."""
-        return self._of((SHARDS, number), "local_shards")
-
-    def _of(self, command: tuple[int, int], what: str) -> ValueMesh[Any]:
-        self.come_back()
-        self.refuse_gone(command[1:])
-        return self.ask(command, what)
+        return self.ask((NUMBER, number), what).get(0)
 
     def _send_asking(self, command: tuple[Any, ...], where: Place | None) -> Batch:
         """Sends all that was issued, and then a command, whose answer is the last in that of the batch."""
-        self._heed()
-        self._keep_close()
+        self.draw_near()
         with self._lock:
             self.queue.append((command, where))
             batch = held_back(self._cut)
@@ -375,3 +346,14 @@ class Stream:
         if len(others) > TOLD:
             error.add_note(f"and {len(others) - TOLD} operations more")
         raise error
+
+
+def _each(places: "Iterable[Place | Sites | None]") -> list[Place | None]:
+    """Where each operation was issued."""
+    found: list[Place | None] = []
+    for one in places:
+        if type(one) is Sites:
+            found += one
+        else:
+            found.append(cast("Place | None", one))
+    return found

@@ -12,6 +12,8 @@ from monarch_nb.tensor.origin import Origin, Place, origin_of
 from monarch_nb.tensor.propagation import Collective, Meta, Plan
 from monarch_nb.tensor.references import LiveEntry
 
+Calls = Counter[tuple[Place | None, str, tuple[Collective, ...]]]  # by line, operation and what it moves
+
 
 @dataclass(frozen=True)
 class LiveTensor:
@@ -61,12 +63,22 @@ class TensorTable:
 
     def __init__(self) -> None:
         self.entries: dict[int, LiveEntry] = {}  # by number
-        self._calls: Counter[tuple[Place | None, str, tuple[Collective, ...]]] = Counter()
+        self._calls: Calls = Counter()
+        self._repeated: dict[int, tuple[Calls, int]] = {}  # those of compiled steps, and how often they ran
         self._syncs: Counter[tuple[Place | None, str]] = Counter()
 
     def moved(self, place: Place | None, plan: Plan) -> None:
         """Notes a call of a plan that has collectives."""
         self._calls[place, plan.operation, plan.collectives] += 1
+
+    @property
+    def calls(self) -> Calls:
+        """The calls that have moved something since `clear`, but those of compiled steps."""
+        return self._calls.copy()
+
+    def moved_again(self, calls: Calls) -> None:
+        """Notes that a compiled step has made all these calls; they must not change."""
+        self._repeated[id(calls)] = (calls, self._repeated.get(id(calls), (calls, 0))[1] + 1)
 
     def synchronised(self, place: Place | None, what: str) -> None:
         """Notes that a line waits for the workers."""
@@ -80,7 +92,11 @@ class TensorTable:
     def movements(self) -> list[Moved]:
         """What lines have moved since `clear`, in the order in which they did so first."""
         found: dict[tuple[Origin | None, str, str, str], tuple[int, int]] = {}
-        for (place, operation, collectives), times in tuple(self._calls.items()):
+        total = self.calls
+        for calls, times in tuple(self._repeated.values()):
+            for call, each in calls.items():
+                total[call] += each * times
+        for (place, operation, collectives), times in total.items():
             for one in collectives:
                 key = (origin_of(place), operation, one.kind, one.dim)
                 count, nbytes = found.get(key, (0, 0))
@@ -98,4 +114,5 @@ class TensorTable:
     def clear(self) -> None:
         """Begins anew, as a new cell does. What lives stays."""
         self._calls.clear()
+        self._repeated.clear()
         self._syncs.clear()

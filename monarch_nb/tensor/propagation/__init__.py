@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from monarch_nb._lazy import lazy_names
 
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
-from .execute import Runner, overload
+from .execute import Runner, leaves, overload, placed
 from .lines import user_line
-from .meta import Layout, Meta, Placements, dense, replicated
+from .meta import Layout, Meta, Placements, replicated
 from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, Result, Scalar, Slot, Write
-from .specs import carrier
+from .specs import carrier, spec_of
 
 if TYPE_CHECKING:
     from .accounting import Ledger
@@ -45,8 +45,10 @@ __all__ = [
     "ViewWriteError",
     "Write",
     "carrier",
-    "dense",
+    "leaves",
     "overload",
+    "placed",
     "replicated",
+    "spec_of",
     "user_line",
 ]

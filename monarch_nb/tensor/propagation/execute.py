@@ -14,7 +14,7 @@ from .meta import Meta, dense
 from .plan import Call, Local, Program, Redistribute, Scalar, Slot, Step, Write
 from .specs import carrier, spec_of
 
-__all__ = ["Runner"]
+__all__ = ["Runner", "leaves", "overload", "placed"]
 
 # PyTorch registers these when they are first used, which may have been in another process.
 _REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy"}
@@ -56,7 +56,7 @@ class Runner:
         with Watch() as watch:
             result = overload(step.operation)(*args, **kwargs)
         direct = ran_directly(step, watch, registers, result)
-        for value, register in zip(_leaves(result), step.out, strict=True):
+        for value, register in zip(leaves(result), step.out, strict=True):
             if register is not None:
                 registers[register] = value
         if direct is None:
@@ -105,9 +105,9 @@ class _Writer:
         call = f"{self._constant(overload(step.operation))}({self._arguments(step.args, step.kwargs, '')})"
         kept = [at for at in step.out if at is not None]
         if len(step.out) == 1 and kept:
-            self._lines.append(f"r{kept[0]}, = {self._constant(_leaves)}({call})")
+            self._lines.append(f"r{kept[0]}, = {self._constant(leaves)}({call})")
         elif kept:
-            self._lines.append(f"o = {self._constant(_leaves)}({call})")
+            self._lines.append(f"o = {self._constant(leaves)}({call})")
             self._lines += [f"r{register} = o[{at}]" for at, register in enumerate(step.out) if register is not None]
         else:
             self._lines.append(call)
@@ -130,7 +130,7 @@ class _Writer:
         returns = overload(operation)._schema.returns
         single = len(returns) == 1 and not isinstance(returns[0].type, torch.ListType)
         nested = len(returns) > 1 and any(isinstance(one.type, torch.ListType) for one in returns)
-        self._lines.append(f"o = {self._constant(_leaves)}({call})" if nested else f"o = {call}")
+        self._lines.append(f"o = {self._constant(leaves)}({call})" if nested else f"o = {call}")
         for at, register, spec in kept:
             shard = "o" if single else f"o[{at}]"
             self._lines.append(f"r{register} = tensor(kind, {shard}, {self._constant(spec)}, requires_grad=False)")
@@ -173,17 +173,22 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 
 def _moved(given: DTensor, meta: Meta, spec: DTensorSpec) -> DTensor:
-    """The same tensor, placed as the spec says; shards lie in memory in the order of the meta's strides."""
-    carried, local = carrier(meta.dtype), given._local_tensor
+    """The same tensor, placed as the spec says."""
+    return DTensor(placed(given._local_tensor, given._spec, meta, spec), spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
+    """This rank's shard of a tensor that is placed otherwise, laid out in memory in the order of the meta's strides."""
+    carried = carrier(meta.dtype)
     if carried is None:
-        local = redistribute_local_tensor(local, given._spec, spec)
+        local = redistribute_local_tensor(local, now, spec)
     else:
-        local = redistribute_local_tensor(local.to(carried), given._spec, spec).to(meta.dtype)
+        local = redistribute_local_tensor(local.to(carried), now, spec).to(meta.dtype)
     wanted = dense(meta.stride, local.shape)
     if local.stride() != wanted:
         laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
         local = laid.copy_(local)
-    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return local
 
 
 def _has_slot(value: object) -> bool:
@@ -201,7 +206,8 @@ def _value(given: object, registers: list[object], scalars: Sequence[float]) -> 
     return given
 
 
-def _leaves(result: object) -> list[object]:
+def leaves(result: object) -> list[object]:
+    """The leaves of what an operation returns; None for what is no tensor."""
     if isinstance(result, list | tuple):
-        return [leaf for each in result for leaf in _leaves(each)]
+        return [leaf for each in result for leaf in leaves(each)]
     return [result if isinstance(result, torch.Tensor) else None]

@@ -13,7 +13,9 @@ from monarch_nb.tensor.commands import (
     FREE,
     NUMBER,
     OBJECT,
+    REPLAY,
     SHARDS,
+    WHOLE,
     Define,
     Making,
     Number,
@@ -22,88 +24,38 @@ from monarch_nb.tensor.commands import (
     Run,
     TensorOf,
 )
-from monarch_nb.tensor.failure import Failure
-from monarch_nb.tensor.groups.member import Membership
+from monarch_nb.tensor.compiled.program import Trace
+from monarch_nb.tensor.compiled.replay import Replay
+from monarch_nb.tensor.errors import Failure
 from monarch_nb.tensor.propagation import carrier
-from monarch_nb.tensor.workers.journal import ASKING, Journal
+from monarch_nb.tensor.workers.lost import Lost, LostInputError
 from monarch_nb.tensor.workers.making import made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
 from monarch_nb.wire import format_exception
 
-
-class Lost:
-    """In the place of a tensor that an operation should have made, or was changing when it failed."""
-
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-
-
-class LostInputError(Exception):
-    """An operation would have used what another one has failed to make: the other one is told, not this."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.line)
-        self.failure = failure
-
-
-class Tensors(Env):
-    """Those of a stream. One that is not there was on a process that is gone, and this one is in its place."""
-
-    def __missing__(self, number: Number) -> Lost:
-        return Lost(Failure(0, "heal_mesh", 0, "ContentsLostError", "a process that held a shard of it is gone", ""))
+_ASKING = frozenset({WHOLE, NUMBER, SHARDS})
 
 
 class Session:
-    """Takes batches; `ranks` are the members of its mesh, `rank` is this process's place among them."""
+    """Takes batches; `rank` is this process's place in the mesh."""
 
-    def __init__(self, stream: int, mesh: DeviceMesh, ranks: tuple[int, ...], rank: int, member: Membership) -> None:
-        self._stream, self._mesh, self._ranks, self._rank, self._member = stream, mesh, ranks, rank, member
-        self.env: Env = Tensors()
+    def __init__(self, mesh: DeviceMesh, rank: int) -> None:
+        self._mesh, self._rank = mesh, rank
+        self.env: Env = {}
         self._plans: dict[Number, Executable | Unusable] = {}
-        self._journal = Journal(self._plans)
         self._failures: list[Failure] = []
-        self._number = -1  # of the operation that runs, or ran last
-        self._runs = False
-        self._halted: Failure | None = None  # nothing is run any more in this generation, for this
-        self._reached = (0, 0)  # the operations that were done, and that were begun, when it halted
-
-    @property
-    def done(self) -> int:
-        """How many operations it has done. From any thread."""
-        return self._number if self._runs else self._number + 1
-
-    @property
-    def reached(self) -> tuple[int, int]:
-        """How many operations it has done, and how many it has begun."""
-        return self._reached if self._halted is not None else (self._number + 1, self._number + 1)
-
-    @property
-    def is_halted(self) -> bool:
-        """Whether commands are only gone through, because this generation of its group is over."""
-        return self._halted is not None
+        self._number = 0  # of the operation that runs
 
     def run(self, first: int, numbers: Sequence[Number], objects: Sequence[Any]) -> tuple[list[Failure], list[Any]]:
         """Runs a batch, whose first command is the stream's `first`; gives the failures, and what was asked for."""
-        self._number, self._failures, self._runs = first - 1, [], True
-        self._journal.note(first, numbers, objects)
+        self._number = first - 1
+        self._failures = []
         values: list[Any] = []
-        try:
-            if self._halted is None and self._member.over is not None:
-                self._halt(self._told_by_others(), (first, first))
-            waiting = deque(objects)
-            at = self._execute(numbers, waiting, values)
-            if self._halted is not None:
-                self._go_through(numbers, at, waiting, values)
-        finally:
-            self._runs = False
-        return self._failures, values
-
-    def _execute(self, numbers: Sequence[Number], waiting: deque[Any], values: list[Any]) -> int:
-        """Runs commands; gives where it stopped."""
+        waiting = deque(objects)
         at, end = 0, len(numbers)
         env, plans = self.env, self._plans
         with torch.no_grad():
-            while at < end and self._halted is None:
+            while at < end:
                 code = numbers[at]
                 if code == FREE:
                     env.pop(numbers[at + 1], None)
@@ -114,9 +66,12 @@ class Session:
                     at += 1
                     self._object(waiting.popleft(), values)
                     continue
-                if code in ASKING:
+                if code in _ASKING:
                     self._asked(code, numbers[at + 1], values)
                     at += 2
+                    continue
+                if code == REPLAY:
+                    at = self._replay(numbers, at + 1)
                     continue
                 plan = plans[code]
                 command = numbers[at : at + plan.length]
@@ -125,61 +80,7 @@ class Session:
                 except BaseException as error:
                     self._failed(plan, command, error)
                 at += plan.length
-        return at
-
-    # -- when the group is over -------------------------------------------------------------------------------------
-
-    def _halt(self, failure: Failure, reached: tuple[int, int]) -> None:
-        self._halted, self._reached = failure, reached
-
-    def _go_through(self, numbers: Sequence[Number], at: int, waiting: deque[Any], values: list[Any]) -> None:
-        """Runs nothing, as a program that has raised an error runs nothing of what follows; keeps count and plans."""
-        halted = self._halted
-        assert halted is not None
-        gone = Lost(halted)
-        while at < len(numbers):
-            code = numbers[at]
-            if code == FREE:
-                self.env.pop(numbers[at + 1], None)
-                at += 2
-                continue
-            self._number += 1
-            if code == OBJECT:
-                at += 1
-                command = waiting.popleft()
-                if isinstance(command, Define | Making):
-                    self._object(command, values)
-                elif isinstance(command, Put | Parts):
-                    self.env[command.result] = gone
-                elif isinstance(command, Run):
-                    values.append(halted)
-            elif code in ASKING:
-                values.append(halted)
-                at += 2
-            else:
-                plan = self._plans[code]
-                for number in numbers[at : at + plan.length][plan.results]:
-                    self.env[number] = gone
-                at += plan.length
-
-    def resume(self, start: int, stop: int) -> None:
-        """Goes on in the next generation.
-
-        All ranks have done the operations before `start`, and none has begun those from `stop` on: what is between is
-        not the same on all, so that what it made and wrote to is lost.
-        """
-        made, written = self._journal.touched(start, stop)
-        gone = Lost(self._halted or self._told_by_others())
-        for number in made | {number for number in written if number in self.env}:
-            self.env[number] = gone
-        self._halted = None
-
-    def _told_by_others(self) -> Failure:
-        over = self._member.over
-        if over is not None and over.failures:
-            return over.failures[0]
-        reason = over.reason if over is not None else "the mesh was grouped anew"
-        return Failure(self._number, "the mesh", self._rank, "DeviceMeshError", reason, "", self._stream)
+        return self._failures, values
 
     def tensor(self, number: Number) -> Any:
         """A tensor by its number. Raises LostInputError for one that could not be made."""
@@ -218,6 +119,8 @@ class Session:
             value = failure = self._failure(type(command).__name__.lower(), error)
             if isinstance(command, Put | Parts):
                 self.env[command.result] = Lost(failure)
+            elif isinstance(command, Trace):
+                self.env[command.number] = Lost(failure)
             elif isinstance(command, Define | Making):
                 self._plans[command.number] = Unusable(command, failure)
         if isinstance(command, Run):
@@ -232,6 +135,8 @@ class Session:
                 self.env[command.result] = distribute_tensor(tensor, self._mesh, command.placements, src_data_rank=None)
             case Parts():
                 self.env[command.result] = made_in_parts(command, self._mesh)
+            case Trace():
+                self.env[command.number] = Replay(command, self._mesh)
             case Run():
                 args = [self._local(value) for value in command.args]
                 kwargs = {name: self._local(value) for name, value in command.kwargs.items()}
@@ -249,41 +154,43 @@ class Session:
             return {key: self._local(one) for key, one in value.items()}
         return value
 
+    # -- compiled steps ---------------------------------------------------------------------------------------------
+
+    def _replay(self, numbers: Sequence[Number], at: int) -> int:
+        """Runs a compiled step; gives where the next command begins. It counts as all its operations."""
+        program, operations, inputs, outputs, seed = map(int, numbers[at : at + 5])
+        begin, middle, end = at + 5, at + 5 + inputs, at + 5 + inputs + outputs
+        first = self._number
+
+        def failed(operation: int, name: str, error: BaseException) -> Failure:
+            self._number = first + operation
+            return self._failure(name, error)
+
+        replay = self.env[program]
+        if isinstance(replay, Lost):
+            self.env.update(dict.fromkeys(numbers[middle:end], replay))
+        else:
+            replay.run(self.env, numbers[begin:middle], numbers[middle:end], seed, failed)
+        self._number = first + operations - 1
+        return end
+
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _failed(self, plan: Told, command: Sequence[Number], error: BaseException) -> None:
-        """What an operation has made is lost. One that could not begin has left alone what it was to change."""
         tensors = command[plan.tensors]
-        before = (self.env[number] for number in tensors)
-        gone = next((value for value in before if isinstance(value, Lost)), None)
-        changed = command[plan.results]
-        if gone is None:
-            gone = Lost(self._failure(plan.operation, error))
-            if not isinstance(error, LostInputError):
-                changed = (*changed, *(tensors[place] for place in plan.writes))
-        for number in changed:
+        before = (self.env.get(number) for number in tensors)
+        lost = next((value.failure for value in before if isinstance(value, Lost)), None)
+        gone = Lost(lost if lost is not None else self._failure(plan.operation, error))
+        for number in (*command[plan.results], *(tensors[place] for place in plan.writes)):
             self.env[number] = gone
 
     def _failure(self, operation: str, error: BaseException) -> Failure:
-        """The error as it is told. If other ranks have not failed alike, nothing more is run in this generation."""
         if isinstance(error, LostInputError):
             return error.failure
         told = format_exception(error) if operation == "run" else traceback.format_exception_only(error)
-        failure = Failure(
-            self._number, operation, self._rank, type(error).__name__, str(error), "".join(told), self._stream
-        )
-        if self._member.over is None and self._member.all_failed(failure, self._ranks):
-            self._failures.append(failure)
-            return failure
-        over = self._member.over
-        if over is not None and any(
-            (one.stream, one.number, one.rank) == (self._stream, self._number, self._rank) for one in over.failures
-        ):
-            self._failures.append(failure)
-        else:  # it comes of what has ended the generation
-            failure = self._told_by_others()
-        if self._halted is None:
-            self._halt(failure, (self._number, self._number + 1))
+        story = "".join(told)
+        failure = Failure(self._number, operation, self._rank, type(error).__name__, str(error), story)
+        self._failures.append(failure)
         return failure
 
 

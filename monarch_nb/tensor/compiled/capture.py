@@ -1,0 +1,214 @@
+"""What one run of a step came to: its program, what goes in, what comes out, and what becomes of gradients."""
+
+import gc
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch_nb.tensor.compiled.difference import Difference, difference
+from monarch_nb.tensor.compiled.guards import Watched
+from monarch_nb.tensor.compiled.program import Program, renamed
+from monarch_nb.tensor.compiled.recording import Recording, told_at
+from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.origin import Place
+from monarch_nb.tensor.stream import Stream
+
+_NODES = 10_000  # of a graph that are looked at
+
+
+class Slot(NamedTuple):
+    """The gradient of a parameter: before a run (`None`, `read`, `unread`), and after it (`None`, `same`, `made`)."""
+
+    leaf: "weakref.ref[MeshTensor]"
+    number: int  # of the parameter
+    before: str
+    after: str
+
+
+class Leaf(NamedTuple):
+    """One thing that a step returns: `made` by it, `given` to it, or any other value."""
+
+    kind: str
+    at: int = 0  # which of what it made, or was given
+    value: Any = None
+    has_graph: bool = False
+
+
+@dataclass
+class Capture:
+    """One run. `reason` says why it cannot be compiled, "" where it can."""
+
+    stream: Stream
+    reason: str
+    program: Program
+    fixed: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    given: tuple[int, ...]  # arguments that are tensors, each once
+    returned: tuple[Leaf, ...]
+    tree: Any
+    sites: tuple[Place | None, ...]
+    made_at: list[Place | None]  # of what the program results in
+    recording: Recording
+    watched: Watched | None = field(default=None)
+
+    def unlike(self, before: "Capture") -> Difference | None:
+        """In what this run differs from another one."""
+        if self.stream is not before.stream:
+            return Difference(None, "it runs on another mesh")
+        found = difference(before.program, self.program)
+        if found is not None:
+            return found
+        for was, number in zip(before.fixed, self.fixed, strict=True):
+            if was != number:
+                at = next(at for at, one in enumerate(self.recording.issued_here) if number in one.tensors)
+                name = self.program.operations[at].name
+                return Difference(at, f"{name} takes a tensor that was not there before, and is no argument")
+        if [slot[1:] for slot in self.slots] != [slot[1:] for slot in before.slots]:
+            return Difference(None, "gradients are there, or are left, for other parameters")
+        if self.tree != before.tree or len(self.returned) != len(before.returned):
+            return Difference(None, "it returns something of another form")
+        for one, other in zip(before.returned, self.returned, strict=True):
+            if one[:2] != other[:2] or one.has_graph != other.has_graph or not _alike(one.value, other.value):
+                return Difference(None, f"it returns {one.value!r} before and {other.value!r} now, and no tensor")
+        return None
+
+
+def parameters(stream: Stream) -> dict[int, tuple[MeshTensor, int | None]]:
+    """All tensors of a mesh that gather gradients, by number, and the number of the gradient. Takes milliseconds."""
+    found = {}
+    for value in gc.get_objects():
+        if type(value) is MeshTensor and value.requires_grad and value.is_leaf:
+            reference = getattr(value, "reference", None)
+            if reference is not None and reference.stream is stream:
+                grad = value.grad
+                found[reference.number] = (value, grad.reference.number if type(grad) is MeshTensor else None)
+    return found
+
+
+def captured(
+    recordings: Sequence[Recording],
+    before: dict[int, dict[int, tuple[MeshTensor, int | None]]],
+    leaves: Sequence[Any],
+    result: Any,
+) -> Capture | str:
+    """What a run came to; or the reason why there is nothing to compile. `before` are the parameters of each stream."""
+    used = [one for one in recordings if one.issued_here or one.reason]
+    if len(used) != 1:
+        meshes = " and ".join(one.stream.title for one in used)
+        return f"it uses several meshes, {meshes}" if used else "it issues no operation on a mesh"
+    [recording] = used
+    stream = recording.stream
+    returned, tree = pytree.tree_flatten(result)
+    numbers = [leaf.reference.number for leaf in leaves if type(leaf) is MeshTensor]
+    given = tuple(dict.fromkeys(numbers))
+    own = {one.reference.number: one for one in returned if type(one) is MeshTensor}
+    results = [number for number in own if number in recording.made]
+    slots, read, grads = _slots(recording, before[id(stream)], parameters(stream))
+    reason = recording.reason or _kept(recording, {*results, *grads})
+    if not reason and any(slot.number in given for slot in slots if slot.after == "made"):
+        reason = "an argument of it gathers a gradient. Give it detached, or make it a parameter"
+    template = []
+    for one in returned:
+        leaf, wrong = _leaf(one, results, given)
+        template.append(leaf)
+        reason = reason or wrong
+    metas = dict(recording.metas)
+    metas.update({one.reference.number: one.meta for one in leaves if type(one) is MeshTensor})
+    program, fixed = renamed(recording.issued_here, (*given, *read), (*results, *grads), metas)
+    sites = {
+        number: where
+        for one, where in zip(recording.issued_here, recording.sites, strict=True)
+        for number in one.results
+    }
+    return Capture(
+        stream, reason, program, fixed, slots, given, tuple(template), tree, tuple(recording.sites),
+        [sites[number] for number in (*results, *grads)], recording,
+    )  # fmt: skip
+
+
+def _slots(
+    recording: Recording,
+    before: dict[int, tuple[MeshTensor, int | None]],
+    after: dict[int, tuple[MeshTensor, int | None]],
+) -> tuple[tuple[Slot, ...], list[int], list[int]]:
+    """What becomes of gradients; those that the step uses, and those that it makes."""
+    slots, read, made = [], [], []
+    for number, (leaf, grad) in sorted(after.items()):
+        if number not in recording.metas and grad not in recording.made:
+            continue
+        was = before[number][1] if number in before else None
+        was_kind = "None" if was is None else "read" if was in recording.metas else "unread"
+        kind = "made" if grad in recording.made else "None" if grad is None else "same"
+        slots.append(Slot(weakref.ref(leaf), number, was_kind, kind))
+        if was is not None and was_kind == "read":
+            read.append(was)
+        if grad is not None and kind == "made":
+            made.append(grad)
+    return tuple(slots), read, made
+
+
+def _kept(recording: Recording, known: Iterable[int]) -> str:
+    """Why what the step has left behind cannot be left by a compiled one, "" where nothing is."""
+    recording.stream.free()
+    entries = recording.stream.table.entries
+    left = recording.made.difference(known)
+    if not any(number in entries for number in left):
+        return ""
+    gc.collect()
+    recording.stream.free()
+    for one, where in zip(recording.issued_here, recording.sites, strict=True):
+        for number in one.results:
+            if number in left and number in entries:
+                name = "distribute" if not hasattr(one.told, "operation") else one.told.operation
+                return told_at(
+                    f"it keeps what {name} has made, beyond the call, and neither as its result nor as a gradient",
+                    where,
+                    "Return the tensor, or write into one that is there before (t.copy_(...))",
+                )
+    return ""
+
+
+def _leaf(one: Any, results: list[int], given: tuple[int, ...]) -> tuple[Leaf, str]:
+    if type(one) is not MeshTensor:
+        wrong = "it returns a local tensor. Return that of the mesh, and fetch it outside"
+        return Leaf("value", value=one), wrong if isinstance(one, torch.Tensor) else ""
+    number = one.reference.number
+    has_graph = one.grad_fn is not None
+    wrong = ""
+    if has_graph and _is_open(one.grad_fn):
+        wrong = "it returns a tensor with its graph. Call backward() inside of it, or return it detached"
+    if number in results:
+        return Leaf("made", results.index(number), has_graph=has_graph), wrong
+    if number in given:
+        return Leaf("given", given.index(number)), wrong
+    return Leaf("value", value=one), wrong
+
+
+def _is_open(node: Any) -> bool:
+    """Whether gradients could still flow through a graph: what it saved is there."""
+    waiting, seen = [node], {node}
+    while waiting and len(seen) < _NODES:
+        one = waiting.pop()
+        for name in dir(one):
+            if name.startswith("_saved_"):
+                try:
+                    getattr(one, name)
+                except RuntimeError:  # "… after they have already been freed"
+                    return False
+        for following, _ in one.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return True
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return False
+    return bool(type(one) is type(other) and one == other)

@@ -1,0 +1,153 @@
+"""Python values that a step reads while it runs: a compiled call does not read them again, so they must not change.
+
+What is looked at is what can be found from the function: its globals and closure, its own object and theirs, modules
+(training or not, numbers, parameters), optimizers (learning rates and such). What hides deeper is found by the runs of
+the Python that compare.
+"""
+
+import enum
+import functools
+import sysconfig
+import types
+from collections.abc import Iterator
+from operator import is_
+from typing import Any
+
+import torch
+
+_MISSING = object()
+_DEPTH = 4
+_MOST = 64  # elements of a container that are looked at
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = tuple({_PATHS["stdlib"], _PATHS["platstdlib"], _PATHS["purelib"], _PATHS["platlib"]})
+
+
+class Watched:
+    """What these values are now. Made in no hurry; `changed` takes some 50 ns for each."""
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...]) -> None:
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self._names: list[str] = []
+        self._homes: list[dict[Any, Any]] = []
+        self._keys: list[Any] = []
+        self._values: list[Any] = []
+        self._same: list[tuple[str, dict[Any, Any], Any, Any]] = []
+        self._cells: list[tuple[str, types.CellType, Any]] = []
+        self._seen: set[int] = set()
+        self._look(function, "", 0)
+        for value in arguments:
+            self._look(value, type(value).__name__, 1)
+        self._of_same = [home for _, home, _, _ in self._same]
+        self._same_keys = [key for _, _, key, _ in self._same]
+        self._same_values = [value for _, _, _, value in self._same]
+
+    def changed(self) -> str:
+        """The first that is not what it was, in words; "" where all are."""
+        values = list(map(dict.get, self._homes, self._keys))
+        if values != self._values:
+            for name, was, value in zip(self._names, self._values, values, strict=True):
+                if was != value:
+                    return f"{name} changed from {was!r} to {value!r}"
+        if not all(map(is_, map(dict.get, self._of_same, self._same_keys), self._same_values)):
+            return next(f"{name} is another object" for name, home, key, value in self._same
+                        if home.get(key) is not value)  # fmt: skip
+        for name, cell, value in self._cells:
+            now = _content(cell)
+            if now is not value and not (_is_scalar(value) and _is_scalar(now) and now == value):
+                return f"{name} changed" + (f" from {value!r} to {now!r}" if _is_scalar(value) else "")
+        return ""
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def _note(self, name: str, home: dict[Any, Any], key: Any, depth: int) -> None:
+        value = home.get(key, _MISSING)
+        if value is _MISSING:
+            return
+        if _is_scalar(value):
+            self._names.append(name)
+            self._homes.append(home)
+            self._keys.append(key)
+            self._values.append(value)
+            return
+        self._same.append((name, home, key, value))
+        self._look(value, name, depth + 1)
+
+    def _look(self, value: Any, name: str, depth: int) -> None:
+        if id(value) in self._seen or depth > _DEPTH:
+            return
+        self._seen.add(id(value))
+        match value:
+            case types.FunctionType():
+                self._function(value, depth)
+            case types.MethodType():
+                self._look(value.__self__, name or "self", depth)
+                self._look(value.__func__, name, depth)
+            case functools.partial():
+                for part in (value.func, *value.args, *value.keywords.values()):
+                    self._look(part, name, depth)
+            case torch.nn.Module():
+                self._module(value, name, depth)
+            case torch.optim.Optimizer():
+                self.optimizers.append(value)
+                for at, group in enumerate(value.param_groups):
+                    for key in group:
+                        if key != "params":
+                            self._note(f"{name}.param_groups[{at}][{key!r}]", group, key, depth)
+            case list() | tuple() | dict():
+                each = list(value.values() if isinstance(value, dict) else value)
+                for at, one in enumerate(each[:_MOST]):
+                    self._look(one, f"{name}[{at}]", depth + 1)
+            case type() | types.ModuleType() | torch.Tensor():
+                return
+            case _:
+                self._object(value, name, depth)
+
+    def _function(self, function: types.FunctionType, depth: int) -> None:
+        if function.__code__.co_filename.startswith(_LIBRARIES):
+            return
+        for name in _global_names(function.__code__):
+            self._note(name, function.__globals__, name, depth)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            value = _content(cell)
+            self._cells.append((name, cell, value))
+            self._look(value, name, depth + 1)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._look(value, function.__name__, depth + 1)
+
+    def _module(self, module: torch.nn.Module, name: str, depth: int) -> None:
+        for path, one in module.named_modules(prefix=name):
+            self._seen.add(id(one))
+            home = vars(one)
+            for key, value in tuple(home.items()):
+                if _is_scalar(value) and not key.startswith("_"):
+                    self._note(f"{path}.{key}", home, key, depth)
+            for key in one._parameters:
+                self._note(f"{path}.{key}", one._parameters, key, depth)
+            self._look(type(one).forward, path, depth)
+
+    def _object(self, value: Any, name: str, depth: int) -> None:
+        if type(value).__module__.partition(".")[0] in ("torch", "builtins", "monarch_nb", "numpy"):
+            return
+        for key in tuple(getattr(value, "__dict__", ())):
+            self._note(f"{name}.{key}", value.__dict__, key, depth)
+        if callable(value):
+            self._look(type(value).__call__, name, depth)
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _global_names(constant)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, _SCALARS) or (type(value) is tuple and all(map(_is_scalar, value)))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet, or emptied
+        return _MISSING

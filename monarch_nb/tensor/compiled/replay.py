@@ -1,0 +1,150 @@
+"""A compiled step on a worker: runs its program on the tensors that a command names."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from monarch_nb.tensor.commands import Define, Number
+from monarch_nb.tensor.compiled.program import Sent, Trace
+from monarch_nb.tensor.compiled.source import Constant, Source, source_of, variables
+from monarch_nb.tensor.errors import Failure
+from monarch_nb.tensor.propagation import leaves, overload, placed, spec_of
+from monarch_nb.tensor.seeds import later
+from monarch_nb.tensor.workers.lost import Lost
+from monarch_nb.tensor.workers.making import maker
+from monarch_nb.tensor.workers.randomness import seeder
+
+Failed = Callable[[int, str, BaseException], Failure]  # operation of the program, its name, what it raised
+Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
+
+
+class Replay:
+    """One program on one mesh."""
+
+    def __init__(self, trace: Trace, mesh: DeviceMesh) -> None:
+        program = self._program = trace.program
+        self._fixed = trace.fixed
+        self._source = source_of(program)
+        self._file = f"<compiled step {trace.number}>"
+        self._names = linked(self._source, mesh)
+        exec(compile(self._source.text, self._file, "exec"), self._names)
+        self._run: Run = self._names["run"]
+        metas = program.metas
+        self._specs = [spec_of(metas[at], mesh) for at in program.results]
+
+    def run(
+        self, env: dict[Number, Any], given: Sequence[Number], into: Sequence[Number], seed: int, failed: Failed
+    ) -> None:
+        """Runs it. What could not be made, or was changing when an operation failed, is lost, as without a program."""
+        numbers = (*given, *self._fixed)
+        tensors = [env[number] for number in numbers]
+        for number in {*into} - {*numbers}:  # what was there under this name goes first, as where Python drops it
+            env.pop(number, None)
+        if Lost in map(type, tensors):
+            lost = {f"r{at}": value for at, value in enumerate(tensors) if isinstance(value, Lost)}
+            shards = {f"r{at}": value._local_tensor for at, value in enumerate(tensors) if f"r{at}" not in lost}
+            self._go_on(env, numbers, into, shards | {"seed": seed}, lost, 0, failed)
+            return
+        try:
+            made = self._run([tensor._local_tensor for tensor in tensors], seed)
+        except BaseException as error:
+            values, at = self._stopped(error)
+            lost = self._lose(at, error, failed)
+            self._go_on(env, numbers, into, values, lost, at + 1, failed)
+            return
+        for number, shard, spec in zip(into, made, self._specs, strict=True):
+            env[number] = DTensor(shard, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+    # -- when an operation fails ------------------------------------------------------------------------------------
+
+    def _stopped(self, error: BaseException) -> tuple[dict[str, Any], int]:
+        """What the registers held when it was raised, and at which line of the source that was."""
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == self._file:
+                return dict(trace.tb_frame.f_locals), trace.tb_lineno - self._source.first_line
+            trace = trace.tb_next
+        raise error
+
+    def _lose(self, at: int, error: BaseException, failed: Failed) -> dict[str, Lost]:
+        """The registers that go with the operation of a line."""
+        operation = self._source.operations[at]
+        lost = Lost(failed(operation, self._program.operations[operation].name, error))
+        return dict.fromkeys(self._touched(operation), lost)
+
+    def _touched(self, at: int) -> Iterable[str]:
+        """What an operation makes, and what it changes."""
+        operation = self._program.operations[at]
+        writes = operation.told.writes if isinstance(operation.told, Define) else ()
+        return (*(f"r{one}" for one in operation.results), *(f"r{operation.tensors[one]}" for one in writes))
+
+    def _go_on(
+        self,
+        env: dict[Number, Any],
+        numbers: Sequence[Number],
+        into: Sequence[Number],
+        values: dict[str, Any],
+        lost: dict[str, Lost],
+        at: int,
+        failed: Failed,
+    ) -> None:
+        """Runs the other lines one by one, but those that need what is lost."""
+        program, source = self._program, self._source
+        broken = {source.operations[at - 1]} if lost and at else set()
+        for line in range(at, len(source.lines)):
+            number = source.operations[line]
+            used = program.operations[number].tensors
+            reason = next((lost[f"r{one}"] for one in used if f"r{one}" in lost), None)
+            if reason is not None:
+                lost.update(dict.fromkeys(self._touched(number), reason))
+            if reason is not None or number in broken:
+                for name in variables(source.lines[line].partition("; del ")[2]):
+                    values.pop(name, None)
+                continue
+            try:
+                exec(source.lines[line], self._names, values)
+            except BaseException as error:
+                lost.update(self._lose(line, error, failed))
+                broken.add(number)
+        for at, spec, number_of in zip(program.results, self._specs, into, strict=True):
+            name = f"r{at}"
+            env[number_of] = lost[name] if name in lost else DTensor(values[name], spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        for at in program.written:
+            if f"r{at}" in lost:
+                env[numbers[at]] = lost[f"r{at}"]
+
+
+def linked(source: Source, mesh: DeviceMesh) -> dict[str, Any]:
+    """What the names in a source stand for in this process."""
+    names: dict[str, Any] = {"leaves": leaves, "placed": placed, "sharded": _sharded}
+    return names | {name: _link(constant, mesh) for name, constant in source.constants.items()}
+
+
+def _link(constant: Constant, mesh: DeviceMesh) -> Any:
+    value: Any = constant.value
+    match constant.kind:
+        case "operation":
+            return overload(value)
+        case "spec":
+            return spec_of(value, mesh)
+        case "maker":
+            make = maker(value, mesh)
+            return lambda: make()._local_tensor
+        case "part":
+            return _part(value, mesh)
+        case "seed":
+            seed = seeder(mesh, value)
+            return lambda number, drawn: seed(later(number, drawn))
+    return value
+
+
+def _part(sent: Sent, mesh: DeviceMesh) -> torch.Tensor:
+    tensor = sent.tensor.to(mesh.device_type)
+    return distribute_tensor(tensor, mesh, sent.made.placements, src_data_rank=None)._local_tensor
+
+
+def _sharded(shard: torch.Tensor, spec: Any) -> DTensor:
+    return DTensor(shard, spec, requires_grad=False)  # type: ignore[no-untyped-call]

@@ -1,0 +1,277 @@
+"""`monarch.compile`: a step that is run as it is written until it does the same twice, and then as one message."""
+
+import functools
+import inspect
+import threading
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch_nb.tensor import device
+from monarch_nb.tensor.compiled.capture import Capture, captured, parameters
+from monarch_nb.tensor.compiled.difference import Difference
+from monarch_nb.tensor.compiled.errors import CompileError, CompileWarning
+from monarch_nb.tensor.compiled.guards import Watched
+from monarch_nb.tensor.compiled.recording import is_recording, recorded
+from monarch_nb.tensor.compiled.variant import Variant
+from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.origin import origin_of
+
+BACKENDS = ("python", "fx", "inductor")
+PROGRAMS = 8  # that a step may have at a time; what is called otherwise then runs as it is written
+KINDS = 32  # of arguments that it may be called with
+RUNS = 4  # in which a step must have done the same twice
+CHECK_EVERY = 1000
+
+
+class CompiledStep:
+    """A step that runs its Python only while it is captured, and when it is checked. See `monarch.compile`."""
+
+    def __init__(self, function: Callable[..., Any], backend: str, check_every: int) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._backend, self._check_every = function, backend, check_every
+        self._variants: dict[Hashable, list[Variant]] = {}
+        self._waiting: dict[Hashable, Capture] = {}  # runs that wait for one like them
+        self._runs: Counter[Hashable] = Counter()  # since the last program, by what they were called with
+        self._eager: set[Hashable] = set()  # what cannot be compiled
+        self._told: set[str] = set()
+        self._checked_optimizers = False
+        self._lock = threading.RLock()
+
+    @property
+    def programs(self) -> int:
+        """How many programs it has: one for each kind of arguments, and each state of what it reads."""
+        return sum(map(len, self._variants.values()))
+
+    @property
+    def calls(self) -> int:
+        """How many calls were one message."""
+        return sum(variant.calls for each in self._variants.values() for variant in each)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the step. Where it is compiled this does not block, but where workers are far behind.
+
+        Raises CompileError where the step cannot be compiled as it is; otherwise what the step raises.
+        """
+        if is_recording():
+            return self._function(*args, **kwargs)
+        with self._lock:
+            leaves, tree = (
+                pytree.tree_flatten((args, kwargs)) if kwargs or not _are_tensors(args) else (args, len(args))
+            )
+            facts, floats = _facts(leaves)
+            key = (tree, facts, torch.is_grad_enabled(), _autocast())
+            for variant in self._variants.get(key, ()):
+                if variant.floats == floats and not variant.unfit():
+                    if self._check_every and variant.calls % self._check_every == self._check_every - 1:
+                        return self._checked(variant, key, leaves, args, kwargs)
+                    return variant(leaves)
+            if key in self._eager or len(self._runs) > KINDS:
+                return self._function(*args, **kwargs)
+            return self._captured(key, leaves, floats, args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        name = getattr(self._function, "__qualname__", repr(self._function))
+        if not self.programs:
+            state = "runs as it is written" if self._eager else f"captured in its first runs ({self._backend})"
+            return f"<compiled step {name}: {state}>"
+        sizes = [len(one.capture.program.operations) for each in self._variants.values() for one in each]
+        operations = ", ".join(f"{size} operations" for size in sizes)
+        return f"<compiled step {name} ({self._backend}): {operations}; {self.calls} calls>"
+
+    # -- capturing --------------------------------------------------------------------------------------------------
+
+    def _run(
+        self, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Capture | str, Watched]:
+        """Runs it as it is written, and says what it came to."""
+        watched = Watched(self._function, (*args, *kwargs.values()))
+        self._look_at_optimizers(watched)
+        streams = [stream for stream, _ in device.streams() if stream.lost is None]
+        before = {id(stream): parameters(stream) for stream in streams}
+        with recorded(streams) as recordings:
+            result = self._function(*args, **kwargs)
+        found = captured(recordings, before, leaves, result)
+        if isinstance(found, Capture) and not found.reason:
+            changed = watched.changed()
+            if changed:
+                found.reason = (
+                    f"it changes what it reads itself: {changed}. Python does not run in a compiled call: "
+                    "do that outside of the step, or keep the number in a tensor of the mesh"
+                )
+        return result, found, watched
+
+    def _captured(
+        self,
+        key: Hashable,
+        leaves: Sequence[Any],
+        floats: tuple[float, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if self.programs >= PROGRAMS:
+            self._drop_unfit()
+        if self.programs >= PROGRAMS:
+            self._give_up(
+                key,
+                f"it has {PROGRAMS} programs already, for arguments of other shapes or other values that it reads"
+                f"{self._last_reason(key)}. Pad what differs, or keep numbers that change in tensors",
+            )
+            return self._function(*args, **kwargs)
+        result, found, watched = self._run(leaves, args, kwargs)
+        before = self._waiting.pop(key, None)
+        self._runs[key] += 1
+        if len(self._runs) > KINDS:
+            self._give_up(key, f"it was called in {KINDS} different ways. Pad what differs; numbers can be tensors")
+            return result
+        if isinstance(found, str) or found.reason:
+            if self._runs[key] > 1:
+                self._give_up(key, found if isinstance(found, str) else found.reason)
+            return result
+        difference = found.unlike(before) if before is not None else None
+        if before is None or difference is not None:
+            if difference is not None and difference.scalars:
+                raise _of_scalars(found, difference)
+            if difference is not None and self._runs[key] >= RUNS:
+                self._give_up(key, f"no two of {RUNS} runs of it were alike: {_told(found, difference)}")
+            else:
+                self._waiting[key] = found
+            return result
+        variant = Variant(found, leaves, floats, watched, self._backend)
+        self._variants.setdefault(key, []).append(variant)
+        self._runs[key] = 0
+        return result
+
+    def _checked(
+        self, variant: Variant, key: Hashable, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs the Python, and compares. Raises CompileError where it does something else by now."""
+        result, found, _ = self._run(leaves, args, kwargs)
+        if isinstance(found, str) or found.reason:
+            text = found if isinstance(found, str) else found.reason
+        else:
+            difference = found.unlike(variant.capture)
+            if difference is None:
+                variant.calls += 1
+                return result
+            text = _told(found, difference)
+        self._variants[key].remove(variant)
+        raise CompileError(
+            f"{self._name} does something else by now than when it was captured: {text}\n"
+            f"This call ran as it is written; the {self._check_every - 1} before ran as captured. "
+            "It is captured anew"
+        )
+
+    def _look_at_optimizers(self, watched: Watched) -> None:
+        if self._checked_optimizers:
+            return
+        for optimizer in watched.optimizers:
+            for group in optimizer.param_groups:
+                if "capturable" in group and not group["capturable"] and not group.get("fused"):
+                    name = type(optimizer).__name__
+                    option = "fused=True" if "fused" in group else "capturable=True"
+                    raise CompileError(
+                        f"{name} counts its steps in Python, which a compiled step does not run: "
+                        f"make it {name}(..., {option})"
+                    )
+        self._checked_optimizers = True
+
+    # -- what is told -----------------------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._function, "__qualname__", repr(self._function))
+
+    def _give_up(self, key: Hashable, reason: str) -> None:
+        self._eager.add(key)
+        if reason not in self._told:
+            self._told.add(reason)
+            warnings.warn(f"{self._name} runs as it is written, not compiled: {reason}", CompileWarning, stacklevel=4)
+
+    def _drop_unfit(self) -> None:
+        """Lets programs go whose tensors are no more."""
+        for key, each in list(self._variants.items()):
+            self._variants[key] = [one for one in each if one.stream.lost is None]
+
+    def _last_reason(self, key: Hashable) -> str:
+        each = self._variants.get(key, ())
+        return f" (the last: {each[-1].unfit()})" if each else ""
+
+
+def _told(found: Capture, difference: Difference) -> str:
+    origin = origin_of(found.sites[difference.at]) if difference.at is not None else None
+    return difference.text + (f"\n  issued at {origin}" if origin is not None else "")
+
+
+def _of_scalars(found: Capture, difference: Difference) -> CompileError:
+    return CompileError(
+        "a number changes from call to call, and a compiled step would go on with the last: "
+        f"{_told(found, difference)}\n"
+        "This call has run as it is written. Keep the number in a tensor of the mesh: lr=torch.tensor(1e-3, "
+        "device=mesh.device), an optimizer with fused=True or capturable=True, a scheduler stepped outside; or give a "
+        "tensor as an argument"
+    )
+
+
+def _are_tensors(args: tuple[Any, ...]) -> bool:
+    return all(type(one) is MeshTensor for one in args)
+
+
+def _facts(leaves: Sequence[Any]) -> tuple[tuple[Hashable, ...], tuple[float, ...]]:
+    """What a program takes for granted of its arguments; and the floats among them, which may not change either."""
+    facts: list[Hashable] = []
+    floats: list[float] = []
+    first: dict[int, int] = {}
+    for at, one in enumerate(leaves):
+        if type(one) is MeshTensor:
+            number = one.reference.number
+            facts += (one.meta, one.requires_grad, first.setdefault(number, at), one.reference.stream.number)
+        elif type(one) is float:
+            floats.append(one)
+            facts.append(float)
+        elif isinstance(one, (bool, int, str, bytes, type(None))):
+            facts.append((type(one), one))
+        else:
+            facts.append(_Same(one))
+    return tuple(facts), tuple(floats)
+
+
+def _autocast() -> Hashable:
+    kind = device.NAME if device.claim() else "cpu"
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+class _Same:
+    """A key that is equal for the same object only."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def compile_step(
+    step: Callable[..., Any] | None = None, *, backend: str = "python", check_every: int = CHECK_EVERY
+) -> Any:
+    """See `monarch.compile`."""
+    if step is None:
+        return functools.partial(compile_step, backend=backend, check_every=check_every)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r}: one of {', '.join(map(repr, BACKENDS))}")
+    if not callable(step) or inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
+        raise TypeError(f"{step!r} is no function that runs and returns: a step that is compiled must be one")
+    return CompiledStep(step, backend, check_every)

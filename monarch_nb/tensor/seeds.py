@@ -1,0 +1,14 @@
+"""The numbers that random operations follow from: the seed of their mesh, and how many came before."""
+
+_SEED, _DRAWN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
+_MASK = (1 << 62) - 1
+
+
+def seed_number(seed: int, drawn: int) -> int:
+    """That of the random operation number `drawn` since the seed was set."""
+    return (seed * _SEED + drawn * _DRAWN) & _MASK
+
+
+def later(number: int, drawn: int) -> int:
+    """That of a random operation `drawn` further."""
+    return (number + drawn * _DRAWN) & _MASK

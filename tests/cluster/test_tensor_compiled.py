@@ -1,0 +1,252 @@
+"""Compiled steps on two real processes: the same values as without, from one message, and what is said where not."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monarch_nb
+from monarch_nb.distributed import CompileError, CompileWarning, Mesh, MeshTensor, TensorError
+from tests.cluster.actor_tools import spawned
+
+pytestmark = pytest.mark.timeout(120)
+Step = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    for procs in spawned(2, "compiled"):
+        yield Mesh.of(procs, ("data",))
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CompileWarning)
+        yield
+
+
+NET = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.2), nn.LayerNorm(16), nn.Linear(16, 4))
+
+
+def training(mesh: Mesh, *, zero_first: bool = True, **options: Any) -> tuple[nn.Module, Step, tuple[MeshTensor, ...]]:
+    """A model, its step, and a batch cut over the mesh."""
+    torch.manual_seed(1)
+    model = copy.deepcopy(NET).to(mesh.device)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, **(options or {"fused": True}))
+    x, y = torch.randn(12, 8), torch.randint(0, 4, (12,))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if zero_first:
+            optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if not zero_first:
+            optimizer.zero_grad()
+        return loss.detach()
+
+    batch = monarch_nb.distribute(x, mesh, ["data", None]), monarch_nb.distribute(y, mesh, ["data"])
+    return model, step, batch
+
+
+@pytest.mark.parametrize("zero_first", [True, False])
+def test_a_compiled_step_gives_exactly_what_the_step_gives(mesh: Mesh, zero_first: bool) -> None:
+    losses, models = [], []
+    for compiled in (False, True):
+        model, step, batch = training(mesh, zero_first=zero_first)
+        run = monarch_nb.compile(step) if compiled else step
+        losses.append([run(*batch).item() for _ in range(7)])
+        models.append(model)
+    assert losses[1] == losses[0]  # dropout, too
+    assert (run.programs, run.calls) == (1, 4)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one.full_tensor(), other.full_tensor())
+        assert (one.grad is None) == (other.grad is None) == (not zero_first)
+        if zero_first:
+            assert torch.equal(one.grad.full_tensor(), other.grad.full_tensor())
+
+
+def test_a_gradient_that_somebody_keeps_stays_what_it_was(mesh: Mesh) -> None:
+    model, step, batch = training(mesh)
+    run = monarch_nb.compile(step)
+    for _ in range(4):
+        run(*batch)
+    kept = model[0].bias.grad
+    before = kept.full_tensor()
+    run(*batch)
+    assert torch.equal(kept.full_tensor(), before)
+    assert not torch.equal(model[0].bias.grad.full_tensor(), before)
+    for parameter in model.parameters():
+        parameter.grad = None
+    run(*batch)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert run.calls == 3
+
+
+def test_other_shapes_and_eval_mode_are_captured_anew(mesh: Mesh) -> None:
+    model, step, (x, y) = training(mesh)
+    run = monarch_nb.compile(step)
+    for _ in range(3):
+        run(x, y)
+    short = x[:, :].clone()[:4].redistribute(["data", None]), y.clone()[:4].redistribute(["data"])
+    for _ in range(3):
+        run(*short)
+    assert run.programs == 2
+    model.eval()
+    for _ in range(3):
+        run(x, y)
+    assert run.programs == 3
+    model.train()
+    calls = run.calls
+    run(x, y)
+    run(*short)
+    assert (run.programs, run.calls) == (3, calls + 2)
+
+
+def test_numbers_that_change_are_refused_with_their_line(mesh: Mesh) -> None:
+    _, step, batch = training(mesh, fused=False, foreach=False)
+    with pytest.raises(CompileError, match=r"AdamW counts its steps in Python.*AdamW\(\.\.\., fused=True\)"):
+        monarch_nb.compile(step)(*batch)
+    number = [0.0]
+
+    def growing(x: torch.Tensor) -> torch.Tensor:
+        number[0] += 1.0
+        return x * number[0]
+
+    run = monarch_nb.compile(growing)
+    run(batch[0])
+    with pytest.raises(CompileError, match=r"takes the number 1.0 before and 2.0 now[\s\S]*return x \* number\[0\]"):
+        run(batch[0])
+
+
+def test_a_learning_rate_that_is_a_tensor_may_change(mesh: Mesh) -> None:
+    losses = []
+    for compiled in (False, True):
+        torch.manual_seed(1)
+        model = copy.deepcopy(NET).to(mesh.device)
+        rate = torch.tensor(1e-2, device=mesh.device)
+        optimizer = torch.optim.AdamW(model.parameters(), rate, fused=True)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        x = mesh.ones(4, 8, sharding_spec=["data", None])
+
+        def step(x: torch.Tensor, model: nn.Module = model, optimizer: Any = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = monarch_nb.compile(step) if compiled else step
+        each = []
+        for _ in range(6):
+            each.append(run(x).item())
+            scheduler.step()
+        losses.append(each)
+    assert losses[1] == losses[0]
+    assert run.calls == 3
+
+
+def test_a_step_that_waits_for_a_value_runs_as_it_is_written_and_says_so_once(mesh: Mesh) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    run = monarch_nb.compile(step)
+    x = mesh.ones(4, sharding_spec=["data"])
+    run(x)
+    with pytest.warns(CompileWarning, match=r"waits for a value[\s\S]*if x.sum\(\) > 0:[\s\S]*torch.where"):
+        run(x)
+    assert run(x).tolist() == [2.0] * 4
+    assert run(-x).tolist() == [-2.0] * 4
+
+
+def test_what_fails_in_a_compiled_step_names_the_line_that_issued_it(mesh: Mesh) -> None:
+    table = nn.Embedding(4, 2).to(mesh.device)
+
+    def step(tokens: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            looked_up = table(tokens)
+            return looked_up * 2, other + 1
+
+    run = monarch_nb.compile(step)
+    good = monarch_nb.distribute(torch.tensor([0, 3]), mesh)
+    other = mesh.ones(2)
+    for _ in range(3):
+        run(good, other)
+    broken, fine = run(monarch_nb.distribute(torch.tensor([0, 99]), mesh), other)
+    assert run.calls == 2
+    with pytest.raises(TensorError) as caught:
+        broken.full_tensor()
+    assert caught.value.origin is not None
+    assert caught.value.origin.source == "looked_up = table(tokens)"
+    assert "embedding" in caught.value.operation
+    assert fine.tolist() == [2.0, 2.0]  # what does not need it was made
+    assert run(good, other)[1].tolist() == [2.0, 2.0]
+
+
+def test_a_step_that_does_something_else_by_now_is_found_by_the_check(mesh: Mesh) -> None:
+    hidden = [["+"]]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x + 1.0 if hidden[0][0] == "+" else x * 3.0
+
+    run = monarch_nb.compile(step, check_every=3)
+    x = mesh.ones(2)
+    assert [run(x).tolist() for _ in range(5)] == [[2.0, 2.0]] * 5  # two runs, two calls, and one that is checked
+    hidden[0][0] = "*"
+    run(x)
+    run(x)
+    with pytest.raises(CompileError, match=r"aten.add.Tensor before and aten.mul.Tensor now[\s\S]*2 before ran as"):
+        run(x)
+    assert run(x).tolist() == [3.0, 3.0]
+
+
+def test_collectives_of_a_compiled_step_are_accounted_as_those_of_the_step(mesh: Mesh) -> None:
+    table = mesh.stream.table
+
+    def step(x: torch.Tensor) -> Any:
+        return x.sum().redistribute([torch.distributed.tensor.Replicate()])  # type: ignore[attr-defined]
+
+    x = mesh.ones(4, sharding_spec=["data"])
+    table.clear()
+    step(x)
+    [once] = [one for one in table.movements() if one.operation == "redistribute"]
+    run = monarch_nb.compile(step)
+    table.clear()
+    for _ in range(5):
+        run(x)
+    [moved] = [one for one in table.movements() if one.operation == "redistribute"]
+    assert run.calls == 3
+    assert (moved.count, moved.nbytes, moved.origin) == (5 * once.count, 5 * once.nbytes, once.origin)
+
+
+def test_nothing_of_a_compiled_step_stays_behind(mesh: Mesh) -> None:
+    _, step, batch = training(mesh)
+    run = monarch_nb.compile(step)
+    for _ in range(4):
+        run(*batch)
+    mesh.synchronise()
+    before = len(mesh.stream.table.live())
+    for _ in range(50):
+        run(*batch)
+    mesh.synchronise()
+    assert len(mesh.stream.table.live()) == before
+
+
+def test_what_a_step_keeps_must_be_returned(mesh: Mesh) -> None:
+    kept: list[torch.Tensor] = []
+
+    def step(x: torch.Tensor) -> None:
+        kept.append(x + 1)
+
+    run = monarch_nb.compile(step)
+    x = mesh.ones(2)
+    run(x)
+    with pytest.warns(CompileWarning, match=r"keeps what aten.add.Tensor has made[\s\S]*kept.append\(x \+ 1\)"):
+        run(x)

@@ -1,0 +1,212 @@
+"""What is pure of a compiled step: commands renamed to registers, two runs compared, and the code that workers run."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate
+
+from monarch_nb.tensor.commands import Define, Making
+from monarch_nb.tensor.compiled.difference import difference
+from monarch_nb.tensor.compiled.guards import Watched
+from monarch_nb.tensor.compiled.program import Issued, Program, Sent, renamed
+from monarch_nb.tensor.compiled.source import source_of
+from monarch_nb.tensor.propagation import Layout, Meta, Propagator, leaves, overload
+from monarch_nb.tensor.seeds import later, seed_number
+
+pytestmark = pytest.mark.timeout(60)
+aten = torch.ops.aten
+LINE = Layout((1,), ("data",))
+
+
+def meta(*shape: int) -> Meta:
+    return Meta.of(LINE, shape, torch.float32, (Replicate(),))
+
+
+class Step:
+    """Writes down operations as a stream would see them."""
+
+    def __init__(self, first: int) -> None:
+        self.issued: list[Issued] = []
+        self.metas: dict[int, Meta] = {}
+        self._next = first
+        self._propagator = Propagator(LINE)
+
+    def given(self, number: int, *shape: int) -> int:
+        self.metas[number] = meta(*shape)
+        return number
+
+    def __call__(self, func: Any, *args: Any, drawn: int = 0) -> Any:
+        numbers = [one for one in args if type(one) is int]
+        plan, _, floats = self._propagator.plan(
+            func, tuple(self.metas[one] if type(one) is int else one for one in args)
+        )
+        results = tuple(range(self._next, self._next + len(plan.made)))
+        self._next += len(results)
+        self.metas.update(zip(results, plan.made, strict=True))
+        told = Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes)
+        self.issued.append(Issued(told, tuple(numbers), tuple(floats), results, drawn))  # type: ignore[arg-type]
+        return results[0] if len(results) == 1 else results
+
+    def program(self, given: tuple[int, ...], results: tuple[int, ...]) -> tuple[Program, tuple[int, ...]]:
+        return renamed(self.issued, given, results, self.metas)
+
+
+def line(first: int, x: int, w: int, factor: float = 2.0) -> tuple[Program, tuple[int, ...]]:
+    """x @ w * factor + w, added to w in place."""
+    step = Step(first)
+    step.given(x, 3, 3)
+    step.given(w, 3, 3)
+    product = step(aten.mm.default, x, w)
+    scaled = step(aten.mul.Tensor, product, factor)
+    total = step(aten.add.Tensor, scaled, w)
+    step(aten.add_.Tensor, w, total)
+    return step.program((x,), (total,))
+
+
+def runnable(program: Program) -> Any:
+    """The function of a program whose tensors are whole."""
+    source = source_of(program)
+    names: dict[str, Any] = {"leaves": leaves}
+    for name, constant in source.constants.items():
+        value: Any = constant.value
+        names[name] = overload(value) if constant.kind == "operation" else value
+        if constant.kind == "seed":
+            names[name] = lambda seed, drawn: torch.manual_seed(later(seed, drawn))
+    exec(source.text, names)
+    return names["run"]
+
+
+def test_tensors_become_registers_whatever_their_numbers_are() -> None:
+    program, fixed = line(100, 7, 5)
+    again, other_fixed = line(900, 61, 5)
+    assert [one.tensors for one in program.operations] == [(0, 1), (2,), (3, 1), (1, 4)]
+    assert (program.results, fixed, program.written) == ((4,), (5,), (1,))
+    assert difference(program, again) is None
+    assert other_fixed == fixed
+
+
+def test_an_argument_that_is_given_twice_is_where_it_came_first() -> None:
+    step = Step(10)
+    x = step.given(1, 2)
+    total = step(aten.add.Tensor, x, x)
+    program, _ = step.program((x, x), (total,))
+    assert [one.tensors for one in program.operations] == [(0, 0)]
+    assert len(program.inputs) == 2
+
+
+def test_numbers_that_change_are_scalar_slots_and_the_only_difference() -> None:
+    found = difference(line(10, 1, 2, 2.0)[0], line(10, 1, 2, 2.5)[0])
+    assert found is not None
+    assert found.scalars == ((1, 0, 2.0, 2.5),)
+    assert found.text == "aten.mul.Tensor takes the number 2.0 before and 2.5 now"
+
+
+def test_another_operation_is_told_by_its_name_and_place() -> None:
+    step = Step(10)
+    step.given(1, 3, 3)
+    step.given(2, 3, 3)
+    step(aten.mm.default, 1, 2)
+    shorter, _ = step.program((1,), ())
+    found = difference(line(10, 1, 2)[0], shorter)
+    assert found is not None
+    assert found.text == "4 operations before and 1 now: aten.mul.Tensor no longer"
+    step(aten.add.Tensor, 1, 2)
+    found = difference(line(10, 1, 2)[0], step.program((1,), ())[0])
+    assert found is not None
+    assert (found.at, found.text) == (1, "aten.mul.Tensor before and aten.add.Tensor now")
+
+
+def test_a_local_tensor_that_is_sent_is_a_constant() -> None:
+    def sending(value: float) -> Program:
+        return renamed([Issued(Sent(torch.full((2,), value), meta(2)), results=(4,))], (), (), {})[0]
+
+    assert difference(sending(1.0), sending(1.0)) is None
+    found = difference(sending(1.0), sending(2.0))
+    assert found is not None
+    assert "a local tensor of shape (2,) sent to the mesh" in found.text
+
+
+def test_what_is_made_of_nothing_is_compared_by_its_arguments() -> None:
+    def making(number: int, value: float) -> Program:
+        told = Making(number, "aten.full.default", ((2,), value), {}, meta(2), True)
+        return renamed([Issued(told, results=(4,))], (), (), {})[0]
+
+    assert difference(making(-16, 1.0), making(-17, 1.0)) is None
+    assert difference(making(-16, 1.0), making(-16, 2.0)) is not None
+
+
+def test_generated_code_gives_what_the_operations_give_and_writes_in_place() -> None:
+    program, _ = line(100, 7, 5)
+    x, w = torch.randn(3, 3), torch.randn(3, 3)
+    expected = x @ w * 2.0 + w
+    [total] = runnable(program)([x, weights := w.clone()], 0)
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(weights, w + expected)
+
+
+def test_registers_go_with_their_last_use() -> None:
+    source = source_of(line(100, 7, 5)[0])
+    assert [one.partition("; ")[2] for one in source.lines] == ["del r0", "del r2", "del r3", "del r1"]
+    assert source.text.splitlines()[source.first_line - 1].strip() == source.lines[0]
+
+
+def test_lists_and_several_results_are_taken_apart() -> None:
+    step = Step(10)
+    x = step.given(1, 4, 2)
+    first, second = step(aten.split_with_sizes.default, x, [1, 1], True)  # numbers of type int are tensors here
+    values, _ = step(aten.max.dim, first, True)
+    program, _ = step.program((x,), (second, values))
+    given = torch.randn(4, 2)
+    second_found, values_found = runnable(program)([given], 0)
+    assert torch.equal(second_found, given[:, 1:])
+    assert torch.equal(values_found, given[:, :1].max(1).values)
+
+
+def test_random_operations_follow_from_the_seed_and_their_place() -> None:
+    step = Step(10)
+    x = step.given(1, 1000)
+    first = step(aten.bernoulli.p, x, 0.5, drawn=1)
+    second = step(aten.bernoulli.p, x, 0.5, drawn=2)
+    run = runnable(step.program((x,), (first, second))[0])
+    one, other = run([torch.ones(1000)], seed_number(3, 10))
+    again = run([torch.ones(1000)], seed_number(3, 11))[0]
+    assert not torch.equal(one, other)
+    assert torch.equal(other, again)  # what the second draws is what the first of a step begun one later draws
+
+
+def test_what_a_step_reads_is_watched_by_name() -> None:
+    factor, layer = 2.0, torch.nn.Dropout(0.5)
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> Any:
+        return layer(x) * factor, optimizer
+
+    watched = Watched(step, ())
+    assert watched.changed() == ""
+    layer.eval()
+    assert watched.changed() == "layer.training changed from True to False"
+    layer.train()
+    optimizer.param_groups[0]["lr"] = 0.2
+    assert watched.changed() == "optimizer.param_groups[0]['lr'] changed from 0.1 to 0.2"
+    optimizer.param_groups[0]["lr"] = 0.1
+    factor = 3.0
+    assert watched.changed() == "factor changed from 2.0 to 3.0"
+
+
+def test_a_method_watches_its_object_and_a_module_its_parameters() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.scale = 1.0
+            self.model = torch.nn.Linear(2, 2)
+
+        def step(self) -> torch.Tensor:
+            return self.model.weight * self.scale
+
+    trainer = Trainer()
+    watched = Watched(trainer.step, ())
+    trainer.scale = 2.0
+    assert watched.changed() == "self.scale changed from 1.0 to 2.0"
+    trainer.scale = 1.0
+    trainer.model.weight = torch.nn.Parameter(torch.zeros(2, 2))
+    assert watched.changed() == "self.model.weight is another object"
