@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.modules.gradients import no_sync
     from monarch_nb.tensor.modules.plan import Plan
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh
+    from monarch_nb.tensor.verify import Verification, verify
 
 __all__ = [
     "CompileError",
@@ -33,6 +34,7 @@ __all__ = [
     "MeshTensor",
     "Plan",
     "TensorError",
+    "Verification",
     "compile",
     "distribute",
     "load",
@@ -40,6 +42,7 @@ __all__ = [
     "module_to_mesh",
     "no_sync",
     "save",
+    "verify",
 ]
 
 _HOMES = {
@@ -52,6 +55,7 @@ _HOMES = {
     "modules.gradients": ("no_sync",),
     "modules.plan": ("Plan",),
     "modules.to_mesh": ("module_to_mesh",),
+    "verify": ("Verification", "verify"),
 }
 _look_up = lazy_names("monarch_nb.tensor", _HOMES)
 

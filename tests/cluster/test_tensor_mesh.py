@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard
 
 import monarch_nb
 from monarch_nb.actor import ProcMesh
-from monarch_nb.distributed import Mesh, MeshTensor, TensorError, load_safetensors
+from monarch_nb.distributed import Mesh, MeshTensor, TensorError, load_safetensors, verify
 from tests.cluster.actor_tools import spawned
 from tests.unit.test_tensor_safetensors import write
 
@@ -180,3 +180,34 @@ def test_processes_that_are_in_a_group_already_are_refused() -> None:
         procs.run(own_group).get()
         with pytest.raises(Exception, match="process group already"):
             Mesh.of(procs)
+
+
+def test_a_step_is_verified_against_one_process(mesh: Mesh) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4).to(mesh.device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = rows(mesh, torch.randn(5, 8)), rows(mesh, torch.randn(5, 4))
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    before = model.weight.full_tensor()
+    found = verify(step)
+    assert found, found
+    assert found.tensors >= 5  # loss, weight, bias, x, y
+    assert not torch.equal(model.weight.full_tensor(), before)  # the step was taken, once
+
+
+def test_what_a_mesh_computes_otherwise_is_named_with_its_place(mesh: Mesh) -> None:
+    t = rows(mesh, torch.zeros(4, 2))
+
+    def other() -> torch.Tensor:
+        return t + (1.0 if isinstance(t, MeshTensor) else 0.0)
+
+    found = verify(other)
+    assert not found
+    assert "is 1 at [0, 0], not 0" in repr(found)
