@@ -1,6 +1,7 @@
 """Compiled steps on two real processes: the same values as without, from one message, and what is said where not."""
 
 import copy
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,6 +70,50 @@ def test_a_compiled_step_gives_exactly_what_the_step_gives(mesh: Mesh, zero_firs
         assert (one.grad is None) == (other.grad is None) == (not zero_first)
         if zero_first:
             assert torch.equal(one.grad.full_tensor(), other.grad.full_tensor())
+
+
+def test_a_graph_of_a_step_gives_exactly_what_the_step_gives(mesh: Mesh) -> None:
+    _, step, batch = training(mesh)
+    eager = [step(*batch).item() for _ in range(6)]
+    _, step, batch = training(mesh)
+    run = monarch_nb.compile(step, backend="fx")
+    assert [run(*batch).item() for _ in range(6)] == eager  # dropout, too
+    assert run.calls == 3
+
+
+def test_a_graph_that_fails_says_so_and_the_mesh_goes_on(mesh: Mesh) -> None:
+    table = nn.Embedding(4, 2).to(mesh.device)
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        return table(tokens).detach() * 2
+
+    run = monarch_nb.compile(step, backend="fx")
+    good = monarch_nb.distribute(torch.tensor([0, 3]), mesh)
+    run(good)
+    run(good)
+    broken = run(monarch_nb.distribute(torch.tensor([0, 99]), mesh))
+    with pytest.raises(TensorError, match=r"a compiled step \(fx\) failed.*IndexError"):
+        broken.full_tensor()
+    assert run(good).shape == (2, 2)
+    mesh.synchronise()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler, g++, and there is none here")
+def test_what_inductor_makes_of_a_step_gives_what_the_step_gives(mesh: Mesh) -> None:
+    def losses(run: Step, batch: tuple[MeshTensor, ...]) -> list[float]:
+        return [run(*batch).item() for _ in range(5)]
+
+    model, step, batch = training(mesh)
+    model.eval()
+    eager = losses(step, batch)
+    model, step, batch = training(mesh)
+    with pytest.raises(CompileError, match=r"draws random numbers.*backend=\"fx\""):
+        losses(monarch_nb.compile(step, backend="inductor"), batch)
+    model, step, batch = training(mesh)
+    model.eval()
+    assert losses(monarch_nb.compile(step, backend="inductor"), batch) == pytest.approx(eager, abs=1e-4)
 
 
 def test_a_gradient_that_somebody_keeps_stays_what_it_was(mesh: Mesh) -> None:

@@ -29,9 +29,11 @@ class Replay:
         self._fixed = trace.fixed
         self._source = source_of(program)
         self._file = f"<compiled step {trace.number}>"
+        self._backend = trace.backend
         self._names = linked(self._source, mesh)
         exec(compile(self._source.text, self._file, "exec"), self._names)
-        self._run: Run = self._names["run"]
+        self._run: Run | None = self._names["run"] if trace.backend == "python" else None
+        self._mesh = mesh
         metas = program.metas
         self._specs = [spec_of(metas[at], mesh) for at in program.results]
 
@@ -45,18 +47,34 @@ class Replay:
             env.pop(number, None)
         if Lost in map(type, tensors):
             lost = {f"r{at}": value for at, value in enumerate(tensors) if isinstance(value, Lost)}
-            shards = {f"r{at}": value._local_tensor for at, value in enumerate(tensors) if f"r{at}" not in lost}
-            self._go_on(env, numbers, into, shards | {"seed": seed}, lost, 0, failed)
+            there = {f"r{at}": value._local_tensor for at, value in enumerate(tensors) if f"r{at}" not in lost}
+            self._go_on(env, numbers, into, there | {"seed": seed}, lost, 0, failed)
             return
+        shards = [tensor._local_tensor for tensor in tensors]
         try:
-            made = self._run([tensor._local_tensor for tensor in tensors], seed)
+            made = (self._run or self._graph(shards))(shards, seed)
         except BaseException as error:
+            if self._backend != "python":
+                self._lose_all(env, numbers, into, error, failed)
+                return
             values, at = self._stopped(error)
             lost = self._lose(at, error, failed)
             self._go_on(env, numbers, into, values, lost, at + 1, failed)
             return
         for number, shard, spec in zip(into, made, self._specs, strict=True):
             env[number] = DTensor(shard, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+    def _graph(self, shards: list[torch.Tensor]) -> Run:
+        from monarch_nb.tensor.compiled.graph import Seeds, graph_of  # half of PyTorch's compiler comes with it
+
+        seeds = Seeds()
+        names = dict(self._names)
+        for name, constant in self._source.constants.items():
+            if constant.kind == "seed":
+                dims: Any = constant.value
+                names[name] = seeds.node_of(seeder(self._mesh, dims))
+        self._run = graph_of(self._source, names, shards, seeds, self._backend)
+        return self._run
 
     # -- when an operation fails ------------------------------------------------------------------------------------
 
@@ -68,6 +86,14 @@ class Replay:
                 return dict(trace.tb_frame.f_locals), trace.tb_lineno - self._source.first_line
             trace = trace.tb_next
         raise error
+
+    def _lose_all(
+        self, env: dict[Number, Any], numbers: Sequence[Number], into: Sequence[Number], error: BaseException,
+        failed: Failed,
+    ) -> None:  # fmt: skip
+        """A graph does not say how far it came: what it was to make, and what it changes, goes."""
+        lost = Lost(failed(0, f"a compiled step ({self._backend})", error))
+        env.update(dict.fromkeys((*into, *(numbers[at] for at in self._program.written)), lost))
 
     def _lose(self, at: int, error: BaseException, failed: Failed) -> dict[str, Lost]:
         """The registers that go with the operation of a line."""

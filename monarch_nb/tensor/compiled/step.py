@@ -145,6 +145,11 @@ class CompiledStep:
             else:
                 self._waiting[key] = found
             return result
+        if self._backend == "inductor" and found.recording.drawn:
+            raise CompileError(
+                "the step draws random numbers (dropout), and inductor would draw others than PyTorch does: "
+                'take backend="fx" or "python"'
+            )
         variant = Variant(found, leaves, floats, watched, self._backend)
         self._variants.setdefault(key, []).append(variant)
         self._runs[key] = 0
