@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         get_global_config,
         get_runtime_config,
     )
-    from monarch_nb.distributed import compile, distribute  # noqa: A004 - as torch.compile
+    from monarch_nb.distributed import checkpoint, compile, distribute  # noqa: A004 - as torch.compile
     from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.shape import Extent, NDSlice, Shape
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh
@@ -34,6 +34,7 @@ __all__ = [
     "NDSlice",
     "Shape",
     "__version__",
+    "checkpoint",
     "clear_runtime_config",
     "compile",
     "configure",
@@ -55,6 +56,7 @@ _HOMES = {
     "configured": "monarch_nb.config",
     "get_global_config": "monarch_nb.config",
     "get_runtime_config": "monarch_nb.config",
+    "checkpoint": "monarch_nb.distributed",
     "compile": "monarch_nb.distributed",
     "distribute": "monarch_nb.distributed",
     "heal_mesh": "monarch_nb.lifecycle",

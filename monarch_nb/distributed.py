@@ -15,6 +15,7 @@ from monarch_nb._lazy import lazy_names
 if TYPE_CHECKING:
     import torch
 
+    from monarch_nb.tensor.checkpoints import Checkpoints
     from monarch_nb.tensor.compiled.errors import CompileError, CompileWarning
     from monarch_nb.tensor.errors import ContentsLostError, TensorError
     from monarch_nb.tensor.handle import MeshTensor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.verify import Verification, verify
 
 __all__ = [
+    "Checkpoints",
     "CompileError",
     "CompileWarning",
     "ContentsLostError",
@@ -35,6 +37,7 @@ __all__ = [
     "Plan",
     "TensorError",
     "Verification",
+    "checkpoint",
     "compile",
     "distribute",
     "load",
@@ -46,6 +49,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "checkpoints": ("Checkpoints",),
     "compiled.errors": ("CompileError", "CompileWarning"),
     "errors": ("ContentsLostError", "TensorError"),
     "handle": ("MeshTensor",),
@@ -95,3 +99,23 @@ def compile(  # noqa: A001 - as torch.compile
     from monarch_nb.tensor.compiled.step import compile_step
 
     return compile_step(step, backend=backend, check_every=check_every)
+
+
+def checkpoint(
+    model: Any,
+    optimizer: "torch.optim.Optimizer | None" = None,
+    *,
+    every: int | None = None,
+    folder: str = "checkpoints",
+    keep: int = 2,
+) -> "Checkpoints":
+    """Checkpoints of a model on a mesh, or of a dictionary of tensors and values, and of its optimizer.
+
+    `saves.step(n)` after each step saves each `every`-th; `saves.save(n)` saves at once; `saves.restore()` brings the
+    latest back, also on a mesh of another shape, and gives its step. `folder` is on the workers' disks: with several
+    hosts, one that all of them see. The `keep` latest stay. Does not block, and neither does a save. Raises ValueError
+    where nothing of it is sharded.
+    """
+    from monarch_nb.tensor.checkpoints import Checkpoints
+
+    return Checkpoints(model, optimizer, every, folder, keep)

@@ -12,6 +12,7 @@ import monarch_nb.rdma.verbs
 import monarch_nb.runtime.verbs
 import monarch_nb.store.verbs
 import monarch_nb.telemetry.verbs
+import monarch_nb.tensor.verbs
 from monarch_nb.wire import Verb, VerbTakenError
 
 
@@ -35,5 +36,6 @@ ALL = verbs_of(
         monarch_nb.store.verbs,
         monarch_nb.telemetry.verbs,
         monarch_nb.rdma.verbs,
+        monarch_nb.tensor.verbs,
     )
 )

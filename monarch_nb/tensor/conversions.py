@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from monarch_nb.tensor.factories import refill
 from monarch_nb.tensor.handle import OWN, MeshTensor, issue, upload
 from monarch_nb.tensor.propagation import replicated
 
@@ -53,9 +54,12 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target, source = args[0], args[1]
     if not isinstance(target, MeshTensor):
         return target.copy_(_whole(source, "copy_"))
+    stream = target.reference.stream
     if not isinstance(source, MeshTensor):
-        stream = target.reference.stream
         source = upload(stream, source, replicated(stream.layout))
+    if target.reference.number in stream.gone:
+        stream.refuse_gone((source.reference.number,))
+        refill(target)
     return issue(func, (target, source), kwargs)
 
 

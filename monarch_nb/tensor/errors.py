@@ -2,28 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
-from monarch_nb.supervision import DeviceMeshError
-from monarch_nb.tensor.origin import Origin
+from monarch_nb.supervision import DeviceMeshError, SupervisionError
+from monarch_nb.tensor.failure import Failure, ranks_text
+from monarch_nb.tensor.origin import Origin, Place, origin_of
 from monarch_nb.wire import ActorError, RemoteException
-
-
-class Failure(msgspec.Struct, array_like=True, frozen=True):
-    """An operation that failed on one rank, as the worker tells it."""
-
-    number: int  # which operation of the mesh's stream
-    operation: str
-    rank: int
-    type_name: str
-    text: str
-    story: str  # its formatted traceback
-
-    @property
-    def line(self) -> str:
-        """Type and first line of its text."""
-        first = next(iter(self.text.strip().splitlines()), "")
-        return f"{self.type_name}: {first}" if first else self.type_name
 
 
 class TensorError(ActorError, RuntimeError):
@@ -62,18 +44,25 @@ class ContentsLostError(DeviceMeshError):
     """The shards of a tensor are gone: a process that held one has died, or the mesh was healed since."""
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 2`, or `ranks 0, 1 and 5 more`."""
-    each = sorted(set(ranks))
-    if len(each) == 1:
-        return f"rank {each[0]}"
-    shown = ", ".join(map(str, each[:4]))
-    return f"ranks {shown}" + (f" and {len(each) - 4} more" if len(each) > 4 else "")
-
-
 def by_operation(failures: Sequence[Failure]) -> Mapping[int, list[Failure]]:
     """Failures by the operation that failed, in order, each with those of all ranks."""
     found: dict[int, list[Failure]] = {}
     for failure in sorted(failures, key=lambda one: (one.number, one.rank)):
         found.setdefault(failure.number, []).append(failure)
     return found
+
+
+def gone(mesh: str, reason: str) -> str:
+    """Why nothing can be done with the tensors of a mesh, and what to do."""
+    return (
+        f"the tensors of {mesh} are gone: {reason}. mesh = monarch.heal_mesh(mesh) brings its processes back; then "
+        "restore them"
+    )
+
+
+def broken(mesh: str, error: SupervisionError, places: Sequence[Place | None]) -> SupervisionError:
+    """What is raised where somebody waits for operations that were issued at these places, and a process is gone."""
+    origin = next((found for each in places if (found := origin_of(each)) is not None), None)
+    text = f"mesh {mesh} is broken" + (f"; it was at operations of {origin}" if origin is not None else "")
+    story = str(error) if error.failure is None else error.failure.report()
+    return SupervisionError(f"{text}\n{story}", failure=error.failure)

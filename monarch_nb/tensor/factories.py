@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,16 +43,31 @@ def make(
     seeded: tuple[int, ...] | None = None
     if torch.Tag.nondeterministic_seeded in operation.tags:
         seeded = tuple(dim for dim, one in enumerate(placements) if in_parts and not one.is_replicate())
-    key = (name, repr(args), repr(sorted(kwargs.items())), meta)
-    number = stream.makings.find(key)
-    if number is None:
-        number = stream.makings.free()
-        stream.tell_plan(Making(number, name, tuple(args), kwargs, meta, in_parts, seeded))
-        stream.makings.told(key, number)
+    stream.come_back()
+    number = _making(stream, Making(0, name, tuple(args), kwargs, meta, in_parts, seeded))
     reference = stream.hold(meta, where)
     command = (number, reference.number) if seeded is None else (number, stream.draw(), reference.number)
     stream.issue(command, where)
     return MeshTensor(meta, reference)
+
+
+def refill(tensor: MeshTensor) -> None:
+    """Gives a tensor whose contents are gone new memory, for whoever writes to all of it next."""
+    stream, meta, number = tensor.reference.stream, tensor.meta, tensor.reference.number
+    empty = Making(0, "aten.empty.memory_format", (meta.shape,), {"dtype": meta.dtype}, meta, in_parts=True)
+    stream.issue((_making(stream, empty), number), place())
+    stream.gone.pop(number, None)
+
+
+def _making(stream: Stream, told: Making) -> int:
+    """The number by which workers know it."""
+    key = (told.operation, repr(told.args), repr(sorted(told.kwargs.items())), told.made, told.in_parts)
+    number = stream.makings.find(key)
+    if number is None:
+        number = stream.makings.free()
+        stream.tell_plan(replace(told, number=number))
+        stream.makings.told(key, number)
+    return number
 
 
 def size_of(shape: Sequence[Any]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from torch.distributed.tensor import Replicate
 from torch.utils._mode_utils import no_dispatch
 
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.tensor.commands import SHARDS, Define, Put
+from monarch_nb.tensor.commands import Define, Put
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.propagation import Meta, Placements, Plan, PropagationError, replicated
 from monarch_nb.tensor.references import LiveEntry, Reference
@@ -81,7 +81,7 @@ class MeshTensor(torch.Tensor):
 
     def local_shards(self) -> ValueMesh[torch.Tensor]:
         """What each process holds of it, as local tensors; blocks and raises as `full_tensor` does."""
-        return self.reference.stream.ask((SHARDS, self.reference.number), "local_shards")
+        return self.reference.stream.shards_of(self.reference.number)
 
     def tolist(self) -> Any:
         """Its values as nested lists; blocks and raises as `full_tensor` does."""
@@ -202,6 +202,8 @@ def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
 def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object]) -> Any:
     """Issues a plan on tensors of one mesh."""
     where = place()
+    if stream.lost is not None:
+        stream.come_back()
     if plan.number not in stream.told:
         stream.tell_plan(Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes))
     entries, ended, device = stream.table.entries, stream.ended.append, stream.device
@@ -215,6 +217,8 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
         made.append(tensor)
         results.append(reference.number)
     numbers = [tensor.reference.number for tensor in given]
+    if stream.gone:
+        stream.refuse_gone(numbers)
     if plan.program.seeded is None:
         stream.issue((plan.number, *numbers, *floats, *results), where)
     else:

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch.distributed.tensor import Replicate
 
-from monarch_nb.mesh import ProcMesh, ValueMesh, part_of, region_of, state_of, this_host
+from monarch_nb.mesh import ProcMesh, ValueMesh, part_of, region_of, this_host
 from monarch_nb.runtime import Future
 from monarch_nb.shape import Extent, MeshTrait, Region
 from monarch_nb.tensor import conversions, device, factories, kernels
@@ -103,13 +103,7 @@ class Mesh(MeshTrait):
 
     @property
     def stream(self) -> Stream:
-        """Where its operations are issued. After a heal it is a new one, in the next generation of process groups.
-
-        Blocks then. Raises DeviceMeshError where processes are missing still.
-        """
-        if self._stream.lost is not None and state_of(self._procs).stopped is None:
-            self._processes.regroup()
-            self._stream = self._opened()
+        """Where its operations are issued."""
         return self._stream
 
     def _opened(self) -> Stream:
@@ -119,10 +113,11 @@ class Mesh(MeshTrait):
         conversions.register()
         layout, region = self.layout, region_of(self._procs)
         propagator = Propagator(layout, leaf=MeshTensor)
-        stream = Stream(self._procs.name, propagator, device.new_device(), self._processes.sender(region))
-        self._processes.use(stream)
+        processes, opening = self._processes, Open(layout, tuple(region.ranks()))
+        stream = Stream(self._procs.name, propagator, device.new_device(), processes.sender(region), processes)
+        processes.use(stream, opening)
         device.occupy(stream, self._procs)
-        stream.tell(Open(layout, tuple(region.ranks())))
+        stream.tell(opening)
         return stream
 
     # -- tensors ----------------------------------------------------------------------------------------------------
@@ -258,6 +253,7 @@ class Mesh(MeshTrait):
 
 def _told(value: Any) -> Any:
     if isinstance(value, MeshTensor):
+        value.reference.stream.refuse_gone((value.reference.number,))
         return TensorOf(value.reference.number)
     if isinstance(value, dict):
         return {key: _told(one) for key, one in value.items()}

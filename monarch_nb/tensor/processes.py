@@ -2,17 +2,23 @@
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, part_of, region_of, state_of
-from monarch_nb.runtime import Future
+from monarch_nb.runtime import Context, Future, current, runtime
 from monarch_nb.shape import Region
+from monarch_nb.supervision import Driver
+from monarch_nb.tensor.commands import Open
+from monarch_nb.tensor.errors import ContentsLostError, gone
+from monarch_nb.tensor.groups.keeper import Keeper
+from monarch_nb.tensor.groups.world import Place, StoreAt
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.actor import TensorWorker
+from monarch_nb.transport import held_back
 
 _known: "weakref.WeakValueDictionary[str, Processes]" = weakref.WeakValueDictionary()
 _making = threading.Lock()
@@ -23,17 +29,23 @@ class Processes:
 
     def __init__(self, procs: ProcMesh, device: str) -> None:
         self.device = device
-        self._procs = procs
-        self.workers: Any = procs.spawn("tensors", TensorWorker)
         self.generation = -1
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._procs, self._state = procs, state_of(procs)
+        self._context: Context = runtime().context()  # one sender, so that what it sends stays in order
+        self._members = tuple(range(len(procs)))
+        self.workers: Any = procs.spawn("tensors", TensorWorker)
+        self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+        self._openings: dict[int, Open] = {}
+        self._lock = threading.RLock()
+        keeper = self._keeper = Keeper(runtime(), self._state, self._members, weakref.WeakMethod(self._lose))
+        weakref.finalize(self, keeper.close)
         self._compare_versions()
-        self.group()
+        self._group({})
 
     def _compare_versions(self) -> None:
         """Both sides work out placements by themselves, by the same code of PyTorch."""
         ours = torch.__version__
-        other = [(point, theirs) for point, theirs in self.workers.version.call().get() if theirs != ours]
+        other = [(point, theirs) for point, theirs in self._all(self.workers.version) if theirs != ours]
         if other:
             point, theirs = other[0]
             raise RuntimeError(
@@ -41,36 +53,79 @@ class Processes:
                 f"its controller torch {ours}: sharded tensors need the same version on both sides"
             )
 
-    def group(self) -> None:
-        """Makes a new process group of all of them, the next generation; what the last one's streams held is gone."""
-        layout = state_of(self._procs).layout
-        one_host = len(layout.hosts) == 1
+    def _all(self, endpoint: Any, *args: Any) -> ValueMesh[Any]:
+        """What all workers answer; blocks."""
+        return self._send(endpoint, *args).get()
+
+    # -- generations ------------------------------------------------------------------------------------------------
+
+    def _group(self, streams: Mapping[int, tuple[Open, int, int]]) -> None:
+        """Makes a new process group of all of them; these streams go on, from where all ranks have come to."""
+        layout = self._state.layout
         workers: ActorMesh[TensorWorker] = self.workers
         first: Any = part_of(workers, region_of(workers).flatten("rank").slice(rank=0))
-        at = first.keep_store.call_one(one_host).get()
-        self.generation += 1
-        self.workers.join.call(at, self.generation, len(self._procs), layout.per_host, self.device).get()
+        [at] = self._all(first.keep_store, len(layout.hosts) == 1).values()
+        number = self.generation + 1
+        place = Place(self._state.uid, runtime().address, number, self._members, layout.per_host, self.device)
+        held_back(self._join, at, place, dict(streams)).get()
 
-    def use(self, stream: Stream) -> None:
-        """The stream's tensors last as long as this generation."""
-        self._streams.add(stream)
+    def _join(self, at: StoreAt, place: Place, streams: dict[int, tuple[Open, int, int]]) -> Future[ValueMesh[Any]]:
+        self._keeper.generation = place.generation
+        joined = self._send(self.workers.join, at, place, streams)
+        self.generation = place.generation  # workers go on in it, whether somebody waits for that or not
+        return joined
 
-    def regroup(self) -> None:
-        """The next generation, unless another mesh on these processes has made it already since it lost its tensors.
+    def use(self, stream: Stream, opening: Open) -> None:
+        """From now on a stream goes on in each generation, for as long as somebody has it."""
+        self._streams[stream.number] = stream
+        self._openings[stream.number] = opening
+
+    def regroup(self, over: int) -> None:
+        """The generation after `over`, whose collectives were ended; does nothing where it is there already. Blocks.
 
         Raises DeviceMeshError where processes are missing.
         """
-        if any(stream.lost is None for stream in self._streams):
-            return
-        self.group()
+        with self._lock:
+            if self.generation > over:
+                return
+            reached = self._all(self.workers.reached)
+            going_on: dict[int, tuple[Open, int, int]] = {}
+            for number in sorted(self._streams):
+                of_ranks = [streams[number] for streams in reached.values() if number in streams] or [(0, 0)]
+                start, stop = min(done for done, _ in of_ranks), max(begun for _, begun in of_ranks)
+                going_on[number] = (self._openings[number], start, stop)
+            self._group(going_on)
+
+    def revive(self, stream: Stream) -> None:
+        """Has a stream that was lost go on, where the mesh has been healed since; its tensors are gone.
+
+        Blocks. Raises ContentsLostError where the mesh has not been healed.
+        """
+        with self._lock:
+            if stream.lost is None:
+                return
+            if self._state.stopped is not None or runtime().part(Driver).failed(self._state.uid):
+                raise ContentsLostError(stream.lost)
+            self.regroup(self.generation)
+            for each in tuple(self._streams.values()):
+                each.begin_anew()
+
+    def _lose(self, reason: str) -> None:
+        """A process is gone, and with it a part of all tensors (engine thread)."""
+        for stream in tuple(self._streams.values()):
+            stream.lost = gone(self._state.name, reason)
 
     def sender(self, region: Region) -> Callable[..., Future[ValueMesh[Any]]]:
         """What hands a batch to the workers of some of the processes."""
         workers: Any = part_of(self.workers, region)
         return partial(self._send, workers.batch)
 
-    def _send(self, batch: Any, *args: Any) -> Future[ValueMesh[Any]]:
-        return batch.call(*args)  # type: ignore[no-any-return]
+    def _send(self, endpoint: Any, *args: Any) -> Future[ValueMesh[Any]]:
+        token = current.set(self._context)
+        try:
+            return endpoint.call(*args)  # type: ignore[no-any-return]
+        finally:
+            current.reset(token)
 
 
 def processes_of(procs: ProcMesh, device: str) -> Processes:

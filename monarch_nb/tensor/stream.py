@@ -10,14 +10,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain, count
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, runtime
-from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, WHOLE, Define, Making, Put, Run, encode_numbers
-from monarch_nb.tensor.errors import ContentsLostError, Failure, TensorError, by_operation
+from monarch_nb.supervision import SupervisionError
+from monarch_nb.tensor.batch import Batch, Group, Item, Sites, Watcher
+from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, SHARDS, WHOLE, Define, Making, Put, Run, encode_numbers
+from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken, by_operation, gone
+from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.flusher import Flusher
 from monarch_nb.tensor.makings import Makings
 from monarch_nb.tensor.origin import Place, origin_of, place
@@ -26,9 +29,6 @@ from monarch_nb.tensor.references import LiveEntry, Reference
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
-
-# A command, and the line that issued it. The object of an `OBJECT` command stands in it until it is sent.
-Item = tuple[tuple[Any, ...], "Place | Sites | None"]
 
 BATCH = 256  # commands that are sent together
 AHEAD = 4096  # commands that may be under way: the controller waits then
@@ -42,34 +42,11 @@ _flusher = Flusher()
 _numbers = count(1)
 
 
-class Batch:
-    """Commands that were sent together, from the first operation's number on, and where each was issued."""
-
-    def __init__(self, first: int, places: list[Place | None], nbytes: int, future: Future[Any]) -> None:
-        self.first, self.places, self.nbytes, self.future = first, places, nbytes, future
-
-
-class Watcher(Protocol):
-    """Sees what is issued, at the moment it is."""
-
-    def issued(self, command: tuple[Any, ...], where: Place | None) -> None:
-        """A command."""
-
-    def asked(self, what: str, where: Place | None) -> None:
-        """The program waits for the workers."""
-
-
-class Sites(tuple[Place | None, ...]):
-    """Where the operations were issued that one command runs again."""
-
-    __slots__ = ()
-
-
 class Stream:
     """The controller's end of one mesh. `title` is the mesh's name; `send` hands a batch to the workers."""
 
     def __init__(
-        self, title: str, propagator: Propagator, device: Any, send: Callable[..., Future[ValueMesh[Any]]]
+        self, title: str, propagator: Propagator, device: Any, send: Callable[..., Future[ValueMesh[Any]]], group: Group
     ) -> None:
         self.number = next(_numbers)
         self.title, self.propagator, self.device = title, propagator, device
@@ -86,11 +63,14 @@ class Stream:
         self.drawn = 0  # random operations since it was set
         self.quiet = True  # nothing waits to be sent
         self.lost: str | None = None  # why its tensors are gone
-        self._send = send
+        self.lives = 0  # how often it has gone on after a heal
+        self.gone: dict[int, str] = {}  # tensors whose contents are, and why; nothing can be done with them
+        self._send, self._group = send, group
         self._context: Context = runtime().context()
         self._batches: deque[Batch] = deque()  # not answered yet
         self._batch = count()
         self._issued = 0  # operations that were sent
+        self._over = -1  # the generation of process groups that is over
         self._failed: dict[int, TensorError] = {}  # by operation, the last of them
         self._untold: deque[TensorError] = deque()  # those that have not been raised yet
         self._lock = threading.RLock()  # of sending
@@ -122,6 +102,7 @@ class Stream:
             self.queue.append(((FREE, number), None))
             if entries.pop(number, None) is None:
                 self.aside.pop(number, None)
+            self.gone.pop(number, None)
             ended.popleft()
 
     def _stir(self) -> None:
@@ -152,6 +133,7 @@ class Stream:
 
     def hold(self, meta: Meta, where: Place | None) -> Reference:
         """A reference to a tensor that the next command makes."""
+        self.come_back()
         reference = Reference(self, self.next())
         self.table.entries[reference.number] = LiveEntry(reference, self.ended.append, meta, where)
         return reference
@@ -228,7 +210,7 @@ class Stream:
         try:
             future = self._send(self.number, next(self._batch), first, numbers, tuple(objects))
         except BaseException as error:
-            self.lose(f"the tensors of {self.title} are gone: a batch could not be sent ({error})")
+            self.lose(gone(self.title, f"a batch could not be sent ({error})"))
             raise
         finally:
             current.reset(token)
@@ -251,6 +233,7 @@ class Stream:
         """Takes what has been answered. Raises what broke the mesh."""
         while self._batches and self._batches[0].future.done():
             self._take(self._batches[0])
+        self._go_on()
 
     def _take(self, batch: Batch) -> ValueMesh[Any]:
         """The answers to a batch, and to all before it; waits for them."""
@@ -259,17 +242,22 @@ class Stream:
                 self._take(self._batches[0])
             try:
                 answers: ValueMesh[Any] = batch.future.get()
+            except SupervisionError as error:
+                self.lose(gone(self.title, "a process of it has ended"))
+                raise broken(self.title, error, batch.places) from None
             except Exception as error:
-                self.lose(f"the tensors of {self.title} are gone: {error}")
+                self.lose(gone(self.title, str(error)))
                 raise
             uninterrupted(self._settle, batch, answers)
+            self._go_on()
             return answers
 
     def _settle(self, batch: Batch, answers: ValueMesh[Any]) -> None:
         if not self._batches or self._batches[0] is not batch:
             return
         self._batches.popleft()
-        failures = [failure for _, (each, _) in answers for failure in each]
+        self._over = max(self._over, *(over for _, (_, _, over) in answers))
+        failures = [failure for _, (each, _, _) in answers for failure in each]
         for number, of_ranks in by_operation(failures).items():
             where = batch.places[number - batch.first]
             error = TensorError(of_ranks[0].operation, origin_of(where), of_ranks, self.title)
@@ -278,12 +266,49 @@ class Stream:
         while len(self._failed) > KEPT:
             del self._failed[next(iter(self._failed))]
 
+    def _go_on(self) -> None:
+        """Not all ranks failed: whoever waited for them was freed, and their group is of no use any more."""
+        if self._over >= 0:
+            self._group.regroup(self._over)
+            self._over = -1
+
     def lose(self, reason: str) -> None:
         """Nothing of it can be used any more."""
         if self.lost is None:
             self.lost = reason
         self.queue.clear()
         self._batches.clear()
+
+    def come_back(self) -> None:
+        """Goes on where the mesh was lost, and has been healed since; blocks then. Raises ContentsLostError if not."""
+        if self.lost is not None:
+            self._group.revive(self)
+
+    def begin_anew(self) -> None:
+        """The mesh has been healed: what is made from now on is there, and what there was is gone until restored."""
+        if self.lost is None:
+            return
+        why, self.lost = self.lost, None
+        self.lives += 1
+        self.told.clear()
+        self.makings = Makings()
+        self.free()
+        self.gone = dict.fromkeys(tuple(self.table.entries), why)
+        self.queue.extend(((FREE, number), None) for number in self.gone)
+
+    def refuse_gone(self, numbers: Iterable[int]) -> None:
+        """Raises ContentsLostError where contents of one of these tensors are gone."""
+        for number in numbers:
+            why = self.gone.get(number)
+            if why is not None:
+                entry = self.table.entries[number]
+                made = origin_of(entry.place)
+                raise ContentsLostError(
+                    f"the contents of {entry.meta!r} are gone, since the mesh was healed. Restore them: "
+                    "monarch.checkpoint(...).restore(), model.load_state_dict(...), or tensor.copy_(values)"
+                    + (f"\n  it was made at {made}" if made else "")
+                    + f"\n  {why}"
+                )
 
     # -- synchronising ----------------------------------------------------------------------------------------------
 
@@ -300,24 +325,32 @@ class Stream:
         self.table.synchronised(where, what)
         if self.watcher is not None:
             self.watcher.asked(what, where)
-        if self.lost is not None:
-            raise ContentsLostError(self.lost)
+        self.come_back()
         answers = self._take(self._send_asking(command, where))
         self.raise_failures()
-        values = ValueMesh(answers.extent, [values[-1] for _, (_, values) in answers])
+        values = ValueMesh(answers.extent, [values[-1] for _, (_, values, _) in answers])
         lost = [value for _, value in values if isinstance(value, Failure)]
         if lost:
-            known = self._failed.get(lost[0].number)
+            known = self._failed.get(lost[0].number) if lost[0].stream == self.number else None
             raise known.again() if known is not None else TensorError(lost[0].operation, None, lost, self.title)
         return values
 
     def fetch(self, number: int, what: str) -> torch.Tensor:
         """The whole of a tensor, as a local one; `what` is how the program asked for it. As `ask` does."""
-        return cast(torch.Tensor, self.ask((WHOLE, number), what).get(0))
+        return cast(torch.Tensor, self._of((WHOLE, number), what).get(0))
 
     def number_in(self, number: int, what: str) -> Any:
         """The one element of a tensor, as Python's. As `ask` does."""
-        return self.ask((NUMBER, number), what).get(0)
+        return self._of((NUMBER, number), what).get(0)
+
+    def shards_of(self, number: int) -> ValueMesh[torch.Tensor]:
+        """What each rank holds of a tensor. As `ask` does."""
+        return self._of((SHARDS, number), "local_shards")
+
+    def _of(self, command: tuple[int, int], what: str) -> ValueMesh[Any]:
+        self.come_back()
+        self.refuse_gone(command[1:])
+        return self.ask(command, what)
 
     def _send_asking(self, command: tuple[Any, ...], where: Place | None) -> Batch:
         """Sends all that was issued, and then a command, whose answer is the last in that of the batch."""

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from monarch_nb.tensor.commands import Define, Number
 from monarch_nb.tensor.compiled.program import Sent, Trace
 from monarch_nb.tensor.compiled.source import Constant, Source, source_of, variables
-from monarch_nb.tensor.errors import Failure
+from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.propagation import leaves, overload, placed, spec_of
 from monarch_nb.tensor.seeds import later
 from monarch_nb.tensor.workers.lost import Lost
@@ -75,6 +75,11 @@ class Replay:
                 names[name] = seeds.node_of(seeder(self._mesh, dims))
         self._run = graph_of(self._source, names, shards, seeds, self._backend)
         return self._run
+
+    def written(self, given: Sequence[Number]) -> list[Number]:
+        """The tensors that it changes."""
+        numbers = (*given, *self._fixed)
+        return [numbers[at] for at in self._program.written]
 
     # -- when an operation fails ------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch_nb.tensor.batch import Sites
 from monarch_nb.tensor.commands import REPLAY
 from monarch_nb.tensor.compiled.capture import Capture, Leaf, Slot
 from monarch_nb.tensor.compiled.errors import CompileError
@@ -15,7 +16,7 @@ from monarch_nb.tensor.compiled.program import Trace
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.references import Reference
 from monarch_nb.tensor.seeds import seed_number
-from monarch_nb.tensor.stream import Sites, Stream
+from monarch_nb.tensor.stream import Stream
 from monarch_nb.transport import held_back
 
 _HANDLE_ALONE = (
@@ -31,6 +32,7 @@ class Variant:
         self, capture: Capture, leaves: Sequence[Any], floats: tuple[float, ...], watched: Watched, backend: str
     ) -> None:
         self.stream: Stream = capture.stream
+        self._life = self.stream.lives
         self.floats = floats
         self.capture, self.watched = capture, watched
         self.calls = 0
@@ -56,6 +58,8 @@ class Variant:
         """Why this program is not what the step would do now, "" where it is as far as can be seen."""
         if self.stream.lost is not None:
             return "the mesh has lost its tensors"
+        if self.stream.lives != self._life:
+            return "the mesh was healed since"
         changed = self.watched.changed()
         if changed:
             return changed
@@ -83,6 +87,8 @@ class Variant:
         stream, sites = self.stream, self.capture.made_at
         given = [leaves[at].reference.number for at in self._given]
         given += [_grad(slot).reference.number for slot in self._read]
+        if stream.gone:
+            stream.refuse_gone((*given, *self._fixed))
         references = [stream.hold(meta, sites[at]) for at, meta in enumerate(self._metas[: self._results])]
         into = [reference.number for reference in references]
         for at, gradient in enumerate(self._made, self._results):

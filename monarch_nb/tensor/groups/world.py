@@ -1,19 +1,26 @@
-"""The process group of all processes of a proc mesh, on one of them. Each generation is a new group.
+"""The process group of all processes of a proc mesh, on one of them, and those along the dimensions of its meshes.
 
-Its processes find each other through a store that the first of them keeps, and exchange data over connections of
-gloo's, or NCCL's, own. Neither is encrypted nor authenticated. On one host both listen on the loopback interface alone.
+Each generation is a new group: one of which a member has failed, or has left a collective, is of no use any more. Its
+processes find each other through a store that the first of them keeps, and exchange data over connections of gloo's, or
+NCCL's, own. Neither is encrypted nor authenticated. On one host both listen on the loopback interface alone.
 """
 
 import datetime
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore, _resolve_process_group
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from monarch_nb.tensor.groups.connections import Connections
+from monarch_nb.tensor.propagation import Layout
 
 _LOOPBACK = "127.0.0.1"
 _TIMEOUT = datetime.timedelta(minutes=30)  # of a collective; who waits is freed long before, by what ends the wait
@@ -26,13 +33,28 @@ class StoreAt(msgspec.Struct, array_like=True, frozen=True):
     port: int
 
 
+class Place(msgspec.Struct, array_like=True, frozen=True):
+    """What a process has to know of a generation to become a member."""
+
+    group: str  # the uid of the proc mesh
+    controller: str  # address of the process that keeps the group
+    generation: int
+    members: tuple[int, ...]  # ranks of the proc mesh; those of the group are the places in it
+    per_host: int  # processes that share the cores of a host
+    device: str
+
+
 class World:
     """This process's part in it."""
 
     def __init__(self) -> None:
         self.generation = -1
+        self.rank = 0
+        self.connections = Connections()
+        self.size = 0
         self._store: Any = None  # where this process keeps it
         self._ours = False  # the default group of this process is this world
+        self._meshes: dict[str, DeviceMesh] = {}
 
     def keep_store(self, one_host: bool) -> StoreAt:
         """Starts the store, in the process of rank 0; another generation uses the same."""
@@ -44,10 +66,11 @@ class World:
             self._at = StoreAt(host, port)
         return self._at
 
-    def join(self, at: StoreAt, generation: int, rank: int, size: int, per_host: int, device: str) -> None:
+    def join(self, at: StoreAt, place: Place, rank: int, connections: Connections) -> None:
         """Becomes a member; blocks until all are. One of an earlier generation is let go first.
 
-        Raises RuntimeError where the process has a group of somebody else's.
+        Meshes that were made in that one go on in this one. `connections` takes note of what is opened. Raises
+        RuntimeError where the process has a group of somebody else's, or where this one is cut meanwhile.
         """
         if dist.is_initialized() and not self._ours:
             raise RuntimeError(
@@ -55,25 +78,90 @@ class World:
                 "processes that have none, or call torch.distributed.destroy_process_group() there first"
             )
         self.leave()
-        _share_cores(per_host)
+        _share_cores(place.per_host)
         if at.host == _LOOPBACK and "GLOO_SOCKET_IFNAME" not in os.environ:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-        store = TCPStore(at.host, at.port, is_master=False)
-        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-        dist.init_process_group(
-            backend,
-            rank=rank,
-            world_size=size,
-            store=PrefixStore(f"generation {generation}", store),
-            timeout=_TIMEOUT,
-        )
-        self._ours, self.generation = True, generation
+        os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # connections have to be there to be known
+        self.rank, self.size, self.generation = rank, len(place.members), place.generation
+        c10d._world.group_count = 0  # the group's name has to be the same on all, also where an earlier attempt failed
+        with connections.noted():  # the store's, too: who waits there for a member that has died is freed
+            store = TCPStore(at.host, at.port, is_master=False)
+            backend = "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo"
+            dist.init_process_group(
+                backend,
+                rank=rank,
+                world_size=self.size,
+                store=PrefixStore(f"generation {place.generation}", store),
+                timeout=_TIMEOUT,
+            )
+            self._ours = True
+            dist.barrier()
+        for name, mesh in sorted(self._meshes.items()):
+            self._connect(name, mesh)
+
+    def mesh(self, name: str, layout: Layout, ranks: Sequence[int]) -> DeviceMesh:
+        """The mesh of these members; all of them call this, in the same order as other collectives.
+
+        `name` tells it from others. It goes on in later generations.
+        """
+        members = torch.tensor(ranks, dtype=torch.int).view(layout.shape)
+        mesh = DeviceMesh(layout.device, members, mesh_dim_names=layout.names, _init_backend=False, _rank=self.rank)
+        self._connect(name, mesh)
+        self._meshes[name] = mesh
+        return mesh
+
+    def own_group(self, name: str, members: Sequence[int]) -> dist.ProcessGroup:
+        """A group for nothing else than `name`, of this generation; all of its members call this. On the CPU."""
+        return _resolve_process_group(self._group(name, list(members), shared=False, backend="gloo"))
+
+    def drop(self, name: str) -> None:
+        """A mesh is not needed any more."""
+        self._meshes.pop(name, None)
 
     def leave(self) -> None:
         """Lets the group go, without taking leave of its members."""
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
         self._ours = False
+
+    def _connect(self, name: str, mesh: DeviceMesh) -> None:
+        """Makes the groups along a mesh's dimensions, under names that are the same in each generation and rank.
+
+        PyTorch's own names count what a process has made before, which differs between ranks that share no mesh.
+        """
+        names = []
+        for dim in range(mesh.ndim):
+            members = [int(rank) for rank in _along(mesh, dim, self.rank)]
+            names.append(self._group(f"{name}/{dim}", members))
+        mesh._dim_group_names = names
+        mesh._pg_registry = {each: _resolve_process_group(each) for each in names}
+
+    def _group(self, name: str, members: list[int], *, shared: bool = True, backend: str | None = None) -> Any:
+        default = c10d._get_default_group()
+        if shared and len(members) == self.size:
+            return default.group_name
+        default_backend, store = c10d._world.pg_map[default]
+        with self.connections.noted():
+            group, _ = c10d._new_process_group_helper(
+                len(members),
+                members.index(self.rank),
+                members,
+                c10d.Backend(backend or default_backend),
+                store,
+                group_name=c10d.GroupName(f"{name} of {members[0]}"),
+                timeout=_TIMEOUT,
+                group_desc=name,
+            )
+        c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(members)}
+        return group.group_name
+
+
+def _along(mesh: DeviceMesh, dim: int, rank: int) -> Sequence[int]:
+    """The members of a mesh that differ from a rank along one dimension only, itself among them."""
+    ranks = mesh.mesh
+    place = (ranks == rank).nonzero()[0].tolist()
+    place[dim] = slice(None)
+    return ranks[tuple(place)].tolist()
 
 
 def _share_cores(processes: int) -> None:

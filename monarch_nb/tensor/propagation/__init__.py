@@ -12,7 +12,7 @@ from monarch_nb._lazy import lazy_names
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
 from .execute import Runner, leaves, overload, placed
 from .lines import user_line
-from .meta import Layout, Meta, Placements, replicated
+from .meta import Layout, Meta, Placements, dense, replicated
 from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, Result, Scalar, Slot, Write
 from .specs import carrier, spec_of
 
@@ -45,6 +45,7 @@ __all__ = [
     "ViewWriteError",
     "Write",
     "carrier",
+    "dense",
     "leaves",
     "overload",
     "placed",

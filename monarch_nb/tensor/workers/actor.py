@@ -4,17 +4,18 @@ import logging
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
-from monarch_nb.runtime import Actor, current, endpoint
+from monarch_nb.runtime import Actor, current, endpoint, runtime
 from monarch_nb.tensor.commands import Open, decode_numbers
-from monarch_nb.tensor.errors import Failure
-from monarch_nb.tensor.groups.world import StoreAt, World
+from monarch_nb.tensor.failure import Failure
+from monarch_nb.tensor.groups.member import Membership
+from monarch_nb.tensor.groups.world import Place, StoreAt
 from monarch_nb.tensor.workers.session import Session
 from monarch_nb.transport import held_back
 
-# What comes back of a batch: the operations that failed on this rank, and what was asked for.
-Receipt = tuple[list[Failure], list[Any]]
+# What comes back of a batch: the operations that failed on this rank, what was asked for, and the generation of process
+# groups that was over before all had run; -1 for none.
+Receipt = tuple[list[Failure], list[Any], int]
 
 
 class TensorWorker(Actor):
@@ -23,7 +24,7 @@ class TensorWorker(Actor):
     def __init__(self) -> None:
         for advice in ("_collective_utils", "_redistribute"):  # which the program cannot take: it has called neither
             logging.getLogger(f"torch.distributed.tensor.{advice}").setLevel(logging.ERROR)
-        self._member = World()
+        self._member = Membership(runtime(), self._progress)
         self._sessions: dict[int, Session] = {}
         self._taken: dict[int, int] = {}  # the last batch of each stream
         self._last: dict[int, Receipt] = {}  # what came of it: a batch may come twice
@@ -36,13 +37,29 @@ class TensorWorker(Actor):
     @endpoint
     def keep_store(self, one_host: bool) -> StoreAt:
         """Starts what the processes find each other through, on rank 0."""
-        return self._member.keep_store(one_host)
+        return self._member.world.keep_store(one_host)
 
     @endpoint
-    def join(self, at: StoreAt, generation: int, size: int, per_host: int, device: str) -> None:
-        """Becomes a member of the world's process group; all streams of an earlier one end."""
-        self._sessions.clear()
-        self._member.join(at, generation, self._rank(), size, per_host, device)
+    def reached(self) -> dict[int, tuple[int, int]]:
+        """Of each stream, how many operations are done, and how many have begun."""
+        return {stream: session.reached for stream, session in self._sessions.items()}
+
+    @endpoint
+    def join(self, at: StoreAt, place: Place, streams: dict[int, tuple[Open, int, int]]) -> None:
+        """Becomes a member of the next generation.
+
+        Of each stream that goes on: its mesh, the first operation that some rank has not done, and the first that none
+        has begun. Others end.
+        """
+        for stream in self._sessions.keys() - streams.keys():
+            self._close(stream)
+        for stream, session in self._sessions.items():
+            session.resume(*streams[stream][1:])
+        rank = place.members.index(self._base_rank())
+        self._member.join(at, place, rank)
+        for stream, (opening, _, _) in sorted(streams.items()):
+            if stream not in self._sessions and rank in opening.ranks:
+                self._open(stream, opening)
 
     @endpoint
     def batch(self, stream: int, number: int, first: int, numbers: bytes, objects: tuple[Any, ...]) -> Receipt:
@@ -59,13 +76,17 @@ class TensorWorker(Actor):
     @endpoint
     def close(self, stream: int) -> None:
         """Ends a stream: its tensors are gone."""
-        self._sessions.pop(stream, None)
-        self._last.pop(stream, None)
-        self._taken.pop(stream, None)
+        self._close(stream)
 
     def __cleanup__(self, error: Exception | None) -> None:
         self._sessions.clear()
-        self._member.leave()
+        self._member.world.leave()
+
+    def _close(self, stream: int) -> None:
+        self._sessions.pop(stream, None)
+        self._last.pop(stream, None)
+        self._taken.pop(stream, None)
+        self._member.world.drop(_name(stream))
 
     def _execute(self, stream: int, first: int, numbers: bytes, objects: tuple[Any, ...]) -> Receipt:
         session = self._sessions.get(stream)
@@ -73,19 +94,32 @@ class TensorWorker(Actor):
         if session is None:
             opening, *objects_left = objects
             assert isinstance(opening, Open)
-            session = self._sessions[stream] = self._open(opening)
+            session = self._open(stream, opening)
             given, first, objects = given[1:], first + 1, tuple(objects_left)
-        receipt = self._last[stream] = session.run(first, given, objects)
+        failures, values = session.run(first, given, objects)
+        over = self._member.world.generation if session.is_halted else -1
+        receipt = self._last[stream] = (failures, values, over)
         return receipt
 
-    def _open(self, opening: Open) -> Session:
-        layout = opening.layout
-        ranks = torch.tensor(opening.ranks, dtype=torch.int).view(layout.shape)
-        mesh = DeviceMesh(layout.device, ranks, mesh_dim_names=layout.names)
-        return Session(mesh, opening.ranks.index(self._rank()))
+    def _open(self, stream: int, opening: Open) -> Session:
+        member = self._member
+        mesh = member.world.mesh(_name(stream), opening.layout, opening.ranks)
+        rank = opening.ranks.index(member.world.rank)
+        session = self._sessions[stream] = Session(stream, mesh, opening.ranks, rank, member)
+        return session
 
-    def _rank(self) -> int:
+    def _progress(self, stream: int) -> int:
+        session = self._sessions.get(stream)
+        return session.done if session is not None else 0
+
+    @staticmethod
+    def _base_rank() -> int:
         """Its place in the proc mesh."""
         context = current.get()
         assert context is not None
         return context.actor_instance.base_rank
+
+
+def _name(stream: int) -> str:
+    """How the groups of a stream's mesh are called."""
+    return f"mesh {stream:09}"  # sorted as the numbers are

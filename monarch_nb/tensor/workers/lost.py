@@ -1,6 +1,6 @@
 """What stands for a tensor that could not be made."""
 
-from monarch_nb.tensor.errors import Failure
+from monarch_nb.tensor.failure import Failure
 
 
 class Lost:

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from monarch_nb.tensor.commands import Making, Parts
-from monarch_nb.tensor.propagation import overload
+from monarch_nb.tensor.propagation import dense, overload
 
 
 def maker(told: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
@@ -23,6 +23,9 @@ def maker(told: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
     def part() -> DTensor:
         local, _ = compute_local_shape_and_global_offset(meta.shape, mesh, meta.placements)
         made = operation(local, *told.args[1:], **told.kwargs, device=device)
+        laid = dense(meta.stride, local)
+        if laid != made.stride():
+            made = torch.empty_strided(local, laid, dtype=made.dtype, device=device).copy_(made)
         return DTensor.from_local(
             made, mesh, meta.placements, run_check=False, shape=torch.Size(meta.shape), stride=meta.stride
         )

@@ -15,7 +15,6 @@ from monarch_nb.tensor.commands import (
     OBJECT,
     REPLAY,
     SHARDS,
-    WHOLE,
     Define,
     Making,
     Number,
@@ -26,36 +25,79 @@ from monarch_nb.tensor.commands import (
 )
 from monarch_nb.tensor.compiled.program import Trace
 from monarch_nb.tensor.compiled.replay import Replay
-from monarch_nb.tensor.errors import Failure
+from monarch_nb.tensor.failure import Failure
+from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.propagation import carrier
+from monarch_nb.tensor.workers.journal import ASKING, Journal
 from monarch_nb.tensor.workers.lost import Lost, LostInputError
 from monarch_nb.tensor.workers.making import made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
 from monarch_nb.wire import format_exception
 
-_ASKING = frozenset({WHOLE, NUMBER, SHARDS})
+
+class HaltedError(Exception):
+    """Ends a compiled step of which nothing more is to be run."""
+
+
+class Tensors(Env):
+    """Those of a stream. One that is not there was on a process that is gone, and this one is in its place."""
+
+    def __missing__(self, number: Number) -> Lost:
+        return Lost(Failure(0, "heal_mesh", 0, "ContentsLostError", "a process that held a shard of it is gone", ""))
 
 
 class Session:
-    """Takes batches; `rank` is this process's place in the mesh."""
+    """Takes batches; `ranks` are the members of its mesh, `rank` is this process's place among them."""
 
-    def __init__(self, mesh: DeviceMesh, rank: int) -> None:
-        self._mesh, self._rank = mesh, rank
-        self.env: Env = {}
+    def __init__(self, stream: int, mesh: DeviceMesh, ranks: tuple[int, ...], rank: int, member: Membership) -> None:
+        self._stream, self._mesh, self._ranks, self._rank, self._member = stream, mesh, ranks, rank, member
+        self.env: Env = Tensors()
         self._plans: dict[Number, Executable | Unusable] = {}
+        self._journal = Journal(self._plans)
         self._failures: list[Failure] = []
-        self._number = 0  # of the operation that runs
+        self._number = -1  # of the operation that runs, or ran last
+        self._begun: int | None = None  # the first operation of the compiled step that runs
+        self._runs = False
+        self._halted: Failure | None = None  # nothing is run any more in this generation, for this
+        self._reached = (0, 0)  # the operations that were done, and that were begun, when it halted
+
+    @property
+    def done(self) -> int:
+        """How many operations it has done. From any thread."""
+        return self._number if self._runs else self._number + 1
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """How many operations it has done, and how many it has begun."""
+        return self._reached if self._halted is not None else (self._number + 1, self._number + 1)
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether commands are only gone through, because this generation of its group is over."""
+        return self._halted is not None
 
     def run(self, first: int, numbers: Sequence[Number], objects: Sequence[Any]) -> tuple[list[Failure], list[Any]]:
         """Runs a batch, whose first command is the stream's `first`; gives the failures, and what was asked for."""
-        self._number = first - 1
-        self._failures = []
+        self._number, self._failures, self._runs = first - 1, [], True
+        self._journal.note(first, numbers, objects)
         values: list[Any] = []
-        waiting = deque(objects)
+        try:
+            if self._halted is None and self._member.over is not None:
+                self._halt(self._told_by_others(), (first, first))
+            waiting = deque(objects)
+            at = self._execute(numbers, waiting, values)
+            if self._halted is not None:
+                self._go_through(numbers, at, waiting, values)
+        finally:
+            self._runs = False
+        return self._failures, values
+
+    def _execute(self, numbers: Sequence[Number], waiting: deque[Any], values: list[Any]) -> int:
+        """Runs commands; gives where it stopped."""
         at, end = 0, len(numbers)
         env, plans = self.env, self._plans
         with torch.no_grad():
-            while at < end:
+            while at < end and self._halted is None:
                 code = numbers[at]
                 if code == FREE:
                     env.pop(numbers[at + 1], None)
@@ -66,7 +108,7 @@ class Session:
                     at += 1
                     self._object(waiting.popleft(), values)
                     continue
-                if code in _ASKING:
+                if code in ASKING:
                     self._asked(code, numbers[at + 1], values)
                     at += 2
                     continue
@@ -80,7 +122,65 @@ class Session:
                 except BaseException as error:
                     self._failed(plan, command, error)
                 at += plan.length
-        return self._failures, values
+        return at
+
+    # -- when the group is over -------------------------------------------------------------------------------------
+
+    def _halt(self, failure: Failure, reached: tuple[int, int]) -> None:
+        self._halted, self._reached = failure, reached
+
+    def _go_through(self, numbers: Sequence[Number], at: int, waiting: deque[Any], values: list[Any]) -> None:
+        """Runs nothing, as a program that has raised an error runs nothing of what follows; keeps count and plans."""
+        halted = self._halted
+        assert halted is not None
+        gone = Lost(halted)
+        while at < len(numbers):
+            code = numbers[at]
+            if code == FREE:
+                self.env.pop(numbers[at + 1], None)
+                at += 2
+                continue
+            self._number += 1
+            if code == OBJECT:
+                at += 1
+                command = waiting.popleft()
+                if isinstance(command, Define | Making):
+                    self._object(command, values)
+                elif isinstance(command, Put | Parts):
+                    self.env[command.result] = gone
+                elif isinstance(command, Trace):
+                    self._object(command, values)
+                elif isinstance(command, Run):
+                    values.append(halted)
+            elif code in ASKING:
+                values.append(halted)
+                at += 2
+            elif code == REPLAY:
+                at = self._pass_over(numbers, at + 1, gone)
+            else:
+                plan = self._plans[code]
+                for number in numbers[at : at + plan.length][plan.results]:
+                    self.env[number] = gone
+                at += plan.length
+
+    def resume(self, start: int, stop: int) -> None:
+        """Goes on in the next generation.
+
+        All ranks have done the operations before `start`, and none has begun those from `stop` on: what is between is
+        not the same on all, so that what it made and wrote to is lost.
+        """
+        made, written = self._journal.touched(start, stop)
+        gone = Lost(self._halted or self._told_by_others())
+        for number in made | {number for number in written if number in self.env}:
+            self.env[number] = gone
+        self._halted = None
+
+    def _told_by_others(self) -> Failure:
+        over = self._member.over
+        if over is not None and over.failures:
+            return over.failures[0]
+        reason = over.reason if over is not None else "the mesh was grouped anew"
+        return Failure(self._number, "the mesh", self._rank, "DeviceMeshError", reason, "", self._stream)
 
     def tensor(self, number: Number) -> Any:
         """A tensor by its number. Raises LostInputError for one that could not be made."""
@@ -160,37 +260,77 @@ class Session:
         """Runs a compiled step; gives where the next command begins. It counts as all its operations."""
         program, operations, inputs, outputs, seed = map(int, numbers[at : at + 5])
         begin, middle, end = at + 5, at + 5 + inputs, at + 5 + inputs + outputs
-        first = self._number
+        first = self._begun = self._number
 
         def failed(operation: int, name: str, error: BaseException) -> Failure:
             self._number = first + operation
-            return self._failure(name, error)
+            failure = self._failure(name, error)
+            if self._halted is not None:
+                raise HaltedError
+            return failure
 
         replay = self.env[program]
         if isinstance(replay, Lost):
             self.env.update(dict.fromkeys(numbers[middle:end], replay))
         else:
-            replay.run(self.env, numbers[begin:middle], numbers[middle:end], seed, failed)
+            changed = replay.written(numbers[begin:middle])
+            self._journal.replayed(first, operations, numbers[middle:end], changed)
+            try:
+                replay.run(self.env, numbers[begin:middle], numbers[middle:end], seed, failed)
+            except HaltedError:
+                assert self._halted is not None
+                self.env.update(dict.fromkeys((*numbers[middle:end], *changed), Lost(self._halted)))
+                self._reached = (first, first + operations)
+        self._begun = None
         self._number = first + operations - 1
         return end
+
+    def _pass_over(self, numbers: Sequence[Number], at: int, gone: Lost) -> int:
+        """A compiled step that is not run any more."""
+        program, operations, inputs, outputs = map(int, numbers[at : at + 4])
+        middle = at + 5 + inputs
+        replay, made = self.env[program], numbers[middle : middle + outputs]
+        changed = [] if isinstance(replay, Lost) else replay.written(numbers[at + 5 : middle])
+        self._journal.replayed(self._number, operations, made, changed)
+        self.env.update(dict.fromkeys(made, gone))
+        self._number += operations - 1
+        return middle + outputs
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _failed(self, plan: Told, command: Sequence[Number], error: BaseException) -> None:
+        """What an operation has made is lost. One that could not begin has left alone what it was to change."""
         tensors = command[plan.tensors]
-        before = (self.env.get(number) for number in tensors)
-        lost = next((value.failure for value in before if isinstance(value, Lost)), None)
-        gone = Lost(lost if lost is not None else self._failure(plan.operation, error))
-        for number in (*command[plan.results], *(tensors[place] for place in plan.writes)):
+        before = (self.env[number] for number in tensors)
+        gone = next((value for value in before if isinstance(value, Lost)), None)
+        changed = command[plan.results]
+        if gone is None:
+            gone = Lost(self._failure(plan.operation, error))
+            if not isinstance(error, LostInputError):
+                changed = (*changed, *(tensors[place] for place in plan.writes))
+        for number in changed:
             self.env[number] = gone
 
     def _failure(self, operation: str, error: BaseException) -> Failure:
+        """The error as it is told. If other ranks have not failed alike, nothing more is run in this generation."""
         if isinstance(error, LostInputError):
             return error.failure
         told = format_exception(error) if operation == "run" else traceback.format_exception_only(error)
-        story = "".join(told)
-        failure = Failure(self._number, operation, self._rank, type(error).__name__, str(error), story)
-        self._failures.append(failure)
+        failure = Failure(
+            self._number, operation, self._rank, type(error).__name__, str(error), "".join(told), self._stream
+        )
+        if self._member.over is None and self._member.all_failed(failure, self._ranks, self._begun):
+            self._failures.append(failure)
+            return failure
+        over = self._member.over
+        if over is not None and any(
+            (one.stream, one.number, one.rank) == (self._stream, self._number, self._rank) for one in over.failures
+        ):
+            self._failures.append(failure)
+        else:  # it comes of what has ended the generation
+            failure = self._told_by_others()
+        if self._halted is None:
+            self._halt(failure, (self._number, self._number + 1))
         return failure
 
 

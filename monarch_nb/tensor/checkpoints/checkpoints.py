@@ -1,0 +1,167 @@
+"""`monarch.checkpoint`: saves a model and its optimizer while it is trained, and restores them."""
+
+import os
+import pickle
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Replicate
+
+from monarch_nb.supervision import DeviceMeshError
+from monarch_nb.tensor.checkpoints import workers
+from monarch_nb.tensor.checkpoints.state import Kept, kept_in, put_into, put_together, taken_apart
+from monarch_nb.tensor.commands import Run, TensorOf
+from monarch_nb.tensor.factories import make, refill
+from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.stream import Stream
+
+aten = torch.ops.aten
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be saved or restored."""
+
+
+class Checkpoints:
+    """Those of one training, in a folder; `monarch.checkpoint` makes it."""
+
+    def __init__(
+        self, state: Any, optimizer: torch.optim.Optimizer | None, every: int | None, folder: str, keep: int
+    ) -> None:
+        if (every is not None and every < 1) or keep < 1:
+            raise ValueError("checkpoint: every and keep have to be 1 or more")
+        self.folder = os.path.abspath(os.path.expanduser(folder))
+        self._state, self._optimizer, self._every, self._keep = state, optimizer, every, keep
+        _ = self._stream  # an error is told here
+
+    @property
+    def _stream(self) -> Stream:
+        _, tensors = taken_apart(self._whole())
+        if not tensors:
+            raise ValueError(
+                "checkpoint: there is no sharded tensor in this. Send the model to a mesh first, with "
+                "model.to(mesh.device) or monarch.distribute; save others with torch.save"
+            )
+        streams = {tensor.reference.stream for tensor in tensors.values()}
+        if len(streams) > 1:
+            raise ValueError("checkpoint: tensors of several meshes; make one checkpoint of each")
+        return streams.pop()
+
+    def _whole(self) -> dict[str, Any]:
+        state = self._state
+        whole = {"model": state.state_dict() if isinstance(state, torch.nn.Module) else state}
+        if self._optimizer is not None:
+            whole["optimizer"] = self._optimizer.state_dict()
+        return whole
+
+    # -- saving -----------------------------------------------------------------------------------------------------
+
+    def step(self, number: int) -> bool:
+        """Saves after each `every`-th step; call it with the number of each step that is done. Whether it saved."""
+        if self._every is None or number % self._every:
+            return False
+        self.save(number)
+        return True
+
+    def save(self, number: int) -> None:
+        """Saves now, as step `number`. Does not block: workers copy their shards in order with the operations, and
+        write the copies while they go on.
+
+        Raises ContentsLostError where contents are gone.
+        """
+        stream = self._stream
+        rest, tensors = taken_apart(self._whole())
+        stream.come_back()
+        stream.refuse_gone(tensor.reference.number for tensor in tensors.values())
+        about = {"state": rest, "random": (stream.seed, stream.drawn)}
+        state = {name: TensorOf(tensor.reference.number, sharded=True) for name, tensor in tensors.items()}
+        arguments = (state, self.folder, number, secrets.token_hex(4), pickle.dumps(about), self._keep)
+        stream.tell(Run(workers.save, arguments, {}))
+
+    def wait(self) -> None:
+        """Blocks until all that was to be saved is on disk. Raises CheckpointError where that failed."""
+        told = self._stream.run_everywhere(Run(workers.finished, (self.folder,), {}))
+        wrong = {rank: text for rank, text in enumerate(told.values()) if text}
+        if wrong:
+            rank, text = next(iter(wrong.items()))
+            raise CheckpointError(f"rank {rank} could not save into {self.folder}: {text}")
+
+    # -- restoring --------------------------------------------------------------------------------------------------
+
+    def restore(self, step: int | None = None) -> int | None:
+        """Brings the latest complete checkpoint back, or that of a step; gives its step, None where there is none.
+
+        The mesh may have another shape than the one it was saved from. Blocks. Raises CheckpointError where it does not
+        fit, DeviceMeshError where the mesh is broken: heal it first.
+        """
+        stream = self._stream
+        stream.run_everywhere(Run(workers.finished, (self.folder,), {}))  # one that was cut off is none
+        found = stream.run_everywhere(Run(workers.find, (self.folder, step), {})).values()
+        first = next(iter(found))
+        if first is None:
+            return None
+        number: int = first[0]
+        about = pickle.loads(first[1])
+        rest = about["state"]
+        _, there = taken_apart(self._whole())
+        tensors = {kept.name: self._place(stream, kept, there.get(kept.name)) for kept in kept_in(rest)}
+        missing = [name for name in there if name not in tensors and name.startswith("model.")]
+        if missing:
+            raise CheckpointError(f"the checkpoint of step {number} in {self.folder} has no {', '.join(missing[:3])}")
+        self._load(stream, tensors, number)
+        stream.seed, stream.drawn = about["random"]
+        state = put_together(rest, lambda kept: tensors[kept.name])
+        if isinstance(self._state, torch.nn.Module):
+            local = {name: value for name, value in state["model"].items() if not isinstance(value, MeshTensor)}
+            self._state.load_state_dict(local, strict=False)
+        else:
+            put_into(self._state, state["model"])
+        if self._optimizer is not None and "optimizer" in state:
+            self._optimizer.load_state_dict(state["optimizer"])
+        return number
+
+    def _place(self, stream: Stream, kept: Kept, there: MeshTensor | None) -> MeshTensor:
+        """The tensor that a saved one is read into."""
+        if there is not None:
+            if there.meta.shape != kept.shape or there.meta.dtype != kept.dtype:
+                raise CheckpointError(
+                    f"{kept.name} is {tuple(there.shape)} {there.dtype}, and was {kept.shape} {kept.dtype} when it was "
+                    "saved: this is another model"
+                )
+            return there
+        placements = kept.placements
+        for parameter in self._parameters(kept):
+            placements = parameter.meta.placements
+        if len(placements) != len(stream.layout.shape) or any(one.is_partial() for one in placements):
+            placements = (Replicate(),) * len(stream.layout.shape)
+        return make(stream, aten.empty.memory_format, (kept.shape,), {"dtype": kept.dtype}, placements)
+
+    def _parameters(self, kept: Kept) -> Iterator[MeshTensor]:
+        """The parameter that an optimizer has kept a tensor of the same shape for."""
+        words = kept.name.split(".")
+        if self._optimizer is None or words[:2] != ["optimizer", "state"] or not words[2].isdecimal():
+            return
+        parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
+        at = int(words[2])
+        if at < len(parameters) and isinstance(parameters[at], MeshTensor) and parameters[at].meta.shape == kept.shape:
+            yield parameters[at]
+
+    def _load(self, stream: Stream, tensors: dict[str, MeshTensor], number: int) -> None:
+        gone = {one.reference.number: why for one in tensors.values() if (why := stream.gone.get(one.reference.number))}
+        for tensor in tensors.values():
+            if tensor.reference.number in gone:
+                refill(tensor)
+        state = {name: TensorOf(tensor.reference.number, sharded=True) for name, tensor in tensors.items()}
+        try:
+            stream.run_everywhere(Run(workers.load, (state, self.folder, number), {}))
+        except DeviceMeshError:
+            raise
+        except BaseException as error:
+            stream.gone.update(gone)  # what was read of it is not the whole
+            if not isinstance(error, Exception):
+                raise
+            raise CheckpointError(
+                f"the checkpoint of step {number} in {self.folder} cannot be read: {error}"
+            ) from error

@@ -1,0 +1,92 @@
+"""What workers do for checkpoints: each writes and reads its own shards, by torch.distributed.checkpoint."""
+
+import threading
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load as read_shards
+from torch.distributed.checkpoint.state_dict_saver import save as write_shards
+from torch.distributed.tensor import DTensor
+
+from monarch_nb.runtime import runtime
+from monarch_nb.tensor.checkpoints import folder as folders
+
+_saves: dict[str, "Save"] = {}  # the last one into each folder
+_groups: dict[str, tuple[int, dist.ProcessGroup]] = {}  # by mesh, of a generation
+
+
+class Save:
+    """One that goes on beside the operations, in a process group of its own. What it writes is a copy."""
+
+    def __init__(self, state: dict[str, DTensor], folder: str, step: int, mark: str, rest: bytes, keep: int) -> None:
+        self.error = ""
+        self._state = {name: _copied(tensor) for name, tensor in state.items()}
+        self._group, self._is_first = _group_of(state)
+        self._path, self._step, self._rest, self._keep = folders.attempt(folder, step, mark), step, rest, keep
+        self._thread = threading.Thread(target=self._run, name="monarch-checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> str:
+        """Blocks until this rank's part of it is done; what went wrong, or ""."""
+        self._thread.join()
+        return self.error
+
+    def _run(self) -> None:
+        try:
+            write_shards(self._state, checkpoint_id=self._path, process_group=self._group)
+            if self._is_first:  # it has heard from all ranks by now
+                folders.finish(self._path, self._step, self._rest, self._keep)
+        except BaseException as error:
+            self.error = f"{type(error).__name__}: {error}"
+        finally:
+            self._state.clear()
+
+
+def save(state: dict[str, DTensor], folder: str, step: int, mark: str, rest: bytes, keep: int) -> None:
+    """Begins to save, when an earlier save into the folder is done. Raises RuntimeError where that one failed."""
+    wrong = finished(folder)
+    _saves[folder] = Save(state, folder, step, mark, rest, keep)
+    if wrong:
+        raise RuntimeError(f"the checkpoint before that of step {step} was not saved: {wrong}")
+
+
+def finished(folder: str) -> str:
+    """Blocks until a save that goes on is done; what went wrong with it, or ""."""
+    going_on = _saves.pop(folder, None)
+    return going_on.wait() if going_on is not None else ""
+
+
+def find(folder: str, step: int | None) -> tuple[int, bytes] | None:
+    """The step of a complete checkpoint, the latest or a given one, and what of it is no sharded tensor."""
+    steps = folders.complete(folder)
+    if step is None and steps:
+        step = steps[-1]
+    if step is None or step not in steps:
+        return None
+    return step, (folders.path_of(folder, step) / folders.REST).read_bytes()
+
+
+def load(state: dict[str, DTensor], folder: str, step: int) -> None:
+    """Reads into tensors that are there, whatever mesh and placements they were saved with."""
+    group, _ = _group_of(state)
+    read_shards(state, checkpoint_id=folders.path_of(folder, step), process_group=group)
+
+
+def _copied(tensor: DTensor) -> DTensor:
+    local = tensor.to_local().detach().to("cpu", copy=True)
+    return DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def _group_of(state: dict[str, Any]) -> tuple[dist.ProcessGroup, bool]:
+    """The group of the ranks of these tensors, for nothing but checkpoints; and whether this is its first rank."""
+    mesh = next(iter(state.values())).device_mesh
+    ranks = mesh.mesh.flatten().tolist()
+    world = runtime().feature("tensor").membership.world
+    name = f"checkpoints of {ranks}"
+    generation, group = _groups.get(name, (-1, None))
+    if group is None or generation != world.generation:
+        group = world.own_group(name, ranks)
+        _groups[name] = (world.generation, group)
+    return group, ranks[0] == world.rank

@@ -1,0 +1,145 @@
+"""The controller's part in a process group: it hears of failures, asks how the others did, and ends a generation."""
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, ProcExited
+from monarch_nb.mesh.requests import request, settle
+from monarch_nb.runtime import Future, ProcState, Runtime, when_done
+from monarch_nb.tensor.failure import Failure, ranks_text
+from monarch_nb.tensor.groups.verdict import Trouble, Verdict
+from monarch_nb.tensor.verbs import CUT, GO_ON, HOW_FAR, Cut, GoOn, HowFar, Progress, RankFailed
+from monarch_nb.transport import UnreachableError
+from monarch_nb.wire import Verb, host_of
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+_ASK_AFTER_S = 0.002  # most operations that fail do so on all ranks, which have told of it by then
+_ASK_AGAIN_S = 0.02
+
+logger = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Keeps the group of `members`, ranks of a proc mesh; its own ranks are their places in it.
+
+    `lose` is told why a member is gone.
+    """
+
+    def __init__(
+        self,
+        engine: Runtime,
+        state: ProcState,
+        members: tuple[int, ...],
+        lose: "weakref.WeakMethod[Callable[[str], None]]",
+    ) -> None:
+        self._engine, self._state, self._members, self._lose = engine, state, members, lose
+        self.generation = -1
+        self._troubles: dict[tuple[int, int], Trouble] = {}  # by stream and operation
+        self._cut = -1  # the last generation that was ended
+        self._lock = threading.Lock()
+        engine.feature("tensor").kept[state.uid] = self
+        engine.part(MeshEvents).listeners.append(self._heard)
+
+    def close(self) -> None:
+        """The group is not needed any more."""
+        self._engine.feature("tensor").kept.pop(self._state.uid, None)
+        listeners = self._engine.part(MeshEvents).listeners
+        if self._heard in listeners:
+            listeners.remove(self._heard)
+
+    def cut(self, reason: str, failures: tuple[Failure, ...] = ()) -> None:
+        """Ends this generation: who waits in a collective is freed. Does not block."""
+        generation = self.generation
+        with self._lock:
+            if self._cut >= generation:
+                return
+            self._cut = generation
+            self._troubles.clear()
+        told = Cut(self._state.uid, generation, reason, failures)
+        for rank in range(len(self._members)):
+            self._tell(rank, CUT, told)
+
+    # -- engine threads ---------------------------------------------------------------------------------------------
+
+    def failed(self, told: RankFailed) -> None:
+        """An operation failed on one rank."""
+        failure = told.failure
+        key = (failure.stream, failure.number)
+        with self._lock:
+            if told.generation != self.generation or self._cut >= told.generation:
+                return  # it has been told already
+            trouble = self._troubles.get(key)
+            first = trouble is None
+            if trouble is None:
+                trouble = self._troubles[key] = Trouble(told.ranks, failure.number, time.monotonic(), told.begun)
+            verdict = trouble.failed(told.rank, failure)
+        self._carry_out(key, trouble, verdict)
+        if first and verdict is None:
+            self._engine.later(_ASK_AFTER_S, lambda: self._ask(key))
+
+    def _ask(self, key: tuple[int, int]) -> None:
+        with self._lock:
+            trouble = self._troubles.get(key)
+            others = [] if trouble is None else trouble.others
+        if trouble is None or not others:
+            return
+        asked: dict[int, Future[Progress]] = {
+            rank: request(self._engine, self._address(rank), HOW_FAR, HowFar(self._state.uid, key[0]))
+            for rank in others
+        }
+        when_done(settle(list(asked.values()), lambda: ""), lambda _: self._answered(key, trouble, asked))
+
+    def _answered(self, key: tuple[int, int], trouble: Trouble, asked: dict[int, Future[Progress]]) -> None:
+        done = {rank: one.get(0).done for rank, one in asked.items() if one.exception(0) is None}
+        with self._lock:
+            if self._troubles.get(key) is not trouble:
+                return
+            verdict = trouble.told(done, time.monotonic())
+        self._carry_out(key, trouble, verdict)
+        if verdict is None:
+            self._engine.later(_ASK_AGAIN_S, lambda: self._ask(key))
+
+    def _carry_out(self, key: tuple[int, int], trouble: Trouble, verdict: Verdict | None) -> None:
+        if verdict is Verdict.GO_ON:
+            with self._lock:
+                self._troubles.pop(key, None)
+            told = GoOn(self._state.uid, self.generation, *key)
+            for rank in trouble.ranks:
+                self._tell(rank, GO_ON, told)
+        elif verdict is Verdict.CUT:
+            failures = tuple(trouble.failures.values())
+            ranks = ranks_text([self._members[rank] for rank in trouble.failures])
+            self.cut(f"{failures[0].operation} failed on {ranks} alone", failures)
+
+    def _heard(self, event: Event) -> None:
+        if isinstance(event, ProcExited):
+            addresses = [self._address(rank) for rank in range(len(self._members))]
+            if event.address in addresses:
+                rank = self._members[addresses.index(event.address)]
+                self._gone(f"rank {rank}, on host {host_of(event.address)}, {event.reason}")
+        elif isinstance(event, HostLost):
+            hosts = [host_of(self._address(rank)) for rank in range(len(self._members))]
+            if event.host in hosts:
+                self._gone(f"host {event.host} is lost")
+
+    def _gone(self, reason: str) -> None:
+        self.cut(reason)
+        lose = self._lose()
+        if lose is not None:
+            lose(reason)
+
+    def _address(self, rank: int) -> str:
+        return self._state.address(self._members[rank])
+
+    def _tell(self, rank: int, verb: Verb[Q, None], body: Q) -> None:
+        try:
+            self._engine.tell(self._address(rank), verb, body)
+        except UnreachableError:  # it is gone, and so waits for nobody
+            logger.debug("%s could not be told %s", self._address(rank), verb.name, exc_info=True)

@@ -1,0 +1,74 @@
+"""One process's membership in a world: where its executing thread asks, and what other threads tell it meanwhile."""
+
+import threading
+from collections.abc import Callable
+
+from monarch_nb.runtime import Runtime
+from monarch_nb.tensor.failure import Failure
+from monarch_nb.tensor.groups.connections import Connections
+from monarch_nb.tensor.groups.world import Place, StoreAt, World
+from monarch_nb.tensor.verbs import FAILED, Cut, GoOn, RankFailed
+
+
+class Membership:
+    """`group` is the uid of the proc mesh, `progress` how many operations of a stream this process has done."""
+
+    def __init__(self, engine: Runtime, progress: Callable[[int], int]) -> None:
+        self.world = World()
+        self.progress = progress
+        self.group = ""
+        self.over: Cut | None = None  # what ended this generation
+        self._engine = engine
+        self._controller, self._generation = "", -1
+        self._gone_on: tuple[int, int] = (-1, -1)  # the stream and operation at which all may
+        self._cut: Cut | None = None  # the last that came
+        self._told = threading.Condition()
+        engine.feature("tensor").membership = self
+
+    def join(self, at: StoreAt, place: Place, rank: int) -> None:
+        """Becomes a member of the next generation. As `World.join`."""
+        with self._told:
+            self.group, self._controller, self._generation = place.group, place.controller, place.generation
+            cut = self._cut
+            self.over = (
+                cut if cut is not None and (cut.group, cut.generation) == (place.group, place.generation) else None
+            )
+            connections = self.world.connections = Connections()
+            if self.over is not None:
+                connections.cut()
+        self.world.join(at, place, rank, connections)
+
+    def all_failed(self, failure: Failure, ranks: tuple[int, ...], begun: int | None = None) -> bool:
+        """Whether an operation failed on all its ranks as it did here; blocks until that is known.
+
+        If not, this generation is over. `begun` is the first operation of the compiled step that it is of.
+        """
+        if len(ranks) == 1:
+            return True
+        if self.over is None:
+            told = RankFailed(self.group, self._generation, self.world.rank, ranks, failure, begun)
+            self._engine.tell(self._controller, FAILED, told)
+        at = (failure.stream, failure.number)
+        with self._told:
+            self._told.wait_for(lambda: self.over is not None or self._gone_on == at)
+            return self.over is None
+
+    # -- any thread -------------------------------------------------------------------------------------------------
+
+    def go_on(self, told: GoOn) -> None:
+        """All ranks have failed alike."""
+        with self._told:
+            if (told.group, told.generation) == (self.group, self._generation):
+                self._gone_on = (told.stream, told.number)
+                self._told.notify_all()
+
+    def cut(self, told: Cut) -> None:
+        """This generation is over: who waits in one of its collectives is freed."""
+        with self._told:
+            self._cut = told  # it may be of a generation that is yet to be joined
+            if (told.group, told.generation) != (self.group, self._generation) or self.over is not None:
+                return
+            self.over = told
+            self._told.notify_all()
+            connections = self.world.connections
+        connections.cut()

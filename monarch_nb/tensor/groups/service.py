@@ -1,0 +1,46 @@
+"""What a process hears of process groups while operations run: in workers and in the controller."""
+
+from typing import TYPE_CHECKING
+
+from monarch_nb.runtime import Runtime
+from monarch_nb.tensor import verbs
+from monarch_nb.tensor.verbs import Cut, GoOn, HowFar, Progress, RankFailed
+from monarch_nb.wire import Asker
+
+if TYPE_CHECKING:
+    from monarch_nb.tensor.groups.keeper import Keeper
+    from monarch_nb.tensor.groups.member import Membership
+
+
+class Groups:
+    """One per process. A worker has a membership; a controller keeps groups, by the uid of their proc mesh."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self.membership: Membership | None = None
+        self.kept: dict[str, Keeper] = {}
+        engine.verbs.handle(verbs.FAILED, self._failed)
+        engine.verbs.handle(verbs.GO_ON, self._go_on)
+        engine.verbs.handle(verbs.CUT, self._cut)
+        engine.verbs.handle(verbs.HOW_FAR, self._how_far)
+
+    def _failed(self, told: RankFailed, asker: Asker[None]) -> None:
+        keeper = self.kept.get(told.group)
+        if keeper is not None:
+            keeper.failed(told)
+
+    def _go_on(self, told: GoOn, asker: Asker[None]) -> None:
+        if self.membership is not None:
+            self.membership.go_on(told)
+
+    def _cut(self, told: Cut, asker: Asker[None]) -> None:
+        if self.membership is not None:
+            self.membership.cut(told)
+
+    def _how_far(self, asked: HowFar, asker: Asker[Progress]) -> Progress:
+        member = self.membership
+        return Progress(member.progress(asked.stream) if member is not None and member.group == asked.group else 0)
+
+
+def attach(engine: Runtime) -> Groups:
+    """What this process hears of process groups, from now on."""
+    return Groups(engine)

@@ -1,0 +1,54 @@
+"""Engine messages about the process groups of tensor meshes: they overtake the operations, which may hang."""
+
+import msgspec
+
+from monarch_nb.tensor.failure import Failure
+from monarch_nb.wire import Verb
+
+
+class RankFailed(msgspec.Struct, array_like=True, frozen=True):
+    """An operation failed on one rank of a group, which does nothing more until it is told how the others did."""
+
+    group: str
+    generation: int
+    rank: int  # in the group
+    ranks: tuple[int, ...]  # that take part in the operation, likewise
+    failure: Failure
+    begun: int | None = None  # the first operation of the compiled step that it is of
+
+
+class GoOn(msgspec.Struct, array_like=True, frozen=True):
+    """The operation failed on all ranks alike: no collective waits for anybody."""
+
+    group: str
+    generation: int
+    stream: int
+    number: int
+
+
+class Cut(msgspec.Struct, array_like=True, frozen=True):
+    """A generation is over, and its collectives with it: a member is gone, or an operation failed on some ranks."""
+
+    group: str
+    generation: int
+    reason: str
+    failures: tuple[Failure, ...] = ()
+
+
+class HowFar(msgspec.Struct, array_like=True, frozen=True):
+    """Asks how many operations of a stream a rank has done."""
+
+    group: str
+    stream: int
+
+
+class Progress(msgspec.Struct, array_like=True, frozen=True):
+    """How many it has done."""
+
+    done: int
+
+
+FAILED = Verb("tensor.failed", RankFailed, doc="an operation failed on this rank: has it on all?")
+GO_ON = Verb("tensor.go_on", GoOn, doc="it failed on all ranks alike: go on with the next operation")
+CUT = Verb("tensor.cut", Cut, doc="the process group is of no use any more: leave its collectives")
+HOW_FAR = Verb("tensor.how_far", HowFar, Progress, doc="how many operations of a stream have you done?")

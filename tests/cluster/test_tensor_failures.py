@@ -1,0 +1,116 @@
+"""A process of a tensor mesh dies, or one rank fails alone: nobody waits for what cannot come, and the mesh goes on."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import monarch_nb
+from monarch_nb.distributed import ContentsLostError, Mesh, MeshTensor, TensorError
+from monarch_nb.exceptions import DeviceMeshError
+from tests.cluster.actor_tools import Faults, spawned
+
+pytestmark = pytest.mark.timeout(120)
+
+SOON_S = 5.0  # far more than a second, since these tests share the machine; far less than any time-out of PyTorch's
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    for procs in spawned(4, "tensors"):
+        yield Mesh.of(procs.split(gpus=("dp", "tp"), tp=2))
+
+
+def rows(mesh: Mesh, tensor: torch.Tensor) -> MeshTensor:
+    """The tensor, cut along its first dimension."""
+    return monarch_nb.distribute(tensor, mesh, ["dp", *[None] * (tensor.dim() - 1)])
+
+
+def kill(mesh: Mesh, rank: int) -> None:
+    os.kill(list(mesh.execute(os.getpid).values())[rank], signal.SIGKILL)
+
+
+def again_and_again(step: Callable[[], float]) -> None:
+    """Until it raises: a process that was killed may answer once more."""
+    for _ in range(1000):
+        step()
+
+
+def fails_on_rank_three(shard: torch.Tensor) -> torch.Tensor:
+    """The others wait in a collective that this rank never enters."""
+    if dist.get_rank() == 3:
+        raise MemoryError("out of memory here")
+    dist.all_reduce(shard)
+    return shard
+
+
+def test_a_rank_that_fails_alone_is_told_and_the_others_wait_for_nothing(mesh: Mesh) -> None:
+    whole = torch.randn(8, 8)
+    t, kept = rows(mesh, whole), mesh.zeros(4)
+    for round_ in range(2):
+        began = time.monotonic()
+        with pytest.raises(TensorError, match="MemoryError: out of memory here") as caught:
+            mesh.execute(fails_on_rank_three, rows(mesh, torch.ones(4, 4)))
+        took = time.monotonic() - began
+        assert round_ == 0 or took < SOON_S  # what is used first is imported first
+        assert list(caught.value.failures) == [3]
+        kept.add_(1)
+        torch.testing.assert_close((t @ t.T).full_tensor(), whole @ whole.T)
+        assert kept.tolist() == [1.0 + round_] * 4
+
+
+def test_a_rank_that_dies_breaks_the_mesh_until_it_is_healed(mesh: Mesh, faults: Faults, tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 4).to(mesh.device)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    x = rows(mesh, torch.ones(8, 4))
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    saves = monarch_nb.checkpoint(model, optimizer, every=2, folder=str(tmp_path))
+    losses = []
+    for number in range(1, 4):
+        losses.append(step())
+        saves.step(number)
+    saves.wait()
+    kill(mesh, 1)
+    began = time.monotonic()
+    with pytest.raises(DeviceMeshError, match="gpus=1"):
+        again_and_again(step)
+    assert time.monotonic() - began < SOON_S
+    with pytest.raises(DeviceMeshError, match="heal_mesh"):
+        x.sum().item()
+    assert monarch_nb.heal_mesh(mesh) is mesh
+    with pytest.raises(ContentsLostError, match=r"return monarch_nb\.distribute"):
+        x.sum().item()
+    x = rows(mesh, torch.ones(8, 4))
+    assert saves.restore() == 2
+    assert step() == pytest.approx(losses[2])
+    faults.left()
+
+
+def test_contents_are_restored_from_local_values(mesh: Mesh, faults: Faults) -> None:
+    t = mesh.zeros(4, 2, sharding_spec=["dp", None])
+    kill(mesh, 3)
+    with pytest.raises(DeviceMeshError):
+        again_and_again(lambda: (t + 1).sum().item())
+    monarch_nb.heal_mesh(mesh)
+    t.copy_(torch.ones(4, 2))
+    assert t.tolist() == [[1.0, 1.0]] * 4
+    faults.left()
+
+
+def test_slices_of_a_mesh_have_groups_of_their_own(mesh: Mesh) -> None:
+    first, second = mesh.slice(dp=0), mesh.slice(tp=1)
+    for part, name in ((first, "tp"), (second, "dp"), (mesh.slice(dp=1), "tp")):
+        t = monarch_nb.distribute(torch.arange(4.0), part, [name])
+        assert t.sum().item() == 6.0

@@ -1,0 +1,93 @@
+"""Whether an operation has failed on all ranks, which checkpoints are complete, and which connections are cut."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.tensor.checkpoints import folder as folders
+from monarch_nb.tensor.failure import Failure, ranks_text
+from monarch_nb.tensor.groups.connections import CAN_CUT, Connections
+from monarch_nb.tensor.groups.verdict import MOST_S, STAYS_S, Trouble, Verdict
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def failure(rank: int) -> Failure:
+    return Failure(7, "aten.mm.default", rank, "ValueError", "no\nreally", "")
+
+
+def test_ranks_that_all_fail_alike_go_on() -> None:
+    trouble = Trouble((0, 1, 2), 7, 0.0)
+    assert trouble.failed(0, failure(0)) is None
+    assert trouble.failed(2, failure(2)) is None
+    assert trouble.others == [1]
+    assert trouble.failed(1, failure(1)) is Verdict.GO_ON
+
+
+def test_a_rank_that_is_past_the_operation_has_not_failed() -> None:
+    trouble = Trouble((0, 1), 7, 0.0)
+    trouble.failed(0, failure(0))
+    assert trouble.told({1: 7}, 0.01) is None
+    assert trouble.told({1: 8}, 0.02) is Verdict.CUT
+
+
+def test_a_rank_that_stays_in_the_operation_waits_in_a_collective() -> None:
+    trouble = Trouble((0, 1), 7, 0.0)
+    trouble.failed(0, failure(0))
+    assert trouble.told({1: 7}, 1.0) is None
+    assert trouble.told({1: 7}, 1.0 + STAYS_S) is Verdict.CUT
+
+
+def test_a_rank_that_is_behind_is_waited_for_but_not_for_ever() -> None:
+    trouble = Trouble((0, 1, 2), 7, 0.0)
+    trouble.failed(0, failure(0))
+    assert trouble.told({1: 7, 2: 3}, 1.0) is None
+    assert trouble.told({1: 7, 2: 5}, 2.0) is None
+    assert trouble.told({1: 7, 2: 7}, 2.01) is None  # there since now only
+    assert trouble.told({1: 7}, MOST_S + 0.1) is Verdict.CUT
+
+
+def test_a_failure_is_told_in_one_line() -> None:
+    assert failure(1).line == "ValueError: no"
+    assert ranks_text([3, 1, 3]) == "ranks 1, 3"
+
+
+@pytest.mark.skipif(not CAN_CUT, reason="descriptors are told apart by /proc")
+def test_connections_made_meanwhile_are_cut_and_listeners_and_others_are_not() -> None:
+    def pair() -> tuple[socket.socket, socket.socket]:
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            one = socket.create_connection(door.getsockname())
+            return one, door.accept()[0]
+
+    other = pair()
+    connections = Connections()
+    with connections.noted():
+        ours, listener = pair(), socket.create_server(("127.0.0.1", 0))
+    assert connections.cut() >= 1
+    assert ours[0].recv(1) == ours[1].recv(1) == b""
+    other[0].sendall(b"x")
+    assert other[1].recv(1) == b"x"
+    late = socket.create_connection(listener.getsockname())
+    with pytest.raises(ConnectionAbortedError), connections.noted():
+        pass
+    for each in (*ours, *other, listener, late):
+        each.close()
+
+
+def test_a_checkpoint_is_there_when_all_of_it_is_and_old_ones_go(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    assert folders.complete(folder) == []
+    for step in (10, 20, 30):
+        part = folders.attempt(folder, step, "ab12")
+        part.mkdir()
+        assert step not in folders.complete(folder)
+        folders.finish(part, step, b"rest", keep=2)
+    cut_off = folders.attempt(folder, 35, "cd34")
+    cut_off.mkdir()
+    assert folders.complete(folder) == [20, 30]
+    part = folders.attempt(folder, 40, "ef56")
+    part.mkdir()
+    folders.finish(part, 40, b"rest", keep=2)
+    assert not cut_off.exists()
+    assert (folders.path_of(folder, 40) / folders.REST).read_bytes() == b"rest"
