@@ -96,14 +96,19 @@ class Stream:
 
     def free(self) -> None:
         """Has workers let go of what nobody refers to any more."""
-        ended, entries = self.ended, self.table.entries
-        while ended:
-            number = ended[0].number
+        uninterrupted(self._free)  # what is taken and not told would stay on the workers
+
+    def _free(self) -> None:
+        entries = self.table.entries
+        while self.ended:
+            try:
+                number = self.ended.popleft().number
+            except IndexError:  # the flusher's thread has taken it
+                return
             self.queue.append(((FREE, number), None))
             if entries.pop(number, None) is None:
                 self.aside.pop(number, None)
             self.gone.pop(number, None)
-            ended.popleft()
 
     def _stir(self) -> None:
         if len(self.queue) >= BATCH:
