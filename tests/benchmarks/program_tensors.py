@@ -76,12 +76,29 @@ def steps(mesh: Any, plan: Plan) -> None:
         sys.stderr.write(theirs.stderr[-2000:])
 
 
+def compiled(mesh: Any, plan: Plan) -> None:
+    """The same step as one message, in turn with the step as it is written."""
+    count = max(3, plan.calls // 60)
+    step = stepper(lambda tensor, placements: monarch.distribute(tensor, mesh, placements))
+    run = monarch.compile(step, check_every=0)
+    for _ in range(4):
+        run()
+    figure("tensors: compiled step, controller", ms=issued(mesh, 5, run) / 1e3)  # more would wait for the workers
+    eager: list[float] = []
+    spent: list[float] = []
+    for _ in range(3):
+        eager += repeat(count, lambda: step().item(), warm=1)
+        spent += repeat(count, lambda: run().item(), warm=1)
+    figure("tensors: compiled step, of the step", ratio=sorted(spent)[len(spent) // 2] / sorted(eager)[len(eager) // 2])
+
+
 def main() -> None:
     plan = plan_of(sys.argv)
     mesh = Mesh(shape=(2,), mesh_dim_names=("rank",))
     operations(mesh, plan)
     large(mesh)
     steps(mesh, plan)
+    compiled(mesh, plan)
     mesh.stop().get(20)
     leave()
 

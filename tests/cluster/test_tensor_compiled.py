@@ -284,6 +284,34 @@ def test_nothing_of_a_compiled_step_stays_behind(mesh: Mesh) -> None:
     assert len(mesh.stream.table.live()) == before
 
 
+def test_a_result_whose_graph_is_used_up_says_so_and_one_whose_is_not_is_refused(mesh: Mesh) -> None:
+    weight = mesh.ones(4).requires_grad_()
+
+    def used(x: torch.Tensor) -> torch.Tensor:
+        weight.grad = None
+        loss = (x * weight).square().sum()
+        loss.backward()
+        return loss
+
+    def open_graph(x: torch.Tensor) -> torch.Tensor:
+        return (x * weight).square().sum()
+
+    x = mesh.ones(4)
+    run = monarch_nb.compile(used)
+    run(x)
+    run(x)
+    loss = run(x)
+    assert (run.calls, loss.item(), weight.grad.tolist()) == (1, 4.0, [2.0] * 4)
+    with pytest.raises(CompileError, match="inside of the step only"):
+        loss.backward()
+    run = monarch_nb.compile(open_graph)
+    run(x)
+    with pytest.warns(CompileWarning, match="returns a tensor with its graph"):
+        loss = run(x)
+    loss.backward()
+    assert weight.grad.tolist() == [4.0] * 4
+
+
 def test_what_a_step_keeps_must_be_returned(mesh: Mesh) -> None:
     kept: list[torch.Tensor] = []
 

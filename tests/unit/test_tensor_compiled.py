@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 
 from monarch_nb.tensor.commands import Define, Making
 from monarch_nb.tensor.compiled.difference import difference
@@ -161,6 +161,27 @@ def test_lists_and_several_results_are_taken_apart() -> None:
     second_found, values_found = runnable(program)([given], 0)
     assert torch.equal(second_found, given[:, 1:])
     assert torch.equal(values_found, given[:, :1].max(1).values)
+
+
+def test_a_sum_over_ranks_is_waited_for_where_it_is_needed() -> None:
+    layout = Layout((2,), ("data",))
+    shard = Meta.of(layout, (4, 4), torch.float32, (Shard(0),))
+    propagator, issued, metas = Propagator(layout), [], {1: shard, 2: Meta.of(layout, (4,), torch.float32, (Shard(0),))}
+
+    def issue(plan: Any, tensors: tuple[int, ...], result: int) -> None:
+        metas[result] = plan.made[0]
+        told = Define(plan.number, plan.operation, plan.program, 0, plan.made, plan.writes)
+        issued.append(Issued(told, tensors, (), (result,)))
+
+    issue(propagator.plan(aten.sum.default, (shard,))[0], (1,), 10)
+    issue(propagator.redistribution(metas[10], (Replicate(),)), (10,), 11)
+    issue(propagator.plan(aten.sum.default, (metas[2],))[0], (2,), 12)
+    issue(propagator.redistribution(metas[12], (Replicate(),)), (12,), 13)
+    issue(propagator.plan(aten.add.Tensor, (metas[11], metas[13]))[0], (11, 13), 14)
+    source = source_of(renamed(issued, (1, 2), (14,), metas)[0])
+    kinds = [next(word for word in ("begun", "ended", "k") if word in one) for one in source.lines]
+    assert kinds == ["k", "begun", "k", "begun", "ended", "ended", "k"]
+    assert source.operations == (0, 1, 2, 3, 1, 3, 4)  # whose failure it is, if one fails
 
 
 def test_random_operations_follow_from_the_seed_and_their_place() -> None:

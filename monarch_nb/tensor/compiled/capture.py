@@ -28,6 +28,11 @@ class Slot(NamedTuple):
     before: str
     after: str
 
+    def like(self, other: "Slot") -> bool:
+        """The same as in an earlier run; a gradient that is not read may have been there or not."""
+        same_before = self.before == other.before or (self.before, other.before) == ("unread", "None")
+        return self.number == other.number and same_before and self.after == other.after
+
 
 class Leaf(NamedTuple):
     """One thing that a step returns: `made` by it, `given` to it, or any other value."""
@@ -67,7 +72,7 @@ class Capture:
                 at = next(at for at, one in enumerate(self.recording.issued_here) if number in one.tensors)
                 name = self.program.operations[at].name
                 return Difference(at, f"{name} takes a tensor that was not there before, and is no argument")
-        if [slot[1:] for slot in self.slots] != [slot[1:] for slot in before.slots]:
+        if len(self.slots) != len(before.slots) or not all(map(Slot.like, self.slots, before.slots)):
             return Difference(None, "gradients are there, or are left, for other parameters")
         if self.tree != before.tree or len(self.returned) != len(before.returned):
             return Difference(None, "it returns something of another form")
@@ -108,7 +113,7 @@ def captured(
     own = {one.reference.number: one for one in returned if type(one) is MeshTensor}
     results = [number for number in own if number in recording.made]
     slots, read, grads = _slots(recording, before[id(stream)], parameters(stream))
-    reason = recording.reason or _kept(recording, {*results, *grads})
+    reason = recording.reason
     if not reason and any(slot.number in given for slot in slots if slot.after == "made"):
         reason = "an argument of it gathers a gradient. Give it detached, or make it a parameter"
     template = []
@@ -116,6 +121,7 @@ def captured(
         leaf, wrong = _leaf(one, results, given)
         template.append(leaf)
         reason = reason or wrong
+    reason = reason or _kept(recording, {*results, *grads})
     metas = dict(recording.metas)
     metas.update({one.reference.number: one.meta for one in leaves if type(one) is MeshTensor})
     program, fixed = renamed(recording.issued_here, (*given, *read), (*results, *grads), metas)

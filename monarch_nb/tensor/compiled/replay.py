@@ -11,7 +11,7 @@ from monarch_nb.tensor.commands import Define, Number
 from monarch_nb.tensor.compiled.program import Sent, Trace
 from monarch_nb.tensor.compiled.source import Constant, Source, source_of, variables
 from monarch_nb.tensor.failure import Failure
-from monarch_nb.tensor.propagation import leaves, overload, placed, spec_of
+from monarch_nb.tensor.propagation import Meta, laid_out, leaves, overload, placed, spec_of
 from monarch_nb.tensor.seeds import later
 from monarch_nb.tensor.workers.lost import Lost
 from monarch_nb.tensor.workers.making import maker
@@ -122,16 +122,20 @@ class Replay:
         at: int,
         failed: Failed,
     ) -> None:
-        """Runs the other lines one by one, but those that need what is lost."""
+        """Runs the other lines one by one; those that need what is lost are left out, and change nothing."""
         program, source = self._program, self._source
-        broken = {source.operations[at - 1]} if lost and at else set()
+        begun = {*source.operations[:at]}
+        broken = {source.operations[at - 1]} if at else set()
         for line in range(at, len(source.lines)):
             number = source.operations[line]
-            used = program.operations[number].tensors
-            reason = next((lost[f"r{one}"] for one in used if f"r{one}" in lost), None)
-            if reason is not None:
-                lost.update(dict.fromkeys(self._touched(number), reason))
-            if reason is not None or number in broken:
+            if number not in begun:
+                begun.add(number)
+                operation = program.operations[number]
+                reason = next((lost[f"r{one}"] for one in operation.tensors if f"r{one}" in lost), None)
+                if reason is not None:
+                    lost.update({f"r{one}": reason for one in operation.results})
+                    broken.add(number)
+            if number in broken:
                 for name in variables(source.lines[line].partition("; del ")[2]):
                     values.pop(name, None)
                 continue
@@ -150,7 +154,13 @@ class Replay:
 
 def linked(source: Source, mesh: DeviceMesh) -> dict[str, Any]:
     """What the names in a source stand for in this process."""
-    names: dict[str, Any] = {"leaves": leaves, "placed": placed, "sharded": _sharded}
+    names: dict[str, Any] = {
+        "begun": torch.ops._c10d_functional.all_reduce.default,
+        "ended": _ended,
+        "leaves": leaves,
+        "placed": placed,
+        "sharded": _sharded,
+    }
     return names | {name: _link(constant, mesh) for name, constant in source.constants.items()}
 
 
@@ -161,6 +171,8 @@ def _link(constant: Constant, mesh: DeviceMesh) -> Any:
             return overload(value)
         case "spec":
             return spec_of(value, mesh)
+        case "group":
+            return mesh.get_group(value).group_name
         case "maker":
             make = maker(value, mesh)
             return lambda: make()._local_tensor
@@ -175,6 +187,11 @@ def _link(constant: Constant, mesh: DeviceMesh) -> Any:
 def _part(sent: Sent, mesh: DeviceMesh) -> torch.Tensor:
     tensor = sent.tensor.to(mesh.device_type)
     return distribute_tensor(tensor, mesh, sent.made.placements, src_data_rank=None)._local_tensor
+
+
+def _ended(shard: torch.Tensor, meta: Meta) -> torch.Tensor:
+    """A sum over ranks that has come, laid out in memory in the order of the meta's strides."""
+    return laid_out(torch.ops._c10d_functional.wait_tensor(shard), meta)
 
 
 def _sharded(shard: torch.Tensor, spec: Any) -> DTensor:

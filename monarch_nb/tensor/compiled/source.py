@@ -10,19 +10,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch.distributed.tensor import Partial
 
 from monarch_nb.tensor.commands import Define, Making
 from monarch_nb.tensor.compiled.program import Operation, Program
-from monarch_nb.tensor.propagation import Call, Local, Meta, Redistribute, Scalar, Slot, Write, overload
+from monarch_nb.tensor.propagation import Call, Local, Meta, Redistribute, Scalar, Slot, Write, carrier, overload
 
-_BY_VALUE = frozenset({"operation", "seed"})
+_BY_VALUE = frozenset({"operation", "seed", "group"})
 _VARIABLE = re.compile(r"\b[rtd]\d+\b")
 
 
 class Constant(NamedTuple):
     """What a name in the source stands for: `kind` says what a worker makes of the value."""
 
-    kind: str  # operation, spec, value, maker, part, seed
+    kind: str  # operation, spec, group, value, maker, part, seed
     value: object
 
 
@@ -67,6 +68,7 @@ class _Writer:
         self._constants: dict[str, Constant] = {}
         self._names: dict[tuple[str, object], str] = {}
         self._metas: dict[str, Meta] = {f"r{at}": meta for at, meta in enumerate(program.metas)}
+        self._begun: dict[str, tuple[str, int]] = {}  # sums over ranks that are under way, and of which operation
         self._own = 0
         self._at = 0
 
@@ -75,6 +77,8 @@ class _Writer:
             self._at = at
             self._write(operation)
         results = tuple(f"r{at}" for at in self._program.results)
+        for name in tuple(self._begun):
+            self._end(name)
         self._drop(results)
         return Source(tuple(self._lines), tuple(self._operations), self._constants, len(self._program.inputs), results)
 
@@ -159,6 +163,12 @@ class _Writer:
 
     def _redistribute(self, source: str, meta: Meta, out: str) -> None:
         self._metas[out] = meta
+        summed = None if source.startswith("d") else _summed(self._metas[source], meta)
+        if summed is not None:
+            dim, how = summed
+            self._line(f"{out} = begun({source}, {how!r}, {self._constant('group', dim)})")
+            self._begun[out] = (self._value(meta), self._at)
+            return
         to = f"{self._value(meta)}, {self._constant('spec', meta)}"
         if source.startswith("d"):
             self._line(f"{out} = placed({source}._local_tensor, {source}._spec, {to})")
@@ -199,8 +209,18 @@ class _Writer:
         return name
 
     def _line(self, text: str) -> None:
+        if self._begun:
+            for name in variables(text):
+                if name in self._begun:
+                    self._end(name)
         self._lines.append(text)
         self._operations.append(self._at)
+
+    def _end(self, name: str) -> None:
+        """Waits for a sum over ranks: no sooner than somebody needs it, so that others go on beside it."""
+        meta, operation = self._begun.pop(name)
+        self._lines.append(f"{name} = ended({name}, {meta})")
+        self._operations.append(operation)
 
     def _drop(self, kept: Iterable[str]) -> None:
         """Adds `del` where a register is used for the last time."""
@@ -214,6 +234,19 @@ class _Writer:
         self._lines = [
             f"{line}; del {', '.join(dying[at])}" if at in dying else line for at, line in enumerate(self._lines)
         ]
+
+
+def _summed(now: Meta, meta: Meta) -> tuple[int, str] | None:
+    """The mesh dimension over which one all-reduce makes a tensor whole, and how; None where more is to be done."""
+    different = [
+        dim for dim, (one, other) in enumerate(zip(now.placements, meta.placements, strict=True)) if one != other
+    ]
+    if len(different) != 1 or carrier(meta.dtype) is not None:
+        return None
+    was = now.placements[different[0]]
+    if type(was) is not Partial or was.reduce_op == "avg" or not meta.placements[different[0]].is_replicate():
+        return None
+    return different[0], was.reduce_op
 
 
 def _returned(operation: str) -> str:

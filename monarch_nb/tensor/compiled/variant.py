@@ -14,6 +14,7 @@ from monarch_nb.tensor.compiled.errors import CompileError
 from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import Trace
 from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.propagation import Meta
 from monarch_nb.tensor.references import Reference
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.stream import Stream
@@ -113,8 +114,8 @@ class Variant:
             return leaves[self._given[leaf.at]]
         if leaf.kind == "value":
             return leaf.value
-        handle = MeshTensor(self._metas[leaf.at], references[leaf.at])
-        return _Ended.apply(_anchor(), handle) if leaf.has_graph else handle  # type: ignore[no-untyped-call]
+        make: Any = _Ended.apply if leaf.has_graph else _handle
+        return make(_anchor(), self._metas[leaf.at], references[leaf.at])
 
 
 class _Gradient:
@@ -155,9 +156,9 @@ class _Ended(torch.autograd.Function):
     """A result whose graph has been used up."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, handle: MeshTensor) -> MeshTensor:
-        """The result."""
-        return handle
+    def forward(ctx: Any, anchor: torch.Tensor, meta: Meta, reference: Reference) -> MeshTensor:
+        """The result, which is made here: to hand one through would be an operation."""
+        return MeshTensor(meta, reference)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -166,6 +167,10 @@ class _Ended(torch.autograd.Function):
             "this tensor came out of a compiled step, which has called backward() on it already. "
             "Call backward() inside of the step only, or use the tensor detached"
         )
+
+
+def _handle(anchor: torch.Tensor, meta: Meta, reference: Reference) -> MeshTensor:
+    return MeshTensor(meta, reference)
 
 
 _anchors: list[torch.Tensor] = []

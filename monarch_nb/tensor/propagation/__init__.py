@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from monarch_nb._lazy import lazy_names
 
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
-from .execute import Runner, leaves, overload, placed
+from .execute import Runner, laid_out, leaves, overload, placed
 from .lines import user_line
 from .meta import Layout, Meta, Placements, dense, replicated
 from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, Result, Scalar, Slot, Write
@@ -46,6 +46,7 @@ __all__ = [
     "Write",
     "carrier",
     "dense",
+    "laid_out",
     "leaves",
     "overload",
     "placed",

@@ -14,7 +14,7 @@ from .meta import Meta, dense
 from .plan import Call, Local, Program, Redistribute, Scalar, Slot, Step, Write
 from .specs import carrier, spec_of
 
-__all__ = ["Runner", "leaves", "overload", "placed"]
+__all__ = ["Runner", "laid_out", "leaves", "overload", "placed"]
 
 # PyTorch registers these when they are first used, which may have been in another process.
 _REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy"}
@@ -184,6 +184,11 @@ def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec)
         local = redistribute_local_tensor(local, now, spec)
     else:
         local = redistribute_local_tensor(local.to(carried), now, spec).to(meta.dtype)
+    return laid_out(local, meta)
+
+
+def laid_out(local: torch.Tensor, meta: Meta) -> torch.Tensor:
+    """The shard, with its elements in memory in the order of the meta's strides."""
     wanted = dense(meta.stride, local.shape)
     if local.stride() != wanted:
         laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
