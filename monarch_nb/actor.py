@@ -29,7 +29,8 @@ from monarch_nb.shape import Extent, NDSlice, Point, Region, Shape, Slice
 from monarch_nb.wire import ActorError
 
 if TYPE_CHECKING:
-    from monarch_nb.attach import (
+    from monarch_nb.code import reload_mesh
+    from monarch_nb.connect import (
         AttachError,
         accept_hosts,
         attach,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
         shutdown_context,
         start_worker_loop_forever,
     )
-    from monarch_nb.code import reload_mesh
     from monarch_nb.debug.actor import DebugController
     from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
     from monarch_nb.lifecycle import exit_on_fault as unhandled_fault_hook
@@ -71,7 +71,7 @@ else:
 
     # The other public names: the package that each lives in. What is named nowhere is of `monarch_nb.mesh`.
     _HOMES = {
-        "monarch_nb.attach": (
+        "monarch_nb.connect": (
             "AttachError",
             "accept_hosts",
             "attach",

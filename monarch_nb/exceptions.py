@@ -1,6 +1,6 @@
 """What can go wrong, to catch by name."""
 
-from monarch_nb.attach import AttachError
+from monarch_nb.connect import AttachError
 from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
 from monarch_nb.host.launch import AgentStartError
 from monarch_nb.mesh.requests import RequestError

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from monarch_nb.attach import prestart
+from monarch_nb.connect import prestart
 from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.logs import Forwarding, MeshLogs
 from monarch_nb.runtime import Future, Runtime, runtime, started, waiting

@@ -9,8 +9,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from msgspec import Struct
 
-from monarch_nb.attach import local_hosts
 from monarch_nb.code import Report, local_modules, owned_actors, reload_code, reload_each
+from monarch_nb.connect import local_hosts
 from monarch_nb.debug.render import short
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.lifecycle.interrupts import interrupted

@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from os import PathLike
 
-from monarch_nb.attach import AttachError, attach_hosts
-from monarch_nb.attach.routes import Routes
+from monarch_nb.connect import AttachError, attach_hosts
+from monarch_nb.connect.routes import Routes
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
 from monarch_nb.doctor.finding import Finding
 from monarch_nb.doctor.judgement import judge

@@ -4,7 +4,7 @@ import contextlib
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from monarch_nb.attach.own_hosts import LocalAgents
+from monarch_nb.connect.own_hosts import LocalAgents
 from monarch_nb.engine.compose import Role, compose
 from monarch_nb.engine.memory_host import MemoryHost
 from monarch_nb.engine.memory_pace import QUIET_S, MemoryPace

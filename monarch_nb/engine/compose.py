@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from monarch_nb.attach.routes import Routes
 from monarch_nb.code.class_versions import ClassVersions
+from monarch_nb.connect.routes import Routes
 from monarch_nb.engine.effects import MeshEffects
 from monarch_nb.engine.features import FEATURES
 from monarch_nb.engine.operations import ProcessOperations, set_log_level

@@ -5,8 +5,8 @@ import secrets
 import sys
 from pathlib import Path
 
-from monarch_nb.attach.own_hosts import LocalAgents, at_exit
-from monarch_nb.attach.remote_host import await_return, connection, undelivered
+from monarch_nb.connect.own_hosts import LocalAgents, at_exit
+from monarch_nb.connect.remote_host import await_return, connection, undelivered
 from monarch_nb.engine.compose import Role, compose
 from monarch_nb.host.ahead import take_ahead
 from monarch_nb.host.folders import make_run_folder, new_host_id, run_folder_for

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from monarch_nb.attach.routes import Routes
+from monarch_nb.connect.routes import Routes
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.options import LogOption, set_level
@@ -49,13 +49,13 @@ class ProcessOperations:
         """Makes hosts of this machine known that a reference names. Raises UnreachableError for others."""
         if self._engine.is_worker:  # its agent knows how every host is reached
             return
-        from monarch_nb.attach.reaching import reach
+        from monarch_nb.connect.reaching import reach
 
         reach(self._engine, hosts, name)
 
     def own_host(self) -> tuple[str, str | None]:
         """The id of this process's host, whose agent is started if need be, and the interpreter for processes there."""
-        from monarch_nb.attach.own_hosts import ensure_host
+        from monarch_nb.connect.own_hosts import ensure_host
 
         ensure_host(self._engine)
         return self._engine.host, self._engine.part(MeshRegistry).python
@@ -66,25 +66,25 @@ class ProcessOperations:
 
     def hosts_answer(self, hosts: Sequence[str]) -> Future[Any]:
         """Resolves when the agents of all these hosts have answered."""
-        from monarch_nb.attach.own_hosts import hosts_answer
+        from monarch_nb.connect.own_hosts import hosts_answer
 
         return hosts_answer(hosts)
 
     def shut_down_hosts(self, hosts: Sequence[str]) -> Future[None]:
         """Ends these hosts' agents and all processes there."""
-        from monarch_nb.attach.own_hosts import shutdown_hosts
+        from monarch_nb.connect.own_hosts import shutdown_hosts
 
         return shutdown_hosts(hosts)
 
     def give_up_hosts(self, hosts: Sequence[str], reason: str) -> None:
         """Hosts are about to be killed by who started them: what is there counts as stopped. Does not block."""
-        from monarch_nb.attach.own_hosts import give_up_hosts
+        from monarch_nb.connect.own_hosts import give_up_hosts
 
         give_up_hosts(hosts, reason)
 
     def stop_on_hosts(self, hosts: Sequence[str], host_mesh: str) -> Future[None]:
         """Stops the processes that were spawned from here on a host mesh; the agents stay."""
-        from monarch_nb.attach.own_hosts import stop_hosts
+        from monarch_nb.connect.own_hosts import stop_hosts
 
         return stop_hosts(hosts, identity=host_mesh)
 

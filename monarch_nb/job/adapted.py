@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from monarch_nb.attach import attach_to_workers
+from monarch_nb.connect import attach_to_workers
 from monarch_nb.host.folders import base_folder
 from monarch_nb.job.adapter import PREFIX, Agent, AgentsWanted, JobAdapter
 from monarch_nb.job.kinds import adapter_of

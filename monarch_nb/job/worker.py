@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from monarch_nb.attach import run_worker_until_killed
+from monarch_nb.connect import run_worker_until_killed
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 import monarch_nb.actor
 from monarch_nb.actor import MeshFailure, ProcMesh, this_host
-from monarch_nb.attach import shutdown
+from monarch_nb.connect import shutdown
 
 SECONDS = 40.0  # more than anything here takes; a test that needs it has failed
 

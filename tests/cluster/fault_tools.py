@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint, this_host
-from monarch_nb.attach import own_hosts
 from monarch_nb.config import configured
+from monarch_nb.connect import own_hosts
 from monarch_nb.host import verbs
 from monarch_nb.host.protocol import HostState
 from monarch_nb.lifecycle import unhandled

@@ -127,7 +127,7 @@ class Before:
 @pytest.fixture(scope="session")
 def own_place() -> Iterator[Path]:
     """Run folders of this test session go to a short folder of its own, and its processes carry a mark."""
-    from monarch_nb.attach.own_hosts import shutdown
+    from monarch_nb.connect.own_hosts import shutdown
 
     shutdown()  # that of an earlier module, which lives elsewhere
     place = Path(f"/tmp/mt{secrets.token_hex(3)}")
@@ -155,7 +155,7 @@ def nothing_left_by_module(request: pytest.FixtureRequest) -> Iterator[None]:
     if not _checked(request):
         yield
         return
-    from monarch_nb.attach.own_hosts import shutdown
+    from monarch_nb.connect.own_hosts import shutdown
 
     place = request.getfixturevalue("own_place")
     shutdown()  # that of an earlier module

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Channel, MeshFailure, SupervisionError, heal_mesh, this_host
-from monarch_nb.attach import own_hosts
+from monarch_nb.connect import own_hosts
 from monarch_nb.exceptions import DeviceMeshError
 from monarch_nb.lifecycle import proc_spawn
 from monarch_nb.lifecycle.healing import MeshHealer

@@ -23,9 +23,9 @@ from monarch_nb.actor import (
     this_host,
     this_proc,
 )
-from monarch_nb.attach import AttachError, remote_host, shutdown
 from monarch_nb.compat.worker_loops import start_worker_loop_until_shutdown
 from monarch_nb.config import configured
+from monarch_nb.connect import AttachError, remote_host, shutdown
 from monarch_nb.exceptions import TrustError
 from monarch_nb.host import folders
 from monarch_nb.lifecycle import heal_mesh

@@ -16,7 +16,7 @@ pid = ahead._coming[0].agent._process.pid
 """
 USE = """
 from monarch.actor import Actor, endpoint, this_host
-from monarch_nb.attach.own_hosts import LocalAgents
+from monarch_nb.connect.own_hosts import LocalAgents
 from monarch_nb.runtime import runtime
 
 class Asked(Actor):

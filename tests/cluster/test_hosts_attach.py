@@ -12,7 +12,7 @@ import pytest
 from monarch_nb import attach
 from monarch_nb._version import __version__
 from monarch_nb.actor import ProcMesh, this_host
-from monarch_nb.attach import AttachError, attach_hosts
+from monarch_nb.connect import AttachError, attach_hosts
 from monarch_nb.host import protocol as p
 from monarch_nb.transport import Keys, Node, Parcel, TrustError
 from monarch_nb.wire import REPLY, Header, Kind, encode_body

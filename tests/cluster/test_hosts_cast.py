@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, MeshFailure, ProcMesh, SupervisionError, endpoint, run_on, this_host
-from monarch_nb.attach import attach_hosts, local_hosts, own_hosts
+from monarch_nb.connect import attach_hosts, local_hosts, own_hosts
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.mesh import sending
 from monarch_nb.runtime import runtime

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from monarch_nb import attach
-from monarch_nb.attach import attach_hosts
+from monarch_nb.connect import attach_hosts
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys

@@ -15,8 +15,8 @@ import pytest
 import monarch_nb.actor
 from monarch_nb import config
 from monarch_nb.actor import MeshFailure, SupervisionError, runtime
-from monarch_nb.attach import attach_hosts, remote_host, shutdown
-from monarch_nb.attach.routes import Routes
+from monarch_nb.connect import attach_hosts, remote_host, shutdown
+from monarch_nb.connect.routes import Routes
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
 from monarch_nb.lifecycle import heal_mesh
@@ -172,7 +172,7 @@ CONTROLLER = """
 import sys, time
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
-from monarch_nb.attach import attach_hosts
+from monarch_nb.connect import attach_hosts
 from tests.cluster.hosts_tools import Member
 hosts = attach_hosts([sys.argv[1]], key=sys.argv[2])
 members = hosts.spawn_procs(per_host={"slots": 2}, name="left").spawn("members", Member)

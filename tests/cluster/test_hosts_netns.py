@@ -12,7 +12,7 @@ __all__ = ["nothing_left"]
 
 CONTROLLER = """
 import sys
-from monarch_nb.attach import attach_hosts
+from monarch_nb.connect import attach_hosts
 from tests.cluster.hosts_tools import SOON, Caller, Member
 key, *endpoints = sys.argv[1:]
 hosts = attach_hosts(endpoints, key=key)

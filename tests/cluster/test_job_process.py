@@ -128,7 +128,7 @@ def test_a_job_whose_workers_are_frozen_is_killed_too(
 INTERRUPTED = """
 import sys
 from monarch_nb.job import ProcessJob
-from monarch_nb.attach import own_hosts
+from monarch_nb.connect import own_hosts
 from tests.cluster.test_job_process import Busy
 own_hosts.EXIT_SECONDS = 300.0
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from monarch_nb.actor import (
     shutdown_context,
     this_host,
 )
-from monarch_nb.attach import AttachError
-from monarch_nb.attach.routes import Routes
+from monarch_nb.connect import AttachError
+from monarch_nb.connect.routes import Routes
 from monarch_nb.host.bootstrap import command
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.runtime import runtime

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.attach.reaching import reach
+from monarch_nb.connect.reaching import reach
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import UnreachableError
 from tests.cluster.fault_tools import ROOT

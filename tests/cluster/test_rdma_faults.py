@@ -148,7 +148,7 @@ def test_strangers_at_the_listening_socket_get_nothing_and_harm_nobody() -> None
 CONTROLLER = """
 import sys
 import monarch_nb
-from monarch_nb.attach import attach_hosts
+from monarch_nb.connect import attach_hosts
 from monarch_nb.rdma import RDMAError, routes
 from tests.cluster.hosts_tools import SOON
 from tests.cluster.rdma_conformance import LARGE, WITHOUT_TORCH, Holder, mover_of
@@ -198,7 +198,7 @@ CONTAINERS = """
 import sys
 import warnings
 import monarch_nb
-from monarch_nb.attach import attach_hosts
+from monarch_nb.connect import attach_hosts
 from monarch_nb.rdma import put, routes
 from tests.cluster.rdma_conformance import WITHOUT_TORCH, Holder, mover_of
 warnings.simplefilter("ignore")

@@ -283,7 +283,7 @@ def test_a_killed_worker_is_a_lost_host_and_its_place_can_be_taken(folder: Path,
 
 
 def test_a_path_in_use_is_not_taken_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch_nb.attach.worker_loop._ENDING_S", 0.1)
+    monkeypatch.setattr("monarch_nb.connect.worker_loop._ENDING_S", 0.1)
     address = f"ipc://{folder}/w"
     with workers_at(address):
         attach(address).initialized.get(30)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.attach import shutdown
+from monarch_nb.connect import shutdown
 from tests.cluster.actor_tools import faults, own_procs, quad
 
 __all__ = ["faults", "own_procs", "quad"]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from monarch_nb.actor import ProcMesh
-from monarch_nb.attach import shutdown
+from monarch_nb.connect import shutdown
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.testing import Cluster, cluster
 from tests.cluster.actor_tools import faults, own_procs, quad

@@ -15,7 +15,7 @@ from tests.notebook.notebook import Notebook
 pytestmark = pytest.mark.timeout(120)
 
 MADE = """
-from monarch_nb.attach import own_hosts
+from monarch_nb.connect import own_hosts
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.runtime import runtime
 handles = list(runtime().part(own_hosts.LocalAgents).running.values())
@@ -60,7 +60,7 @@ def test_nothing_is_left_behind(end: Callable[[Notebook], None]) -> None:
 
 
 AGENT = "[agent.pid for agent in runtime().part(LocalAgents).running.values()]"
-IMPORTS = "from monarch_nb.attach.own_hosts import LocalAgents\nfrom monarch_nb.runtime import runtime\n"
+IMPORTS = "from monarch_nb.connect.own_hosts import LocalAgents\nfrom monarch_nb.runtime import runtime\n"
 SOON = "import time\nwhile not runtime().part(LocalAgents).running: time.sleep(0.01)\n"
 
 

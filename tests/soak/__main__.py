@@ -17,7 +17,7 @@ from typing import Any
 import monarch.actor
 from monarch.actor import Actor, SupervisionError, endpoint, heal_mesh, this_host
 from monarch_nb import configure
-from monarch_nb.attach.own_hosts import LocalAgents
+from monarch_nb.connect.own_hosts import LocalAgents
 from monarch_nb.runtime import runtime
 from tests.soak.samples import MEGABYTE, Samples
 

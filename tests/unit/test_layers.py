@@ -20,7 +20,7 @@ ROWS = (
     ("transport",),
     ("runtime",),
     ("supervision",),
-    ("mesh", "lifecycle", "attach", "code", "logs", "host"),
+    ("mesh", "lifecycle", "connect", "code", "logs", "host"),
     ("store",),  # the one state, which features may read as displays do
     ("rdma", "data", "debug", "telemetry", "tensor", "job", "doctor", "compat"),
     ("engine",),  # where all of the above is put together
@@ -30,7 +30,7 @@ PUBLIC_ROW = len(ROWS)
 FEATURES = frozenset(ROWS[-2])
 
 # Of one row, and from the ground up too: handles, code to where they run, how they begin and end, how hosts come in.
-ASCENDING = ("mesh", "code", "lifecycle", "attach")
+ASCENDING = ("mesh", "code", "lifecycle", "connect")
 
 # What only the kernel's side may know.
 KERNEL_SIDE = frozenset(
@@ -221,9 +221,9 @@ def test_only_tests_import_tests() -> None:
         ("monarch_nb.runtime.loop", "monarch_nb.host.agent", False),
         ("monarch_nb.rdma.buffer", "monarch_nb.mesh.proc", True),
         ("monarch_nb.rdma.buffer", "monarch_nb.job.local", False),
-        ("monarch_nb.attach.hosts", "monarch_nb.mesh.host", True),
+        ("monarch_nb.connect.hosts", "monarch_nb.mesh.host", True),
         ("monarch_nb.mesh.host", "monarch_nb.lifecycle.proc_spawn", False),
-        ("monarch_nb.code.workspace", "monarch_nb.attach.routes", False),
+        ("monarch_nb.code.workspace", "monarch_nb.connect.routes", False),
         ("monarch_nb.mesh.proc", "monarch_nb.actor.Actor", False),
         ("monarch_nb.mesh.proc", "monarch_nb.Extent", False),
         ("monarch_nb.actor", "monarch_nb.rdma", True),

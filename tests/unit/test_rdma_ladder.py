@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 import monarch_nb
-from monarch_nb.attach import shutdown
+from monarch_nb.connect import shutdown
 from monarch_nb.rdma import RDMABuffer
 from monarch_nb.rdma.ladder import LADDER, End, register
 from monarch_nb.rdma.limits import Limit

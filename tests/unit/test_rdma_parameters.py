@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from monarch_nb.attach import shutdown
+from monarch_nb.connect import shutdown
 from monarch_nb.rdma import BufferDroppedError, ParameterSource, ParameterStore, Shard
 from monarch_nb.rdma.boxes import Box, common
 

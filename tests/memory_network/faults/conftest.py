@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_nb.attach import shutdown
+from monarch_nb.connect import shutdown
 from monarch_nb.testing import Cluster, cluster
 from tests.memory_network.conftest import REAL
 

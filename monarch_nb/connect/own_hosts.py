@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.attach.routes import Routes
+from monarch_nb.connect.routes import Routes
 from monarch_nb.host import verbs
 from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with
 from monarch_nb.host.folders import clear_run_folder, new_host_id, remove_run_folder, run_folder_for

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from os import PathLike, fspath
 
 from monarch_nb._version import __version__
-from monarch_nb.attach.gateway import Gateway, GatewayHost
-from monarch_nb.attach.remote_host import RemoteHost
-from monarch_nb.attach.routes import Routes
+from monarch_nb.connect.gateway import Gateway, GatewayHost
+from monarch_nb.connect.remote_host import RemoteHost
+from monarch_nb.connect.routes import Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host.introduction import Found, introduce
 from monarch_nb.mesh.host import HostMesh, host_labels

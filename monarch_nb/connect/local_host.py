@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from monarch_nb._private import is_private
-from monarch_nb.attach.routes import AttachedHost, Routes
+from monarch_nb.connect.routes import AttachedHost, Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.folders import host_of_folder

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Iterable
 
-from monarch_nb.attach.local_host import meet
-from monarch_nb.attach.routes import Routes
+from monarch_nb.connect.local_host import meet
+from monarch_nb.connect.routes import Routes
 from monarch_nb.host import find_run_folder
 from monarch_nb.runtime import Runtime
 from monarch_nb.settings import settings

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 
-from monarch_nb.attach.routes import AttachedHost, Routes, is_loopback
+from monarch_nb.connect.routes import AttachedHost, Routes, is_loopback
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.introduction import introduce

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from monarch_nb.attach.gateway import Gateway
-from monarch_nb.attach.hosts import AttachError, attach_hosts, objection
-from monarch_nb.attach.local_host import meet
-from monarch_nb.attach.routes import Routes
-from monarch_nb.attach.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
+from monarch_nb.connect.gateway import Gateway
+from monarch_nb.connect.hosts import AttachError, attach_hosts, objection
+from monarch_nb.connect.local_host import meet
+from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.routing.addresses import Endpoint, parse_dialled
 from monarch_nb.runtime import Future, Runtime, fail_future, pending_future, resolve_future, runtime

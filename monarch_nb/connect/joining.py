@@ -4,9 +4,9 @@ import threading
 import time
 from os import PathLike
 
-from monarch_nb.attach.hosts import AttachError, objection, read_key
-from monarch_nb.attach.remote_host import RemoteHost
-from monarch_nb.attach.routes import AttachedHost, Routes
+from monarch_nb.connect.hosts import AttachError, objection, read_key
+from monarch_nb.connect.remote_host import RemoteHost
+from monarch_nb.connect.routes import AttachedHost, Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.host import HostMesh, host_labels

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from monarch_nb.attach.trust import CA, TRUST_ALL, PrivateKey, bound_end, check_trust, read_keys
+from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, bound_end, check_trust, read_keys
 from monarch_nb.host import AgentHandle, begin_agent, new_host_id, run_folder_for
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
 from monarch_nb.host.linux import become_subreaper

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from monarch_nb.attach.remote_host import RemoteHost
-from monarch_nb.attach.routes import AttachedHost, Routes
+from monarch_nb.connect.remote_host import RemoteHost
+from monarch_nb.connect.routes import AttachedHost, Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.introduction import Found

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from monarch_nb._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from monarch_nb.attach.hosts import AttachError, attach_hosts
-    from monarch_nb.attach.joining import accept_hosts
-    from monarch_nb.attach.own_hosts import local_hosts, prestart, shutdown, shutdown_context
-    from monarch_nb.attach.transports import enable_transport
-    from monarch_nb.attach.worker_loop import (
+    from monarch_nb.connect.hosts import AttachError, attach_hosts
+    from monarch_nb.connect.joining import accept_hosts
+    from monarch_nb.connect.own_hosts import local_hosts, prestart, shutdown, shutdown_context
+    from monarch_nb.connect.transports import enable_transport
+    from monarch_nb.connect.worker_loop import (
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
         run_worker_until_killed,
         start_worker_loop_forever,
     )
-    from monarch_nb.attach.workers import attach, attach_to_workers
+    from monarch_nb.connect.workers import attach, attach_to_workers
 
 __all__ = [
     "AttachError",
