@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import sys
 from typing import Any
@@ -33,16 +34,29 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-FIRST = ("browser", "soak")  # folders that take a minute and more
-LAST = ("memory_network", "unit")  # no test of theirs takes long
+# What takes a minute and more begins first, so that nobody waits for it at the end. Modules of one line share what is
+# dear, and so run one after the other in one process: a browser, a kernel or a host that has imported torch.
+FIRST = [
+    re.compile(r"tests/browser/"),
+    re.compile(r"tests/notebook/test_(example_|pages)"),
+    re.compile(r"tests/cluster/test_tensor_"),
+    re.compile(r"tests/soak/"),
+]
+LAST = ("memory_network", "unit")  # folders of which no test takes long
+
+
+def place(nodeid: str) -> int | None:
+    """Which of FIRST it is."""
+    return next((at for at, line in enumerate(FIRST) if line.match(nodeid)), None)
 
 
 class FilesTogether(LoadFileScheduling):  # type: ignore[misc]
-    """A module at a time; those with a browser share it, and so come one after the other."""
+    """A module at a time, or those that share what is dear."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
-        return "tests/browser" if file.startswith("tests/browser/") else file
+        at = place(file)
+        return file if at is None else FIRST[at].pattern
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -51,12 +65,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogethe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first, so that nobody waits for it at the end; what starts no process comes last."""
+    """What takes long begins before others; what starts no process comes last."""
 
-    def place(item: pytest.Item) -> int:
-        folder = item.path.parent.name
-        if folder in FIRST:
-            return FIRST.index(folder)
-        return len(FIRST) + (0 if item.get_closest_marker("long") else 2 if folder in LAST else 1)
+    def order(item: pytest.Item) -> tuple[int, bool]:
+        at = place(item.nodeid)
+        if at is None:
+            at = len(FIRST) + (0 if item.get_closest_marker("long") else 2 if item.path.parent.name in LAST else 1)
+        return at, item.path.name.startswith("test_example_")  # of a kernel that has been used; pages want a new one
 
-    items.sort(key=place)
+    items.sort(key=order)

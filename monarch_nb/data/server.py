@@ -9,6 +9,7 @@ from monarch_nb.data.ledger import Ledger
 from monarch_nb.data.rows import Batch, Rows, rows_of
 from monarch_nb.mesh import this_proc
 from monarch_nb.mesh.declare import Actor, concurrent_endpoint
+from monarch_nb.mesh.handle import state_of
 from monarch_nb.runtime import Runtime, runtime
 
 __all__ = ["FeedServer", "Progress", "Serving", "server"]
@@ -139,7 +140,7 @@ def server() -> Any:
     """The server of this process."""
     engine = runtime()
     found = _servers.get(engine)
-    if found is None:
+    if found is None or state_of(found).stopped:  # by hand, as all of a notebook is
         found = _servers[engine] = this_proc().spawn("feeds", cast("Any", FeedServer))
     return found
 

@@ -293,13 +293,16 @@ class Stream:
         """The mesh has been healed: what is made from now on is there, and what there was is gone until restored."""
         if self.lost is None:
             return
-        why, self.lost = self.lost, None
-        self.lives += 1
-        self.told.clear()
-        self.makings = Makings()
-        self.free()
-        self.gone = dict.fromkeys(tuple(self.table.entries), why)
-        self.queue.extend(((FREE, number), None) for number in self.gone)
+        with self._lock:  # the flusher's thread may have been about to send when it was lost
+            self._batches.clear()
+            self.queue.clear()
+            why, self.lost = self.lost, None
+            self.lives += 1
+            self.told.clear()
+            self.makings = Makings()
+            self.free()
+            self.gone = dict.fromkeys(tuple(self.table.entries), why)
+            self.queue.extend(((FREE, number), None) for number in self.gone)
 
     def refuse_gone(self, numbers: Iterable[int]) -> None:
         """Raises ContentsLostError where contents of one of these tensors are gone."""

@@ -293,6 +293,7 @@ def test_large_meshes_are_shown_by_their_hosts_and_opened_by_a_click(notebook: L
     assert notebook.errors == []
 
 
+@pytest.mark.slow
 def test_what_was_run_without_a_page_is_shown_as_it_was(desk: Desk, executed: "NotebookNode") -> None:
     import nbformat
     from nbformat.sign import NotebookNotary
@@ -319,6 +320,7 @@ def test_what_was_run_without_a_page_is_shown_as_it_was(desk: Desk, executed: "N
         assert set(errors) <= {"Cannot read properties of null (reading 'kernel')"}  # Lab's own, of panels without one
 
 
+@pytest.mark.slow
 def test_after_the_page_is_loaded_again_everything_is_there_and_lives(notebook: Lab, grid: Any, tmp_path: Path) -> None:
     shown = notebook.shown
     shown.evaluate("window.jupyterapp.commands.execute('docmanager:save')")

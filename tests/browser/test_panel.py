@@ -231,6 +231,7 @@ def test_a_page_loaded_again_while_a_cell_blocks_shows_it_all_again_and_lives(pa
     panel.lab.idle()
 
 
+@pytest.mark.slow
 def test_after_a_restart_it_offers_to_load_the_extension_again(panel: Panel) -> None:
     shown = panel.shown
     panel.command("kernelmenu:restart")

@@ -89,7 +89,7 @@ def test_nothing_is_shown_twice_or_left_over(shown: Any) -> None:
     assert [text for text in warned.all_inner_texts() if "SupervisionError" not in text] == []
 
 
-@pytest.mark.parametrize("name", THEMES)
+@pytest.mark.parametrize("name", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_it_can_be_looked_at(shown: Any, name: str) -> None:
     theme(shown, THEMES[name])
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)

@@ -63,10 +63,10 @@ def own_procs() -> Iterator[ProcMesh]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """These tests share a controller; the last of them takes it down, for others count threads and files."""
-    if _is_ours(item.path) and (nextitem is None or not _is_ours(nextitem.path)):
+    """Each family of tests shares a controller; the last of it takes that down, for others count threads and files."""
+    if (ours := _family(item.path)) and (nextitem is None or _family(nextitem.path) != ours):
         shutdown()
 
 
-def _is_ours(path: Path) -> bool:
-    return path.name.startswith("test_actor_")
+def _family(path: Path) -> str:
+    return next((family for family in ("test_actor_", "test_tensor_") if path.name.startswith(family)), "")

@@ -1,6 +1,7 @@
 """Actors that stop, and how tests wait for that: never by sleeping."""
 
 import contextlib
+import faulthandler
 import multiprocessing
 import threading
 import time
@@ -174,7 +175,11 @@ class Caller(Actor):
 
 
 def stopped(count: int, mesh: Any = None) -> list[Stopped]:
-    return debug.wait(count, mesh, SECONDS)
+    try:
+        return debug.wait(count, mesh, SECONDS)
+    except TimeoutError:
+        faulthandler.dump_traceback()  # actors may be threads of this process
+        raise
 
 
 def resume_all() -> None:

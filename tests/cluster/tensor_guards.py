@@ -1,11 +1,6 @@
-"""The same programs on plain DTensors and by our plans, on two gloo ranks, against local tensors.
-
-`python -m tests.cluster.tensor_guards` prints a line of JSON: by program, what became of it either way.
-"""
+"""The same programs on plain DTensors and by our plans, on two gloo ranks, against local tensors."""
 
 import datetime
-import json
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
-from monarch_nb.tensor.propagation import Notice, Propagator
+from monarch_nb.tensor.propagation import Propagator
 from tests.cluster import opinfo_direct as ours
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
@@ -115,19 +110,15 @@ def outcome(program: Program, tensors: list[torch.Tensor], make: Callable[..., A
     return "right" if all(same) else "wrong"
 
 
-def main() -> None:
+def outcomes(rank: int, store: str) -> dict[str, tuple[str, str]]:
+    """By program, what became of it on plain DTensors and on ours; runs on both of two processes that share a file."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    rank = int(os.fork() == 0)
-    if rank:
-        store = dist.TCPStore("127.0.0.1", store.port, is_master=False)
     wait = datetime.timedelta(seconds=20)
-    dist.init_process_group("gloo", rank=rank, world_size=2, store=store, timeout=wait)
+    dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(store, 2), timeout=wait)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("ranks",))
-    told: list[Notice] = []
     ours.STATE.update(mesh=mesh, rank=rank, runners={})
-    ours.STATE["propagator"] = Propagator(ours.LAYOUT, leaf=ours.Direct, notify=told.append)
+    ours.STATE["propagator"] = Propagator(ours.LAYOUT, leaf=ours.Direct, notify=lambda notice: None)
 
     def plain(tensor: torch.Tensor, placement: Any) -> DTensor:
         return distribute_tensor(tensor, mesh, [placement], src_data_rank=None)
@@ -136,12 +127,6 @@ def main() -> None:
     for name, (program, tensors, placements, gradients) in programs().items():
         before = outcome(program, tensors, plain, placements, lambda t: t.full_tensor(), gradients)
         after = outcome(program, tensors, ours.place, placements, ours.whole, gradients)
-        results[name] = [before, after]
+        results[name] = before, after
     dist.barrier()
-    if rank == 0:
-        print(json.dumps({"results": results, "told": [notice.operation for notice in told]}), flush=True)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+    return results

@@ -150,6 +150,7 @@ def test_a_hook_that_returns_drops_the_failure_and_is_called_once(tmp_path: Path
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_hook_that_raises_ends_the_program(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -174,6 +175,7 @@ def test_a_hook_that_raises_ends_the_program(tmp_path: Path) -> None:
     assert "boom" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_handled_call_error_still_ends_a_script_that_lost_a_process(tmp_path: Path) -> None:
     done = run(
         tmp_path,

@@ -34,19 +34,20 @@ def logs(quad: ProcMesh) -> Any:
     return quad.spawn("logs", Log)
 
 
-def test_ten_thousand_messages_of_several_threads(logs: Any) -> None:
+@pytest.mark.parametrize("count", [500, pytest.param(2500, marks=pytest.mark.slow)])
+def test_messages_of_several_threads(logs: Any, count: int) -> None:
     logs.take.call().get(20)
     threads = [
-        threading.Thread(target=lambda me=me: [logs.note.broadcast((me, n)) for n in range(2500)]) for me in range(4)
+        threading.Thread(target=lambda me=me: [logs.note.broadcast((me, n)) for n in range(count)]) for me in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(50)
     for seen in logs.take.call().get(50).values():
-        assert len(seen) == 10_000
+        assert len(seen) == 4 * count
         for me in range(4):
-            assert [n for who, n in seen if who == me] == list(range(2500))
+            assert [n for who, n in seen if who == me] == list(range(count))
 
 
 def test_large_and_small_messages_do_not_overtake_each_other(logs: Any) -> None:

@@ -73,6 +73,7 @@ def test_the_doctor_finds_this_machine_and_its_kernel_well() -> None:
     assert "load_ext" in here["kernel"].found
 
 
+@pytest.mark.slow
 def test_the_doctor_looks_at_attached_hosts_with_their_key(agent: str, tmp_path: Path) -> None:
     done = cli("doctor", agent, "--key", str(tmp_path / "job.key"), "--json", "--no-kernel")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -41,6 +41,7 @@ def lose_agent() -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_while_idle(workers: Any, host: Any, shown: list[MeshFailure]) -> None:
     pids = workers.pid.call().get(SOON).values()
     pid = lose_agent()
@@ -87,6 +88,7 @@ def test_while_processes_are_being_spawned(host: Any) -> None:
     procs.stop().get(SOON)
 
 
+@pytest.mark.slow
 def test_during_set_up_and_init(host: Any) -> None:
     port, receiver = Channel.open()
     port.send(0)
@@ -132,6 +134,7 @@ def test_during_a_heal(host: Any, tmp_path: Any) -> None:
         assert actors.rank.call().get(SOON).values() == [0, 1]
 
 
+@pytest.mark.slow
 def test_while_it_stops(host: Any) -> None:
     port, receiver = Channel.open()
     procs = host.spawn_procs(per_host={"gpus": 2}, name="stops")

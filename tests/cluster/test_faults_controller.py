@@ -10,9 +10,12 @@ from tests.cluster.fault_tools import Program
 from tests.cluster.hosts_tools import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+SLOW = ("set-up", "idle", "broadcast", "stop")
 
 
-@pytest.mark.parametrize("stage", ["spawning", "set-up", "idle", "call", "broadcast", "heal", "stop"])
+@pytest.mark.parametrize(
+    "stage", ["spawning", "call", "heal", *(pytest.param(stage, marks=pytest.mark.slow) for stage in SLOW)]
+)
 def test_a_controller_that_is_killed_leaves_nothing(stage: str, own_place: Path) -> None:
     with Program("killed", stage) as program:
         program.line(f"at {stage}")
@@ -21,7 +24,7 @@ def test_a_controller_that_is_killed_leaves_nothing(stage: str, own_place: Path)
         assert program.process.wait(10) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("milliseconds", [0, 50, 150])
+@pytest.mark.parametrize("milliseconds", [50, *(pytest.param(one, marks=pytest.mark.slow) for one in (0, 150))])
 def test_an_agent_whose_controller_is_killed_while_it_starts_leaves_nothing(milliseconds: int, own_place: Path) -> None:
     before = set(own_place.iterdir())
     with Program("killed_at_the_start", milliseconds) as program:

@@ -12,16 +12,18 @@ from tests.cluster.fault_tools import SOON, Program, Worker, still_works
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
-def test_a_thousand_interrupts_during_sends() -> None:
-    with Program("sends", 1000) as program:
+@pytest.mark.parametrize("times", [200, pytest.param(1000, marks=pytest.mark.slow)])
+def test_interrupts_during_sends(times: int) -> None:
+    with Program("sends", times) as program:
         sent, cuts, calls, took = program.line("done").split()
-        assert int(sent) == 1000
-        assert int(cuts) > 900
-        assert int(calls) > 1000
+        assert int(sent) == times
+        assert int(cuts) > 0.9 * times
+        assert int(calls) > times
         assert float(took) < 20  # no gap in the numbers holds up what comes after
         assert program.end() == 0
 
 
+@pytest.mark.slow
 def test_interrupts_during_spawn_heal_and_stop() -> None:
     with Program("cycles", 8) as program:
         cuts, left = program.line("done").split(maxsplit=1)

@@ -143,6 +143,7 @@ def lose(mesh: Any) -> None:
     heal_mesh(mesh, timeout=SOON)
 
 
+@pytest.mark.slow
 def test_while_it_stops(host: Any) -> None:
     with spawned(host, name="stops") as procs:
         actors = procs.spawn("stops", Worker)

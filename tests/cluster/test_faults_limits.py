@@ -52,6 +52,7 @@ class Hoarder(Worker):
         return int(other.rank.call_one().get(SOON))
 
 
+@pytest.mark.slow
 def test_no_descriptors_left_in_the_controller() -> None:
     with Program("descriptors") as program:
         program.line("done")

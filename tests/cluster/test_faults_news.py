@@ -23,6 +23,7 @@ def tell(address: str, reason: str) -> None:
     engine.node.send(header, Parcel([encode_body(exited)]), lane=1)
 
 
+@pytest.mark.slow
 def test_a_death_told_twice_and_late(workers: Any, shown: list[MeshFailure]) -> None:
     events = runtime().part(MeshEvents)
     exits: list[str] = []

@@ -10,6 +10,7 @@ from tests.cluster.fault_tools import SOON, Worker, begun, kill, spawned, still_
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.slow
 def test_stop_twice(host: Any, shown: list[MeshFailure]) -> None:
     with spawned(host) as procs:
         actors = procs.spawn("twice", Worker)
@@ -62,6 +63,7 @@ def test_stop_right_after_spawn(host: Any, shown: list[MeshFailure]) -> None:
     assert not shown
 
 
+@pytest.mark.slow
 def test_stop_of_a_mesh_with_a_dead_rank(host: Any) -> None:
     with spawned(host, name="partly") as procs:
         actors = procs.spawn("partly", Worker)

@@ -25,6 +25,7 @@ def test_before_a_spawn(host: Any) -> None:
     still_works(host)
 
 
+@pytest.mark.slow
 def test_during_spawns(host: Any) -> None:
     for _ in range(2):
         first = template()
@@ -34,6 +35,7 @@ def test_during_spawns(host: Any) -> None:
             assert actors.rank.call().get(SOON).values() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_between_a_death_and_its_heal(workers: Any) -> None:
     from monarch_nb.actor import SupervisionError
 

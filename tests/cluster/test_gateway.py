@@ -106,6 +106,7 @@ def test_hosts_that_only_the_gateway_can_dial_are_a_mesh_like_any_other(cluster:
     near.stop().get(SOON)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_behind_the_gateway_is_told_and_healed(
     cluster: list[HostProcess], key: Path, faults: list[MeshFailure]
 ) -> None:
@@ -138,6 +139,7 @@ def test_hosts_behind_the_gateway_are_lost_one_by_one_or_all_with_it(
         waiting.get(SOON)
 
 
+@pytest.mark.slow
 def test_connections_to_the_gateway_and_behind_it_that_break_lose_nothing(tmp_path: Path, key: Path) -> None:
     with user_hosts(tmp_path, 2, key=key) as agents:
         proxies = [Proxy(agent.endpoint) for agent in agents]
@@ -170,6 +172,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_what_a_client_had_behind_the_gateway_ends_with_it(
     tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +231,7 @@ def unattached() -> Iterator[None]:
     shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unattached")
 def test_a_worker_of_this_machine_can_be_the_gateway() -> None:
     with short_folder() as folder:
@@ -249,6 +253,7 @@ class Relay(Actor):
         return int(self.target.pid.call_one().get(SOON))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unattached")
 def test_what_is_attached_through_a_worker_needs_its_address_no_more_and_this_host_is_still_here() -> None:
     with short_folder() as folder, workers_at(f"ipc://{folder}/worker"):

@@ -98,6 +98,7 @@ def test_a_cast_goes_down_a_tree_of_hosts_and_its_answers_come_back_up() -> None
         assert {header.src for header in messages if header.kind == Kind.FOLDED} <= {clients[0].agent}
 
 
+@pytest.mark.slow
 def test_a_host_lost_under_a_cast_does_not_hold_back_the_others() -> None:
     with three_hosts() as (clients, layout):
         os.kill(clients[2].status().pid, signal.SIGKILL)

@@ -196,6 +196,7 @@ def test_a_listener_of_another_kind_is_told(key: Path, says: bytes, told: str) -
     assert "not a monarch-nb host agent" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_wrong_key_is_told_and_the_right_one_works_afterwards(tmp_path: Path, key: Path) -> None:
     with user_hosts(tmp_path, 1, key=key) as [agent]:
         with pytest.raises(AttachError, match=rf"{agent.endpoint} does not accept this key: pass the very file"):

@@ -95,7 +95,7 @@ def test_actors_cast_too(six: ProcMesh, many: ProcMesh) -> None:
     assert callers.slice(hosts=2, slots=1).call.call_one(members).get(SOON) == list(expected)
 
 
-@pytest.mark.parametrize("which", ["six", "many"])
+@pytest.mark.parametrize("which", ["six", pytest.param("many", marks=pytest.mark.slow)])
 def test_a_large_body_is_written_once_on_a_host(request: Any, which: str, by_tree: None) -> None:
     members = request.getfixturevalue(which).spawn("members", Member)
     data = np.arange(500_000)
@@ -140,6 +140,7 @@ def test_a_stream_is_not_held_up_by_a_slow_rank(many: ProcMesh, tmp_path: Path) 
     members.stop().get(SOON)
 
 
+@pytest.mark.slow
 def test_casts_and_direct_calls_keep_their_order(six: ProcMesh, by_tree: None) -> None:
     members = six.spawn("members", Member)
     members.where.call().get(SOON)

@@ -145,7 +145,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["kill", "leave"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("leave", marks=pytest.mark.slow)])
 def test_ctrl_c_ends_a_program_with_a_busy_job_at_once(folder: Path, how: str) -> None:
     env = {**os.environ, "PYTHONPATH": ROOT}
     line = [sys.executable, "-c", INTERRUPTED, str(folder / "begun"), how]
@@ -379,6 +379,7 @@ def test_the_current_job_of_a_folder_is_found_by_its_name(folder: Path, monkeypa
         set_current_job("nothing")
 
 
+@pytest.mark.slow
 def test_hosts_from_config_are_two_workers() -> None:
     import atexit
 

@@ -118,6 +118,7 @@ def test_hosts_that_dial_are_a_mesh_like_any_other(
     near.stop().get(SOON)
 
 
+@pytest.mark.slow
 def test_procs_end_with_the_controller_and_the_hosts_join_the_next_one(pair: Any, at: str, key: Path) -> None:
     first = pair.spawn_procs(name="first").spawn("members", Member).where.call().get(SOON).values()
     shutdown_context().get(SOON)
@@ -127,6 +128,7 @@ def test_procs_end_with_the_controller_and_the_hosts_join_the_next_one(pair: Any
     assert len(again.spawn_procs(name="next").spawn("members", Member).where.call().get(SOON)) == 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_on_such_a_host_is_told_and_healed(pair: Any, faults: list[MeshFailure]) -> None:
     members = pair.spawn_procs(name="far").spawn("members", Member)
     pids = [pid for _, pid in members.where.call().get(SOON).values()]
@@ -138,6 +140,7 @@ def test_a_rank_that_dies_on_such_a_host_is_told_and_healed(pair: Any, faults: l
     assert members.where.call().get(SOON).values()[0][1] == pids[0]
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_is_dialled_again_and_loses_nothing(tmp_path: Path, key: Path, elsewhere: str) -> None:
     proxy = Proxy(elsewhere)
     dialler = DiallingHost(tmp_path, proxy.endpoint, key)
@@ -193,6 +196,7 @@ def test_who_has_not_come_is_told_with_what_to_do(key: Path, elsewhere: str) -> 
     attach.shutdown()
 
 
+@pytest.mark.slow
 def test_a_host_with_another_key_does_not_get_in(key: Path, elsewhere: str, tmp_path: Path) -> None:
     other = tmp_path / "other.key"
     Keys.load_or_create(other)

@@ -1,14 +1,13 @@
 """Where plain DTensor is wrong without a word, or has no answer: ours is right, or refuses and says what to write."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from monarch_nb.actor import current_rank
+from tests.cluster import tensor_guards
+from tests.cluster.actor_tools import spawned
+
+pytestmark = pytest.mark.timeout(120)
+Outcomes = dict[str, tuple[str, str]]
 
 # What plain DTensor does: "wrong" without a word, or "raises".
 WRONG = (
@@ -35,31 +34,35 @@ RAISES = (
 )
 
 
+def on_each(store: str) -> Outcomes:
+    return tensor_guards.outcomes(current_rank().rank, store)
+
+
 @pytest.fixture(scope="module")
-def found() -> Any:
-    command = [sys.executable, "-m", "tests.cluster.tensor_guards"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
-    return json.loads(run.stdout.splitlines()[-1])
+def found(born_for_tensors: None, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    for procs in spawned(2, "guards"):
+        first, _ = procs.run(on_each, str(tmp_path_factory.mktemp("guards") / "store")).get(100).values()
+    return first
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_plain_dtensor_gets_wrong_without_a_word_is_right(found: Any, name: str) -> None:
-    plain, ours = found["results"][name]
+def test_what_plain_dtensor_gets_wrong_without_a_word_is_right(found: Outcomes, name: str) -> None:
+    plain, ours = found[name]
     assert (plain, ours) == ("wrong", "right")
 
 
 @pytest.mark.parametrize("name", RAISES)
-def test_what_plain_dtensor_has_no_answer_for_is_right(found: Any, name: str) -> None:
-    plain, ours = found["results"][name]
+def test_what_plain_dtensor_has_no_answer_for_is_right(found: Outcomes, name: str) -> None:
+    plain, ours = found[name]
     assert plain.startswith("raises")
     assert ours == "right"
 
 
-def test_a_write_that_plain_dtensor_loses_is_refused_with_what_to_write(found: Any) -> None:
-    plain, ours = found["results"]["a write through rows of a tensor cut by rows"]
+def test_a_write_that_plain_dtensor_loses_is_refused_with_what_to_write(found: Outcomes) -> None:
+    plain, ours = found["a write through rows of a tensor cut by rows"]
     assert plain == "wrong"
     assert ours.startswith("raises ViewWriteError")
 
 
-def test_classes_that_are_cut_are_right_with_and_without_us(found: Any) -> None:
-    assert found["results"]["cross_entropy cut along the classes"] == ["right", "right"]
+def test_classes_that_are_cut_are_right_with_and_without_us(found: Outcomes) -> None:
+    assert found["cross_entropy cut along the classes"] == ("right", "right")

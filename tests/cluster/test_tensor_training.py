@@ -134,7 +134,11 @@ def compared(mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str, steps:
 
 @pytest.mark.parametrize(
     ("layout", "optimizer"),
-    [("data", "AdamW fused"), ("fully sharded and tensor", "AdamW foreach"), ("sequence", "SGD")],
+    [
+        ("fully sharded and tensor", "AdamW foreach"),
+        pytest.param("data", "AdamW fused", marks=pytest.mark.slow),
+        pytest.param("sequence", "SGD", marks=pytest.mark.slow),
+    ],
 )
 def test_losses_are_those_of_one_process(mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str) -> None:
     compared(mesh, text, layout, optimizer, 4)

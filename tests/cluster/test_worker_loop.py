@@ -96,6 +96,7 @@ def test_slices_and_copies_neither_stop_nor_shut_down(folder: Path) -> None:
         asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_key_lets_its_holders_in_over_tcp_and_nobody_else(folder: Path) -> None:
     key, other = Keys.load_or_create(folder / "job.key"), Keys.create()
     address = f"tcp://localhost:{free_port()}"
@@ -155,7 +156,7 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("how", ["public", "private"])
+@pytest.mark.parametrize("how", ["public", pytest.param("private", marks=pytest.mark.slow)])
 def test_a_program_that_is_a_worker_keeps_its_signals_and_ends_when_its_host_is_shut_down(how: str) -> None:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/kernel_ext"}
     command = [sys.executable, "-c", EMBEDDED, how, f"tcp://127.0.0.1:{free_port()}"]
@@ -246,6 +247,7 @@ def test_an_address_may_be_a_future(folder: Path) -> None:
         hosts.shutdown().get(SOON)
 
 
+@pytest.mark.slow
 def test_addresses_may_be_futures_of_any_kind(folder: Path) -> None:
     addresses = [f"ipc://{folder}/w{number}" for number in range(2)]
 
@@ -264,6 +266,7 @@ def test_addresses_may_be_futures_of_any_kind(folder: Path) -> None:
         hosts.shutdown().get(SOON)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_a_lost_host_and_its_place_can_be_taken(folder: Path, shown: list[Any]) -> None:
     address = f"ipc://{folder}/w"
     with workers_at(address) as processes:
@@ -314,6 +317,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_client_that_is_killed_leaves_nothing_on_workers_which_live_on(folder: Path) -> None:
     address = f"ipc://{folder}/w"
     with workers_at(address) as processes:
@@ -330,6 +334,7 @@ def test_a_client_that_is_killed_leaves_nothing_on_workers_which_live_on(folder:
         hosts.shutdown().get(SOON)
 
 
+@pytest.mark.slow
 def test_processes_of_workers_and_of_this_host_reach_each_other(folder: Path, host: Any) -> None:
     address = f"ipc://{folder}/w"
     with workers_at(address), spawned(host, 1, env={"TORCH_TEST_MARK": "1"}) as mine:

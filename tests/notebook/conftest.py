@@ -1,9 +1,14 @@
 """One kernel for most tests of this folder, with a mesh `w` of four procs and an actor mesh `a` on it."""
 
+import ast
+import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from scripts.processes import MARK, left_behind
+from tests.effort import AS_LATER
 from tests.notebook.notebook import Notebook
 
 ACTORS = """
@@ -74,3 +79,41 @@ def nb(kernel: Notebook) -> Notebook:
     ).ok()
     kernel.run("heal_mesh(w); a.work.call().get()").ok()
     return kernel
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A kernel without the extension, for pages and examples: each with its own would import torch again."""
+    mark = secrets.token_hex(8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONARCH_NB_PRELOAD", AS_LATER)  # as a user's kernel would be
+        patch.setenv(MARK, mark)
+        notebook = Notebook(load=False, folder=tmp_path_factory.mktemp("pages"))
+    try:
+        yield notebook
+    finally:
+        notebook.close()
+    assert left_behind(mark) == []
+
+
+@pytest.fixture(scope="module")
+def blank(stranger: Notebook, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """As `fresh`, for all tests of a module."""
+    yield from _new(stranger, tmp_path_factory.mktemp("blank"))
+
+
+@pytest.fixture
+def fresh(stranger: Notebook, tmp_path: Path) -> Iterator[Notebook]:
+    """The kernel as a stranger has it: no names, no numbers, nothing loaded, no meshes, and its folder is empty."""
+    yield from _new(stranger, tmp_path)
+
+
+def _new(kernel: Notebook, folder: Path) -> Iterator[Notebook]:
+    kernel.aside(f"import os; os.chdir({str(folder)!r})")
+    told = ast.literal_eval(kernel.run("dict(os.environ)").text)
+    kernel.aside("get_ipython().reset(new_session=True)")
+    yield kernel
+    kernel.aside("%load_ext monarch")
+    kernel.aside("%stop --all")
+    kernel.aside("%unload_ext monarch")
+    kernel.aside(f"import os; os.environ.clear(); os.environ.update({told!r})")

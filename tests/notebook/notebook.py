@@ -73,6 +73,10 @@ class Notebook:
     def run(self, source: str, timeout: float = 30) -> Cell:
         return self.finish(self.start(source), timeout)
 
+    def aside(self, source: str) -> Cell:
+        """Runs what is no cell of the notebook, and has no number."""
+        return self.finish(str(self.client.execute(source, store_history=False, stop_on_error=False))).ok()
+
     def finish(self, request: str, timeout: float = 30) -> Cell:
         """Reads until the cell is done."""
         cell = Cell()

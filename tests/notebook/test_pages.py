@@ -1,17 +1,14 @@
 """What people paste from the README, the quickstart and the manual runs as it stands, each page in a fresh notebook."""
 
-import ast
 import contextlib
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.effort import AS_LATER
 from tests.notebook.notebook import ANSI, Cell, Notebook
 from tests.notebook.pages import CHECK, KINDS, PAGES, ROOT, blocks
 from tests.ports import free_port
@@ -20,38 +17,13 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 WITH_CODE = [page for page in PAGES if any(block.is_cell for block in blocks(page))]
 
 
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """A kernel that has not loaded the extension. Each page with one of its own would import torch again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MONARCH_NB_PRELOAD", AS_LATER)  # as a user's kernel would be
-        notebook = Notebook(load=False, folder=tmp_path_factory.mktemp("pages"))
-    try:
-        yield notebook
-    finally:
-        notebook.close()
-
-
-@pytest.fixture
-def fresh(kernel: Notebook, tmp_path: Path) -> Iterator[Notebook]:
-    """The kernel as a stranger has it: no names, nothing loaded, no meshes, and its folder is empty."""
-    kernel.run(f"import os; os.chdir({str(tmp_path)!r}); told = dict(os.environ)").ok()
-    told = ast.literal_eval(kernel.run("told").text)
-    kernel.run(CHECK).ok()
-    yield kernel
-    kernel.run("%load_ext monarch")
-    kernel.run("%stop --all").ok()
-    kernel.run("%unload_ext monarch").ok()
-    kernel.run(f"import os; os.environ.clear(); os.environ.update({told!r})").ok()
-    kernel.run("get_ipython().reset(new_session=True)").ok()
-
-
 def _lines(shown: Cell) -> list[str]:
     return sorted(ANSI.sub("", f"{shown.stdout}{shown.stderr}{shown.text}").splitlines())
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_a_page_runs_from_top_to_bottom_and_gives_what_it_says(page: str, fresh: Notebook) -> None:
+    fresh.aside(CHECK)
     shown = Cell()
     for block in blocks(page):
         if block.is_cell:
@@ -106,6 +78,7 @@ def test_what_the_chapter_on_hosts_does_with_machines_works_on_agents_started_as
             assert agent.stdout is not None
             agents.callback(agent.stdout.close)
             assert command is dialling or agent.stdout.readline(), command
+        fresh.aside(CHECK)
         for block in blocks(page):
             if block.kind == "python machines":
                 shown = fresh.run(_here(block.cell, ports), timeout=60)

@@ -12,8 +12,8 @@ from scripts.processes import MARK, left_behind
 from tests.soak.samples import MEGABYTE, Samples
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = float(os.environ.get("SOAK_SECONDS", "24"))
-PAUSE = 1.5  # between rounds, which leaves others the processor
+SECONDS = float(os.environ.get("SOAK_SECONDS", "8"))
+PAUSE = 0.5  # between rounds, which leaves others the processor
 
 
 def soak(seconds: float, pause: float, body: int) -> None:
@@ -34,7 +34,7 @@ def soak(seconds: float, pause: float, body: int) -> None:
 
 @pytest.mark.timeout(400)
 def test_calls_bodies_floods_kills_and_heals_leave_nothing_behind() -> None:
-    soak(SECONDS, pause=PAUSE, body=16)
+    soak(SECONDS, pause=PAUSE, body=8)
 
 
 @pytest.mark.slow

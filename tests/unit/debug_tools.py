@@ -3,6 +3,7 @@
 import linecache
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType
@@ -71,6 +72,12 @@ def go(motion: Any = "continue", line: int | None = None) -> m.Go:
     return m.Go(session=SESSION, motion=motion, line=line)
 
 
+def where(thread: threading.Thread) -> str:
+    """What a thread is doing."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else "it is over"
+
+
 def on_thread(function: Callable[[], object]) -> object:
     """What a function gives on a thread of its own, on which it may be traced; raises what it raises."""
     outcome: list[tuple[object, BaseException | None]] = []
@@ -84,7 +91,7 @@ def on_thread(function: Callable[[], object]) -> object:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(SECONDS)
-    assert outcome, "it has not ended"
+    assert outcome, f"it has not ended:\n{where(thread)}"
     value, error = outcome[0]
     if error is not None:
         raise error

@@ -1,8 +1,9 @@
 """A limit on how long Python code may think."""
 
-import ctypes
 import threading
 from types import TracebackType
+
+from monarch_nb.transport import take_back, throw_into
 
 __all__ = ["Deadline", "TookTooLong"]
 
@@ -14,7 +15,8 @@ class TookTooLong(Exception):
 class Deadline:
     """Raises TookTooLong in the thread that entered it, once `seconds` have gone by there.
 
-    It reaches Python code between two of its instructions; a call into C is left to end first.
+    It reaches Python code between two of its instructions; a call into C is left to end first. Code that C has called
+    may have it and not hand it on: what was done within is not to be trusted then, and it is raised at the end.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -34,12 +36,13 @@ class Deadline:
     ) -> None:
         self._timer.cancel()
         with self._lock:
-            if self._raised and kind is not TookTooLong:  # on its way still: it must not arrive later
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
             self._thread = 0
+            if self._raised and kind is not TookTooLong:  # on its way still: it must not arrive later
+                take_back()
+        if self._raised and kind is not TookTooLong and (kind is None or issubclass(kind, Exception)):
+            raise TookTooLong from error
 
     def _end(self) -> None:
         with self._lock:
             if self._thread:
-                self._raised = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(TookTooLong))
+                self._raised = throw_into(self._thread, TookTooLong)

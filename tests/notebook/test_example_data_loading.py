@@ -1,0 +1,22 @@
+"""examples/data_loading.ipynb, executed where nobody can type: a query's rows train a model on two ranks."""
+
+import re
+
+import pytest
+
+from tests.notebook.examples import Example
+from tests.notebook.notebook import Notebook
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
+
+
+def test_a_query_trains_a_model_and_a_run_that_was_broken_off_goes_on(fresh: Notebook) -> None:
+    pytest.importorskip("duckdb", reason="NOT TESTED HERE: the example asks DuckDB")
+    example = Example("data_loading.ipynb").run(fresh)
+    told = example.text("found")
+    found = re.search(r"takes (\d\.\d) minutes, (\d\.\d) for each km, and (\d\.\d) for each mm", told)
+    assert found is not None, told
+    assert all(abs(float(got) - true) < 0.4 for got, true in zip(found.groups(), (2, 4, 1.5), strict=True)), found[0]
+    assert "<Feed, step" in example.text("pass")
+    assert example.text("half").startswith("({'rows': 9000}, ")
+    assert example.text("half").endswith(", True)")

@@ -1,0 +1,26 @@
+"""examples/tensors.ipynb, executed where nobody can type: a tensor over eight processes, in view, through a death."""
+
+import pytest
+
+from tests.notebook.examples import Example
+from tests.notebook.notebook import Notebook
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
+
+
+def test_a_tensor_is_seen_where_it_lies_and_the_mesh_survives_a_death(fresh: Notebook) -> None:
+    example = Example("tensors.ipynb").run(fresh)
+    assert "data_parallel=4   Shard(0)     cuts dimension 0: 1024 → 4 × 256" in example.text("mesh")
+    for picture in ("mesh", "matmul", "both", "parts", "uneven", "lost"):  # saved, for who looks without a kernel
+        assert example.html(picture).count("<svg") == 2, picture
+    assert example.text("equal") == "'as local PyTorch has it: True'"
+    assert example.text("reduced") == "True"
+    assert "hatch" in example.html("parts")
+    assert "w        1024×4096 float32" in example.text("tensors")
+    assert "the last cell moved" in example.text("tensors")
+    assert "largest = scaled.abs().max().item()" in example.text("sync")
+    assert "Send it there first: monarch.distribute" in example.text("shape")
+    assert "SupervisionError" in example.text("kill")
+    assert example.html("lost").count('class="lost"') == 1
+    assert "healed, and equal: True" in example.text("heal")
+    assert [cell.stderr for cell in example.shown.values() if cell.stderr] == []
