@@ -2,7 +2,8 @@
 
 from monarch_nb.engine.cluster import Cluster, cluster
 from monarch_nb.engine.in_process import in_process_host, kill
-from monarch_nb.transport.memory.network import MemoryNetwork, MemoryNode, NetworkFaults, VirtualClock
+from monarch_nb.transport.memory.clock import VirtualClock
+from monarch_nb.transport.memory.network import MemoryNetwork, MemoryNode, NetworkFaults
 
 __all__ = [
     "Cluster",

@@ -1,6 +1,7 @@
 """A whole cluster inside this process, for tests: actors, supervision and meshes are real, hosts and time simulated."""
 
 import contextlib
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -61,18 +62,13 @@ class Cluster:
         self.failures: list[MeshFailure] = []  # that nobody handled
         self._network = MemoryNetwork(seed=seed, faults=faults, redial=0.0)
         self._time = MemoryTime(self._network)
-        self._hosts = {f"m{number}": MemoryHost(self._time, f"m{number}") for number in range(hosts)}
+        self._hosts = {f"m{number}": self._host(f"m{number}") for number in range(hosts)}
         self._lost: set[str] = set()  # hosts
         self._closed = False
         local = Local("m0/c0.0.0")
-        self._node = MemoryTransport(
-            self._time,
-            local.address,
-            handler=self._take,
-            on_link_failed=lambda h, _, reason: engine.undelivered(h, reason),
-        )
+        self._node = self._transport(local.address, lambda header, _, reason: engine.undelivered(header, reason))
         role = Role(agent_of("m0"), fatal=self._unhandled)
-        clock = ProcessClock(self._time, lambda function: function())
+        clock = ProcessClock(self._time, self._enter)
         engine = self._engine = compose(local, self._node, clock, role, operations=_MemoryOperations)
         engine.add_part(LocalAgents, LocalAgents(engine, None))
         install(engine, several=True)
@@ -215,8 +211,20 @@ class Cluster:
             raise ValueError(f"there is no host {number}: this cluster has {len(self._hosts)}")
         return name
 
+    def _host(self, name: str) -> MemoryHost:
+        """A host that there is from the beginning."""
+        return MemoryHost(self._time, name)
+
+    def _transport(self, address: str, failed: Callable[[Any, Any, str], None]) -> MemoryTransport:
+        """The controller's place on the network."""
+        return MemoryTransport(self._time, address, handler=self._take, on_link_failed=failed)
+
+    def _enter(self, function: Callable[[], object]) -> object:
+        """Runs a function of the controller's, on the time's thread."""
+        return function()
+
     def _take(self, header: Any, parcel: Any) -> None:
-        self._engine.handle(header, parcel)
+        self._enter(lambda: self._engine.handle(header, parcel))
 
     def _unhandled(self, failure: MeshFailure) -> None:
         self.failures.append(failure)

@@ -13,7 +13,7 @@ from monarch_nb.engine.memory_worker import MemoryWorker
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.casting import Caster
-from monarch_nb.host.sender import AgentSender
+from monarch_nb.host.sender import AgentSender, Sender
 from monarch_nb.transport.memory.time import MemoryTime
 from monarch_nb.transport.memory.transport import MemoryTransport
 from monarch_nb.wire import Asker, Done, Handlers, Header, Kind, Lane, Status, agent_of
@@ -39,7 +39,7 @@ class MemoryHost:
         self._pids: dict[str, int] = {}
         self.node = MemoryTransport(time, self.address, handler=self._take, on_link_failed=self._lost)
         self._sender = AgentSender(self.node, self.address)
-        self._caster = Caster(self.node, self.address, time.later)
+        self._caster = Caster(self._outlet(), self.address, time.later)
         self._verbs = Handlers("hosts in memory", self._sender.answer)
         self._verbs.handle(verbs.SPAWN, self._spawn)
         self._verbs.handle(verbs.WATCH, self._watch)
@@ -66,6 +66,14 @@ class MemoryHost:
         if header.kind in (Kind.CALL, Kind.CAST) and header.src == self.address:
             self._caster.lost(header, reason)
 
+    def _outlet(self) -> Sender:
+        """What casts leave by."""
+        return self.node
+
+    def _worker(self, spec: p.ProcSpec) -> MemoryWorker:
+        """A process, not started yet."""
+        return MemoryWorker(self._time, spec)
+
     def _spawn(self, request: p.SpawnProcs, asker: Asker[p.Spawning]) -> p.Spawning:
         addresses = []
         for place, rank in enumerate(request.ranks):
@@ -82,7 +90,7 @@ class MemoryHost:
                 owner=request.owner or asker.src,
                 name=request.name,
             )
-            worker = self.workers[address] = MemoryWorker(self._time, spec)
+            worker = self.workers[address] = self._worker(spec)
             self._watchers.setdefault(address, set()).update({spec.owner, asker.src})
             pid = self._pids[address] = next(_pids)
             worker.start()

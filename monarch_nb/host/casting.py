@@ -11,12 +11,14 @@ from msgspec.structs import replace
 from monarch_nb.host.sender import Sender
 from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
 from monarch_nb.transport import Parcel, reason_of, reason_parcel
-from monarch_nb.wire import Flags, Header, Kind, Lane, agent_of, fold, host_of, parse_address, unfold
+from monarch_nb.wire import Flags, Folded, Header, Kind, Lane, agent_of, fold, host_of, parse_address, unfold
 from monarch_nb.wire.header import SKIP, CastPlan
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
+LATE_S = 2.0  # after which those who wait for a process that had ended must have heard of its end, if they watch it
+_REMEMBERED = 4096  # processes that have ended
 
-Reply = tuple[Header, Parcel] | None  # None: it went on alone
+Reply = Folded | None  # None: it went on alone
 
 
 class _Cast(Struct, eq=False):
@@ -39,6 +41,7 @@ class Caster:
         self._later = later
         self._ports = itertools.count(1000)
         self._casts: dict[int, _Cast] = {}
+        self._ended: dict[str, None] = {}  # processes here, each incarnation with an address of its own
         self._lock = threading.Lock()
         self._armed = False
 
@@ -73,28 +76,33 @@ class Caster:
                 return
             if header.kind == Kind.FOLDED:
                 # All at once: what is overdue goes with what completes the cast, not lost to it.
-                replies: list[tuple[int, Reply]] = [
-                    (one.index, (one, Parcel(bodies))) for one, bodies in unfold(header, parcel.bodies)
-                ]
-                batch = cast.fold.folded(Batch(replies), time.monotonic())
+                batch = cast.fold.folded(Batch(_unfolded(header, parcel)), time.monotonic())
             elif parcel.nbytes >= LARGE:
                 self._forward(cast, header, parcel)
                 batch = cast.fold.reply(header.index, None, time.monotonic())
             else:
-                batch = cast.fold.reply(header.index, (header, parcel), time.monotonic())
+                batch = cast.fold.reply(header.index, Folded.of(header, parcel.bodies), time.monotonic())
             self._settle(header.port, cast, batch)
 
     def lost(self, header: Header, reason: str, *, told_elsewhere: bool = False) -> None:
-        """A message of ours did not arrive: whoever waits for answers to it is told, and what follows it goes on."""
+        """A message of ours did not arrive: whoever waits for answers to it is told, and what follows it goes on.
+
+        Of a process here that has ended, those who watch it are told: this word waits for that one. It could come
+        first, by another way, and be healed for before the death is known, which then would hit the one that is healed.
+        """
         self._skip(header)
-        if header.plan is not None:
-            self._lose(header.port, list(indices(header.plan.runs)), reason, told_elsewhere)
+        places = [header.index] if header.plan is None else list(indices(header.plan.runs))
+        if header.kind == Kind.CALL and header.dst in self._ended and not told_elsewhere:
+            self._later(LATE_S, lambda: self._lose(header.port, places, reason, told_elsewhere=False))
         else:
-            self._lose(header.port, [header.index], reason, told_elsewhere)
+            self._lose(header.port, places, reason, told_elsewhere)
 
     def proc_gone(self, address: str, reason: str) -> None:
-        """A proc here has ended: those who watch it have been told, so its answers are only no longer waited for."""
+        """A proc here has ended: those who watch it are told, so its answers are only no longer waited for."""
         with self._lock:
+            while len(self._ended) >= _REMEMBERED:
+                del self._ended[next(iter(self._ended))]
+            self._ended[address] = None
             hit = [(port, cast.local[address]) for port, cast in self._casts.items() if address in cast.local]
         for port, places in hit:
             self._lose(port, places, reason, told_elsewhere=True)
@@ -103,7 +111,7 @@ class Caster:
         """Nothing comes any more of what went by way of another host's agent."""
         with self._lock:
             hit = [(port, cast.request, plan) for port, cast in self._casts.items() for plan in cast.below
-                   if plan.layout.hosts[plan.hosts[0]] == host]  # fmt: skip
+                   if plan.head == host]  # fmt: skip
         for port, request, plan in hit:
             story = f"it was sent through host {host}, which is lost: {reason}"
             self._lose(port, list(indices(plan.runs)), story, told_elsewhere=False)
@@ -119,7 +127,7 @@ class Caster:
             self._stand_in(replace(header, kind=int(Kind.CALL), dst=dst))
         elif kind == Kind.CAST and header.plan is not None:
             plan = header.plan
-            head = Branch(agent_of(plan.layout.hosts[plan.hosts[0]]), plan)
+            head = Branch(agent_of(plan.head), plan)
             for agent, part in (head, *below(plan)):
                 self._stand_in(replace(header, kind=int(Kind.CAST), dst=agent, plan=part))
 
@@ -160,12 +168,13 @@ class Caster:
                 self._settle(port, cast, cast.fold.tick(now))
 
     def _pass_on(self, cast: _Cast, batch: "Batch[Reply]") -> None:
-        replies = [item for _, item in batch.replies if item is not None]
-        if len(replies) == 1:
-            self._forward(cast, *replies[0])
+        replies = [item._replace(places=(places,)) for places, item in batch.replies if item is not None]
+        if len(replies) == 1 and len(replies[0].places[0]) == 1:
+            [one] = replies
+            self._forward(cast, replace(one.header, index=one.places[0].start), Parcel(list(one.frames)))
         elif replies:
             request = cast.request
-            body = fold((header, parcel.bodies) for header, parcel in replies)
+            body = fold(replies)
             self._send(Header(kind=Kind.FOLDED, dst=request.src, src=self._address, port=request.port,
                               call=request.call), Parcel(body))  # fmt: skip
 
@@ -190,6 +199,14 @@ class Caster:
             if header.kind in (Kind.CALL, Kind.CAST) and header.src == self._address:
                 reason = str(error)
                 self._later(0.0, lambda: self.lost(header, reason))  # not here: the lock may be held
+
+
+def _unfolded(header: Header, parcel: Parcel) -> list[tuple[range, Reply]]:
+    replies: list[tuple[range, Reply]] = []
+    for one in unfold(header, parcel.bodies):
+        for number, places in enumerate(one.places):
+            replies.append((places, one._replace(logs=() if number else one.logs)))
+    return replies
 
 
 def _places(first: int, count: int, stride: int) -> range:

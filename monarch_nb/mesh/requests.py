@@ -31,12 +31,12 @@ class _Request(Generic[R]):
         self.engine = engine
         self.dst = dst
         self.verb = verb
-        self.number = engine.ports.open(self)
+        self.number = engine.ports.open(self, dst)
         self.future: Future[R] = pending_future(story=lambda: f"{verb.name} of {dst} has not been answered yet")
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """The answer."""
-        self.engine.ports.close(self.number)
+        self.engine.ports.close(self.number, self.dst)
         body = parcel.frames[0] if parcel.frames else b""
         try:
             if header.status != Status.VALUE:
@@ -49,7 +49,7 @@ class _Request(Generic[R]):
 
     def lost(self, reason: str) -> None:
         """It will not be answered."""
-        self.engine.ports.close(self.number)
+        self.engine.ports.close(self.number, self.dst)
         fail_future(self.future, UnansweredError(reason))
 
 
@@ -65,9 +65,10 @@ def request(engine: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]"
 
 def fail_requests(engine: Runtime, dsts: Collection[str], reason: str) -> None:
     """Those who should answer are gone: whoever waits for them is told."""
-    for handler in engine.ports.all():
-        if isinstance(handler, _Request) and handler.dst in dsts:
-            handler.lost(f"{handler.dst} is gone: {reason}")
+    for dst in dsts:
+        for handler in engine.ports.of(dst):
+            if isinstance(handler, _Request):
+                handler.lost(f"{dst} is gone: {reason}")
 
 
 def gather(futures: "list[Future[Any]]", story: Callable[[], str], result: Any = None) -> Future[Any]:

@@ -42,7 +42,12 @@ def plan_cast(layout: Layout, runs: Sequence[Run], *, fanout: int = 8) -> list[B
     on is in proportion to what lies below it.
     """
     hosts = _hosts(layout, runs)
-    return _branches(layout, runs, hosts, 0, fanout)
+    names = (
+        layout.hosts[hosts.start : hosts.stop]
+        if isinstance(hosts, range)
+        else tuple(layout.hosts[host] for host in hosts)
+    )
+    return _branches(CastPlan(layout.uid, layout.per_host, tuple(runs), tuple(hosts), names, max(1, fanout)), 0)
 
 
 def expand(plan: CastPlan, host: str) -> Expansion:
@@ -50,19 +55,18 @@ def expand(plan: CastPlan, host: str) -> Expansion:
 
     Raises ValueError when the plan's head is another host.
     """
-    head = plan.hosts[0]
-    if plan.layout.hosts[head] != host:
-        raise ValueError(f"this cast is for the agent of {plan.layout.hosts[head]}, not {host}")
-    layout = plan.layout
+    if plan.head != host:
+        raise ValueError(f"this cast is for the agent of {plan.head}, not {host}")
+    first = plan.hosts[0] * plan.per_host
     deliveries = [
         Delivery(
-            f"{host}/{layout.uid}.{rank}.{run.proc_incarnation}",
+            f"{host}/{plan.uid}.{rank}.{run.proc_incarnation}",
             rank,
             run.incarnation,
             run.seq,
             run.index + place * run.index_stride,
         )
-        for run in _clip(plan.runs, head * layout.per_host, (head + 1) * layout.per_host)
+        for run in _clip(plan.runs, first, first + plan.per_host)
         for place, rank in enumerate(range(run.rank, run.rank + run.count * run.stride, run.stride))
     ]
     return Expansion(deliveries, below(plan))
@@ -70,7 +74,7 @@ def expand(plan: CastPlan, host: str) -> Expansion:
 
 def below(plan: CastPlan) -> list[Branch]:
     """What a plan's head passes on: the subtrees that are cut off when it is lost."""
-    return _branches(plan.layout, plan.runs, plan.hosts[1:], plan.position + 1, plan.fanout)
+    return _branches(plan, 1)
 
 
 def indices(runs: Sequence[Run]) -> Iterator[int]:
@@ -105,17 +109,17 @@ def _hosts(layout: Layout, runs: Sequence[Run]) -> Sequence[int]:
     return sorted(found)
 
 
-def _branches(layout: Layout, runs: Sequence[Run], hosts: Sequence[int], position: int, fanout: int) -> list[Branch]:
-    """Cut `hosts` into at most `fanout` stretches of like size, each headed by its first host."""
-    fanout = max(1, fanout)
+def _branches(plan: CastPlan, after: int) -> list[Branch]:
+    """Cut its hosts `after` the first so many into at most `fanout` stretches of like size, headed by their first."""
     branches = []
-    count = min(fanout, len(hosts))
+    size = len(plan.hosts) - after
+    count = min(plan.fanout, size)
     for number in range(count):
-        low, high = len(hosts) * number // count, len(hosts) * (number + 1) // count
-        part = tuple(hosts[low:high])
-        mine = _clip(runs, part[0] * layout.per_host, (part[-1] + 1) * layout.per_host)
-        plan = CastPlan(layout, tuple(mine), position + low, fanout, part)
-        branches.append(Branch(agent_of(layout.hosts[part[0]]), plan))
+        low, high = after + size * number // count, after + size * (number + 1) // count
+        hosts, names = plan.hosts[low:high], plan.names[low:high]
+        mine = _clip(plan.runs, hosts[0] * plan.per_host, (hosts[-1] + 1) * plan.per_host)
+        part = CastPlan(plan.uid, plan.per_host, tuple(mine), hosts, names, plan.fanout)
+        branches.append(Branch(agent_of(names[0]), part))
     return branches
 
 

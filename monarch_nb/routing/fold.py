@@ -18,9 +18,9 @@ class Lost(Struct, frozen=True):
 
 
 class Batch(Struct, Generic[T]):
-    """What to pass on now: replies by place, and the places that will not answer."""
+    """What to pass on now: replies with the places that each is of, and the places that will not answer."""
 
-    replies: list[tuple[int, T]] = field(default_factory=list)
+    replies: list[tuple[range, T]] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     complete: bool = False
 
@@ -43,13 +43,13 @@ class Fold(Generic[T]):
 
     def reply(self, index: int, item: T, now: float) -> Batch[T] | None:
         """One reply; the batch to send on now, if any."""
-        self._add(index, item, now)
+        self._add(range(index, index + 1), item, now)
         return self.tick(now)
 
     def folded(self, batch: Batch[T], now: float) -> Batch[T] | None:
         """What an agent below gathered; the batch to send on now, if any."""
-        for index, item in batch.replies:
-            self._add(index, item, now)
+        for places, item in batch.replies:
+            self._add(places, item, now)
         for lost in batch.lost:
             self._lose(lost.indices, lost.reason, now)
         return self.tick(now)
@@ -86,11 +86,14 @@ class Fold(Generic[T]):
         """When to call `tick`; None while nothing waits."""
         return self._due
 
-    def _add(self, index: int, item: T, now: float) -> None:
-        if index not in self._seen:
-            self._seen.add(index)
-            self._batch.replies.append((index, item))
+    def _add(self, places: range, item: T, now: float) -> None:
+        if self._seen.isdisjoint(places):
+            self._seen.update(places)
+            self._batch.replies.append((places, item))
             self._wait(now)
+        elif len(places) > 1:  # some of them are lost, or have answered
+            for place in places:
+                self._add(range(place, place + 1), item, now)
 
     def _lose(self, indices: Iterable[int], reason: str, now: float) -> None:
         gone = self.waits_for(indices)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec.structs import replace
+
 from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error
 from monarch_nb.runtime.context import Context
 from monarch_nb.runtime.future import Future
@@ -12,7 +14,7 @@ from monarch_nb.runtime.meshes import MeshState
 from monarch_nb.runtime.output.log_positions import LogPositions
 from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.settings import settings
-from monarch_nb.wire import ActorError, Header, Kind, Status, decode, unfold, unpickle_failure
+from monarch_nb.wire import ActorError, Folded, Header, Kind, Status, decode, unfold, unpickle_failure
 from monarch_nb.wire.header import CastPlan
 
 if TYPE_CHECKING:
@@ -139,11 +141,29 @@ class PendingCall:
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """A reply, or several folded by a host agent."""
         if header.kind == Kind.FOLDED:
-            for one, frames in unfold(header, parcel.frames):
-                self._reply(one, frames, None)
+            for folded in unfold(header, parcel.frames):
+                self._replies_alike(folded)
             self._process.node.consumed(parcel)
         else:
             self._reply(header, None, parcel)
+
+    def _replies_alike(self, folded: Folded) -> None:
+        self._process.log_positions.update(folded.logs)
+        values = folded.header.status == Status.VALUE
+        for span in folded.places:
+            places = range(span.start, min(span.stop, self.size))
+            if not (values and self._take_all(places, self._thunk(folded.frames, None))):
+                for place in places:
+                    self._reply(replace(folded.header, index=place), folded.frames, None)
+
+    def _take_all(self, places: range, thunk: Thunk) -> bool:
+        """Takes the same answer for all of them; False, and none is taken, unless all are awaited."""
+        if len(places) < 2 or self._replies[places.start : places.stop].count(None) < len(places):
+            return False
+        self._replies[places.start : places.stop] = [thunk] * len(places)
+        self.missing -= len(places)
+        self._settle(thunk)
+        return True
 
     def _reply(self, header: Header, frames: Sequence[Any] | None, parcel: "Parcel | None") -> None:
         index = header.index

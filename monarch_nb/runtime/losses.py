@@ -74,7 +74,7 @@ class Losses:
         src = self._local.address
         for call in tuple(self._local.calls.values()):
             for plan in call.branches:
-                if plan.layout.hosts[plan.hosts[0]] != host:
+                if plan.head != host:
                     continue
                 places = [place for _, part in below(plan) for place in indices(part.runs)]
                 why = f"it was sent through host {host}, which is lost: {reason}"
@@ -106,7 +106,7 @@ class Losses:
 
     def _fill_gaps(self, header: Header, plan: CastPlan) -> None:
         """The same for a cast, or a part of one: also past an agent that is gone."""
-        head = Branch(agent_of(plan.layout.hosts[plan.hosts[0]]), plan)
+        head = Branch(agent_of(plan.head), plan)
         for agent, part in (head, *below(plan)):
             skip = Header(
                 Kind.CAST,

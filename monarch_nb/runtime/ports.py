@@ -20,7 +20,7 @@ from monarch_nb.wire import (
     decode_exception,
     encode,
     encode_exception,
-    unfold,
+    unfold_each,
 )
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class _Queue:
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """A value has come, or several folded by a host agent (reading thread)."""
         if header.kind == Kind.FOLDED:
-            for one, frames in unfold(header, parcel.frames):
+            for one, frames in unfold_each(header, parcel.frames):
                 self._arrive(one, frames, None)
             self._process.node.consumed(parcel)
         else:
@@ -199,7 +199,7 @@ class _Relay:
         """An answer, or several (reading thread)."""
         relay = self._process
         folded = header.kind == Kind.FOLDED
-        for one, frames in unfold(header, parcel.frames) if folded else [(header, parcel.frames)]:
+        for one, frames in unfold_each(header, parcel.frames) if folded else [(header, parcel.frames)]:
             relay.reply(self._port._asks(one), Status(one.status), frames)
             self._left -= 1
         relay.node.consumed(parcel)

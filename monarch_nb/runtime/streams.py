@@ -48,6 +48,9 @@ class StreamCall(PendingCall):
                 return False
             return super()._take(index, answered)
 
+    def _take_all(self, places: range, thunk: Thunk) -> bool:
+        return False  # each resolves a future of its own
+
     def _failed(self, index: int, raised: Raised) -> Thunk:
         self._raised[index] = raised
         return _Unclaimed(index)

@@ -16,7 +16,7 @@ from monarch_nb.wire.errors import (
     unpickle_failure,
 )
 from monarch_nb.wire.explain import PickleFailure, explain_unpicklable, pickle_failure
-from monarch_nb.wire.folded import fold, unfold
+from monarch_nb.wire.folded import Folded, fold, unfold, unfold_each
 from monarch_nb.wire.handlers import Asker, Handlers, VerbTakenError
 from monarch_nb.wire.header import (
     CastPlan,
@@ -56,6 +56,7 @@ __all__ = [
     "Display",
     "Done",
     "Flags",
+    "Folded",
     "Frame",
     "Handlers",
     "Harmless",
@@ -108,6 +109,7 @@ __all__ = [
     "travels_by_value",
     "type_name",
     "unfold",
+    "unfold_each",
     "unpickle_failure",
     "unregister_pickle_by_value",
     "without_modes",

@@ -1,36 +1,91 @@
-"""Several replies in one message: how a host agent folds them, and how the caller opens them."""
+"""Several replies in one message: how a host agent folds them, and how the caller opens them.
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+Small answers that are the same, byte for byte, are in it once, however many ranks have given them: what a cast of a
+large mesh costs its caller grows with what there is to tell, not with the ranks.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from monarch_nb.wire.header import Header, Kind
+from monarch_nb.wire.header import Header, Kind, Status
 from monarch_nb.wire.plain import decode_plain
+
+_SAME = 1024  # bytes up to which answers are compared
+_MOST = 1 << 24  # ranks
 
 
 class _Part(msgspec.Struct, array_like=True):
-    index: int
+    places: list[tuple[int, int]]  # the first of each stretch, and how many
     status: int
-    src: str
-    log: int
     frames: int
+    logs: list[tuple[str, int]]  # where the output of each process stood that has written any
+
+
+class Folded(NamedTuple):
+    """One answer of all ranks in these places."""
+
+    places: Sequence[range]
+    header: Header  # of the first
+    frames: Sequence[Any]
+    logs: tuple[tuple[str, int], ...]  # where the output of processes stands that have written any
+
+    @classmethod
+    def of(cls, reply: Header, frames: Sequence[Any]) -> "Folded":
+        """The answer of one rank."""
+        logs = ((reply.src, reply.log),) if reply.log else ()
+        return cls((range(reply.index, reply.index + 1),), reply, frames, logs)
+
+
+def fold(replies: Iterable[Folded]) -> list[Any]:
+    """The body of a FOLDED message that holds these replies."""
+    parts: list[_Part] = []
+    spans: list[list[range]] = []
+    frames: list[Any] = []
+    alike: dict[tuple[int, bytes], int] = {}
+    for places, header, body, logs in replies:
+        key = _key(header, body)
+        known = None if key is None else alike.get(key)
+        if known is not None:
+            spans[known].extend(places)
+            parts[known].logs.extend(logs)
+            continue
+        if key is not None:
+            alike[key] = len(parts)
+        parts.append(_Part([], header.status, len(body), list(logs)))
+        spans.append(list(places))
+        frames.extend(body)
+    for part, found in zip(parts, spans, strict=True):
+        part.places = [(span.start, len(span)) for span in _joined(found)]
+    return [msgspec.msgpack.encode(parts), *frames]
+
+
+def _key(header: Header, body: Sequence[Any]) -> tuple[int, bytes] | None:
+    """What answers that are the same have in common; None for one that stays alone.
+
+    One with memory of its own beside its pickle would share that with the others.
+    """
+    if len(body) != 1 or header.status == Status.FAILURE or memoryview(body[0]).nbytes > _SAME:
+        return None
+    return header.status, bytes(body[0])
+
+
+def _joined(spans: list[range]) -> Iterator[range]:
+    spans.sort(key=lambda span: span.start)
+    start, stop = spans[0].start, spans[0].stop
+    for span in spans[1:]:
+        if span.start != stop:
+            yield range(start, stop)
+            start = span.start
+        stop = span.stop
+    yield range(start, stop)
 
 
 _decoder = msgspec.msgpack.Decoder(list[_Part])
 
 
-def fold(replies: Iterable[tuple[Header, Sequence[Any]]]) -> list[Any]:
-    """The body of a FOLDED message that holds these replies."""
-    parts: list[_Part] = []
-    frames: list[Any] = []
-    for header, body in replies:
-        parts.append(_Part(header.index, header.status, header.src, header.log, len(body)))
-        frames.extend(body)
-    return [msgspec.msgpack.encode(parts), *frames]
-
-
-def unfold(header: Header, frames: Sequence[Any]) -> list[tuple[Header, list[Any]]]:
+def unfold(header: Header, frames: Sequence[Any]) -> list[Folded]:
     """The replies in a FOLDED message. Raises msgspec.DecodeError on anything else."""
     replies = []
     at = 1
@@ -38,16 +93,29 @@ def unfold(header: Header, frames: Sequence[Any]) -> list[tuple[Header, list[Any
     if any(part.frames < 0 for part in parts) or sum(part.frames for part in parts) != len(frames) - 1:
         raise msgspec.ValidationError("other frames than the replies name")
     for part in parts:
+        counts = [count for _, count in part.places]
+        if min(counts, default=0) < 1 or sum(counts) > _MOST or min(part.places)[0] < 0:
+            raise msgspec.ValidationError("a reply without a place, or of more ranks than there can be")
+        places = [range(first, first + count) for first, count in part.places]
+        logs = tuple(part.logs)
+        src, log = logs[0] if logs else (header.src, 0)
         reply = Header(
             Kind.REPLY,
             header.dst,
-            part.src,
+            src,
             port=header.port,
-            index=part.index,
+            index=places[0].start,
             status=part.status,
             call=header.call,
-            log=part.log,
+            log=log,
         )
-        replies.append((reply, list(frames[at : at + part.frames])))
+        replies.append(Folded(places, reply, list(frames[at : at + part.frames]), logs))
         at += part.frames
     return replies
+
+
+def unfold_each(header: Header, frames: Sequence[Any]) -> Iterator[tuple[Header, list[Any]]]:
+    """The same, one by one. Raises msgspec.DecodeError on anything else, before the first."""
+    for folded in unfold(header, frames):
+        for place in (place for span in folded.places for place in span):
+            yield msgspec.structs.replace(folded.header, index=place), list(folded.frames)

@@ -75,13 +75,22 @@ class Run(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CastPlan(msgspec.Struct, array_like=True, frozen=True):
-    """One cast as a host agent sees it: its runs of ranks, and its place in the tree of agents."""
+    """One cast as a host agent sees it: its runs of ranks, and its place in the tree of agents.
 
-    layout: Layout
+    It names the hosts of its own subtree alone: what it costs an agent does not grow with the mesh.
+    """
+
+    uid: str  # of the proc mesh
+    per_host: int
     runs: tuple[Run, ...]
-    position: int = 0
+    hosts: tuple[int, ...] = ()  # numbers, in the layout of the mesh, of those that hold any of the ranks, in order
+    names: tuple[str, ...] = ()  # and what they are called; the first one's agent is the head
     fanout: int = 8
-    hosts: tuple[int, ...] = ()  # indices into layout.hosts that hold any of the ranks, the tree's nodes in order
+
+    @property
+    def head(self) -> str:
+        """The host whose agent spreads it."""
+        return self.names[0]
 
 
 SKIP = "__skip__"  # method of a CALL or CAST that stands in the place of one that was numbered and is lost
@@ -135,9 +144,9 @@ def decode_header(data: bytes | memoryview) -> Header:
 
 def _check(plan: CastPlan) -> None:
     """What a plan names is gone through one by one: no few bytes may stand for more than there can be."""
-    layout = plan.layout
     counts = [run.count for run in plan.runs]
-    if layout.per_host < 1 or min(counts, default=0) < 0 or sum(counts) > min(_MOST_RANKS, layout.size):
-        raise msgspec.ValidationError("a cast to more ranks than its mesh has")
-    if not all(0 <= host < len(layout.hosts) for host in plan.hosts):
-        raise msgspec.ValidationError("a cast by way of hosts that its mesh does not have")
+    most = min(_MOST_RANKS, len(plan.hosts) * plan.per_host)
+    if plan.per_host < 1 or min(counts, default=0) < 0 or sum(counts) > most:
+        raise msgspec.ValidationError("a cast to more ranks than its hosts have")
+    if not plan.hosts or len(plan.hosts) != len(plan.names) or min(plan.hosts) < 0:
+        raise msgspec.ValidationError("a cast by way of hosts without names")

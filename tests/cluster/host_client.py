@@ -15,7 +15,7 @@ from monarch_nb.host import AgentHandle, begin_agent, protocol, verbs
 from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogChunk, Took
 from monarch_nb.routing import plan_cast
 from monarch_nb.transport import Node, Parcel
-from monarch_nb.wire import REPLY, Done, Header, Kind, Layout, Run, Verb, decode_refusal, encode_body, unfold
+from monarch_nb.wire import REPLY, Done, Header, Kind, Layout, Run, Verb, decode_refusal, encode_body, unfold_each
 from tests.processes import alive
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -121,7 +121,7 @@ class Client:
             messages.append(header)
             frames = [bytes(frame) for frame in parcel.frames]
             if header.kind == Kind.FOLDED:
-                found.update({one.index: body for one, body in unfold(header, frames)})
+                found.update({one.index: body for one, body in unfold_each(header, frames)})
             else:
                 found[header.index] = frames
         return found, messages

@@ -3,13 +3,14 @@
 import asyncio
 import threading
 import time
+from itertools import starmap
 from typing import Any
 
 import pytest
 
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, current_rank, endpoint
 from monarch_nb.runtime import runtime
-from monarch_nb.wire import Header, Kind, encode, fold
+from monarch_nb.wire import Folded, Header, Kind, encode, fold
 from tests.cluster.actor_tools import SECONDS
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -201,5 +202,5 @@ def test_answers_that_an_agent_folded_arrive_one_by_one() -> None:
     handler = engine.ports.get(port._number)
     assert handler is not None
     folded = Header(Kind.FOLDED, engine.address, "", port=port._number)
-    handler.arrive(folded, engine.node.snapshot(fold(answers)))
+    handler.arrive(folded, engine.node.snapshot(fold(starmap(Folded.of, answers))))
     assert [receiver.recv().get(20) for _ in range(3)] == [(rank, f"of {rank}") for rank in range(3)]

@@ -10,7 +10,7 @@ import pytest
 from monarch_nb.host.casting import Caster
 from monarch_nb.routing import plan_cast
 from monarch_nb.transport import Parcel
-from monarch_nb.wire import Header, Kind, Layout, Run, fold, unfold
+from monarch_nb.wire import Folded, Header, Kind, Layout, Run, fold, unfold_each
 from monarch_nb.wire.header import SKIP
 
 HERE = "h0/agent"
@@ -30,7 +30,7 @@ class Wire:
             raise OSError("cut")
         self.sent.append(header)
         if header.kind == Kind.FOLDED:
-            self.folded.append([one.index for one, _ in unfold(header, parcel.bodies)])
+            self.folded.append([one.index for one, _ in unfold_each(header, parcel.bodies)])
 
     def taken(self, kind: Kind, method: str = "") -> list[Header]:
         return [one for one in self.sent if one.kind == kind and method in ("", one.method)]
@@ -76,6 +76,19 @@ def test_what_a_process_sends_back_is_told_and_the_next_message_does_not_wait_fo
     assert (skip.dst, skip.mesh, skip.rank, skip.sender, skip.seq, skip.port) == ("h0/p.1.0", "a", 1, "root", 4, 0)
 
 
+def test_what_is_cast_to_a_process_that_has_ended_comes_back_only_when_its_end_must_be_known(
+    caster: Caster, wire: Wire
+) -> None:
+    caster.proc_gone("h0/p.1.0", "Killed(sig=9)")
+    cast(caster, 1, per_host=3)
+    caster.lost(wire.taken(Kind.CALL)[1], "it has ended")
+    assert reasons(wire) == {}
+    assert [one.rank for one in wire.taken(Kind.CALL, SKIP)] == [1]
+    for later in wire.due:
+        later()
+    assert reasons(wire) == {1: 1}
+
+
 def test_a_stand_in_that_comes_back_is_not_sent_again(caster: Caster, wire: Wire) -> None:
     cast(caster, 1)
     [one] = wire.taken(Kind.CALL)
@@ -108,7 +121,7 @@ def test_answers_that_are_overdue_when_the_last_ones_come_folded_are_passed_on_w
     [below] = [one for one in wire.taken(Kind.CAST) if one.method == "step"]
 
     def folded(*places: int) -> None:
-        replies = [(Header(Kind.REPLY, HERE, "h1/p", port=below.port, index=n), [b"%d" % n]) for n in places]
+        replies = [Folded.of(Header(Kind.REPLY, HERE, "h1/p", port=below.port, index=n), [b"%d" % n]) for n in places]
         caster.reply(Header(Kind.FOLDED, HERE, "h1/agent", port=below.port), Parcel(fold(replies)))
 
     [own] = wire.taken(Kind.CALL)

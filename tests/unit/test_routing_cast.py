@@ -15,6 +15,10 @@ def layout(hosts, per_host):
     return Layout("p", tuple(f"h{number}" for number in range(hosts)), per_host)
 
 
+def at(place):
+    return range(place, place + 1)
+
+
 def walk(branches, depth=1):
     """All deliveries below, and the greatest depth."""
     deliveries, deepest = [], 0
@@ -102,7 +106,7 @@ def test_replies_go_on_together_when_all_are_here():
     fold = Fold(3)
     assert fold.reply(0, "a", 0.0) is None
     assert fold.reply(2, "c", 0.01) is None
-    assert fold.reply(1, "b", 0.02) == Batch([(0, "a"), (2, "c"), (1, "b")], [], True)
+    assert fold.reply(1, "b", 0.02) == Batch([(at(0), "a"), (at(2), "c"), (at(1), "b")], [], True)
     assert fold.tick(10.0) is None
 
 
@@ -112,9 +116,9 @@ def test_a_slow_rank_does_not_hold_back_the_others():
     fold.reply(1, "b", 1.02)
     assert fold.deadline == 1.05
     assert fold.tick(1.04) is None
-    assert fold.tick(1.05) == Batch([(0, "a"), (1, "b")], [], False)
+    assert fold.tick(1.05) == Batch([(at(0), "a"), (at(1), "b")], [], False)
     assert fold.deadline is None
-    assert fold.reply(2, "c", 99.0) == Batch([(2, "c")], [], True)
+    assert fold.reply(2, "c", 99.0) == Batch([(at(2), "c")], [], True)
 
 
 def test_lost_ranks_complete_a_cast_with_their_reason():
@@ -122,14 +126,14 @@ def test_lost_ranks_complete_a_cast_with_their_reason():
     fold.reply(1, "b", 0.0)
     fold.lost([0, 1], "killed", 0.0)
     batch = fold.lost(range(2, 4), "host down", 0.0)
-    assert batch == Batch([(1, "b")], [Lost([0], "killed"), Lost([2, 3], "host down")], True)
+    assert batch == Batch([(at(1), "b")], [Lost([0], "killed"), Lost([2, 3], "host down")], True)
 
 
 def test_late_and_double_replies_reach_nobody():
     fold = Fold(2)
     fold.lost([0], "killed", 0.0)
     assert fold.reply(0, "late", 0.0) is None
-    assert fold.reply(1, "b", 0.0) == Batch([(1, "b")], [Lost([0], "killed")], True)
+    assert fold.reply(1, "b", 0.0) == Batch([(at(1), "b")], [Lost([0], "killed")], True)
     assert fold.reply(1, "again", 0.0) is None
     assert fold.missing == 0
 
@@ -143,7 +147,7 @@ def test_folding_along_a_tree_answers_for_every_place_once(seed):
     def gather(plan):
         """The batches an agent sends upwards, with a branch or a rank lost here and there."""
         nonlocal now
-        mine, children = expand(plan, where.hosts[plan.hosts[0]])
+        mine, children = expand(plan, plan.head)
         fold, sent = Fold(size_of(plan.runs)), []
         steps = [("rank", each) for each in mine] + [("branch", each) for each in children]
         dice.shuffle(steps)
@@ -161,9 +165,10 @@ def test_folding_along_a_tree_answers_for_every_place_once(seed):
 
     for _, plan in plan_cast(where, [Run(0, where.size)], fanout=2):
         for batch in gather(plan):
-            for index, item in batch.replies:
-                assert index not in answers
-                answers[index] = item
+            for places, item in batch.replies:
+                for index in places:
+                    assert index not in answers
+                    answers[index] = item
             for lost in batch.lost:
                 for index in lost.indices:
                     assert index not in losses

@@ -221,7 +221,7 @@ def test_direct_sends_and_casts_along_the_tree_arrive_in_the_order_sent(seed):
 
     def travel(branches, item):
         for _, plan in branches:
-            deliveries, children = expand(plan, layout.hosts[plan.hosts[0]])
+            deliveries, children = expand(plan, plan.head)
             for to in deliveries:
                 later(0.5, to.rank, to.incarnation, to.seq, item)
             clock.later(dice.random(), lambda children=children: travel(children, item))

@@ -18,7 +18,7 @@ FULL = Header(
     port=9,
     extent=(("hosts", "gpus"), (2, 4)),
     chain=("a", "b"),
-    plan=CastPlan(LAYOUT, (Run(0, 8, seq=3),), hosts=(0, 1)),
+    plan=CastPlan("p1", 4, (Run(0, 8, seq=3),), (0, 1), ("h1", "h2")),
     buffers=((1, 2, 300_000),),
 )
 
@@ -62,16 +62,17 @@ def test_damaged_headers_raise_nothing_but_decode_errors(changes, cut):
 @pytest.mark.parametrize(
     "plan",
     [
-        CastPlan(Layout("p1", ("h1",), 4), (Run(0, 5),), hosts=(0,)),
-        CastPlan(Layout("p1", ("h1",), 4), (Run(0, 4), Run(0, 1)), hosts=(0,)),
-        CastPlan(Layout("p1", ("h1",), 4), (Run(0, -1), Run(0, 2)), hosts=(0,)),
-        CastPlan(Layout("p1", ("h1",), 1 << 60), (Run(0, 1 << 59),), hosts=(0,)),
-        CastPlan(Layout("p1", ("h1",), 0), (Run(0, 0),), hosts=(0,)),
-        CastPlan(Layout("p1", ("h1",), 4), (Run(0, 1),), hosts=(1,)),
-        CastPlan(Layout("p1", ("h1",), 4), (Run(0, 1),), hosts=(-1,)),
+        CastPlan("p1", 4, (Run(0, 5),), (0,), ("h1",)),
+        CastPlan("p1", 4, (Run(0, 4), Run(0, 1)), (0,), ("h1",)),
+        CastPlan("p1", 4, (Run(0, -1), Run(0, 2)), (0,), ("h1",)),
+        CastPlan("p1", 1 << 60, (Run(0, 1 << 59),), (0,), ("h1",)),
+        CastPlan("p1", 0, (Run(0, 0),), (0,), ("h1",)),
+        CastPlan("p1", 4, (Run(0, 1),), (0, 1), ("h1",)),
+        CastPlan("p1", 4, (Run(0, 1),), (-1,), ("h1",)),
+        CastPlan("p1", 4, (), (), ()),
     ],
 )
-def test_a_cast_to_more_than_its_mesh_has_is_garbage(plan):
+def test_a_cast_to_more_than_its_hosts_have_is_garbage(plan):
     with pytest.raises(msgspec.DecodeError):
         decode_header(encode_header(Header(Kind.CAST, "h1/agent", "h1/c", plan=plan)))
 

@@ -1,6 +1,5 @@
 """A network in memory on a virtual clock: real links, no sockets, everything that can go wrong, from a seed."""
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -10,66 +9,10 @@ from typing import Any
 
 from monarch_nb.routing.actions import Action, Deliver, Failed, LinkConfig, LinkState, Transmit, Unblocked
 from monarch_nb.routing.link import Link
+from monarch_nb.transport.memory.clock import VirtualClock
 from monarch_nb.wire import host_of
 
-__all__ = ["MemoryNetwork", "MemoryNode", "NetworkFaults", "VirtualClock"]
-
-
-class VirtualClock:
-    """Time that passes only when told, in seconds since it began."""
-
-    __slots__ = ("_count", "_due", "now")
-
-    def __init__(self, now: float = 0.0) -> None:
-        self.now = now
-        self._due: list[tuple[float, int, Callable[[], object]]] = []
-        self._count = count()
-
-    def monotonic(self) -> float:
-        """The time now."""
-        return self.now
-
-    def later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Call `function` when so many seconds have passed; calls of one moment keep their order."""
-        heapq.heappush(self._due, (self.now + max(0.0, seconds), next(self._count), function))
-
-    def every(self, seconds: float, function: Callable[[], bool]) -> None:
-        """Call `function` each `seconds` for as long as it returns True."""
-
-        def again() -> None:
-            if function():
-                self.later(seconds, again)
-
-        self.later(seconds, again)
-
-    def close(self) -> None:
-        """Forget everything that is due."""
-        self._due.clear()
-
-    @property
-    def next_due(self) -> float | None:
-        """When something is due next; None when nothing is."""
-        return self._due[0][0] if self._due else None
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass, making every call that falls due, each at its own time."""
-        end = self.now + seconds
-        while self._due and self._due[0][0] <= end:
-            self.step()
-        self.now = end
-
-    def settle(self, limit: float = 3600.0) -> bool:
-        """Let time pass until nothing is due any more, `limit` seconds at most; whether it came to rest."""
-        end = self.now + limit
-        while self._due and self._due[0][0] <= end:
-            self.step()
-        return not self._due
-
-    def step(self) -> None:
-        """Make the next call that is due, at its time."""
-        when, _, call = heapq.heappop(self._due)
-        self.now = max(self.now, when)
-        call()
+__all__ = ["MemoryNetwork", "MemoryNode", "NetworkFaults"]
 
 
 @dataclass(slots=True)
@@ -80,6 +23,8 @@ class NetworkFaults:
     drop: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0  # such a frame may arrive up to 20 delays late; the others keep their order
+    lag: dict[int, float] = field(default_factory=dict)  # seconds by lane, beyond the delay
+    bandwidth: float = 0.0  # bytes per second that leave a host, and as many that reach it; 0: however many
 
 
 _DOWN_TICK_S = 0.5  # a link that is down only looks whether it has been for too long
@@ -288,6 +233,7 @@ class MemoryNetwork:
         self.travelling = 0  # frames on their way
         self._generation: dict[_Wire, int] = {}  # of the connection: a cut loses what is under way
         self._last: dict[tuple[_Wire, str], float] = {}  # when the last frame arrives, per direction
+        self._free: dict[tuple[str, bool], float] = {}  # when what leaves a host (True), or reaches it, is through
         self._redials: dict[frozenset[str], list[tuple[MemoryNode, _End]]] = {}
         self._link_incarnations = count(1)
 
@@ -363,9 +309,9 @@ class MemoryNetwork:
             return
         generation = self._generation.get(wire, 0)
         for _ in range(2 if self._random.random() < faults.duplicate else 1):
-            delay = self._random.uniform(*faults.delay)
+            delay = self._random.uniform(*faults.delay) + faults.lag.get(wire[2], 0.0)
             way = (wire, end.peer)
-            when = max(self.clock.now + delay, self._last.get(way, 0.0))
+            when = max(self._through(node.address, end.peer, size, delay), self._last.get(way, 0.0))
             if self._random.random() < faults.reorder:
                 when += self._random.uniform(0, 20 * faults.delay[1])
             else:
@@ -379,6 +325,17 @@ class MemoryNetwork:
                     peer._arrived(wire, prefix, item, size)
 
             self.clock.later(when - self.clock.now, arrive)
+
+    def _through(self, src: str, dst: str, size: int, delay: float) -> float:
+        """When a frame is there whole: it leaves after what left its host before, and arrives after what came first."""
+        now, bandwidth = self.clock.now, self.faults.bandwidth
+        one, other = host_of(src), host_of(dst)
+        if not bandwidth or one == other:
+            return now + delay
+        took = size / bandwidth
+        gone = self._free[one, True] = max(now, self._free.get((one, True), 0.0)) + took
+        there = self._free[other, False] = max(gone + delay, self._free.get((other, False), 0.0) + took)
+        return there
 
     def _break(self, which: Callable[[_Wire], bool]) -> None:
         wires = {wire for node in self._nodes.values() for wire in node._ends if which(wire)}

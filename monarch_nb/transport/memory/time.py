@@ -76,6 +76,12 @@ class MemoryTime:
             clock.now = max(clock.now, when)
 
     @property
+    def thread_ident(self) -> int:
+        """Of the thread on which all that is due is called."""
+        assert self._thread.ident is not None
+        return self._thread.ident
+
+    @property
     def next_due(self) -> float | None:
         """When something falls due next."""
         with self.lock:

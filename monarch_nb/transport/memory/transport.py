@@ -12,7 +12,7 @@ from monarch_nb.transport.memory.network import MemoryNode
 from monarch_nb.transport.memory.time import MemoryTime
 from monarch_nb.transport.parcel import Parcel, snapshot
 from monarch_nb.transport.undelivered import missed, reason_parcel, returned
-from monarch_nb.wire import host_of, parse_address
+from monarch_nb.wire import encode_header, host_of, parse_address
 from monarch_nb.wire.header import Header, Kind
 
 _Item = tuple[Header, Parcel]
@@ -99,8 +99,15 @@ class MemoryTransport:
                 raise UnreachableError(f"{header.dst} cannot be reached: {reason}")
             if not self._time.network.has_host(host_of(header.dst)):
                 raise UnreachableError(f"no route from {self.address} to {header.dst} is known")
-            self._node.send(header.dst, item, parcel.nbytes, lane=int(lane), exempt=True)
+            size = parcel.nbytes
+            if self._time.network.faults.bandwidth:
+                size += len(encode_header(header))
+            self._node.send(self._way_to(header.dst), item, size, lane=int(lane), exempt=True)
             self._time.changed()
+
+    def _way_to(self, address: str) -> str:
+        """The process to which what is for another is written."""
+        return address
 
     def flush(self) -> None:
         """Everything leaves at once here."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, SupervisionError, current_rank, endpoint, heal_mesh
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import runtime, when_done
 from monarch_nb.supervision import HealError
 from monarch_nb.testing import Cluster, NetworkFaults, cluster
 from tests.memory_network.faults.actors import ADVERBS, LEASE, SOON, Adverb, Worker, outcome, workers
@@ -117,6 +117,23 @@ def test_nothing_sent_before_a_death_reaches_who_comes_after_it(adverb: Adverb, 
             assert call.errors(made)
         made.advance(40)
         assert made.result(mesh.slice(hosts=1).history.call()).values() == [[], []]
+
+
+@pytest.mark.parametrize("late", [0, 1], ids=["answers are late", "news is late"])
+def test_a_call_fails_of_a_death_once_the_death_can_be_healed_whichever_word_of_it_comes_first(late: int) -> None:
+    with cluster(hosts=3, faults=NetworkFaults(lag={late: 0.5})) as made:
+        procs, mesh = workers(made, gpus=1)
+        made.partition(2)
+        pending = mesh.do.call("x")  # it finds the process dead when it comes there
+        failed: list[set[int]] = []
+        when_done(pending, lambda _: failed.append(runtime().supervisor.failed(mesh._state.uid)))  # type: ignore[attr-defined]
+        made.kill(procs.slice(hosts=2))
+        made.mend()
+        with pytest.raises(SupervisionError, match="signal 9"):
+            made.result(pending)
+        assert failed == [{2}]
+        heal_mesh(mesh, timeout=SOON)
+        assert len(made.result(mesh.do.call("x")).values()) == 3
 
 
 def test_a_host_that_cannot_be_reached_cannot_be_healed_and_says_so(two: Cluster) -> None:

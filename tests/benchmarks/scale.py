@@ -1,0 +1,205 @@
+"""What a controller pays for each host more: `python -m tests.benchmarks.scale 10 100 1000 10000`.
+
+The controller's code is real, the hosts are virtual (`virtual_hosts`), links take half a millisecond and carry ten
+gigabits per second. Modelled seconds are those of the virtual clock: latency and bandwidth, no work. The controller's
+work is measured apart: seconds of a core, messages, and bytes of what it keeps per rank.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import logging
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import monarch_nb.actor
+from monarch_nb.actor import SupervisionError, heal_mesh
+from monarch_nb.attach.joining import accept_hosts
+from monarch_nb.store.hub import store_of
+from monarch_nb.transport.memory.network import MemoryNetwork, NetworkFaults
+from monarch_nb.transport.memory.time import MemoryTime
+from tests.benchmarks.virtual_hosts import Member, VirtualCluster, VirtualHost
+
+PER_HOST = 8
+RACK = 32  # hosts that lose their power together
+LINK_S = 0.0005
+BANDWIDTH = 1.25e9  # bytes per second
+SOON = 600.0
+
+
+@dataclass
+class Cost:
+    """Of one thing that was done: modelled seconds, and what it took of the controller."""
+
+    what: str
+    modelled_s: float = 0.0
+    core_s: float = 0.0
+    sent: int = 0
+    received: int = 0
+    megabytes: float = 0.0
+
+
+@dataclass
+class Run:
+    """All of one size."""
+
+    hosts: int
+    costs: list[Cost] = field(default_factory=list)
+    bytes_per_rank: float = 0.0
+
+    @contextlib.contextmanager
+    def cost(self, of: VirtualCluster, what: str) -> Iterator[None]:
+        """Of what is done inside; whatever follows of it counts until all is at rest."""
+        of.settle()
+        gc.freeze()  # else the controller would pay for looking through ten thousand hosts that are not its own
+        began, busy, before = of.now, of.processor_s, of.messages
+        wall = time.perf_counter()
+        yield
+        modelled = of.now - began
+        of.settle()
+        after = of.messages
+        self.costs.append(
+            Cost(
+                what,
+                round(modelled, 4),
+                round(of.processor_s - busy, 4),
+                after["sent"] - before["sent"],
+                after["received"] - before["received"],
+                round((after["bytes"] - before["bytes"]) / 1e6, 3),
+            )
+        )
+        print(f"  {self.hosts} hosts: {what} ({time.perf_counter() - wall:.1f} s)", file=sys.stderr, flush=True)
+
+
+_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, threading.Thread,
+           MemoryTime, MemoryNetwork, VirtualHost, VirtualCluster)  # fmt: skip
+
+
+def kept(*roots: Any) -> int:
+    """Bytes of all that is reached from these, but for code, threads and the virtual world."""
+    seen: set[int] = set()
+    left, size = list(roots), 0
+    while left:
+        found = left.pop()
+        if id(found) in seen or isinstance(found, _SHARED):
+            continue
+        seen.add(id(found))
+        size += sys.getsizeof(found)
+        left.extend(gc.get_referents(found))
+    return size
+
+
+def measure(hosts: int) -> Run:
+    """The costs with so many hosts besides the controller's."""
+    run = Run(hosts)
+    faults = NetworkFaults(delay=(LINK_S, LINK_S), bandwidth=BANDWIDTH)
+    with VirtualCluster(hosts + 1, faults) as of:
+        store = store_of(of.engine)
+        empty = kept(of.engine, store)
+        with run.cost(of, "join"):
+            joined = _beside(lambda: accept_hosts(hosts, at="tcp://10.0.0.1:22222", timeout=SOON))
+            of.join_all()
+            mesh = joined()
+        with run.cost(of, "a second of peace"):
+            of.advance(1.0)
+        with run.cost(of, "spawn processes"):
+            procs = mesh.spawn_procs(per_host={"gpus": PER_HOST}, name="procs")
+            procs.initialized.get(SOON)
+        with run.cost(of, "spawn actors"):
+            actors = procs.spawn("members", Member)
+            actors.initialized.get(SOON)
+        with run.cost(of, "call, same answers"):
+            actors.nothing.call().get(SOON)
+        with run.cost(of, "call, other answers"):
+            assert actors.rank.call().get(SOON).get(hosts * PER_HOST - 1) == hosts * PER_HOST - 1
+        with run.cost(of, "broadcast"):
+            actors.nothing.broadcast()
+            of.settle()
+        store.document()
+        gc.collect()
+        run.bytes_per_rank = round((kept(of.engine, store) - empty) / (hosts * PER_HOST), 1)
+        state = procs._state
+        with run.cost(of, "a death told"):
+            waiting = actors.never.call()
+            of.settle()
+            of.kill_rank(state.address(hosts * PER_HOST // 2))
+            _fails(waiting)
+        with run.cost(of, "a death healed"):
+            heal_mesh(actors, timeout=SOON)
+        rack = range(1, 1 + min(RACK, max(1, hosts // 4)))
+        with run.cost(of, "a rack dies"):
+            waiting = actors.never.call()
+            of.settle()
+            of.die(rack)
+            _fails(waiting)
+        with run.cost(of, "call the others"):
+            actors.slice(hosts=slice(rack.stop, None)).nothing.call().get(SOON)
+        with run.cost(of, "stop"):
+            procs.stop("the benchmark is over").get(SOON)
+    return run
+
+
+def _fails(future: Any) -> None:
+    try:
+        future.get(SOON)
+    except SupervisionError:
+        return
+    raise AssertionError("nobody noticed")
+
+
+def _beside(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Runs on a thread of its own; the result waits for it, and raises what it raised."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def result() -> Any:
+        thread.join()
+        if isinstance(results[0], BaseException):
+            raise results[0]
+        return results[0]
+
+    return result
+
+
+def table(runs: list[Run]) -> str:
+    """The costs as text: a row for each thing, a column for each size."""
+    rows = [["", *(f"{run.hosts:,} hosts" for run in runs)]]
+    for number, cost in enumerate(runs[0].costs):
+        same = [run.costs[number] for run in runs]
+        rows.append([cost.what, *(f"{1e3 * c.modelled_s:,.1f} ms, {1e3 * c.core_s:,.0f} ms of a core, "
+                                  f"{c.sent:,} out, {c.received:,} in" for c in same)])  # fmt: skip
+    rows.append(["kept per rank", *(f"{run.bytes_per_rank:,.0f} bytes" for run in runs)])
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.scale", description=__doc__)
+    parser.add_argument("hosts", type=int, nargs="*", default=[10, 100, 1000])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(argv)
+    logging.getLogger("monarch_nb").setLevel(logging.ERROR)
+    monarch_nb.actor.unhandled_fault_hook = lambda failure: None
+    runs = [measure(hosts) for hosts in options.hosts]
+    print(table(runs))
+    if options.out is not None:
+        options.out.write_text(json.dumps([asdict(run) for run in runs], indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,214 @@
+"""Hosts by the thousand inside one process: agents cast and fold as real ones do, processes only answer.
+
+The controller is the real one, with all its parts; so are links, casts, folds and the agents' verbs. A virtual process
+has no code of its own: it is a line in its host's table, and answers by the name of what it is asked.
+"""
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from monarch_nb._version import __version__
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.engine.cluster import Cluster
+from monarch_nb.engine.memory_host import MemoryHost
+from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
+from monarch_nb.transport import Keys, Parcel, UnreachableError
+from monarch_nb.transport.memory.network import NetworkFaults
+from monarch_nb.transport.memory.transport import MemoryTransport
+from monarch_nb.wire import Header, Kind, Lane, agent_of, encode, encode_header, host_of, parse_address
+from monarch_nb.wire.header import SKIP
+
+THINKS_S = 0.0001  # from a call to the answer, inside a host
+
+
+class Member(Actor):
+    """What is called on virtual processes: each endpoint as `ANSWERS` has it."""
+
+    @endpoint
+    def nothing(self) -> None:
+        """The same from all."""
+
+    @endpoint
+    def rank(self) -> int:
+        """Another from each."""
+        raise NotImplementedError
+
+    @endpoint
+    def never(self) -> None:
+        """No answer."""
+
+
+ANSWERS: dict[str, Callable[[int], Any]] = {"rank": lambda rank: rank}
+_NOTHING = encode(None)
+
+
+class VirtualProc:
+    """A process that answers."""
+
+    engine: Any = SimpleNamespace(cells={}, meshes={})
+
+    def __init__(self, spec: p.ProcSpec) -> None:
+        self.spec = spec
+
+    def start(self) -> None:
+        """It takes messages from now on."""
+
+    def stop(self, reason: str, timeout: float) -> None:
+        """It ends."""
+
+    def kill(self, reason: str) -> None:
+        """It ends."""
+
+
+class VirtualHost(MemoryHost):
+    """Real but for its processes."""
+
+    def _worker(self, spec: p.ProcSpec) -> Any:
+        return VirtualProc(spec)
+
+    def _outlet(self) -> Any:
+        return self
+
+    def send(self, header: Header, parcel: Parcel, *, lane: Lane = Lane.DATA) -> None:
+        """What casts leave by: for the processes here they need no network."""
+        if host_of(header.dst) == self.host and parse_address(header.dst).is_proc:
+            self._hand_over(header)
+        else:
+            self.node.send(header, parcel, lane=lane)
+
+    def _take(self, header: Header, parcel: Parcel) -> None:
+        if header.dst != self.address:
+            self._hand_over(header)
+        else:
+            super()._take(header, parcel)
+
+    def _hand_over(self, header: Header) -> None:
+        if header.dst not in self.workers:
+            raise UnreachableError(f"{header.dst} cannot be reached: it has ended")
+        if header.port and header.kind == Kind.CALL and header.method not in ("never", SKIP):
+            self._time.later(THINKS_S, partial(self._answer, header))
+
+    def _answer(self, header: Header) -> None:
+        worker = self.workers.get(header.dst)
+        if worker is None:
+            return
+        frames = encode(ANSWERS[header.method](worker.spec.rank)) if header.method in ANSWERS else _NOTHING
+        reply = Header(
+            Kind.REPLY, header.src, header.dst, header.mesh, port=header.port, index=header.index, call=header.call
+        )
+        if header.src == self.address:
+            self._caster.reply(reply, Parcel(frames))
+        else:
+            self.node.send(reply, Parcel(frames))
+
+    def join(self, controller: str) -> None:
+        """Says that it is there, as an agent does that has dialled."""
+        state = p.HostState(
+            host=self.host, pid=1, procs=(), python=sys.version.split()[0], version=__version__, incarnation=1,
+            lease_s=60.0,
+        )  # fmt: skip
+        self._sender.tell(controller, verbs.HOST_JOINS, state)
+
+
+class _Outlet(MemoryTransport):
+    """The controller's: counts what passes, and reaches the processes of a host by way of its agent, as TCP does."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.counts: Counter[str] = Counter()
+
+    def listen(self, bind: str, keys: Keys | None, insecure_loopback: bool = False) -> str:
+        """Whoever joins knows the way."""
+        return bind
+
+    def send(self, header: Header, parcel: Parcel, *, lane: int = 0) -> None:
+        super().send(header, parcel, lane=lane)
+        if header.dst != self.address:
+            self.counts["sent"] += 1
+            self.counts["bytes"] += parcel.nbytes + len(encode_header(header))
+
+    def _way_to(self, address: str) -> str:
+        return agent_of(host_of(address)) if parse_address(address).is_proc else address
+
+
+class VirtualCluster(Cluster):
+    """A controller and so many hosts; what it costs the controller is counted."""
+
+    def __init__(self, hosts: int, faults: NetworkFaults) -> None:
+        self._spent = 0.0  # on the time's thread, by what the controller does there
+        super().__init__(hosts=hosts, faults=faults)
+        self._waiting: threading.Event | None = None
+
+    @property
+    def controller(self) -> str:
+        """Its address."""
+        return self._engine.address
+
+    @property
+    def engine(self) -> Any:
+        """The controller's runtime."""
+        return self._engine
+
+    @property
+    def names(self) -> list[str]:
+        """The hosts' names."""
+        return list(self._hosts)
+
+    def join_all(self) -> None:
+        """Every host but the controller's says at once that it is there."""
+        with self._time.lock:
+            for name, host in self._hosts.items():
+                if name != self._engine.host:
+                    host.join(self.controller)  # type: ignore[attr-defined]
+
+    def die(self, numbers: range) -> None:
+        """These hosts are gone, and the controller learns of all at once."""
+        for number in numbers:
+            self._hosts[f"m{number}"].die()
+        for number in numbers:
+            self._lose(f"m{number}", "its rack has no power")
+        self.settle()
+
+    def kill_rank(self, address: str) -> None:
+        """Ends a process; the news is on its way then."""
+        with self._time.lock:
+            self._hosts[host_of(address)].kill(address)
+
+    @property
+    def messages(self) -> Counter[str]:
+        """So far: sent, received, and bytes sent."""
+        assert isinstance(self._node, _Outlet)
+        return Counter(self._node.counts)
+
+    @property
+    def processor_s(self) -> float:
+        """Seconds of a core that the controller has used so far: all but what the virtual hosts and the network do."""
+        clock = time.pthread_getcpuclockid(self._time.thread_ident)
+        return time.process_time() - time.clock_gettime(clock) + self._spent
+
+    def _host(self, name: str) -> MemoryHost:
+        return VirtualHost(self._time, name)
+
+    def _transport(self, address: str, failed: Callable[[Any, Any, str], None]) -> MemoryTransport:
+        return _Outlet(self._time, address, handler=self._take, on_link_failed=failed)
+
+    def _enter(self, function: Callable[[], object]) -> object:
+        began = time.thread_time()
+        try:
+            return function()
+        finally:
+            self._spent += time.thread_time() - began
+
+    def _take(self, header: Any, parcel: Any) -> None:
+        self._node.counts["received"] += 1  # type: ignore[attr-defined]
+        super()._take(header, parcel)
+
+    def _runtimes(self) -> list[Any]:
+        return [self._engine]
