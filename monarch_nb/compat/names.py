@@ -5,7 +5,7 @@ from monarch_nb._absent import PAGE, NotYetError, sentence
 _ACTOR = ("monarch_nb.actor",)
 _INTERNALS = ("monarch_nb.compat.internals",)
 _SHAPE = ("monarch_nb.shape", "monarch_nb.compat.shapes")
-_JOB = ("monarch_nb.job", "monarch_nb.job.later")
+_JOB = ("monarch_nb.job", "monarch_nb.job.ssh", "monarch_nb.job.later")
 _PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.active")
 _TENSORS = "the tensor engine"
 _SIMULATOR = "the simulator"

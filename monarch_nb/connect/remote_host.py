@@ -65,6 +65,7 @@ class RemoteHost:
         if not isinstance(other, RemoteHost) or not other.endpoint or other.behind > self.behind:
             return False
         far = is_loopback(other.endpoint) and not is_loopback(self.endpoint)
+        far = far or other.endpoint in self.engine.part(Routes).tunnelled
         return other is not self and not far and self.keys == other.keys
 
     def join(self) -> Future[Done]:
@@ -101,6 +102,12 @@ class RemoteHost:
         self.end()
         fail_requests(self.engine, (self._agent,), reason)
         self.engine.node.forget(self.host, reason, self.incarnation)
+
+    def lose(self, reason: str) -> None:
+        """Who started its agent says that it has ended: it is lost now, before its silence would show it."""
+        if not self.lost:
+            self._lose(reason)
+            self.cut()
 
     def await_return(self, seconds: float) -> None:
         """Blocks while the host is lost although its agent, which was started anew, is there already."""

@@ -82,6 +82,7 @@ class Routes:
     def __init__(self, engine: Runtime) -> None:
         self.attached: dict[str, AttachedHost] = {}  # by id
         self.local: dict[str, int] = {}  # hosts whose agents this process has started, and their incarnations
+        self.tunnelled: set[str] = set()  # endpoints of this machine that lead elsewhere: others cannot dial them
         self._engine = engine
         self._gateway: GatewayRoute | None = None
         self._settling = threading.Lock()  # else two hosts that come back at once are not told of each other

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, bound_end, check_trust, read_keys
 from monarch_nb.host import AgentHandle, begin_agent, new_host_id, run_folder_for
@@ -165,10 +166,12 @@ def run_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: 
     sys.exit(0)
 
 
-def run_worker_until_killed(address: str, private_key: PrivateKey = None) -> None:
+def run_worker_until_killed(
+    address: str, private_key: PrivateKey = None, ready: Callable[[str], None] = lambda _host: None
+) -> None:
     """A worker until it is shut down, or SIGTERM kills it and all on it at once; without a key of this machine alone.
 
-    Blocks.
+    `ready` is given the id of the host once its agent listens. Blocks.
     """
     adopts = become_subreaper()
     worker = _serve(private_key, TRUST_ALL, address)
@@ -181,6 +184,7 @@ def run_worker_until_killed(address: str, private_key: PrivateKey = None) -> Non
 
     signal.signal(signal.SIGTERM, kill)
     try:
+        ready(worker.handle.host)
         worker.wait()
     except RuntimeError:
         if not killed:

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._lazy import lazy_names
 from monarch_nb.job.adapted import AdapterJob, running_jobs
-from monarch_nb.job.adapter import Agent, AgentsWanted, JobAdapter, Running
+from monarch_nb.job.adapter import HERE, Agent, AgentsWanted, EngineError, JobAdapter, Running, Seen
+from monarch_nb.job.arrival import HostsMissingError
 from monarch_nb.job.current import load_current_job, set_current_job
 from monarch_nb.job.hosts import hosts_from_config
 from monarch_nb.job.identity import (
@@ -27,7 +28,10 @@ from monarch_nb.job.later import (
 from monarch_nb.job.local import LocalJob
 from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.process import ProcessJob
+from monarch_nb.job.progress import Progress
 from monarch_nb.job.record import JobFileError
+from monarch_nb.job.role import Role
+from monarch_nb.job.ssh import SSHJob
 from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, job_load, job_loads
 
@@ -36,11 +40,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_JOB_PATH",
+    "HERE",
     "SERVICE_PROC_IDS_ENV",
     "SERVICE_PROC_RANK_ENV",
     "AdapterJob",
     "Agent",
     "AgentsWanted",
+    "EngineError",
+    "HostsMissingError",
     "ImageSpec",
     "JobAdapter",
     "JobFileError",
@@ -52,7 +59,11 @@ __all__ = [
     "MeshAdminConfig",
     "PortForwarder",
     "ProcessJob",
+    "Progress",
+    "Role",
     "Running",
+    "SSHJob",
+    "Seen",
     "SlurmJob",
     "TelemetryConfig",
     "deserialize_service_proc_ids",

@@ -2,19 +2,24 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from monarch_nb.connect import attach_to_workers
-from monarch_nb.host.folders import base_folder
-from monarch_nb.job.adapter import PREFIX, Agent, AgentsWanted, JobAdapter
+from monarch_nb.job.adapter import HERE, PREFIX, Agent, AgentsWanted, JobAdapter, Running, mesh_of
+from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.kinds import adapter_of
+from monarch_nb.job.progress import Progress
+from monarch_nb.job.role import Role, loaded_roles, read_roles, saved_roles
 from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import Applied, JobTrait
 from monarch_nb.mesh import HostMesh, give_up, this_host
+from monarch_nb.mesh.host import host_labels
+
+_TELL_S = 0.5
 
 
 class AdapterForm(msgspec.Struct):
@@ -25,39 +30,58 @@ class AdapterForm(msgspec.Struct):
     _env: dict[str, str]
     _agents: dict[str, Agent]
     _folder: str
+    _roles: dict[str, Any] = {}
+    _options: dict[str, Any] = {}
+    _patience: float | None = None
 
 
 class AdapterJob(JobTrait):
-    """Hosts of one kind, such as `"process"`; `meshes` gives the number of hosts of each mesh.
+    """Hosts of one kind, such as `"process"`; `meshes` gives the number of hosts of each mesh, or a `Role`.
 
-    `env` is laid over the environment of the hosts, which live on when the client ends. `kill()` ends them, from any
-    process that has the job's file. Raises LookupError for a kind that is not there.
+    `env` is laid over the environment of the hosts, which live on when the client ends; `options` are the engine's own.
+    `kill()` ends them, from any process that has the job's file. `state()` does not wait for the hosts: what is spawned
+    on them waits, `wait()` shows how many have joined. An engine that has not started all of them within `patience`
+    seconds is given up; None: never. Raises LookupError for a kind that is not there.
     """
 
-    _transient = frozenset({"_given"})
+    _transient = frozenset({"_given", "_arrival"})
     _form: ClassVar[type[msgspec.Struct] | None] = AdapterForm
 
-    def __init__(self, kind: str, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, kind: str, meshes: "Mapping[str, int | Role]", env: Mapping[str, str] | None = None, *,
+        options: Mapping[str, Any] | None = None, patience: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        for name, count in meshes.items():
-            if not isinstance(name, str) or not name.isidentifier():
-                raise ValueError(f"{name!r} cannot name a mesh: it must be a name as Python has them")
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name}={count!r}: a mesh has a whole number of hosts, at least 1")
         self._kind = kind
-        self._meshes = dict(meshes)
         self._env = dict(env or {})
+        self._options = dict(options or {})
+        self._patience = patience
         self._agents: dict[str, Agent] = {}
         self._folder = ""
+        self._wish(meshes)
         self._restored()
+
+    def _wish(self, meshes: "Mapping[str, int | Role]") -> None:
+        roles = read_roles(meshes)
+        self._meshes = {name: role.hosts for name, role in roles.items()}
+        self._roles = saved_roles(roles)
 
     def _restored(self) -> None:
         adapter_of(self._kind)  # which is there, or it is said now
         self._given: list[HostMesh] = []
+        self._arrival: Arrival | None = None
 
     @property
     def _adapter(self) -> JobAdapter:
         return adapter_of(self._kind)
+
+    @property
+    def _job(self) -> Running:
+        number, started = str(self._applied.apply_id), self._applied.started
+        return Running(number, self._folder, self._agents, self._options, self._kind, started)
+
+    def _role(self, mesh: str) -> Role:
+        return loaded_roles(self._roles).get(mesh, Role(hosts=self._meshes[mesh]))
 
     def _names(self, mesh: str) -> list[str]:
         return [f"{mesh}_{number}" for number in range(self._meshes[mesh])]
@@ -65,16 +89,20 @@ class AdapterJob(JobTrait):
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
             raise RuntimeError(f"a {type(self).__name__} cannot run a client script: run it yourself, beside the job")
-        self._folder = tempfile.mkdtemp(prefix=PREFIX, dir=base_folder())
+        if not self._meshes:
+            raise ValueError(f"a {type(self).__name__} needs at least one mesh")
+        self._folder = tempfile.mkdtemp(prefix=PREFIX, dir=self._adapter.folder())
         try:
             self._start(Path(self._folder))
-        except BaseException:
+            self._job.save()
+        except BaseException:  # an interrupt too: nothing of a half-made job may stay
             self._kill()
             raise
 
     def _start(self, folder: Path) -> None:
         names = tuple(name for mesh in self._meshes for name in self._names(mesh))
-        wanted = AgentsWanted(str(self._applied.apply_id), names, folder, self._env)
+        roles = {mesh: self._role(mesh) for mesh in self._meshes}
+        wanted = AgentsWanted(str(self._applied.apply_id), names, folder, self._env, self._options, roles)
         self._agents = dict(self._adapter.start(wanted))
 
     def _state(self) -> JobState:
@@ -84,15 +112,54 @@ class AdapterJob(JobTrait):
         return JobState({mesh: self._host_mesh(mesh) for mesh in self._meshes})
 
     def _host_mesh(self, mesh: str) -> HostMesh:
-        joins = [self._agents[name].join for name in self._names(mesh)]
-        if joins == [""]:
+        names = self._names(mesh)
+        if [self._agents[name].join for name in names] == [HERE]:
             return this_host()
-        key = Path(self._folder, "key")
-        hosts = attach_to_workers(
-            name=mesh, ca="trust_all_connections", workers=joins, private_key=key if key.exists() else None
-        )
+        hosts = HostMesh(mesh, self._coming().hosts[mesh], host_labels(names), owned=True)
         self._given.append(hosts)
         return hosts
+
+    def _coming(self) -> Arrival:
+        if self._arrival is None or not self._arrival.belongs_here():
+            roles = {mesh: self._role(mesh) for mesh in self._meshes}
+            what = f"{type(self).__name__} {str(self._applied.apply_id)[:8]}"
+            self._arrival = Arrival(self._adapter, self._job, roles, what, self._patience)
+        return self._arrival
+
+    @property
+    def progress(self) -> Progress:
+        """How many hosts have joined, which are missing, and why. Does not block."""
+        job = self._running
+        if not isinstance(job, AdapterJob):
+            return Progress(sum(self._meshes.values()), (), {})
+        return job._coming().progress
+
+    def wait(self, timeout: float | None = None, tell: Callable[[Progress], object] | None = None) -> Progress:
+        """Blocks until all hosts have joined; `tell` is called with the progress each time it has changed.
+
+        Ctrl-C while it waits kills the job: nothing of it stays. Raises HostsMissingError where some will not come, and
+        TimeoutError, after which the job goes on.
+        """
+        job = self._running
+        if not isinstance(job, AdapterJob):
+            raise RuntimeError("the job was not applied: call state() first")
+        arrival, deadline, last = job._coming(), None if timeout is None else time.monotonic() + timeout, ""
+        try:
+            while True:
+                decided, now = arrival.wait(_TELL_S), arrival.progress
+                if tell is not None and str(now) != last:
+                    last = str(now)
+                    tell(now)
+                if decided:
+                    break
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(str(now))
+        except KeyboardInterrupt:
+            self.kill()
+            raise
+        for future in arrival.hosts.values():
+            future.get(0)
+        return arrival.progress
 
     def _wishes(self) -> str:
         return ", ".join(f"{name}={count}" for name, count in self._meshes.items())
@@ -100,20 +167,24 @@ class AdapterJob(JobTrait):
     def _lost(self) -> str:
         if not self._agents:
             return "it has no hosts"
-        ended = self._adapter.ended(self._agents)
+        seen = self._adapter.look(self._job)
+        ended = {name: each.story for name, each in seen.items() if each.state == "ended"}
         return "; ".join(f"{name} {how}" for name, how in ended.items())
 
     def can_run(self, spec: JobTrait) -> bool:
-        """A job of the same kind, with the same meshes and environment, whose agents all run."""
+        """A job of the same kind, with the same meshes, options and environment, whose agents all run or wait."""
         if not isinstance(spec, AdapterJob):
             return False
-        same = (spec._kind, spec._meshes, spec._env) == (self._kind, self._meshes, self._env)
-        return same and not self._lost()
+        wishes = (self._kind, self._meshes, self._roles, self._env, self._options)
+        return wishes == (spec._kind, spec._meshes, spec._roles, spec._env, spec._options) and not self._lost()
 
     def _kill(self) -> None:
         for mesh in self._given:
             give_up(mesh, "its job was killed")
-        self._adapter.kill(self._agents)
+        if self._arrival is not None:
+            self._arrival.stop("the job was killed")
+        if self._agents:
+            self._adapter.kill(self._job)
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._agents, self._folder = {}, ""
@@ -123,15 +194,15 @@ class AdapterJob(JobTrait):
 def running_jobs(kind: str) -> list[AdapterJob]:
     """The jobs of a kind that run, also those whose files are lost: `state()` gives their hosts, `kill()` ends them.
 
-    Raises LookupError for a kind that is not there.
+    Raises LookupError for a kind that is not there, EngineError where the engine cannot be asked.
     """
     jobs = []
-    for number, (folder, agents) in adapter_of(kind).running().items():
+    for number, running in adapter_of(kind).running().items():
         meshes: dict[str, int] = {}
-        for name in agents:
-            mesh = name.rpartition("_")[0]
-            meshes[mesh] = meshes.get(mesh, 0) + 1
-        job = AdapterJob(kind, meshes)
-        job._agents, job._folder, job._applied = dict(agents), folder, Applied(number)
+        for name in running.agents:
+            meshes[mesh_of(name)] = meshes.get(mesh_of(name), 0) + 1
+        job = AdapterJob(kind, meshes, options=running.options)
+        job._agents, job._folder = dict(running.agents), running.folder
+        job._applied = Applied(number, running.started)
         jobs.append(job)
     return jobs

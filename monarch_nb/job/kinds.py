@@ -9,6 +9,7 @@ from monarch_nb.job.adapter import JobAdapter
 _LOADERS: dict[str, Callable[[], JobAdapter]] = {
     "local": lambda: import_module("monarch_nb.job.own_host").OwnHost(),
     "process": lambda: import_module("monarch_nb.job.processes").Processes(),
+    "ssh": lambda: import_module("monarch_nb.job.ssh.adapter").SSH(),
 }
 _adapters: dict[str, JobAdapter] = {}
 

@@ -44,16 +44,6 @@ class ProcessState(NamedTuple):
     channel: str
 
 
-class LoginJob(_LaterJob):
-    """Machines that one logs in to. Raises NotImplementedError: it is not part of Monarch-NB yet."""
-
-    _part = "jobs over SSH"
-
-
-class SSHJob(LoginJob):
-    """Machines reached by SSH. Raises NotImplementedError: it is not part of Monarch-NB yet."""
-
-
 class BatchJob(_LaterJob):
     """A job whose client script runs inside it. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 

@@ -16,7 +16,7 @@ BATCH = "MONARCH_BATCH_JOB"
 class _LocalForm(AdapterForm):
     """What is saved of a local job."""
 
-    _log_dir: str | None
+    _log_dir: str | None = None
 
 
 class LocalJob(AdapterJob):

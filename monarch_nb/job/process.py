@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.later import ProcessState
 from monarch_nb.job.processes import agent_of_process, process_of
+from monarch_nb.job.role import Role
 from monarch_nb.job.state import JobState
 
 
@@ -17,7 +18,7 @@ class ProcessJob(AdapterJob):
 
     _transient = AdapterJob._transient | {"_host_to_pid"}
 
-    def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, meshes: "Mapping[str, int | Role]", env: Mapping[str, str] | None = None) -> None:
         super().__init__("process", meshes, env)
 
     def _restored(self) -> None:

@@ -8,60 +8,85 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from monarch_nb.host.folders import base_folder
-from monarch_nb.job.adapter import PREFIX, Agent, Agents, AgentsWanted, Running
+from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, JobAdapter, Running, Seen, living_jobs
+from monarch_nb.job.report import read_report
 
 _ENDING_S = 2.0  # for a worker to end all that is on it, which it does at once; then it is killed itself
 _LAST_LINES = 5
-_LIST = "agents.json"  # in the folder of a job: which agents it has
 
 
-class _Listed(msgspec.Struct):
-    job: str
-    agents: dict[str, Agent]
-
-
-class Processes:
+class Processes(JobAdapter):
     """Each agent has a process of its own as its worker. Their ids are `process id @ when that process began`."""
+
+    watch_s = 0.0  # the system tells of the end of an agent on this machine
 
     def __init__(self) -> None:
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # workers that this process has started
+
+    def folder(self) -> Path:
+        """One with a path that is short enough for sockets."""
+        return base_folder()
 
     def start(self, wanted: AgentsWanted) -> Agents:
         """Starts a worker for each name; they write to files in the job's folder."""
         agents: dict[str, Agent] = {}
         try:
             for name in wanted.names:
-                with open(wanted.folder / f"{name}.log", "wb") as log:
-                    process = subprocess.Popen(
-                        wanted.command(wanted.join(name)), env={**os.environ, **wanted.environment},
-                        stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                    )  # fmt: skip
-                self._children[process.pid] = process
-                agents[name] = agent_of_process(process.pid, wanted.join(name))
-            (wanted.folder / _LIST).write_bytes(msgspec.json.encode(_Listed(wanted.job, agents)))
+                join = wanted.join(name)
+                agents[name] = self.start_one(
+                    [*wanted.command(join), "--report", f"{wanted.folder / name}.json"],
+                    name,
+                    join,
+                    wanted.folder,
+                    wanted.environment_of(name),
+                )
         except BaseException:  # an interrupt too: nothing of a half-made job may stay
-            self.kill(agents)
+            self.end(agents)
             raise
         return agents
 
-    def ended(self, agents: Agents) -> Mapping[str, str]:
-        """The workers that have ended, with the last lines that they wrote."""
-        return {
-            name: f"(process {process_of(agent)[0]}) has ended{_last_words(name, agent)}"
-            for name, agent in agents.items()
-            if not self._alive(agent)
-        }
+    def start_one(
+        self, line: list[str], name: str, join: str, folder: Path, env: Mapping[str, str], stdin: bytes = b""
+    ) -> Agent:
+        """Starts one worker, whose lines go to a file in the folder."""
+        with open(folder / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                line, env={**os.environ, **env}, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self._children[process.pid] = process
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(stdin)
+        return agent_of_process(process.pid, join)
 
-    def kill(self, agents: Agents) -> None:
+    def look(self, job: Running) -> Mapping[str, Seen]:
+        """How the workers are, with the last lines of those that have ended."""
+        return {name: self._seen(job, name, agent) for name, agent in job.agents.items()}
+
+    def _seen(self, job: Running, name: str, agent: Agent) -> Seen:
+        pid = process_of(agent)[0]
+        if not self._alive(agent):
+            words = "".join(f"\n  | {line}" for line in self.lines(job, name, _LAST_LINES))
+            return Seen("ended", f"(process {pid}) has ended{words}")
+        told = None if not job.folder else read_report(Path(job.folder, f"{name}.json"))
+        joins = (agent.join,) if agent.join else told.joins if told is not None else ()
+        return Seen("running", f"process {pid}", joins, None if told is None else told.gpus,
+                    "" if told is None else told.host)  # fmt: skip
+
+    def kill(self, job: Running) -> None:
         """Ends workers by SIGTERM, which ends all that is on their hosts; by SIGKILL if that does not help."""
+        self.end(job.agents)
+
+    def end(self, agents: Agents) -> None:
+        """Ends these workers, and blocks until they are gone."""
         deadline = time.monotonic() + _ENDING_S
         for signum in (signal.SIGTERM, signal.SIGKILL):
             for agent in agents.values():
                 if self._alive(agent):
-                    os.kill(process_of(agent)[0], signum)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process_of(agent)[0], signum)
             if self._await_end(agents, deadline):
                 break
             deadline = time.monotonic() + _ENDING_S
@@ -72,13 +97,15 @@ class Processes:
 
     def running(self) -> Mapping[str, Running]:
         """The jobs whose folders say so, and of which processes live."""
-        jobs: dict[str, Running] = {}
-        for file in Path(base_folder()).glob(f"{PREFIX}*/{_LIST}"):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):  # it ends just now
-                listed = msgspec.json.decode(file.read_bytes(), type=_Listed)
-                if any(map(self._alive, listed.agents.values())):
-                    jobs[listed.job] = Running(str(file.parent), listed.agents)
-        return jobs
+        return living_jobs(self, "process")
+
+    def lines(self, job: Running, name: str, count: int) -> list[str]:
+        """What the worker has written to its file."""
+        try:
+            text = Path(job.folder or os.path.dirname(job.agents[name].join.removeprefix("ipc://")), f"{name}.log")
+            return text.read_text(errors="replace").strip().splitlines()[-count:]
+        except OSError:
+            return []
 
     def _alive(self, agent: Agent) -> bool:
         pid, birth = process_of(agent)
@@ -91,7 +118,8 @@ class Processes:
         """Blocks until workers and their agents are gone."""
         while True:
             sockets = (agent.join.removeprefix("ipc://") for agent in agents.values())
-            if not any(map(self._alive, agents.values())) and not any(map(os.path.exists, sockets)):
+            gone = not any(map(self._alive, agents.values()))
+            if gone and not any(os.path.exists(path) for path in sockets if path):
                 return True
             if time.monotonic() >= deadline:
                 return False
@@ -107,15 +135,6 @@ def process_of(agent: Agent) -> tuple[int, str]:
     """The worker of an agent: its process id, which is no group's or everybody's, and when it began."""
     pid, _, birth = agent.id.partition("@")
     return (int(pid), birth) if pid.isdecimal() and int(pid) > 1 else (0, "")
-
-
-def _last_words(name: str, agent: Agent) -> str:
-    try:
-        log = Path(agent.join.removeprefix("ipc://")).with_name(f"{name}.log")
-        lines = log.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return "".join(f"\n  | {line}" for line in lines[-_LAST_LINES:])
 
 
 def born(pid: int) -> str:

@@ -1,12 +1,64 @@
-"""One host of a job: a process that keeps a host agent at an address."""
+"""One host of a job: a process that keeps a host agent at an address, or at any port, which it tells."""
 
+import argparse
+import json
+import os
+import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from monarch_nb.connect import run_worker_until_killed
+from monarch_nb.job.report import own_addresses, report, write_report
+
+NAMES = "names.json"  # in a folder that all hosts of a job share: the names of its hosts, by rank
+ANY = "tcp://0.0.0.0:0"
+_LARGEST = 4096
 
 
 def main(argv: Sequence[str]) -> int:
-    """Be a worker at the given address, with the job's key file behind it, until the host is shut down, or killed."""
-    run_worker_until_killed(argv[0], Path(argv[1]) if len(argv) > 1 else None)
+    """Be a worker until the host is shut down, or killed by SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m monarch_nb.job.worker", description=__doc__)
+    parser.add_argument("address", nargs="?", default=ANY, help="where to listen (default: any port, which is told)")
+    parser.add_argument("--key", help="the file with the job's key; - reads it from stdin")
+    parser.add_argument("--report", type=Path, help="the file in which to tell where this agent is met")
+    parser.add_argument("--folder", type=Path, help="the job's folder, which all hosts share: with key and names")
+    parser.add_argument("--rank-from", help="the environment variable that says which host of them this is")
+    parser.add_argument("--known-as", default="", help="the name by which others know this machine")
+    given = parser.parse_args(argv)
+    key, told = given.key, given.report
+    if given.folder is not None:
+        rank = int(os.environ[given.rank_from])
+        key, told = given.folder / "key", given.folder / f"{json.loads((given.folder / NAMES).read_text())[rank]}.json"
+    _work(given.address, _secret(key), told, os.path.expandvars(given.known_as))
     return 0
+
+
+def _secret(key: "str | Path | None") -> bytes | Path | None:
+    """The job's key: a launcher's secret may be a link into a read-only mount, whose mode is the launcher's matter."""
+    if key == "-":
+        return sys.stdin.buffer.read(_LARGEST)
+    if key is None:
+        return None
+    path = Path(key)
+    return path.read_bytes() if path.is_symlink() else path
+
+
+def _work(address: str, key: bytes | Path | None, told: Path | None, known_as: str) -> None:
+    host, _, port = address.rpartition(":")
+    joins: tuple[str, ...] = (address,)
+    if port == "0":
+        door = socket.create_server((host.removeprefix("tcp://"), 0))
+        joins, address = own_addresses(door.getsockname()[1], known_as), f"{host}:fd{door.detach()}"
+    elif host.startswith("tcp://"):
+        joins = own_addresses(int(port), known_as)
+
+    def tell(host: str) -> None:
+        if told is not None:
+            write_report(told, report(host, joins))
+
+    run_worker_until_killed(address, key, ready=tell)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -196,7 +196,6 @@ def test_nothing_is_available_that_is_there_in_name_only() -> None:
     [
         "job.SlurmJob({'hosts': 2}, partition='gpu')",
         "job.KubernetesJob('space')",
-        "job_spmd.SSHJob(monarch_port=26600)",
         "job.ImageSpec('image')",
         "job.KubeConfig.from_path('x')",
         "job_spmd.serve(['torchrun', 'train.py'])",

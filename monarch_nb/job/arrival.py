@@ -1,0 +1,244 @@
+"""How the hosts of a job come in: who has joined, who is missing and why; and afterwards, how the engine ends them."""
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from monarch_nb.connect import AttachError, attach_to_workers
+from monarch_nb.connect.remote_host import RemoteHost
+from monarch_nb.connect.routes import Routes
+from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, mesh_of
+from monarch_nb.job.progress import Progress
+from monarch_nb.job.role import Role
+from monarch_nb.mesh import HostMesh, give_up
+from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime
+from monarch_nb.settings import settings
+from monarch_nb.transport import TransportError, TrustError, knock
+
+_LOOK_S, _LOOK_MAX_S = 0.02, 2.0  # between looks at what the engine says, while hosts are missing
+_KNOCK_S = 1.0
+_AT_ONCE = 32
+_TICK_S = 0.5
+_UNKNOWN = Seen("ended", "is not known to its engine any more")
+
+
+class HostsMissingError(RuntimeError):
+    """Hosts of a job's mesh will not come; `missing` says of each why."""
+
+    def __init__(self, job: str, missing: Mapping[str, str]) -> None:
+        self.missing = dict(missing)
+        reasons = "\n".join(f"  {name} {why}" for name, why in missing.items())
+        super().__init__(f"{len(missing)} of the hosts of {job} will not come:\n{reasons}")
+
+
+class Arrival:
+    """Follows the agents of one job, on a thread of its own, for as long as this process uses them."""
+
+    def __init__(self, adapter: JobAdapter, job: Running, roles: Mapping[str, Role], what: str, patience: float | None,
+                 ) -> None:  # fmt: skip
+        self.hosts: dict[str, Future[tuple[str, ...]]] = {
+            mesh: pending_future(story=lambda: str(self.progress)) for mesh in roles
+        }
+        self._adapter = adapter
+        self._job = job
+        self._roles = roles
+        self._what = what
+        self._patience = patience  # seconds for the engine to start all of them
+        self._begun = time.monotonic()
+        self._engine = runtime()
+        self._joined: dict[str, str] = {}  # host ids, by name
+        self._stories = dict.fromkeys(job.agents, "has not been looked at yet")
+        self._failed: dict[str, str] = {}
+        self._met: dict[str, float] = {}  # since when those run that do not answer
+        self._strangers: set[str] = set()  # addresses at which somebody else answers
+        self._parts: list[HostMesh] = []
+        self._ended = threading.Event()
+        self._changed = threading.Condition()
+        adapter.hold(job, True)
+        threading.Thread(target=self._run, name="monarch-job", daemon=True).start()
+
+    def belongs_here(self) -> bool:
+        """Whether it brings hosts to this process as it is now, not to one that has left its cluster."""
+        return self._engine is runtime() and not self._ended.is_set()
+
+    @property
+    def progress(self) -> Progress:
+        """Who has joined by now."""
+        with self._changed:
+            missing = {name: self._stories[name] for name in self._job.agents if name not in self._joined}
+            return Progress(len(self._job.agents), tuple(self._joined), missing)
+
+    def wait(self, seconds: float) -> bool:
+        """Blocks until something has changed, at most so long; whether all is decided."""
+        with self._changed:
+            if not self._decided():
+                self._changed.wait(seconds)
+            return self._decided()
+
+    def stop(self, reason: str) -> None:
+        """The job is about to be killed, or is not ours any more: who waits is told, and what has joined given up."""
+        with self._changed:
+            self._ended.set()
+            parts, self._parts = self._parts, []
+            self._changed.notify_all()
+        for part in parts:
+            give_up(part, reason)
+        for future in self.hosts.values():
+            if not future.done():
+                fail_future(future, RuntimeError(f"{self._what}: {reason}"))
+
+    def _decided(self) -> bool:
+        return self._ended.is_set() or all(future.done() for future in self.hosts.values())
+
+    def _over(self) -> bool:
+        return self._ended.is_set() or self._engine.closed
+
+    # -- the thread
+
+    def _run(self) -> None:
+        pause = _LOOK_S
+        while not self._over() and (missing := self._missing()):
+            try:
+                self._take(self._adapter.look(self._job), missing)
+            except EngineError as error:
+                self._tell(dict.fromkeys(missing, f"its engine cannot be asked: {error}"))
+            except Exception as error:
+                self._fail(dict.fromkeys(missing, f"could not be looked at: {type(error).__name__}: {error}"))
+            if self._missing():
+                self._ended.wait(pause)
+                pause = min(_LOOK_MAX_S, 1.3 * pause)
+        self._watch()
+        if self._adapter.watch_s or self._over():
+            self._adapter.hold(self._job, False)
+
+    def _missing(self) -> list[str]:
+        return [name for name in self._job.agents if name not in self._joined and not self.hosts[mesh_of(name)].done()]
+
+    def _take(self, seen: Mapping[str, Seen], names: Iterable[str]) -> None:
+        ready, failed, stories = {}, {}, {}
+        late = self._patience is not None and time.monotonic() - self._begun > self._patience
+        for name in names:
+            now, wanted = seen.get(name, _UNKNOWN), self._roles[mesh_of(name)].gpus
+            if now.state == "ended":
+                failed[name] = now.story
+            elif now.state == "waiting" and late:
+                failed[name] = f"has not been started within {self._patience:g} s: {now.story}"
+            elif wanted and now.gpus is not None and now.gpus < wanted:
+                failed[name] = f"has {now.gpus} GPUs, and {wanted} were asked for ({now.story})"
+            elif now.state == "running" and now.joins:
+                ready[name] = now
+            else:
+                stories[name] = now.story or now.state
+        self._tell(stories)
+        if ready:
+            failed.update(self._attach(ready))
+        self._fail(failed)
+
+    def _attach(self, ready: Mapping[str, Seen]) -> dict[str, str]:
+        """Attaches those that answer; gives those that never will, with the reason."""
+        with ThreadPoolExecutor(min(_AT_ONCE, len(ready)), "monarch-join") as pool:
+            found = dict(zip(ready, pool.map(self._address, ready, ready.values()), strict=True))
+        silent = {name: ready[name] for name, address in found.items() if not address}
+        failed = self._unheard(silent)
+        names = {address: name for name, address in found.items() if address}
+        if not names or self._over():
+            return failed
+        key = Path(self._job.folder, "key")
+        part = attach_to_workers(name=self._what, ca="trust_all_connections", workers=list(names),
+                                 private_key=key if self._job.folder and key.exists() else None)  # fmt: skip
+        try:
+            ids = part.host_ids
+        except AttachError as error:
+            for address, why in error.errors.items():
+                name = names.get(address)
+                if name is not None and (isinstance(why, TrustError) or not isinstance(why, TransportError)):
+                    failed[name] = f"cannot take part: {why}"
+            self._tell({name: f"runs, but: {error.errors.get(address, error)}" for address, name in names.items()})
+            return failed
+        for (address, name), host in zip(names.items(), ids, strict=True):
+            if ready[name].host not in ("", host):
+                self._strangers.add(address)
+            else:
+                failed.update(self._enter(name, host))
+        with self._changed:
+            self._parts.append(part)
+        if self._ended.is_set():
+            give_up(part, "its job has ended")
+        return failed
+
+    def _enter(self, name: str, host: str) -> dict[str, str]:
+        with self._changed:
+            other = next((known for known, theirs in self._joined.items() if theirs == host), None)
+            if other is not None:
+                return {name: f"is host {host}, as {other} is: it was named twice"}
+            self._joined[name] = host
+            self._changed.notify_all()
+        mesh = mesh_of(name)
+        whole = [each for each in self._job.agents if mesh_of(each) == mesh]
+        if all(each in self._joined for each in whole) and not self.hosts[mesh].done():
+            resolve_future(self.hosts[mesh], tuple(self._joined[each] for each in whole))
+        return {}
+
+    def _address(self, name: str, seen: Seen) -> str:
+        """The first of an agent's addresses at which somebody listens."""
+        for address in self._adapter.join(self._job, name, seen.joins):
+            if address in self._strangers:
+                continue
+            if not address.startswith("tcp://"):
+                if os.path.exists(address.rpartition("ipc://")[2]):
+                    return address
+            elif self._engine.part(Routes).gateway is not None or knock(address, _KNOCK_S):
+                return address
+        return ""
+
+    def _unheard(self, silent: Mapping[str, Seen]) -> dict[str, str]:
+        now, failed = time.monotonic(), {}
+        for name, seen in silent.items():
+            since = self._met.setdefault(name, now)
+            if now - since > settings.mesh_attach_config_timeout:
+                failed[name] = (
+                    f"runs ({seen.story}), but nobody answers at {', '.join(seen.joins)} for {now - since:.0f} s: "
+                    "look whether a firewall is between, with monarch-nb doctor, or reach it through a gateway"
+                )
+        self._tell({name: f"runs ({seen.story}), but does not answer yet" for name, seen in silent.items()})
+        return failed
+
+    def _tell(self, stories: Mapping[str, str]) -> None:
+        with self._changed:
+            if any(self._stories.get(name) != story for name, story in stories.items()):
+                self._stories.update(stories)
+                self._changed.notify_all()
+
+    def _fail(self, failed: Mapping[str, str]) -> None:
+        self._tell(failed)
+        for mesh in {mesh_of(name) for name in failed}:
+            reasons = {name: why for name, why in failed.items() if mesh_of(name) == mesh}
+            if not self.hosts[mesh].done():
+                fail_future(self.hosts[mesh], HostsMissingError(f"{mesh} ({self._what})", reasons))
+        if failed:
+            with self._changed:
+                self._changed.notify_all()
+
+    # -- once they are there
+
+    def _watch(self) -> None:
+        """Tells of hosts that the engine has ended, in its words, before anybody finds out by their silence."""
+        seconds, told, last = self._adapter.watch_s, set[str](), time.monotonic()
+        while seconds and not self._ended.wait(min(seconds, _TICK_S)) and not self._engine.closed:
+            if time.monotonic() - last < seconds or len(told) == len(self._joined):
+                continue
+            last = time.monotonic()
+            try:
+                seen = self._adapter.look(self._job)
+            except Exception:  # nothing is known, which is no news
+                continue
+            for name, host in tuple(self._joined.items()):
+                now = seen.get(name, _UNKNOWN)
+                if now.state in ("ended", "waiting") and name not in told:
+                    told.add(name)
+                    remote = self._engine.part(Routes).attached.get(host)
+                    if isinstance(remote, RemoteHost) and not self._ended.is_set():
+                        remote.lose(f"{name} {now.story}")

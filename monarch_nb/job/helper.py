@@ -1,0 +1,145 @@
+"""Starts and keeps the agents of jobs on the machine it runs on, for an adapter that has only a pipe to there.
+
+Requests come as lines of JSON on stdin, and each is answered by one line on stdout. It ends when stdin does; agents
+live on, and another helper finds them again.
+"""
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from monarch_nb.host.bootstrap import command
+from monarch_nb.job.adapter import Agent, EngineError, Running, Seen, state_folder
+from monarch_nb.job.processes import Processes
+
+HELLO = '{"monarch-nb helper":'  # begins the first line, after whatever a login shell may have said
+_AGENTS = "mnb-agents-"  # of the names of folders, one for each job
+_LIST = "agents.json"
+_READY_S = 60.0
+_LOOK_S = 0.01
+_LOGIN_S = ("XDG_RUNTIME_DIR",)  # a folder that goes away with the login, which agents outlive
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request, about the agents of one job on this machine."""
+
+    do: Literal["start", "look", "kill", "lines"]
+    job: str
+    names: dict[str, dict[str, str]] = {}  # start: the environment of each
+    address: str = "tcp://0.0.0.0:0"  # start: where they listen
+    known_as: str = ""  # start: the name by which the asker knows this machine
+    key: str = ""  # start: the job's key, as its file has it
+    count: int = 0  # lines
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of a request; `error` where nothing did."""
+
+    seen: dict[str, Seen] = {}
+    lines: dict[str, list[str]] = {}
+    error: str = ""
+
+
+class Helper:
+    """Answers requests."""
+
+    def __init__(self) -> None:
+        self._processes = Processes()
+
+    def answer(self, ask: Ask) -> Answer:
+        """Does what is asked; blocks until it is done."""
+        if not ask.job.replace("-", "").isalnum():
+            return Answer(error=f"{ask.job!r} is not the id of a job")
+        folder = state_folder() / f"{_AGENTS}{ask.job}"
+        try:
+            if ask.do == "start":
+                return self._start(ask, folder)
+            job = self._known(ask, folder)
+            if ask.do == "look":
+                return Answer(seen=dict(self._processes.look(job)))
+            if ask.do == "lines":
+                return Answer(lines={name: self._processes.lines(job, name, ask.count) for name in job.agents})
+            self._kill(job, folder)
+            return Answer()
+        except (OSError, EngineError, msgspec.MsgspecError) as error:
+            return Answer(error=f"{type(error).__name__}: {error}")
+
+    def _start(self, ask: Ask, folder: Path) -> Answer:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        agents: dict[str, Agent] = {}
+        try:
+            for name, env in ask.names.items():
+                line = command("monarch_nb.job.worker", ask.address, "--key", "-", "--report", folder / f"{name}.json",
+                               "--known-as", ask.known_as)  # fmt: skip
+                agents[name] = self._processes.start_one(line, name, "", folder, env, ask.key.encode())
+            self._list(folder, agents)
+            job = Running(ask.job, str(folder), agents)
+            return Answer(seen=dict(self._until_ready(job)))
+        except BaseException:
+            self._processes.end(agents)
+            raise
+
+    def _until_ready(self, job: Running) -> dict[str, Seen]:
+        deadline = time.monotonic() + _READY_S
+        while True:
+            seen = dict(self._processes.look(job))
+            if time.monotonic() > deadline or all(one.state == "ended" or one.joins for one in seen.values()):
+                return seen
+            time.sleep(_LOOK_S)
+
+    def _list(self, folder: Path, agents: dict[str, Agent]) -> None:
+        """Machines that share a home folder each have a list of their own."""
+        (folder / f"{os.uname().nodename}.{_LIST}").write_bytes(msgspec.json.encode(agents))
+
+    def _known(self, ask: Ask, folder: Path) -> Running:
+        agents: dict[str, Agent] = {}
+        with contextlib.suppress(FileNotFoundError):
+            text = (folder / f"{os.uname().nodename}.{_LIST}").read_bytes()
+            agents = msgspec.json.decode(text, type=dict[str, Agent])
+        return Running(ask.job, str(folder), agents)
+
+    def _kill(self, job: Running, folder: Path) -> None:
+        self._processes.kill(job)
+        for name in job.agents:
+            for file in (folder / f"{name}.json", folder / f"{name}.log"):
+                file.unlink(missing_ok=True)
+        (folder / f"{os.uname().nodename}.{_LIST}").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another machine's agents are listed there
+            if not any(folder.glob(f"*.{_LIST}")):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Answers until stdin ends."""
+    for name in _LOGIN_S:
+        os.environ.pop(name, None)
+    out, helper = sys.stdout, Helper()
+    sys.stdout = sys.stderr
+    out.write(f"{HELLO} 1}}\n")
+    out.flush()
+    for line in sys.stdin.buffer:
+        ask = None
+        try:
+            ask = msgspec.json.decode(line, type=Ask)
+            answer = helper.answer(ask)
+        except msgspec.MsgspecError as error:
+            answer = Answer(error=f"not a request: {error}")
+        try:
+            out.write(msgspec.json.encode(answer).decode() + "\n")
+            out.flush()
+        except BrokenPipeError:  # nobody will ever know of what was just started
+            if ask is not None and ask.do == "start":
+                helper.answer(Ask(do="kill", job=ask.job))
+            os._exit(1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,33 @@
+"""How far a job's hosts have come, for people."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_NAMED = 4
+
+
+class Progress(NamedTuple):
+    """So many of `wanted` hosts have joined; `missing` says of each of the others what it waits for."""
+
+    wanted: int
+    joined: tuple[str, ...]
+    missing: Mapping[str, str]
+
+    def __str__(self) -> str:
+        head = f"{len(self.joined)}/{self.wanted} hosts joined"
+        by_story: dict[str, list[str]] = {}
+        for name, story in self.missing.items():
+            by_story.setdefault(story, []).append(name)
+        parts = [f"{_named(names)} {story}" for story, names in by_story.items()]
+        more = f"; and {len(parts) - _NAMED} other reasons" if len(parts) > _NAMED else ""
+        return f"{head}. Missing: {'; '.join(parts[:_NAMED])}{more}" if parts else head
+
+    def bar(self, width: int = 20) -> str:
+        """The same with a bar before it."""
+        full = width * len(self.joined) // max(1, self.wanted)
+        return f"[{'#' * full}{'.' * (width - full)}] {self}"
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

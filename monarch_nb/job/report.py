@@ -1,0 +1,80 @@
+"""What the agent of a job tells of itself, in a file or to whoever has started it."""
+
+import os
+import platform
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from monarch_nb._version import __version__
+from monarch_nb.lifecycle.devices import devices
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent that listens."""
+
+    host: str  # the id of its host
+    pid: int  # of its worker
+    joins: tuple[str, ...]  # where it may be met, the likeliest first
+    machine: str
+    boot: str  # the same for all that runs on one machine
+    python: str
+    version: str
+    gpus: int
+
+
+def report(host: str, joins: tuple[str, ...]) -> Report:
+    """The report of an agent on this machine, whose worker is this process."""
+    return Report(host=host, pid=os.getpid(), joins=joins, machine=platform.node(), boot=boot_id(),
+                  python=sys.version.split()[0], version=__version__, gpus=len(devices()))  # fmt: skip
+
+
+def boot_id() -> str:
+    """Names this machine since it was started; empty where the system has no such name."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
+
+
+def write_report(path: Path, told: Report) -> None:
+    """Puts a report in a file, at once: a reader finds the whole of it or nothing."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(msgspec.json.encode(told))
+    draft.replace(path)
+
+
+def read_report(path: Path) -> Report | None:
+    """The report in a file; None while there is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def own_addresses(port: int, known_as: str = "") -> tuple[str, ...]:
+    """Where others may reach a port of this machine: by the name it is known as, its own name, and its addresses."""
+    names = [known_as, socket.getfqdn(), platform.node(), *_numbers()]
+    good = [name for name in names if name and not name.startswith(("localhost", "127.")) and name != "::1"]
+    return tuple(f"tcp://{f'[{name}]' if ':' in name else name}:{port}" for name in dict.fromkeys(good))
+
+
+def _numbers() -> list[str]:
+    """IP addresses from which this machine would speak to others. Nothing is sent for that."""
+    found = []
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((far, 9))
+                found.append(probe.getsockname()[0])
+        except OSError:
+            continue
+    try:
+        entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return found
+    return found + [str(entry[4][0]).partition("%")[0] for entry in entries]

@@ -1,0 +1,45 @@
+"""What the hosts of one mesh of a job must have."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One mesh of a job: `hosts` machines, each with at least so much; what is left open is the engine's default.
+
+    A job may have hosts of several kinds: `{"trainers": Role(hosts=4, gpus=8), "loaders": Role(hosts=2, cpus=16)}`.
+    Not all engines know all of these; one that does not refuses the job.
+    """
+
+    hosts: int = 1
+    gpus: int | None = None  # on each host; the host is looked at when it joins, and one with fewer is refused
+    cpus: int | None = None  # on each host
+    memory: str = ""  # on each host, in the engine's own words: 64G
+    image: str = ""  # the container image of an engine that runs such
+    env: dict[str, str] = {}  # laid over the environment of its hosts
+
+
+def read_roles(meshes: "Mapping[str, int | Role]") -> dict[str, Role]:
+    """The roles of a job's meshes, for which a number of hosts is enough. Raises ValueError."""
+    roles = {}
+    for name, wanted in meshes.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"{name!r} cannot name a mesh: it must be a name as Python has them")
+        role = wanted if isinstance(wanted, Role) else Role(hosts=wanted)
+        if isinstance(role.hosts, bool) or not isinstance(role.hosts, int) or role.hosts < 1:
+            raise ValueError(f"{name}={role.hosts!r}: a mesh has a whole number of hosts, at least 1")
+        roles[name] = role
+    return roles
+
+
+def saved_roles(roles: Mapping[str, Role]) -> dict[str, Any]:
+    """Roles as plain data."""
+    data: dict[str, Any] = msgspec.to_builtins(dict(roles))
+    return data
+
+
+def loaded_roles(data: Mapping[str, Any]) -> dict[str, Role]:
+    """Roles from plain data. Raises ValueError."""
+    return msgspec.convert(dict(data), dict[str, Role])

@@ -1,0 +1,192 @@
+"""Agents on machines reached by SSH: what starts, finds and ends them."""
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monarch_nb.connect.routes import Routes
+from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
+from monarch_nb.job.helper import Answer, Ask
+from monarch_nb.job.ssh.machine import Machine
+from monarch_nb.job.ssh.thread import LoopThread
+from monarch_nb.runtime import runtime
+from monarch_nb.transport import knock
+
+_LONGEST_S = 240.0
+_KNOCK_S = 0.7
+
+
+class SSH(JobAdapter):
+    """Connections live on an event loop of their own thread; each machine is asked by itself, all at once."""
+
+    watch_s = 2.0
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._thread: LoopThread | None = None
+        self._machines: dict[tuple[str, str], Machine] = {}
+        self._held: dict[str, int] = {}  # jobs that connections are kept for
+
+    def start(self, wanted: AgentsWanted) -> Agents:
+        """Starts an agent for each name, on the machine that the job's options have for it."""
+        job = Running(wanted.job, str(wanted.folder), {}, dict(wanted.options))
+        places = dict(zip(wanted.names, _places(wanted.options), strict=True))
+        key = wanted.secret.read_text()
+        reach, port = wanted.options.get("reach", "auto"), wanted.options.get("port", 0)
+        bind = f"tcp://{'127.0.0.1' if reach == 'tunnel' else '0.0.0.0'}:{port}"
+        requests = {
+            machine: Ask(
+                do="start", job=wanted.job, address=bind, known_as=_host(machine), key=key,
+                names={name: wanted.environment_of(name) for name, place in places.items() if place == machine},
+            )
+            for machine in dict.fromkeys(places.values())
+        }  # fmt: skip
+        self.hold(job, True)
+        try:
+            answers = self._ask(job, requests)
+            wrong = {machine: str(each) for machine, each in answers.items() if isinstance(each, EngineError)}
+            for machine, answer in answers.items():
+                if isinstance(answer, Answer):
+                    dead = [f"{name} {seen.story}" for name, seen in answer.seen.items() if seen.state == "ended"]
+                    wrong.update({machine: f"{machine}: {'; '.join(dead)}"} if dead else {})
+            if wrong:
+                raise EngineError(
+                    f"agents could not be started on {len(wrong)} of {len(requests)} machines:\n"
+                    + "\n".join(f"  {why}" for why in wrong.values())
+                )
+        except BaseException:  # an interrupt too
+            self._end(job, list(requests), forgive=True)
+            self.hold(job, False)
+            raise
+        return {name: Agent(machine) for name, machine in places.items()}
+
+    def look(self, job: Running) -> Mapping[str, Seen]:
+        """How the agents are, as the helpers on their machines say."""
+        machines = dict.fromkeys(agent.id for agent in job.agents.values())
+        answers = self._ask(job, {machine: Ask(do="look", job=job.job) for machine in machines})
+        seen = {}
+        for name, agent in job.agents.items():
+            answer = answers[agent.id]
+            if isinstance(answer, Answer):
+                now = answer.seen.get(name, Seen("ended", "is not known there any more"))
+                seen[name] = now._replace(story=f"on {agent.id}, {now.story}")
+            else:
+                seen[name] = Seen("unknown", str(answer))
+        return seen
+
+    def kill(self, job: Running) -> None:
+        """Ends the agents. Raises EngineError for machines that cannot be asked: what is there stays."""
+        self._end(job, list(dict.fromkeys(agent.id for agent in job.agents.values())), forgive=False)
+        with self._lock:
+            self._held.pop(job.job, None)
+            self._tidy()
+
+    def running(self) -> Mapping[str, Running]:
+        """Those whose folders this machine has."""
+        return living_jobs(self, "ssh")
+
+    def join(self, job: Running, name: str, joins: Sequence[str]) -> Sequence[str]:
+        """Its own addresses, or the end here of a way through the SSH connection."""
+        reach = job.options.get("reach", "auto")
+        if reach == "direct" or (reach == "auto" and any(knock(join, _KNOCK_S) for join in joins)):
+            return joins
+        port = int(joins[0].rpartition(":")[2])
+        work = self._machine(job, job.agents[name].id).way(port)
+        here = f"tcp://127.0.0.1:{asyncio.run_coroutine_threadsafe(work, self._loop).result(_LONGEST_S)}"
+        runtime().part(Routes).tunnelled.add(here)
+        return (here,)
+
+    def lines(self, job: Running, name: str, count: int) -> list[str]:
+        """What the agent's worker has written there."""
+        machine = job.agents[name].id
+        answer = self._ask(job, {machine: Ask(do="lines", job=job.job, count=count)})[machine]
+        if isinstance(answer, EngineError):
+            raise answer
+        return answer.lines.get(name, [])
+
+    def shell(self, job: Running, name: str) -> list[str]:
+        """The command `ssh`."""
+        user, at, place = job.agents[name].id.rpartition("@")
+        host, colon, port = place.rpartition(":")
+        words = ["-p", port] if colon and port.isdecimal() else []
+        for option, letter in (("ssh_port", "-p"), ("username", "-l"), ("tunnel", "-J")):
+            words += [letter, str(job.options[option])] if option in job.options and letter not in words else []
+        for option, letter in (("client_keys", "-i"), ("config", "-F")):
+            words += [word for file in job.options.get(option, ()) for word in (letter, file)]
+        if "known_hosts" in job.options:
+            words += ["-o", f"UserKnownHostsFile={job.options['known_hosts']}"]
+        return ["ssh", *words, f"{user}{at}{host if colon and port.isdecimal() else place}"]
+
+    def hold(self, job: Running, keep: bool) -> None:
+        """Connections of this job stay, or may be closed; the last one ends the thread of them all."""
+        with self._lock:
+            held = self._held.pop(job.job, 0) + (1 if keep else -1)
+            if held > 0:
+                self._held[job.job] = held
+            self._tidy()
+
+    def _tidy(self) -> None:
+        for key, machine in tuple(self._machines.items()):
+            if not machine.busy and not machine.jobs & self._held.keys():
+                asyncio.run_coroutine_threadsafe(machine.close(), self._loop)
+                del self._machines[key]
+        if not self._machines and self._thread is not None:
+            thread, self._thread = self._thread, None
+            thread.end()
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._thread is None:
+                self._thread = LoopThread("monarch-ssh")
+            return self._thread.loop
+
+    def _machine(self, job: Running, name: str) -> Machine:
+        given = {option: value for option, value in job.options.items() if option != "machines"}
+        with self._lock:
+            machine = self._machines.setdefault((name, repr(sorted(given.items()))), Machine(name, given))
+            machine.jobs.add(job.job)
+            return machine
+
+    def _ask(self, job: Running, requests: Mapping[str, Ask]) -> dict[str, Answer | EngineError]:
+        async def one(machine: Machine, request: Ask) -> Answer | EngineError:
+            try:
+                return await machine.ask(request)
+            except EngineError as error:
+                return error
+
+        async def all_of_them(machines: Sequence[Machine]) -> list[Answer | EngineError]:
+            return await asyncio.gather(*(one(*each) for each in zip(machines, requests.values(), strict=True)))
+
+        with self._lock:
+            machines = [self._machine(job, name) for name in requests]
+            for machine in machines:
+                machine.busy += 1
+            loop = self._loop
+        try:
+            # An interrupt ends the wait, not the work: what a machine has begun to start is ended in its turn.
+            answers = asyncio.run_coroutine_threadsafe(all_of_them(machines), loop).result(_LONGEST_S)
+            return dict(zip(requests, answers, strict=True))
+        finally:
+            with self._lock:
+                for machine in machines:
+                    machine.busy -= 1
+                self._tidy()
+
+    def _end(self, job: Running, names: Sequence[str], *, forgive: bool) -> None:
+        answers = self._ask(job, {name: Ask(do="kill", job=job.job) for name in names})
+        wrong = [str(answer) for answer in answers.values() if isinstance(answer, EngineError)]
+        if wrong and not forgive:
+            raise EngineError("agents may still run, kill() the job again later:\n" + "\n".join(wrong))
+
+
+def _places(options: Mapping[str, Any]) -> list[str]:
+    return [machine for machines in options["machines"].values() for machine in machines]
+
+
+def _host(machine: str) -> str:
+    """The name of a machine, without the user and the port."""
+    place = machine.rpartition("@")[2]
+    host, colon, port = place.rpartition(":")
+    return host if colon and port.isdecimal() else place

@@ -1,0 +1,66 @@
+"""A job on machines that are named one by one, and reached by SSH."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from monarch_nb.job.adapted import AdapterJob
+from monarch_nb.job.role import Role
+from monarch_nb.job.ssh.arguments import read_ssh_args
+
+_TRANSPORTS = ("tcp",)
+
+
+class LoginJob(AdapterJob):
+    """Machines that are named one by one: `add_mesh(name, machines)` before the job is applied."""
+
+    def __init__(
+        self, kind: str, machines: Mapping[str, Sequence[str]], env: Mapping[str, str] | None,
+        gpus: int | None, options: Mapping[str, object], patience: float | None,
+    ) -> None:  # fmt: skip
+        super().__init__(kind, {}, env, options={**options, "machines": {}}, patience=patience)
+        self._gpus = gpus
+        for name, hosts in machines.items():
+            self.add_mesh(name, hosts)
+
+    def add_mesh(self, name: str, hosts: Sequence[str]) -> None:
+        """A mesh of these machines, in this order. Raises ValueError for none, and after the job was applied."""
+        if isinstance(hosts, str) or not hosts:
+            raise ValueError(f"{name}={hosts!r}: a mesh needs a list of machines, such as ['node1', 'user@node2:2222']")
+        if self.active:
+            raise ValueError("the job runs: a mesh can only be added before")
+        machines = {**self._options["machines"], name: list(hosts)}
+        self._options = {**self._options, "machines": machines}
+        self._wish({mesh: Role(hosts=len(each), gpus=self._gpus) for mesh, each in machines.items()})
+
+
+class SSHJob(LoginJob):
+    """A host agent on each of these machines, started over SSH: `SSHJob(meshes={"trainers": ["node1", "me@node2"]})`.
+
+    A machine is `[user@]name[:port]`, or a name of `~/.ssh/config`, which is honoured with keys, agents and jump hosts;
+    there is no prompt for passwords. `python_exe` is the interpreter there, with monarch-nb installed. `gpus` on each
+    machine are checked when it joins. `reach` says how the agents are met: `"direct"` at a port of the machine
+    (`monarch_port`, else any that is free), `"tunnel"` through the SSH connection, so that no other port needs to be
+    open, `"auto"` directly where that works. The job's key goes over the connection, on no command line. The agents
+    live on when the client ends or the connection breaks; `kill()` ends them.
+
+    Needs `pip install 'monarch-nb[ssh]'`. Raises EngineError, naming each machine, where agents cannot be started.
+    """
+
+    def __init__(
+        self, python_exe: str = "python3", ssh_args: Sequence[str] | str = (), monarch_port: int = 0,
+        transport: str = "tcp", *, meshes: Mapping[str, Sequence[str]] | None = None,
+        env: Mapping[str, str] | None = None, gpus: int | None = None, user: str | None = None,
+        known_hosts: str | None = None, reach: Literal["auto", "direct", "tunnel"] = "auto",
+    ) -> None:  # fmt: skip
+        if transport not in _TRANSPORTS:
+            raise ValueError(f"transport={transport!r}: agents of an SSHJob speak tcp, encrypted with the job's key")
+        if reach not in ("auto", "direct", "tunnel"):
+            raise ValueError(f"reach={reach!r} is none of 'auto', 'direct', 'tunnel'")
+        words = shlex.split(ssh_args) if isinstance(ssh_args, str) else ssh_args
+        options = {"python": python_exe, "port": monarch_port, "reach": reach, **read_ssh_args(words)}
+        if user is not None:
+            options["username"] = user
+        if known_hosts is not None:
+            options["known_hosts"] = known_hosts
+        super().__init__("ssh", meshes or {}, env, gpus, options, None)

@@ -1,0 +1,168 @@
+"""Jobs on machines reached by SSH: a real sshd on this machine's loopback."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, SupervisionError, endpoint
+from monarch_nb.job import EngineError, SSHJob, running_jobs
+from tests.cluster.engine_tools import PYTHON, SSHServer, needs, none_alive
+from tests.cluster.fault_tools import SOON, until
+from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.processes import alive
+
+needs("sshd", "ssh-keygen", package="openssh-server openssh-client")
+pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
+LIGHT = {"TORCH_TEST_MARK": "1", "MARK": "ssh"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SSHServer]:
+    server = SSHServer(tmp_path_factory.mktemp("ssh"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def job_at(server: SSHServer, machines: Any = None, **more: Any) -> SSHJob:
+    meshes = machines or {"trainers": [server.name]}
+    return SSHJob(PYTHON, f"-i {server.identity}", known_hosts=str(server.known_hosts), meshes=meshes, **more)
+
+
+class Where(Actor):
+    @endpoint
+    def mark(self) -> tuple[str, int, str]:
+        return os.environ["MARK"], os.getpid(), os.environ.get("SSH_CONNECTION", "")
+
+
+def workers_of(server: SSHServer) -> list[int]:
+    """The processes of agents that were started through the server."""
+    found = subprocess.run(["pgrep", "-f", "monarch_nb.job.worker"], capture_output=True, text=True, check=False)
+    mine = str(server.folder / "there")
+    return [pid for pid in map(int, found.stdout.split()) if mine in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_hosts_are_started_over_ssh_and_found_again_and_ended_by_another_process(
+    server: SSHServer, tmp_path: Path
+) -> None:
+    begun = time.monotonic()
+    job = job_at(server, {"trainers": [server.name] * 2, "loaders": [server.name]}, env=LIGHT)
+    try:
+        state = job.state(cached_path=str(tmp_path / "job.json"))
+        procs = state.trainers.spawn_procs(per_host={"gpus": 2})
+        marks = procs.spawn("where", Where).mark.call().get(SOON).values()
+        took = time.monotonic() - begun
+        assert took < 15, took  # 3 on a quiet machine
+        assert {mark for mark, _, _ in marks} == {"ssh"}
+        assert all(connection for _, _, connection in marks), "it was sshd that started them"
+        job.wait(SOON)
+        workers = workers_of(server)
+        assert len(workers) == 3
+        secret = Path(job._folder, "key").read_text().splitlines()[-1].strip()
+        for pid in workers:
+            assert secret not in Path(f"/proc/{pid}/cmdline").read_text()
+            assert secret.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+        [listed] = running_jobs("ssh")
+        assert listed.apply_id == job.apply_id
+        code = f"from monarch_nb.job import job_load; job_load({str(tmp_path / 'job.json')!r}).kill()"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+        assert none_alive(workers)
+        with pytest.raises(RuntimeError, match=r"the job is gone: .*is not known there any more"):
+            job.state(None)
+        assert not (tmp_path / "job.json").exists()
+    finally:
+        job.kill()
+    assert list((server.folder / "there" / "monarch-nb" / "jobs").iterdir()) == []
+
+
+def test_a_tunnel_is_enough_and_lives_again_when_the_connection_was_cut(server: SSHServer) -> None:
+    job = job_at(server, reach="tunnel", env=LIGHT)
+    try:
+        where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+        _, pid, _ = where.mark.call_one().get(SOON)
+        [join] = [remote.endpoint for remote in remotes() if not remote.lost]
+        assert join.startswith("tcp://127.0.0.1:")
+        server.cut()
+        assert alive(pid)
+        server.start()
+        assert where.mark.call_one().get(SOON)[1] == pid
+    finally:
+        job.kill()
+    assert none_alive([pid])
+
+
+def remotes() -> list[Any]:
+    from monarch_nb.connect.routes import Routes
+    from monarch_nb.runtime import runtime
+
+    return list(runtime().part(Routes).attached.values())
+
+
+def test_a_worker_that_is_killed_there_is_told_with_where_it_was(server: SSHServer, shown: list[Any]) -> None:
+    job = job_at(server, env=LIGHT)
+    try:
+        where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+        where.mark.call_one().get(SOON)
+        [worker] = workers_of(server)
+        os.kill(worker, 9)
+        with pytest.raises(SupervisionError):
+            until(lambda: where.mark.call_one().get(SOON) is None, "its end")
+        with pytest.raises(RuntimeError, match=rf"is gone: .* on {server.name}, \(process {worker}\) has ended"):
+            job.state(None)
+    finally:
+        job.kill()
+
+
+@pytest.mark.parametrize(
+    ("change", "story"),
+    [
+        ({"python_exe": "/no/such/python"}, r"/no/such/python with monarch-nb does not run there: .*[Nn]o such file"),
+        ({"ssh_args": ""}, "the login was refused .* it must go without a password"),
+        ({"known_hosts": "/dev/null"}, "its host key is not known here"),
+        ({"meshes": {"trainers": ["127.0.0.1:1"]}}, "127.0.0.1:1: no connection: .*Connect call failed"),
+    ],
+    ids=["python", "key", "host-key", "port"],
+)
+def test_what_is_wrong_with_a_machine_is_told_with_what_to_do_and_nothing_stays(
+    server: SSHServer, change: dict[str, Any], story: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # with no keys of the user's own
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    given = {"python_exe": PYTHON, "ssh_args": f"-i {server.identity}", "known_hosts": str(server.known_hosts),
+             "meshes": {"trainers": [server.name]}, **change}  # fmt: skip
+    job = SSHJob(**given)
+    with pytest.raises(EngineError, match=rf"on 1 of 1 machines:\n.*{story}"):
+        job.apply()
+    assert not job.active
+    assert workers_of(server) == []
+    assert running_jobs("ssh") == []
+
+
+def test_one_machine_of_two_that_fails_takes_the_agent_on_the_other_with_it(server: SSHServer) -> None:
+    job = job_at(server, {"trainers": [server.name, "127.0.0.1:1"]})
+    with pytest.raises(EngineError, match="on 1 of 2 machines"):
+        job.apply()
+    assert none_alive(workers_of(server))
+
+
+def test_arguments_of_ssh_that_are_not_understood_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"ssh_args: .*-X.*belongs into ~/\.ssh/config"):
+        SSHJob(ssh_args=["-X"])
+    with pytest.raises(ValueError, match="needs a list of machines"):
+        SSHJob().add_mesh("trainers", "node1")
+    with pytest.raises(ValueError, match="reach="):
+        SSHJob(reach="maybe")  # type: ignore[arg-type]
+    job = SSHJob("python", ("-J", "login", "-p", "2222"))
+    job.add_mesh("trainers", ["a", "b"])
+    assert repr(job) == "<SSHJob trainers=2>"
