@@ -21,7 +21,7 @@ from typing import Any
 
 import monarch_nb.actor
 from monarch_nb.actor import SupervisionError, heal_mesh
-from monarch_nb.attach.joining import accept_hosts
+from monarch_nb.connect.joining import accept_hosts
 from monarch_nb.store.hub import store_of
 from monarch_nb.transport.memory.network import MemoryNetwork, NetworkFaults
 from monarch_nb.transport.memory.time import MemoryTime

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_nb.attach import shutdown
+from monarch_nb.connect import shutdown
 from tests.benchmarks.scale import Cost, measure
 
 pytestmark = pytest.mark.timeout(60)
