@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from monarch_nb.distributed import checkpoint, compile, distribute  # noqa: A004 - as torch.compile
     from monarch_nb.lifecycle import heal_mesh
+    from monarch_nb.profiling import profile
     from monarch_nb.shape import Extent, NDSlice, Shape
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh
 
@@ -44,6 +45,7 @@ __all__ = [
     "get_runtime_config",
     "heal_mesh",
     "module_to_mesh",
+    "profile",
 ]
 
 # Public names and the module that each lives in.
@@ -61,6 +63,7 @@ _HOMES = {
     "distribute": "monarch_nb.distributed",
     "heal_mesh": "monarch_nb.lifecycle",
     "module_to_mesh": "monarch_nb.tensor.modules.to_mesh",
+    "profile": "monarch_nb.profiling",
 }
 
 # Public modules, also reached as attributes without an import of their own.

@@ -25,6 +25,7 @@ from .guide import GuideMagics
 from .magics import MonarchMagics
 from .output import CellOutput, Cells
 from .output.log_magics import LogMagics
+from .profiling import ProfileMagics
 from .progress import Progress
 from .reruns import Reruns
 from .session import Session
@@ -60,6 +61,7 @@ class Extension:
         self._shell.register_magics(MonarchMagics(self._shell, self._session))
         self._shell.register_magics(LogMagics(self._shell, self._session))
         self._shell.register_magics(self._debugging)
+        self._shell.register_magics(ProfileMagics(self._shell, self._session))
         self._shell.register_magics(GuideMagics(self._shell, self._session))
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
         Completion(self._shell, self._session).install()

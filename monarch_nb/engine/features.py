@@ -9,6 +9,7 @@ FEATURES: dict[str, Loader] = {
     "activity": lambda engine: import_module("monarch_nb.store.activity").attach(engine),
     "metrics": lambda engine: import_module("monarch_nb.telemetry.points").attach(engine),
     "tensor": lambda engine: import_module("monarch_nb.tensor.groups.service").attach(engine),
+    "profiling": lambda engine: import_module("monarch_nb.profiling.service").attach(engine),
     "rdma": lambda engine: import_module("monarch_nb.rdma.service").attach(engine),
 }
 

@@ -8,6 +8,7 @@ import monarch_nb.debug.verbs
 import monarch_nb.host.verbs
 import monarch_nb.logs.verbs
 import monarch_nb.mesh.verbs
+import monarch_nb.profiling.verbs
 import monarch_nb.rdma.verbs
 import monarch_nb.runtime.verbs
 import monarch_nb.store.verbs
@@ -35,6 +36,7 @@ ALL = verbs_of(
         monarch_nb.debug.verbs,
         monarch_nb.store.verbs,
         monarch_nb.telemetry.verbs,
+        monarch_nb.profiling.verbs,
         monarch_nb.rdma.verbs,
         monarch_nb.tensor.verbs,
     )

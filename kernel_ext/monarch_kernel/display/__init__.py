@@ -22,6 +22,7 @@ from .handles import HandleForms
 from .logs import logs_html
 from .meshes import host_mesh_html, mesh_html, overview_html
 from .placement import placement_html
+from .profile import ProfileForms
 from .tensors import tensors_html
 from .transfers import transfers_html
 from .values import future_html, value_mesh_html
@@ -54,6 +55,7 @@ def install(shell: Any) -> None:
     for kind, form in _FORMS.items():
         formatter.for_type(kind, form)
     HandleForms(shell).install()
+    ProfileForms(shell).install()
 
 
 def uninstall(shell: Any) -> None:
@@ -62,6 +64,7 @@ def uninstall(shell: Any) -> None:
     for kind in _FORMS:
         formatter.pop(kind, None)
     HandleForms(shell).uninstall()
+    ProfileForms(shell).uninstall()
 
 
 __all__ = ["install", "uninstall"]

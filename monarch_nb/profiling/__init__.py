@@ -1,0 +1,19 @@
+"""Where the ranks of a mesh spend their time: stacks sampled while a block runs, and PyTorch's traces as one timeline.
+
+with monarch.profile(trainers) as profile:
+    trainers.step.call().get()
+profile                                 # what differs between ranks, and a flame graph for each group of them
+"""
+
+from typing import TYPE_CHECKING
+
+from monarch_nb._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from monarch_nb.profiling.groups import Difference
+    from monarch_nb.profiling.measuring import profile
+    from monarch_nb.profiling.result import Profile
+
+__all__ = ["Difference", "Profile", "profile"]
+
+__getattr__ = lazy_names(__name__, {"groups": ("Difference",), "measuring": ("profile",), "result": ("Profile",)})

@@ -1,0 +1,110 @@
+"""Ranks that do the same, drawn together; and where ranks differ. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from monarch_nb.profiling.messages import Place
+from monarch_nb.profiling.seen import SeenRank
+from monarch_nb.profiling.tree import WAITS, Node, tree, users_part
+
+APART = 0.15  # of the time that two ranks spend in different functions, from which on they are of two groups
+NOISE = 1.5  # standard errors of the difference of two sampled profiles, which comes on top
+NOTABLE = 0.05  # of the time
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A function that ranks spend different shares of the time in."""
+
+    path: tuple[Place, ...]  # from the endpoint to it: the user's functions, and what of a library the last one called
+    file: str  # the line of the user's code that it is at, or that calls it
+    line: int
+    shares: tuple[float, ...]  # by group
+
+    @property
+    def names(self) -> str:
+        """`Trainer.step → load → sleep`."""
+        return " → ".join(place.function for place in self.path)
+
+    @property
+    def spread(self) -> float:
+        """Between the group that spends most in it and the one that spends least."""
+        return max(self.shares) - min(self.shares)
+
+
+def grouped(ranks: Mapping[int, SeenRank]) -> list[tuple[int, ...]]:
+    """Ranks whose time goes to the same functions, the largest group first; those that nothing is known of in none.
+
+    Two ranks differ by half the sum of the differences of their shares (the total variation distance): the part of the
+    time in which they do something else.
+    """
+    where = {rank: _where(seen) for rank, seen in ranks.items() if seen.samples}
+    groups: list[list[int]] = []
+    for rank in where:
+        near = [(_apart(where[rank], where[group[0]]), group) for group in groups]
+        best = min(near, key=lambda each: each[0], default=None)
+        if best is not None and best[0] <= APART + _noise(
+            ranks[rank], ranks[best[1][0]], where[rank], where[best[1][0]]
+        ):
+            best[1].append(rank)
+        else:
+            groups.append([rank])
+    return sorted((tuple(group) for group in groups), key=lambda group: (-len(group), group))
+
+
+def _where(seen: SeenRank) -> dict[tuple[str, str, int], float]:
+    """The share of the time by the function that a rank was in, as its users know them."""
+    shares: dict[tuple[str, str, int], float] = {}
+    for stack, weight in seen.stacks.items():
+        last = (users_part(stack) or (WAITS,))[-1]
+        key = (last.file, last.function, last.first)
+        shares[key] = shares.get(key, 0.0) + weight[0] / seen.seconds
+    return shares
+
+
+def _apart(one: Mapping[tuple[str, str, int], float], other: Mapping[tuple[str, str, int], float]) -> float:
+    return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) / 2
+
+
+def _noise(
+    one: SeenRank,
+    other: SeenRank,
+    ones: Mapping[tuple[str, str, int], float],
+    others: Mapping[tuple[str, str, int], float],
+) -> float:
+    """How far two profiles of the same program lie apart by chance: sampled shares have binomial errors."""
+    least = min(one.samples, other.samples)
+    mean = [(ones.get(key, 0.0) + others.get(key, 0.0)) / 2 for key in ones.keys() | others.keys()]
+    return NOISE * sum(math.sqrt(share * max(0.0, 1 - share) * 2 / least) for share in mean) / 2
+
+
+def differences(ranks: Mapping[int, SeenRank], groups: Sequence[Sequence[int]]) -> list[Difference]:
+    """The functions that groups spend different shares of the time in, by how much, the most first.
+
+    Of functions that call each other the innermost that still differs as much is named: not the endpoint, but the call
+    in it that makes it slow.
+    """
+    if len(groups) < 2:
+        return []
+    found: list[Difference] = []
+    root = tree(ranks, users_part)
+
+    def shares(node: Node) -> tuple[float, ...]:
+        return tuple(node.share(group) for group in groups)
+
+    def look(node: Node, path: tuple[Place, ...], where: tuple[str, int]) -> None:
+        below = {key: shares(child) for key, child in node.below.items()}
+        if path:
+            whole = shares(node)
+            own = tuple(share - sum(each[at] for each in below.values()) for at, share in enumerate(whole))
+            if max(own) - min(own) >= NOTABLE:
+                found.append(Difference(path, *where, whole if not below else own))
+        for key, each in below.items():
+            if max(each) >= NOTABLE:
+                child = node.below[key]
+                at = (child.place.file, child.line) if child.place.users or not where[0] else where
+                look(child, (*path, child.place), at)
+
+    look(root, (), ("", 0))
+    return sorted(found, key=lambda difference: (-difference.spread, difference.names))

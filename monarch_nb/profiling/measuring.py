@@ -1,0 +1,149 @@
+"""`profile(mesh)`: samples every rank of a mesh while a block runs."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
+from monarch_nb.mesh.requests import request
+from monarch_nb.profiling import verbs
+from monarch_nb.profiling.messages import Began, Begin, End, Samples
+from monarch_nb.profiling.result import Profile
+from monarch_nb.profiling.service import Service
+from monarch_nb.profiling.traces import Traces
+from monarch_nb.runtime import Future, Runtime, runtime, when_done
+from monarch_nb.shape import MeshTrait
+from monarch_nb.wire import text_of
+
+ANSWER_S = 3.0  # for the processes to begin, and to give the rest
+CLOCKS_S = 0.1  # that clocks may be apart: less than that cannot be told from the way of a message
+HZ = 100.0
+MOST_HZ = 1000.0
+
+
+@contextlib.contextmanager
+def profile(
+    mesh: "ActorMesh[Any] | ProcMesh | MeshTrait", *, hz: float = HZ, torch: bool = False, folder: str = "."
+) -> Iterator[Profile]:
+    """Samples the stacks of every rank of a mesh, or slice, while the `with` block runs; `as` gives the Profile.
+
+    Of a mesh of actors their own threads are sampled, of a mesh of processes (or of tensors) all threads of these. No
+    code changes, and nothing has to be installed: each process looks at itself `hz` times a second, less often where
+    that would take more than 3 % of its time. With `torch`, PyTorch's own profiler runs on each rank as well, and the
+    traces of all are one file in `folder`, which Perfetto opens; it begins and ends between the messages of each rank.
+
+    Blocks a moment at both ends. Ranks that die or do not answer are named in `notes`; what was seen of them before is
+    kept. Raises RuntimeError for a mesh that was stopped, TypeError for what is no mesh, ValueError for an odd `hz`.
+    """
+    part = _part(mesh)
+    if not 0 < hz <= MOST_HZ:
+        raise ValueError(f"hz={hz} is not between 0 and {MOST_HZ:g} looks a second")
+    state = state_of(part)
+    if state.stopped is not None:
+        raise RuntimeError(f"{state.name} was stopped ({state.stopped}): there is nothing to profile; spawn it again")
+    sampling = _Sampling(runtime(), part, hz)
+    traces = Traces(part, sampling.profile) if torch else None
+    sampling.begin()
+    try:
+        if traces is not None:
+            traces.begin()
+        yield sampling.profile
+    finally:
+        try:
+            sampling.end()
+        finally:
+            if traces is not None:
+                traces.end(folder, sampling.ahead)
+
+
+def _part(mesh: Any) -> "ActorMesh[Any] | ProcMesh":
+    if isinstance(mesh, (ActorMesh, ProcMesh)):
+        return mesh
+    procs = getattr(mesh, "procs", None) if isinstance(mesh, MeshTrait) else None
+    if isinstance(procs, ProcMesh):
+        return procs
+    raise TypeError(f"a mesh of actors, processes or tensors can be profiled, not a {type(mesh).__name__}")
+
+
+class _Sampling:
+    """The samplers of one profile, one on each rank."""
+
+    def __init__(self, engine: Runtime, mesh: "ActorMesh[Any] | ProcMesh", hz: float) -> None:
+        state: Any = state_of(mesh)
+        procs = getattr(state, "procs", None) or state
+        self._engine = engine
+        self._service: Service = engine.feature("profiling")
+        self._uid = state.uid if isinstance(mesh, ActorMesh) else ""
+        self._addresses = {rank: procs.address(rank) for rank in region_of(mesh).ranks()}
+        self._number, seen = self._service.expect()
+        self.profile = Profile(state.name, state.region, hz, seen)
+        self._begun = time.monotonic()
+        self.ahead: dict[int, float] = {}  # by how many seconds the clocks of other hosts are ahead of this one
+
+    def begin(self) -> None:
+        """All ranks are asked to sample; those that do not answer in time begin when they can."""
+        hz = self.profile.hz
+        asked = {
+            rank: request(self._engine, address, verbs.BEGIN, Begin(self._number, self._uid, rank, hz))
+            for rank, address in self._addresses.items()
+        }
+        for rank, future in asked.items():
+            when_done(future, self._compare(rank, time.time()))
+        try:
+            _answers(asked)
+        except BaseException:
+            self.end()
+            raise
+        self._begun = time.monotonic()
+
+    def _compare(self, rank: int, sent: float) -> "Callable[[Future[Began]], None]":
+        def compare(answered: "Future[Began]") -> None:
+            middle = (sent + time.time()) / 2
+            if answered.exception(0) is None and abs(ahead := answered.get(0).at - middle) > CLOCKS_S:
+                self.ahead[rank] = ahead
+
+        return compare
+
+    def end(self) -> None:
+        """Nothing is sampled any more. What has to be said about ranks is in the profile's notes."""
+        self.profile.seconds = time.monotonic() - self._begun
+        asked = {
+            rank: request(self._engine, address, verbs.END, End(self._number, self._uid, rank))
+            for rank, address in self._addresses.items()
+        }
+        try:
+            answers, silent = _answers(asked)
+            for samples in answers.values():
+                if isinstance(samples, Samples):
+                    self.profile.add(samples)
+            self.profile.notes += self._told(silent)
+        finally:
+            self._service.forget(self._number)
+
+    def _told(self, silent: dict[int, str]) -> list[str]:
+        """Ranks that did not answer, those with one reason in one line."""
+        known = self.profile.ranks
+        reasons: dict[str, list[int]] = {}
+        for rank, why in silent.items():
+            reasons.setdefault(why, []).append(rank)
+        notes = []
+        for why, ranks in reasons.items():
+            seconds = max((known[rank].seconds for rank in ranks if rank in known), default=0.0)
+            kept = f"what was seen of it in {seconds:.1f} s is here" if seconds else "nothing was seen of it"
+            notes.append(f"{self.profile.name} {self.profile.where(ranks)}: {why}; {kept}")
+        return notes
+
+
+def _answers(asked: "dict[int, Future[Any]]") -> tuple[dict[int, Began | Samples], dict[int, str]]:
+    """What ranks answered within the time for all, and why the others did not."""
+    until = time.monotonic() + ANSWER_S
+    answers, silent = {}, {}
+    for rank, future in asked.items():
+        try:
+            answers[rank] = future.get(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            silent[rank] = f"it did not answer within {ANSWER_S:g} s"
+        except Exception as error:
+            silent[rank] = text_of(error)
+    return answers, silent

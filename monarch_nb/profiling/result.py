@@ -1,0 +1,150 @@
+"""A profile as its users have it: groups of ranks, what differs between them, files for other programs."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from monarch_nb.profiling.formats import folded, speedscope
+from monarch_nb.profiling.groups import Difference, differences, grouped
+from monarch_nb.profiling.messages import Samples
+from monarch_nb.profiling.seen import Seen, SeenRank
+from monarch_nb.profiling.tree import Node, tree
+from monarch_nb.shape import Region, places_of
+
+SHOWN = 0.02  # of the time: what took less is left out of texts
+DEEP = 12  # functions below each other, in texts
+FEW = 20  # samples of a rank: below, shares are rough
+
+
+class Profile:
+    """Where the ranks of a mesh spent their time. `repr` and displays show it, also while it is still being taken.
+
+    `seconds` is how long it took, `notes` says what is missing and why, `trace` is the file with PyTorch's own traces
+    where those were asked for.
+    """
+
+    def __init__(self, name: str, region: Region, hz: float, seen: Seen) -> None:
+        self.name = name
+        self.region = region
+        self.hz = hz
+        self.seconds = 0.0
+        self.notes: list[str] = []
+        self.trace: Path | None = None
+        self._seen = seen
+
+    @property
+    def ranks(self) -> dict[int, SeenRank]:
+        """What was seen, by rank of the mesh (row-major in the whole mesh, also of a slice)."""
+        return self._seen.ranks()
+
+    def add(self, samples: Samples) -> None:
+        """What else was seen."""
+        self._seen.add(samples)
+
+    @property
+    def samples(self) -> int:
+        """Looks at all ranks together."""
+        return sum(rank.samples for rank in self.ranks.values())
+
+    @property
+    def cost(self) -> float:
+        """The part of a processor's time that looking took in each process: 0.01 is one percent. The worst of all."""
+        return max((rank.cost / rank.seconds for rank in self.ranks.values() if rank.seconds), default=0.0)
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """Ranks that spent their time alike, the largest group first."""
+        return grouped(self.ranks)
+
+    @property
+    def differences(self) -> list[Difference]:
+        """The functions that these groups spent different shares of their time in, the largest difference first."""
+        return differences(self.ranks, self.groups)
+
+    def tree(self, ranks: Sequence[int] | None = None) -> Node:
+        """The functions and what they call, of all ranks or of some. The root is all the time that was watched."""
+        every = self.ranks
+        return tree(every if ranks is None else {rank: every[rank] for rank in ranks if rank in every})
+
+    def where(self, ranks: Sequence[int]) -> str:
+        """Ranks by their coordinates, as in `gpus=0-6`."""
+        return places_of(self.region, ranks) or "it"
+
+    def save(self, path: "str | os.PathLike[str]") -> Path:
+        """Writes it to a file: `.json` for speedscope.app, `.txt` or `.folded` as lines of `stack seconds` that
+        flamegraph.pl reads. Raises ValueError for another ending, OSError where it cannot be written.
+        """
+        target = Path(path)
+        labels = {rank: f"{self.name} {self.where([rank])}" for rank in self.ranks}
+        if target.suffix == ".json":
+            text = json.dumps(speedscope(self.name, labels, self.ranks))
+        elif target.suffix in (".txt", ".folded"):
+            text = folded(labels, self.ranks)
+        else:
+            raise ValueError(f"{target.name}: profiles are written as .json (speedscope) or .txt (folded stacks)")
+        target.write_text(text, encoding="utf-8")
+        return target
+
+    # -- as text -------------------------------------------------------------------------------------------------------
+
+    def heading(self) -> list[str]:
+        """A few facts, as words."""
+        ranks, groups = len(self.ranks), len(self.groups)
+        facts = [f"{self.seconds:.1f} s", f"{self.samples:,} samples of {ranks} rank{'' if ranks == 1 else 's'}"]
+        if groups > 1:
+            facts.append(f"{groups} groups")
+        if self.cost:
+            facts.append(f"sampling took {self.cost:.1%} of each")
+        return facts
+
+    def told(self) -> list[str]:
+        """What one has to know to read it rightly: what is missing, or rough."""
+        notes = list(self.notes)
+        if self.samples < FEW * max(1, len(self.ranks)):
+            notes.append(
+                f"{self.samples} samples are few: let it run longer, or look more often with hz={2 * self.hz:g}"
+            )
+        if dropped := sum(rank.dropped for rank in self.ranks.values()):
+            notes.append(f"{dropped} samples of very many different stacks are left out")
+        if self.trace is not None:
+            notes.append(f"PyTorch's traces of all ranks: {self.trace} (open it at https://ui.perfetto.dev)")
+        return notes
+
+    def text(self, name: Callable[[str], str] = os.path.basename) -> str:
+        """All of it as text, with files as `name` calls them."""
+        lines = [f"profile of {self.name}: {', '.join(self.heading())}", *(f"! {note}" for note in self.told())]
+        groups, found = self.groups, self.differences
+        if found:
+            lines.append("what differs")
+            paths = [f"{each.names}  {line_text(each.file, each.line, name)}".rstrip() for each in found]
+            for path, each in zip(paths, found, strict=True):
+                shares = "  ".join(
+                    f"{share:4.0%} {self.where(group)}"
+                    for share, group in sorted(zip(each.shares, groups, strict=True), reverse=True)
+                )
+                lines.append(f"  {path.ljust(max(map(len, paths)))}  {shares}")
+        for group in groups:
+            lines.append(self.where(group))
+            lines += _lines(self.tree(group), group, name, "  ", DEEP)
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def line_text(file: str, line: int, name: Callable[[str], str] = os.path.basename) -> str:
+    """`train.py:28`; "" for what is no function of a file."""
+    return f"{name(file)}:{line}" if file else ""
+
+
+def _lines(node: Node, ranks: Sequence[int], name: Callable[[str], str], indent: str, deep: int) -> list[str]:
+    lines = []
+    for child in node.children(ranks):
+        share = child.share(ranks)
+        if share < SHOWN or not deep:
+            continue
+        where = line_text(child.place.file, child.line, name)
+        lines.append(f"{indent}{share:4.0%}  {child.place.function}  {where}".rstrip())
+        lines += _lines(child, ranks, name, f"{indent}  ", deep - 1)
+    return lines

@@ -1,0 +1,133 @@
+"""A thread that looks at the stacks of its process, many times a second, and tells what it saw once a second."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from monarch_nb.profiling.messages import Place, Samples, Weight
+from monarch_nb.profiling.stacks import Stack, Step
+
+Look = Callable[[], Iterable[tuple[str, int, Stack]]]
+
+TOLD_S = 1.0
+MOST_STACKS = 20_000  # that are told apart
+MOST_COST = 0.03  # of the time: where looking takes longer, the thread looks less often
+
+
+class Sampler:
+    """One for each actor, or process, of each profile.
+
+    A stack counts for the time since the look before. The interpreter lets nobody look while one long call into C holds
+    its lock: what is seen right after it, mostly the line that made the call, then counts for all of that time.
+    """
+
+    def __init__(
+        self,
+        look: Look,
+        place: Callable[[Step], Place],
+        *,
+        number: int,
+        rank: int,
+        hz: float,
+        named: bool,
+        tell: Callable[[Samples], bool],
+    ) -> None:
+        """`look` gives a name, the number of the thread and the stack of each thread; `named` puts the name above the
+        stack. `place` names a frame. `tell` takes what was seen, once a second, and says whether to go on.
+        """
+        self._look, self._place, self._tell = look, place, tell
+        self._number, self._rank, self._named = number, rank, named
+        self._period = 1.0 / hz
+        self._places: dict[Step | str, int] = {}
+        self._stacks: set[tuple[str, Stack]] = set()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._seen: dict[tuple[str, Stack], list[float]] = {}
+        self._new: list[Place] = []
+        self._seconds = self._cost = 0.0
+        self._dropped = 0
+        self._computed: dict[int, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="monarch-profile", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._thread.start()
+
+    def stop(self) -> Samples:
+        """Looks no longer; gives what was not told yet. Any thread."""
+        with self._telling:  # nothing is told after what this gives
+            self._over.set()
+            return self._take()
+
+    def _run(self) -> None:
+        before = told = time.monotonic()
+        pause = self._period
+        while not self._over.wait(pause):
+            ran = time.thread_time()
+            now = time.monotonic()
+            self._note(now - before)
+            before = now
+            if now - told >= TOLD_S:
+                told = now
+                with self._telling:
+                    if self._over.is_set() or not self._tell(self._take()):
+                        return
+            cost = time.thread_time() - ran
+            with self._lock:
+                self._cost += cost
+            pause = max(self._period - (time.monotonic() - now), cost / MOST_COST)
+
+    def _note(self, seconds: float) -> None:
+        """One look, which stands for the time since the one before."""
+        seen = [(name, stack, self._on_processor(thread, seconds)) for name, thread, stack in self._look()]
+        with self._lock:
+            if self._over.is_set():
+                return
+            self._seconds += seconds
+            for name, stack, computing in seen:
+                key = (name if self._named else "", stack)
+                if key not in self._stacks:
+                    if len(self._stacks) >= MOST_STACKS:
+                        self._dropped += 1
+                        continue
+                    self._stacks.add(key)
+                weight = self._seen.setdefault(key, [0.0, 0.0, 0])
+                weight[0] += seconds
+                weight[1] += computing
+                weight[2] += 1
+
+    def _on_processor(self, thread: int, seconds: float) -> float:
+        """How long a thread has run since the last look; 0.0 where the system does not tell."""
+        try:
+            # Linux' clock of a thread by its number: unlike pthread_getcpuclockid, it fails cleanly for one that ended.
+            now = time.clock_gettime((~thread << 3) | 6)
+        except (OSError, OverflowError):
+            return 0.0
+        before = self._computed.get(thread)
+        self._computed[thread] = now
+        return 0.0 if before is None else min(seconds, now - before)
+
+    def _take(self) -> Samples:
+        with self._lock:
+            weights = tuple(
+                Weight(self._numbers(name, stack), seconds, computing, int(samples))
+                for (name, stack), (seconds, computing, samples) in self._seen.items()
+            )
+            new, self._new = tuple(self._new), []
+            first = len(self._places) - len(new)
+            told = Samples(self._number, self._rank, new, first, weights, self._seconds, self._cost, self._dropped)
+            self._seen = {}
+            self._seconds = self._cost = 0.0
+            self._dropped = 0
+        return told
+
+    def _numbers(self, name: str, stack: Stack) -> tuple[int, ...]:
+        steps: tuple[Step | str, ...] = (name, *stack) if name and stack else stack
+        return tuple(self._number_of(step) for step in steps)
+
+    def _number_of(self, step: Step | str) -> int:
+        number = self._places.get(step)
+        if number is None:
+            number = self._places[step] = len(self._places)
+            self._new.append(Place("", 0, step, 0, True) if isinstance(step, str) else self._place(step))
+        return number

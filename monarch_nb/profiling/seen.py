@@ -1,0 +1,70 @@
+"""What was seen of the ranks of one profile: messages in, weights of stacks out. No I/O."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from monarch_nb.profiling.messages import Place, Samples, Weight
+
+Stack = tuple[Place, ...]  # outermost first
+
+
+@dataclass
+class SeenRank:
+    """One rank. The empty stack is that of an actor that waits for messages."""
+
+    stacks: dict[Stack, list[float]] = field(default_factory=dict)  # seconds, of these on a processor, samples
+    seconds: float = 0.0  # that it was watched
+    cost: float = 0.0  # that watching took of its processor's time
+    dropped: int = 0
+    heard: float = 0.0  # when, on the monotonic clock of here
+
+    @property
+    def samples(self) -> int:
+        """How often it was looked at, and something seen."""
+        return int(sum(weight[2] for weight in self.stacks.values()))
+
+
+class Seen:
+    """All ranks of one profile, by base rank. Messages of one rank may overtake each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._places: dict[int, dict[int, Place]] = {}
+        self._waiting: dict[int, list[Weight]] = {}
+        self._ranks: dict[int, SeenRank] = {}
+
+    def add(self, samples: Samples) -> None:
+        """Takes in a message."""
+        with self._lock:
+            places = self._places.setdefault(samples.rank, {})
+            places.update(enumerate(samples.places, samples.first))
+            rank = self._ranks.setdefault(samples.rank, SeenRank())
+            rank.seconds += samples.seconds
+            rank.cost += samples.cost
+            rank.dropped += samples.dropped
+            rank.heard = time.monotonic()
+            waiting = self._waiting.pop(samples.rank, [])
+            for weight in (*waiting, *samples.weights):
+                if all(number in places for number in weight.stack):
+                    stack = tuple(places[number] for number in weight.stack)
+                    kept = rank.stacks.setdefault(stack, [0.0, 0.0, 0.0])
+                    kept[0] += weight.seconds
+                    kept[1] += weight.computing
+                    kept[2] += weight.samples
+                else:
+                    self._waiting.setdefault(samples.rank, []).append(weight)
+
+    def ranks(self) -> dict[int, SeenRank]:
+        """What there is now, by base rank."""
+        with self._lock:
+            return {
+                number: SeenRank(
+                    {stack: list(weight) for stack, weight in rank.stacks.items()},
+                    rank.seconds,
+                    rank.cost,
+                    rank.dropped,
+                    rank.heard,
+                )
+                for number, rank in sorted(self._ranks.items())
+            }

@@ -1,0 +1,132 @@
+"""The profiler in each process: samples what it is asked for, and keeps what others sample for it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from monarch_nb.mesh.requests import request
+from monarch_nb.profiling import verbs
+from monarch_nb.profiling.messages import Began, Begin, End, Heard, Samples
+from monarch_nb.profiling.sampler import Sampler
+from monarch_nb.profiling.seen import Seen
+from monarch_nb.profiling.stacks import Stack, Stacks
+from monarch_nb.runtime import Future, Runtime
+from monarch_nb.wire import Asker
+
+PATIENCE_S = 30.0  # for whoever wanted samples to take them
+Key = tuple[str, int, str, int]  # who asked, which profile of theirs, what is sampled
+
+
+class Service:
+    """One per process that profiles, or is profiled."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+        self._samplers: dict[Key, Sampler] = {}
+        self._seen: dict[int, Seen] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+        engine.verbs.handle(verbs.BEGIN, self._begin)
+        engine.verbs.handle(verbs.END, self._end)
+        engine.verbs.handle(verbs.SAMPLES, self._samples)
+
+    def close(self) -> None:
+        """Samples nothing any more."""
+        for sampler in tuple(self._samplers.values()):
+            sampler.stop()
+
+    # -- what is sampled here ------------------------------------------------------------------------------------------
+
+    def _begin(self, wanted: Begin, asker: Asker[Began]) -> Began | None:
+        key = (asker.src, wanted.number, wanted.mesh, wanted.rank)
+        if wanted.mesh and (wanted.mesh, wanted.rank) not in self._engine.cells:
+            asker.refuse("there is no such actor here")
+            return None
+        if key not in self._samplers:
+            stacks = Stacks()
+            sampler = Sampler(
+                lambda: self._look(stacks, wanted.mesh, wanted.rank),
+                stacks.place,
+                number=wanted.number,
+                rank=wanted.rank,
+                hz=wanted.hz,
+                named=not wanted.mesh,
+                tell=self._teller(key),
+            )
+            self._samplers[key] = sampler
+            sampler.start()
+        return Began(time.time())
+
+    def _look(self, stacks: Stacks, mesh: str, rank: int) -> Iterable[tuple[str, int, Stack]]:
+        cells = self._engine.cells
+        if not mesh:
+            return stacks.seen(tuple(cells.values()), others=True)
+        cell = cells.get((mesh, rank))
+        return () if cell is None else stacks.seen((cell,), others=False)
+
+    def _end(self, wanted: End, asker: Asker[Samples]) -> Samples | None:
+        sampler = self._samplers.pop((asker.src, wanted.number, wanted.mesh, wanted.rank), None)
+        if sampler is None:
+            asker.refuse("it is not sampled")
+            return None
+        return sampler.stop()
+
+    def _teller(self, key: Key) -> "_Teller":
+        return _Teller(self._engine, key[0], lambda: self._samplers.pop(key, None))
+
+    # -- what is sampled for this process ------------------------------------------------------------------------------
+
+    def expect(self) -> tuple[int, Seen]:
+        """A new profile: its number, and what comes of it from now on."""
+        with self._lock:
+            self._count += 1
+            expected = self._seen[self._count] = Seen()
+            return self._count, expected
+
+    def forget(self, number: int) -> None:
+        """Nothing more is taken for a profile: whoever still samples for it hears of that and ends."""
+        self._seen.pop(number, None)
+
+    def _samples(self, samples: Samples, asker: Asker[Heard]) -> Heard:
+        wanted = self._seen.get(samples.number)
+        if wanted is None:
+            return Heard(False)
+        wanted.add(samples)
+        return Heard(True)
+
+
+class _Teller:
+    """Tells samples to who asked for them; stops where nobody takes them, so that no sampler is left over."""
+
+    def __init__(self, engine: Runtime, home: str, forget: Callable[[], object]) -> None:
+        self._engine, self._home = engine, home
+        self._forget = forget
+        self._asked: Future[Heard] | None = None
+        self._since = 0.0
+
+    def __call__(self, samples: Samples) -> bool:
+        goes_on = self._wanted()
+        if goes_on:
+            asked = request(self._engine, self._home, verbs.SAMPLES, samples)
+            if self._asked is None:
+                self._asked, self._since = asked, time.monotonic()
+        else:
+            self._forget()
+        return goes_on
+
+    def _wanted(self) -> bool:
+        if self._engine.closed:
+            return False
+        if self._asked is None:
+            return True
+        if not self._asked.done():
+            return time.monotonic() - self._since < PATIENCE_S
+        if self._asked.exception(0) is not None or not self._asked.get(0).more:
+            return False
+        self._asked = None
+        return True
+
+
+def attach(engine: Runtime) -> Service:
+    """Takes the profiler's verbs from now on."""
+    return Service(engine)

@@ -1,0 +1,130 @@
+"""Stacks of this process as a profile shows them: from the endpoint inwards, without the engine's frames."""
+
+import os
+import sys
+import sysconfig
+import threading
+import types
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+
+from monarch_nb.profiling.messages import Place
+from monarch_nb.runtime import ActorCell
+
+Step = tuple[int, int]  # the number of a frame's code, and the instruction that it is at
+Stack = tuple[Step, ...]  # outermost first
+
+_ENGINE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_RUNS_ACTORS = os.path.join(_ENGINE, "runtime", "actors", "cell.py")
+_LIBRARIES = tuple(
+    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_OURS = "monarch-"  # how the engine's own threads are named
+_STARTS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})  # how threads begin, in threading.py
+
+
+class _Kind(IntEnum):
+    OTHER = 0
+    ENGINE = 1
+    RUNS_ACTORS = 2  # of the engine, and what is below it is an actor's
+    STARTS = 3  # how a thread begins
+
+
+class Stacks:
+    """Looks at the stacks of this process. Frames are numbers here, so that a look costs little; `place` names them."""
+
+    def __init__(self) -> None:
+        # By identity: comparing code compares its bytes, and calls code of two files equal.
+        self._codes: dict[int, types.CodeType] = {}
+        self._kinds: dict[int, _Kind] = {}
+
+    def seen(self, cells: Iterable[ActorCell], *, others: bool) -> Iterator[tuple[str, int, Stack]]:
+        """The actors, and with `others` the process's other threads: a name, the system's number of the thread, the
+        stack. The stack of an actor that waits for messages is empty. The engine's own threads are left out.
+        """
+        frames = sys._current_frames()
+        threads = set()
+        for cell in cells:
+            thread = cell.executor.thread
+            threads.add(thread.ident)
+            yield cell.spec.name, thread.native_id or 0, self._of_actor(cell, frames.get(thread.ident or 0))
+        if not others:
+            return
+        for thread in threading.enumerate():
+            frame = frames.get(thread.ident or 0)
+            if frame is None or thread.ident in threads or thread.name.startswith(_OURS):
+                continue
+            stack = self._walked(frame)
+            first = next(
+                (at for at, (code, _) in enumerate(stack) if self._kinds[code] is not _Kind.STARTS), len(stack)
+            )
+            if first < len(stack) and self._kinds[stack[first][0]] is _Kind.OTHER:
+                yield thread.name, thread.native_id or 0, tuple(stack[first:])
+
+    def _of_actor(self, cell: ActorCell, frame: types.FrameType | None) -> Stack:
+        stack = self._own(self._walked(frame))
+        if not stack and cell.running is not None:
+            stack = self._own(self._suspended(cell))
+        return tuple(stack)
+
+    def _walked(self, frame: types.FrameType | None) -> list[Step]:
+        stack = []
+        while frame is not None:
+            stack.append(self._step(frame))
+            frame = frame.f_back
+        return stack[::-1]
+
+    def _step(self, frame: types.FrameType) -> Step:
+        code = frame.f_code
+        number = id(code)
+        if number not in self._codes:
+            self._codes[number] = code
+            self._kinds[number] = _kind(code)
+        return number, frame.f_lasti
+
+    def _suspended(self, cell: ActorCell) -> list[Step]:
+        """Where the endpoint of an async actor waits: its coroutine, and what that awaits."""
+        task = cell.task
+        waiting = task.get_coro() if task is not None and not task.done() else None
+        stack: list[Step] = []
+        while waiting is not None:
+            frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
+            if frame is None:
+                break
+            stack.append(self._step(frame))
+            waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
+        return stack
+
+    def _own(self, stack: list[Step]) -> list[Step]:
+        """What the user's code does: below the engine's frames, down to the first call back into the engine."""
+        kinds = [self._kinds[code] for code, _ in stack]
+        runs = [at for at, kind in enumerate(kinds) if kind is _Kind.RUNS_ACTORS]
+        first = runs[-1] + 1 if runs else len(kinds)
+        while first < len(kinds) and kinds[first] is _Kind.ENGINE:
+            first += 1
+        last = next((at + 1 for at in range(first, len(kinds)) if kinds[at] is _Kind.ENGINE), len(kinds))
+        return stack[first:last]
+
+    def place(self, step: Step) -> Place:
+        """What people call a frame."""
+        code, at = self._codes[step[0]], step[1]
+        file = code.co_filename
+        users = not file.startswith((_ENGINE, *_LIBRARIES)) and not file.startswith("<frozen")
+        return Place(file, _line(code, at), code.co_qualname, code.co_firstlineno, users)
+
+
+def _kind(code: types.CodeType) -> _Kind:
+    file = code.co_filename
+    if file == _RUNS_ACTORS:
+        return _Kind.RUNS_ACTORS
+    if file.startswith(_ENGINE):
+        return _Kind.ENGINE
+    return _Kind.STARTS if file == threading.__file__ and code.co_name in _STARTS else _Kind.OTHER
+
+
+def _line(code: types.CodeType, at: int) -> int:
+    found = code.co_firstlineno
+    for begin, end, line in code.co_lines():
+        if begin <= at < end:
+            return line or found
+    return found

@@ -1,0 +1,39 @@
+"""PyTorch's profiler on one rank, on the thread that runs its endpoints: what `traces` runs there."""
+
+import gzip
+import inspect
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_running: dict[int, Any] = {}
+
+
+def begin(number: int, *, every_thread: bool = False) -> None:
+    """Begins to trace what this thread runs, or where PyTorch can (from 2.7) what all threads run.
+
+    Raises RuntimeError where PyTorch is not installed.
+    """
+    try:
+        from torch import profiler
+        from torch._C._profiler import _ExperimentalConfig
+    except ImportError:
+        raise RuntimeError("PyTorch is not installed there: pip install torch") from None
+    options: dict[str, Any] = {}
+    if every_thread and "profile_all_threads" in (inspect.getdoc(_ExperimentalConfig.__init__) or ""):
+        options["experimental_config"] = _ExperimentalConfig(profile_all_threads=True)
+    traced = profiler.profile(**options)
+    traced.start()
+    _running[number] = traced
+
+
+def end(number: int) -> bytes:
+    """Ends it. Gives the trace, in Chrome's JSON, packed. Raises RuntimeError where none runs."""
+    traced = _running.pop(number, None)
+    if traced is None:
+        raise RuntimeError("its process is a new one, in which no trace was begun")
+    traced.stop()
+    with tempfile.TemporaryDirectory(prefix="monarch-trace-") as folder:
+        file = Path(folder) / "trace.json"
+        traced.export_chrome_trace(str(file))
+        return gzip.compress(file.read_bytes(), 3)

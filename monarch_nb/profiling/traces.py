@@ -1,0 +1,92 @@
+"""PyTorch's own traces of the ranks of a mesh, as one file: begun and ended on each rank between two messages."""
+
+import gzip
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.mesh import ActorMesh, region_of, run_on, state_of
+from monarch_nb.profiling.result import Profile
+from monarch_nb.profiling.timeline import RankTrace, timeline
+from monarch_nb.runtime import Future
+from monarch_nb.wire import text_of
+
+END_S = 60.0  # for the ranks to write their traces and send them
+_CALL = "__import__('monarch_nb.profiling.torch_rank', fromlist=['begin']).{call}"
+
+
+class Traces:
+    """Those of one profile."""
+
+    def __init__(self, mesh: Any, profile: Profile) -> None:
+        self._mesh, self._profile = mesh, profile
+        region = region_of(mesh)
+        self._parts = {rank: mesh.slice(**_point(region, rank)) if region.labels else mesh for rank in region.ranks()}
+        self._number = time.time_ns()
+
+    def begin(self) -> None:
+        """PyTorch's profiler runs on all ranks. Blocks until they have ended what they were doing.
+
+        Raises RuntimeError where PyTorch is not installed, or its profiler runs there already.
+        """
+        every = not isinstance(self._mesh, ActorMesh)
+        begun = self._run(f"begin({self._number}, every_thread={every})")
+        wrong = {rank: why for rank, (_, why) in _results(begun, None).items() if why}
+        if wrong:
+            rank, why = next(iter(wrong.items()))
+            self._run(f"end({self._number})")
+            raise RuntimeError(f"PyTorch's profiler did not begin on {self._named([rank])}: {why}")
+
+    def end(self, folder: str, ahead: Mapping[int, float]) -> None:
+        """The traces of all ranks that answer, in one file; the profile's notes say what is missing. `ahead` is by how
+        many seconds the clocks of ranks are ahead of this one.
+        """
+        got = _results(self._run(f"end({self._number})"), END_S)
+        traces = []
+        for rank, (packed, why) in got.items():
+            if why:
+                self._profile.notes.append(f"{self._named([rank])} gave no trace: {why}")
+            else:
+                document = json.loads(gzip.decompress(packed))
+                traces.append(RankTrace(rank, self._named([rank]), document, ahead.get(rank, 0.0)))
+        if traces:
+            self._profile.trace = _written(Path(folder), self._profile.name, timeline(traces))
+
+    def _run(self, call: str) -> "dict[int, Future[Any]]":
+        source = _CALL.format(call=call)
+        return {rank: run_on(part, source, filename="<torch.profiler>") for rank, part in self._parts.items()}
+
+    def _named(self, ranks: Sequence[int]) -> str:
+        return f"{state_of(self._mesh).name} {self._profile.where(ranks)}"
+
+
+def _point(region: Any, rank: int) -> dict[str, int]:
+    return dict(region.point_of_base_rank(rank).items())
+
+
+def _results(asked: "dict[int, Future[Any]]", seconds: float | None) -> dict[int, tuple[Any, str]]:
+    """What each rank gave, or why it gave nothing."""
+    until = None if seconds is None else time.monotonic() + seconds
+    found: dict[int, tuple[Any, str]] = {}
+    for rank, future in asked.items():
+        try:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            found[rank] = future.get(left).item(), ""
+        except TimeoutError:
+            found[rank] = None, f"it was still busy after {seconds:g} s"
+        except Exception as error:
+            found[rank] = None, text_of(error).partition("\n")[0]
+    return found
+
+
+def _written(folder: Path, name: str, document: dict[str, Any]) -> Path:
+    """The file, beside the notebook; written beside its name first, so that no half of one is left."""
+    plain = "".join(each if each.isalnum() or each in "-_." else "-" for each in name)
+    target = folder / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}.trace.json.gz"
+    half = target.with_name(f".{target.name}.part")
+    with gzip.open(half, "wt", encoding="utf-8", compresslevel=5) as file:
+        json.dump(document, file, separators=(",", ":"))
+    half.replace(target)
+    return target

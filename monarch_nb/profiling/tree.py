@@ -1,0 +1,76 @@
+"""Stacks of many ranks as one tree of functions. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from monarch_nb.profiling.messages import Place
+from monarch_nb.profiling.seen import SeenRank, Stack
+
+WAITS = Place("", 0, "waits for messages", 0, True)
+Key = tuple[str, str, int]
+
+
+@dataclass
+class Node:
+    """A function, called from the one above: the share of the time that each rank was in it, what it calls included.
+
+    A share is seconds in it by seconds watched, so that 1.0 is all of the time.
+    """
+
+    place: Place
+    shares: dict[int, float] = field(default_factory=dict)
+    computing: dict[int, float] = field(default_factory=dict)  # of these on a processor
+    lines: dict[int, float] = field(default_factory=dict)  # the lines that it was at, of all ranks
+    below: "dict[Key, Node]" = field(default_factory=dict)
+
+    def share(self, ranks: Sequence[int]) -> float:
+        """The mean over some ranks."""
+        return sum(self.shares.get(rank, 0.0) for rank in ranks) / len(ranks) if ranks else 0.0
+
+    def on_processor(self, ranks: Sequence[int]) -> float:
+        """Of the time in it, the part that was spent computing: 0.0 to 1.0."""
+        shares = sum(self.shares.get(rank, 0.0) for rank in ranks)
+        return min(1.0, sum(self.computing.get(rank, 0.0) for rank in ranks) / shares) if shares else 0.0
+
+    @property
+    def line(self) -> int:
+        """The line that it was at for the longest time."""
+        return max(self.lines, key=lambda line: (self.lines[line], -line), default=self.place.line)
+
+    def children(self, ranks: Sequence[int]) -> "list[Node]":
+        """What it calls in some ranks, what took longest first."""
+        return sorted(
+            (node for node in self.below.values() if node.share(ranks)),
+            key=lambda node: (-node.share(ranks), node.place.function),
+        )
+
+
+def tree(ranks: Mapping[int, SeenRank], cut: Callable[[Stack], Iterable[Place]] = lambda stack: stack) -> Node:
+    """The tree of some ranks' stacks, each as `cut` leaves it. Its root stands for all the time that was watched."""
+    root = Node(Place("", 0, "all", 0, True))
+    for rank, seen in ranks.items():
+        if not seen.seconds:
+            continue
+        for stack, (seconds, computing, _) in seen.stacks.items():
+            _add(root, rank, tuple(cut(stack)) or (WAITS,), seconds / seen.seconds, computing / seen.seconds)
+    return root
+
+
+def _add(root: Node, rank: int, stack: Sequence[Place], share: float, computing: float) -> None:
+    node = root
+    root.shares[rank] = root.shares.get(rank, 0.0) + share
+    root.computing[rank] = root.computing.get(rank, 0.0) + computing
+    for place in stack:
+        key = (place.file, place.function, place.first)
+        node = node.below.setdefault(key, Node(place))
+        node.shares[rank] = node.shares.get(rank, 0.0) + share
+        node.computing[rank] = node.computing.get(rank, 0.0) + computing
+        node.lines[place.line] = node.lines.get(place.line, 0.0) + share
+
+
+def users_part(stack: Stack) -> tuple[Place, ...]:
+    """What a user knows of a stack: functions of their own, and the library's that the last of these called."""
+    last = next((at for at in range(len(stack) - 1, -1, -1) if stack[at].users), None)
+    if last is None:
+        return stack
+    return (*(place for place in stack[: last + 1] if place.users), *stack[last + 1 : last + 2])

@@ -1,0 +1,240 @@
+"""`monarch.profile` on real processes: what their ranks do, also one that dies, one in C, async ones and cells."""
+
+import ctypes
+import gzip
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import monarch_nb as monarch
+from monarch_nb.actor import Actor, SupervisionError, current_rank, endpoint, run_on
+from monarch_nb.profiling import Profile
+from monarch_nb.runtime import runtime
+from monarch_nb.supervision import MeshFailure
+from tests.cluster.actor_tools import SECONDS, Faults, spawned
+from tests.cluster.fault_tools import until
+
+pytestmark = pytest.mark.timeout(120)
+RANKS = 3
+SLOW = 1
+
+
+class Trainer(Actor):
+    @endpoint
+    def step(self, seconds: float) -> None:
+        self.load(seconds)
+        self.learn(seconds)
+
+    def load(self, seconds: float) -> None:
+        end = time.monotonic() + (3 * seconds if current_rank().rank == SLOW else seconds)
+        while time.monotonic() < end:
+            time.sleep(0.002)
+
+    def learn(self, seconds: float) -> float:
+        end, total = time.thread_time() + seconds, 0.0
+        while time.thread_time() < end:
+            total += sum(range(100))
+        return total
+
+    @endpoint
+    def hold(self, seconds: float) -> None:
+        """Calls into C that keep the interpreter's lock, each for a while."""
+        for _ in range(5):
+            ctypes.PyDLL(None).usleep(int(2e5 * seconds))
+
+    @endpoint
+    def die_after(self, seconds: float) -> None:
+        self.load(seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @endpoint
+    def multiply(self, times: int) -> None:
+        import torch
+
+        with torch.profiler.record_function(f"times {times}"):
+            for _ in range(times):
+                torch.ones(8, 8) @ torch.ones(8, 8)
+
+
+class Waiter(Actor):
+    @endpoint
+    async def wait(self, seconds: float) -> None:
+        import asyncio
+
+        await asyncio.sleep(seconds)
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[Any]:
+    yield from spawned(RANKS, "profiled")
+
+
+@pytest.fixture(scope="module")
+def trainers(procs: Any) -> Any:
+    mesh = procs.spawn("trainers", Trainer)
+    mesh.step.call(0.0).get(SECONDS)
+    return mesh
+
+
+def paths(profile: Profile, rank: int) -> dict[str, float]:
+    """The share of a rank's time by function."""
+    found: dict[str, float] = {}
+
+    def look(node: Any) -> None:
+        for child in node.children([rank]):
+            name = child.place.function
+            found[name] = found.get(name, 0.0) + child.share([rank])
+            look(child)
+
+    look(profile.tree([rank]))
+    return found
+
+
+def test_the_rank_that_loads_longer_is_a_group_of_its_own_and_loading_is_what_differs(trainers: Any) -> None:
+    with monarch.profile(trainers, hz=200) as profile:
+        trainers.step.call(0.4).get(SECONDS)
+    assert set(profile.ranks) == set(range(RANKS))
+    assert profile.notes == []
+    assert sorted(len(group) for group in profile.groups) == [1, RANKS - 1]
+    assert (SLOW,) in profile.groups
+    assert "Trainer.step → Trainer.load" in repr(profile).partition("what differs")[2].splitlines()[1]
+    slow = paths(profile, SLOW)
+    assert slow["Trainer.load"] > paths(profile, 0)["Trainer.load"] + 0.1
+    load, learn = (
+        next(each for each in profile.tree([SLOW]).children([SLOW])[0].children([SLOW]) if each.place.function == name)
+        for name in ("Trainer.load", "Trainer.learn")
+    )
+    assert learn.on_processor([SLOW]) > 2 * load.on_processor([SLOW])  # it shares two processors with others
+    assert load.place.file == __file__
+    assert all(each.place.users for each in (load, learn))
+
+
+def test_a_slice_is_sampled_alone_and_nothing_goes_on_when_the_block_has_ended(trainers: Any) -> None:
+    with monarch.profile(trainers.slice(gpus=2)) as profile:
+        trainers.step.call(0.05).get(SECONDS)
+    assert set(profile.ranks) == {2}
+    before = profile.samples
+    names = run_on(trainers, "import threading; [thread.name for thread in threading.enumerate()]").get(SECONDS)
+    assert [rank for rank, (_, found) in enumerate(names.items()) if "monarch-profile" in found] == []
+    assert profile.samples == before
+
+
+def test_calls_into_c_that_let_nobody_look_count_for_all_of_their_time(trainers: Any) -> None:
+    with monarch.profile(trainers) as profile:
+        trainers.hold.call(0.5).get(SECONDS)
+    assert paths(profile, 0)["Trainer.hold"] * profile.ranks[0].seconds > 0.4
+
+
+def test_a_coroutine_that_waits_is_seen_where_it_waits(procs: Any) -> None:
+    waiters = procs.spawn("waiters", Waiter)
+    with monarch.profile(waiters) as profile:
+        waiters.wait.call(0.4).get(SECONDS)
+    found = paths(profile, 0)
+    assert found["Waiter.wait"] > 0.5
+    assert found["sleep"] == pytest.approx(found["Waiter.wait"])
+    waiters.stop().get(SECONDS)
+
+
+def test_of_a_mesh_of_processes_all_actors_and_cells_are_seen(procs: Any, trainers: Any) -> None:
+    with monarch.profile(procs) as profile:
+        future = trainers.step.call(0.2)
+        run_on(procs, "import time\ndef nap():\n    time.sleep(0.3)\nnap()").get(SECONDS)
+        future.get(SECONDS)
+    found = paths(profile, 0)
+    assert {"trainers", "Trainer.step", "nap"} <= set(found)
+
+
+def test_an_error_and_an_interrupt_in_the_block_leave_nothing_running(trainers: Any) -> None:
+    for error in (ZeroDivisionError, KeyboardInterrupt):
+        found = []
+        with pytest.raises(error):
+            broken(trainers, error, found)
+        (profile,) = found
+        assert profile.samples > 0
+        assert profile.seconds > 0
+    names = run_on(trainers, "import threading; [thread.name for thread in threading.enumerate()]").get(SECONDS)
+    assert all("monarch-profile" not in found for found in names.values())
+
+
+def broken(trainers: Any, error: type[BaseException], found: list[Profile]) -> None:
+    with monarch.profile(trainers) as profile:
+        found.append(profile)
+        trainers.step.call(0.05).get(SECONDS)
+        raise error
+
+
+def test_what_was_seen_of_a_rank_that_dies_is_kept_and_its_death_is_told(faults: Faults) -> None:
+    for own in spawned(2, "mortal"):
+        mesh = own.spawn("mortals", Trainer)
+        mesh.step.call(0.0).get(SECONDS)
+        with monarch.profile(mesh) as profile:
+            call = mesh.slice(gpus=1).die_after.call_one(2.4)  # two messages have come by then
+            with pytest.raises(SupervisionError):
+                call.get(SECONDS)
+            mesh.slice(gpus=0).step.call_one(0.05).get(SECONDS)
+        assert set(profile.ranks) == {0, 1}
+        assert paths(profile, 1)["Trainer.load"] > 0.5
+        (note,) = profile.notes
+        assert "mortals gpus=1" in note
+        assert "SIGKILL" in note
+        assert "is here" in note
+        profile_of_broken(mesh)
+    assert all(isinstance(failure, MeshFailure) for failure in faults.left())
+
+
+def profile_of_broken(mesh: Any) -> None:
+    with monarch.profile(mesh) as profile:
+        mesh.slice(gpus=0).step.call_one(0.1).get(SECONDS)
+    assert set(profile.ranks) == {0}
+    assert "mortals gpus=1" in profile.notes[0]
+    assert "nothing was seen of it" in profile.notes[0]
+
+
+def test_a_mesh_that_was_stopped_cannot_be_profiled_and_one_stopped_meanwhile_says_so(procs: Any) -> None:
+    short = procs.spawn("short", Trainer)
+    with monarch.profile(short) as profile:
+        short.step.call(0.1).get(SECONDS)
+        short.stop().get(SECONDS)
+    assert profile.samples > 0
+    with pytest.raises(RuntimeError, match=r"short was stopped .* spawn it again"), monarch.profile(short):
+        pass
+
+
+def test_what_is_no_mesh_and_an_odd_rate_are_refused(trainers: Any) -> None:
+    with pytest.raises(TypeError, match="not a str"), monarch.profile("trainers"):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(ValueError, match="between 0 and 1000"), monarch.profile(trainers, hz=0):
+        pass
+
+
+def test_a_sampler_whose_asker_does_not_take_its_samples_ends_by_itself(trainers: Any) -> None:
+    service = runtime().feature("profiling")
+    with monarch.profile(trainers.slice(gpus=0)) as profile:
+        until(lambda: profile.samples, "samples have come")
+        service.forget(service._count)
+        text = "import threading; 'monarch-profile' in [thread.name for thread in threading.enumerate()]"
+        until(lambda: not run_on(trainers.slice(gpus=0), text).get(SECONDS).item(), "it has ended")
+    assert profile.notes != []
+
+
+@pytest.mark.slow
+def test_torchs_traces_of_all_ranks_are_one_file(trainers: Any, tmp_path: Path) -> None:
+    with monarch.profile(trainers, torch=True, folder=str(tmp_path)) as profile:
+        trainers.multiply.call(3).get(SECONDS)
+    assert profile.notes == []
+    assert profile.trace is not None
+    assert list(tmp_path.iterdir()) == [profile.trace]
+    with gzip.open(profile.trace) as file:
+        events = json.load(file)["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    products = [event for event in events if event["name"] == "aten::mm"]
+    assert len(products) == 3 * RANKS
+    assert {names[event["pid"]] for event in products} == {f"trainers gpus={rank} CPU" for rank in range(RANKS)}
+    marks = [event["ts"] for event in events if event["name"] == "times 3" and event["ph"] == "X"]
+    assert max(marks) - min(marks) < 20e6

@@ -1,0 +1,55 @@
+"""%%prof in a real kernel: the cell runs as it would, and what was sampled is shown, also where it fails."""
+
+import pytest
+
+from tests.notebook.notebook import Cell, Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_the_cell_runs_here_and_the_profile_is_its_result(nb: Notebook) -> None:
+    shown = nb.run("%%prof a\nseen = a.work.call(0.3).get()\nlen(seen)").ok()
+    assert [each["text/plain"] for each in shown.displays if each["text/plain"] == "4"] == ["4"]
+    assert shown.text.startswith("profile of a: ")
+    assert "Worker.work" in shown.text
+    assert "<svg" in shown.html
+    assert "Worker.work" in shown.html
+    assert "<script" not in shown.html
+    assert nb.run("(len(seen), type(_).__name__)").ok().text == "(4, 'Profile')"
+
+
+def test_a_cell_that_fails_shows_what_was_sampled_and_its_own_error(nb: Notebook) -> None:
+    shown = nb.run("%%prof a gpus=0-1\na.work.call(0.2).get()\n1 / 0")
+    assert shown.error is not None
+    assert shown.error["ename"] == "ZeroDivisionError"
+    assert any("profile of a: " in each["text/plain"] for each in shown.displays)
+
+
+def test_stop_shows_what_was_sampled_until_then(nb: Notebook) -> None:
+    request = nb.start("%%prof a\nprint('begun', flush=True)\na.work.call(30).get()")
+    cell = nb.until(request, Cell(), "begun")
+    nb.interrupt()
+    shown = nb.finish(request)
+    assert shown.error is not None
+    assert shown.error["ename"] == "KeyboardInterrupt"
+    assert any("profile of a: " in each["text/plain"] for each in (*cell.displays, *shown.displays))
+    nb.run("%interrupt a").ok()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("", "which mesh"),
+        ("nobody", "there is no mesh 'nobody'"),
+        ("a --hz 0", "--hz is how often a second"),
+        ("a --hz often", "--hz"),
+        ("a --slow", "%%prof knows no option --slow"),
+        ("a gpus=9", "gpus"),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_refused_with_a_way_out(nb: Notebook, line: str, told: str) -> None:
+    assert told in nb.run(f"%%prof {line}\n1").stderr.removeprefix("UsageError: ")
+
+
+def test_a_cell_with_await_is_told_the_other_form(nb: Notebook) -> None:
+    assert "with monarch.profile(NAME)" in nb.run("%%prof a\nawait a.work.call(0.1)").stderr

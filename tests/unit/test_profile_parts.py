@@ -1,0 +1,291 @@
+"""What is made of sampled stacks: merged trees, groups of ranks, what differs, files for other programs. Pure."""
+
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.profiling.formats import folded, speedscope
+from monarch_nb.profiling.groups import differences, grouped
+from monarch_nb.profiling.messages import Place, Samples, Weight
+from monarch_nb.profiling.result import Profile
+from monarch_nb.profiling.sampler import MOST_STACKS, Sampler
+from monarch_nb.profiling.seen import Seen, SeenRank, Stack
+from monarch_nb.profiling.stacks import Stacks, Step
+from monarch_nb.profiling.timeline import RankTrace, timeline
+from monarch_nb.profiling.tree import tree, users_part
+from monarch_nb.shape import Extent
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def function(name: str, line: int = 1, *, users: bool = True) -> Place:
+    file = "/home/me/train.py" if users else "/lib/torch/distributed.py"
+    return Place(file, line, name, line - line % 10, users)
+
+
+STEP, LOAD, LEARN = function("Trainer.step", 25), function("load", 41), function("learn", 52)
+REDUCE, WAIT = function("all_reduce", 300, users=False), function("wait", 310, users=False)
+
+
+def rank(shares: dict[Stack, float], seconds: float = 10.0, samples: int = 1000) -> SeenRank:
+    """A rank that was watched for some seconds, and spent these shares of them in these stacks; else it waited."""
+    weights = {**shares, (): 1 - sum(shares.values())}
+    return SeenRank({stack: [seconds * share, 0.0, samples * share] for stack, share in weights.items()}, seconds)
+
+
+FAST: dict[Stack, float] = {(STEP, LOAD): 0.2, (STEP, LEARN): 0.2, (STEP, LEARN, REDUCE, WAIT): 0.6}
+SLOW: dict[Stack, float] = {(STEP, LOAD): 0.78, (STEP, LEARN): 0.2, (STEP, LEARN, REDUCE, WAIT): 0.02}
+
+
+def test_shares_of_a_function_hold_what_it_calls_and_add_up_to_the_whole() -> None:
+    root = tree({0: rank(FAST), 1: rank(SLOW)})
+    (step,) = root.children([0, 1])
+    assert root.share([0, 1]) == pytest.approx(1.0)
+    assert step.share([0]) == pytest.approx(1.0)
+    assert {child.place.function: round(child.share([1]), 2) for child in step.children([0, 1])} == {
+        "load": 0.78,
+        "learn": 0.22,
+    }
+
+
+def test_lines_of_one_function_are_one_box_and_the_longest_line_is_named() -> None:
+    root = tree({0: rank({(function("load", 41),): 0.3, (function("load", 43),): 0.5})})
+    load, waits = root.children([0])
+    assert (load.place.function, load.line, round(load.share([0]), 2)) == ("load", 43, 0.8)
+    assert waits.place.function == "waits for messages"
+
+
+def test_ranks_that_do_the_same_are_one_group_and_the_slow_one_is_alone() -> None:
+    ranks = {number: rank(SLOW if number == 5 else FAST) for number in range(8)}
+    assert grouped(ranks) == [(0, 1, 2, 3, 4, 6, 7), (5,)]
+
+
+@pytest.mark.parametrize("samples", [20, 100, 1000])
+def test_noise_of_few_samples_makes_no_groups(samples: int) -> None:
+    chance = random.Random(samples)
+
+    def sampled() -> SeenRank:
+        stacks = chance.choices(list(FAST), list(FAST.values()), k=samples)
+        counts = {stack: stacks.count(stack) / samples for stack in FAST}
+        return rank(counts, samples=samples)
+
+    assert [len(grouped({number: sampled() for number in range(16)})) for _ in range(20)] == [1] * 20
+
+
+def test_what_differs_is_named_at_the_innermost_call_of_the_user_and_the_most_comes_first() -> None:
+    ranks = {number: rank(SLOW if number == 2 else FAST) for number in range(3)}
+    first, second = differences(ranks, grouped(ranks))
+    found = {(each.names, each.line): tuple(round(share, 2) for share in each.shares) for each in (first, second)}
+    assert found == {("Trainer.step → load", 41): (0.2, 0.78), ("Trainer.step → learn → all_reduce", 52): (0.6, 0.02)}
+
+
+def test_ranks_that_do_nothing_differ_from_those_that_work() -> None:
+    ranks = {0: rank(FAST), 1: rank({})}
+    assert grouped(ranks) == [(0,), (1,)]
+    assert "waits for messages" in [each.names for each in differences(ranks, grouped(ranks))]
+
+
+def test_of_a_library_the_function_that_the_user_called_is_kept() -> None:
+    assert users_part((STEP, LEARN, REDUCE, WAIT)) == (STEP, LEARN, REDUCE)
+    assert users_part((STEP, REDUCE, LOAD)) == (STEP, LOAD)
+    assert users_part((REDUCE, WAIT)) == (REDUCE, WAIT)
+
+
+def samples(places: Sequence[Place], first: int, *weights: Weight) -> Samples:
+    return Samples(1, 0, tuple(places), first, weights, 1.0, 0.01)
+
+
+def test_messages_that_overtake_each_other_lose_nothing() -> None:
+    early = samples([STEP, LOAD], 0, Weight((0, 1), 1.0, 0.5, 100))
+    late = samples([LEARN], 2, Weight((0, 2), 1.0, 0.25, 100))
+    for order in ((early, late), (late, early)):
+        seen = Seen()
+        for message in order:
+            seen.add(message)
+        (found,) = seen.ranks().values()
+        assert found.stacks == {(STEP, LOAD): [1.0, 0.5, 100], (STEP, LEARN): [1.0, 0.25, 100]}
+        assert (found.seconds, found.samples) == (2.0, 200)
+
+
+def test_the_text_says_what_differs_before_anything_else_and_warns_of_few_samples(tmp_path: Path) -> None:
+    seen = Seen()
+    profile = Profile("trainers", Extent(["gpus"], [3]).region, 100.0, seen)
+    for number in range(3):
+        shares = SLOW if number == 2 else FAST
+        seen.add(
+            Samples(
+                1,
+                number,
+                (STEP, LOAD, LEARN, REDUCE, WAIT),
+                0,
+                tuple(
+                    Weight(tuple((STEP, LOAD, LEARN, REDUCE, WAIT).index(each) for each in stack), 0.1 * share, 0.0, 6)
+                    for stack, share in shares.items()
+                ),
+                0.1,
+                0.0002,
+            )
+        )
+    profile.seconds = 0.1
+    text = repr(profile)
+    assert (
+        text.splitlines()[0]
+        == "profile of trainers: 0.1 s, 54 samples of 3 ranks, 2 groups, sampling took 0.2% of each"
+    )
+    assert (
+        text.index("samples are few") < text.index("what differs") < text.index("gpus=0-1\n") < text.index("gpus=2\n")
+    )
+    assert "78% gpus=2   20% gpus=0-1" in text
+    document = json.loads(profile.save(tmp_path / "p.json").read_text())
+    assert [each["name"] for each in document["profiles"]] == [f"trainers gpus={number}" for number in range(3)]
+    assert "trainers gpus=2;Trainer.step;load 78" in profile.save(tmp_path / "p.txt").read_text().splitlines()
+    with pytest.raises(ValueError, match=r"p\.png: profiles are written as"):
+        profile.save(tmp_path / "p.png")
+
+
+def test_speedscope_gets_each_frame_once_and_weights_in_seconds() -> None:
+    document = speedscope("trainers", {0: "a", 1: "b"}, {0: rank(FAST), 1: rank(SLOW)})
+    names = [frame["name"] for frame in document["shared"]["frames"]]
+    assert sorted(names) == ["Trainer.step", "all_reduce", "learn", "load", "wait", "waits for messages"]
+    assert [round(each["endValue"], 6) for each in document["profiles"]] == [10.0, 10.0]
+    assert folded({0: "a"}, {0: rank({(function("a;b"),): 1.0})}).splitlines() == [
+        "a;a,b 10000",
+        "a;waits for messages 0",
+    ]
+
+
+# -- the sampler -------------------------------------------------------------------------------------------------------
+
+
+class Looks:
+    """What a sampler sees: as told."""
+
+    def __init__(self, *stacks: Stack | Any) -> None:
+        self.stacks = list(stacks)
+        self.told: list[Samples] = []
+
+    def __call__(self) -> Iterator[tuple[str, int, Any]]:
+        yield from (("worker", 0, stack) for stack in self.stacks)
+
+    def sampler(self) -> Sampler:
+        return Sampler(self, named_by_number, number=7, rank=3, hz=200.0, named=False, tell=self.tell)
+
+    def tell(self, samples: Samples) -> bool:
+        self.told.append(samples)
+        return True
+
+
+def named_by_number(step: Step) -> Place:
+    return function(f"f{step[0]}", step[1])
+
+
+def test_all_the_time_that_was_watched_is_somewhere() -> None:
+    looks = Looks(((1, 10), (2, 20)))
+    sampler = looks.sampler()
+    sampler.start()
+    time.sleep(0.3)
+    rest = sampler.stop()
+    seen = Seen()
+    for message in (*looks.told, rest):
+        assert (message.number, message.rank) == (7, 3)
+        seen.add(message)
+    found = seen.ranks()[3]
+    ((stack, weight),) = found.stacks.items()
+    assert [each.function for each in stack] == ["f1", "f2"]
+    assert weight[0] == pytest.approx(found.seconds)
+    assert 0.1 < found.seconds < 5
+    assert found.cost < found.seconds
+    assert sampler.stop().weights == ()
+
+
+def test_a_sampler_that_nobody_listens_to_ends() -> None:
+    looks = Looks(())
+    looks.tell = lambda samples: False  # type: ignore[method-assign]
+    before = set(threading.enumerate())
+    sampler = looks.sampler()
+    sampler.start()
+    (thread,) = set(threading.enumerate()) - before
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_very_many_stacks_are_bounded_and_what_is_left_out_is_counted() -> None:
+    looks = Looks()
+    looks.stacks = [((1, at),) for at in range(3 * MOST_STACKS // 2)]
+    sampler = looks.sampler()
+    sampler._note(0.1)
+    assert sampler.stop().dropped == MOST_STACKS // 2
+
+
+class Idle:
+    """An actor that waits for messages, as the sampler sees it."""
+
+    def __init__(self, target: Any) -> None:
+        self.thread = threading.Thread(target=target, daemon=True)
+        self.thread.start()
+        self.executor = self
+        self.spec = SimpleNamespace(name="idle")
+        self.running = None
+
+
+def test_a_frame_is_named_by_its_function_and_line_and_other_threads_by_theirs() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def napping() -> None:
+        begun.set()
+        over.wait(20)
+
+    stacks = Stacks()
+    threading.Thread(target=napping, name="loader", daemon=True).start()
+    begun.wait(20)
+    cell: Any = Idle(lambda: over.wait(20))
+    try:
+        found = {name: [stacks.place(step) for step in stack] for name, _, stack in stacks.seen([cell], others=True)}
+    finally:
+        over.set()
+    assert found["idle"] == []
+    first, *below = found["loader"]
+    assert first.function.endswith("napping")
+    assert (first.file, first.line) == (__file__, napping.__code__.co_firstlineno + 2)
+    assert (first.users, below[0].users) == (True, False)
+    assert "MainThread" in found
+
+
+# -- PyTorch's traces --------------------------------------------------------------------------------------------------
+
+
+def trace(*events: dict[str, Any], base: int = 0) -> dict[str, Any]:
+    return {"baseTimeNanoseconds": base, "traceEvents": list(events)}
+
+
+def test_traces_of_ranks_lie_under_each_other_at_one_zero_of_time() -> None:
+    add = {"ph": "X", "name": "add", "pid": 77, "tid": 1, "ts": 5.0, "dur": 2.0}
+    label = {"ph": "M", "name": "process_labels", "pid": 77, "args": {"labels": "CPU"}}
+    merged = timeline(
+        [
+            RankTrace(1, "trainers gpus=1", trace(add, base=3_000_000)),
+            RankTrace(0, "trainers gpus=0", trace(label, add, base=1_000_000)),
+        ]
+    )["traceEvents"]
+    adds = [event for event in merged if event["name"] == "add"]
+    assert [event["ts"] for event in adds] == [5.0, 2005.0]
+    assert len({event["pid"] for event in adds}) == 2
+    names = {event["pid"]: event["args"]["name"] for event in merged if event["name"] == "process_name"}
+    assert [names[event["pid"]] for event in adds] == ["trainers gpus=0 CPU", "trainers gpus=1"]
+    order = {event["pid"]: event["args"]["sort_index"] for event in merged if event["name"] == "process_sort_index"}
+    assert order[adds[0]["pid"]] < order[adds[1]["pid"]]
+
+
+def test_a_clock_that_is_ahead_is_set_right_and_arrows_stay_within_their_rank() -> None:
+    flow = {"ph": "s", "id": 4, "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0}
+    merged = timeline([RankTrace(0, "a", trace(flow)), RankTrace(1, "b", trace(flow), ahead=2.0)])["traceEvents"]
+    here, there = (event for event in merged if event["name"] == "fwdbwd")
+    assert (here["id"], there["id"]) == ("0.4", "1.4")
+    assert here["ts"] - there["ts"] == pytest.approx(2e6)
