@@ -1,6 +1,7 @@
 """What `%load_ext monarch` puts into a kernel, and takes out again."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.connect import prestart
@@ -14,6 +15,7 @@ from monarch_nb.wire import ActorError
 
 from . import display
 from .completion import Completion
+from .dap import DebugBridge
 from .debugger import CellPrompt, DebugMagics, with_remote
 from .display.errors import Errors
 from .display.failures import raised_bar
@@ -49,6 +51,7 @@ class Extension:
         self._widgets = Widgets(shell, self._views)
         self._view_magics = ViewMagics(shell, self._session)
         self._debugging = DebugMagics(shell, self._session)
+        self._dap = DebugBridge(shell, started, lambda: not self._front.running)
         self._attached: _Attached | None = None
 
     def load(self) -> None:
@@ -70,10 +73,14 @@ class Extension:
         self._widgets.install(VIEWS)
         engine = runtime()
         self._attach()
+        self._dap.install()
+        self._front.ending.append(self._dap.cell_ends)
         prestart(engine)
 
     def unload(self) -> None:
         """Takes it away again; meshes stay, and what they print and what fails is told in plain text."""
+        self._dap.uninstall()
+        self._front.ending.remove(self._dap.cell_ends)
         self._shell.events.unregister("pre_execute", self._attach)
         self._shell.events.unregister("pre_execute", TELLING.begin_cell)
         self._front.uninstall()
@@ -116,8 +123,11 @@ class Extension:
         self._views.attach(engine)
         if self._attached is not None:
             self._attached.leave()
-        self._attached = _Attached(self._shell, self._front, engine, self._widgets, self._session)
+        self._attached = _Attached(
+            self._shell, self._front, engine, self._widgets, self._session, lambda: self._dap.adapter.attached
+        )
         self._debugging.waiting = self._attached.prompt.waits
+        self._dap.attach(engine)
 
 
 def _tell_plainly(failure: MeshFailure) -> None:
@@ -127,7 +137,15 @@ def _tell_plainly(failure: MeshFailure) -> None:
 class _Attached:
     """The hold on one engine: its failures, its processes' output, and waits for them."""
 
-    def __init__(self, shell: Any, front: Front, engine: Runtime, widgets: Widgets, session: Session) -> None:
+    def __init__(
+        self,
+        shell: Any,
+        front: Front,
+        engine: Runtime,
+        widgets: Widgets,
+        session: Session,
+        elsewhere: Callable[[], bool],
+    ) -> None:
         self.engine = engine
         self._front = front
         self._widgets = widgets
@@ -138,7 +156,7 @@ class _Attached:
         self._output.start()
         self._reruns = Reruns(shell, front, session, engine)
         self._progress = Progress(front, engine, self._output)
-        self.prompt = CellPrompt(shell, front, engine, widgets.debugger)
+        self.prompt = CellPrompt(shell, front, engine, widgets.debugger, elsewhere)
         self.stopping = Stopping(front, engine, lambda file: cell_name(shell, file))
         self.forgotten = Forgotten(shell, front, self._output.flush)
         self.notices = Notices(front, store_of(engine), widgets, self._output.flush)

@@ -4,8 +4,13 @@ IPython 7.34 to 9.18, ipykernel 6.17 to 7.4: `make test-slow` runs the notebook 
 later version does not have any more is done without.
 """
 
+import importlib
 import linecache
+import os
+from collections.abc import Awaitable, Callable
 from typing import Any
+
+Request = dict[str, Any]  # of the debug adapter protocol, and what is answered
 
 
 def show_error(shell: Any, kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
@@ -36,3 +41,84 @@ def cell_text(filename: str) -> str | None:
     """The text of a cell by its file name, as IPython 7 keeps it; None if it is not there."""
     entry = getattr(linecache, "_ipython_cache", {}).get(filename)
     return None if entry is None else "".join(entry[2])
+
+
+# -- the kernel's own debugger, and requests for it --------------------------------------------------------------------
+
+
+def take_debug_requests(kernel: Any, handle: Callable[[Request], Awaitable[Request | None]]) -> Callable[[], None]:
+    """Has what front ends ask of the debugger answered by `handle`, on the loop of the control thread; gives what ends
+    that. The kernel's own way to answer is `own_debug_request`.
+    """
+
+    async def do_debug_request(message: Request) -> Request | None:
+        return await handle(message)
+
+    kernel.do_debug_request = do_debug_request  # over the method of its class
+
+    def undo() -> None:
+        if kernel.__dict__.get("do_debug_request") is do_debug_request:
+            del kernel.do_debug_request
+
+    return undo
+
+
+async def own_debug_request(kernel: Any, message: Request) -> Request | None:
+    """What the kernel itself answers; None where it has no debugger."""
+    answer: Request | None = await type(kernel).do_debug_request(kernel, message)
+    return answer or None
+
+
+def own_debugger(kernel: Any) -> Any:
+    """The kernel's own debugger; None where debugpy is not installed."""
+    return getattr(kernel, "debugger", None)
+
+
+def hear_own_events(kernel: Any, hear: Callable[[Request], None]) -> Callable[[], None]:
+    """Has events of the kernel's own debugger go to `hear`, which may pass them on; gives what ends that."""
+    debugger = own_debugger(kernel)
+    before = getattr(debugger, "event_callback", None)
+    if before is None:
+        return lambda: None
+    debugger.event_callback = hear
+
+    def undo() -> None:
+        debugger.event_callback = before
+
+    return undo
+
+
+def send_debug_event(kernel: Any, event: Request) -> None:
+    """Tells all front ends, from any thread."""
+    kernel.session.send(kernel.iopub_socket, "debug_event", event, metadata={}, parent={}, ident=b"debug_event")
+
+
+def cell_files() -> tuple[str, str, int]:
+    """What the names of the files of cells begin and end with, and the seed of the hash between."""
+    compiler: Any = importlib.import_module("ipykernel.compiler")
+    return compiler.get_tmp_directory() + os.sep, ".py", compiler.get_tmp_hash_seed()
+
+
+def cell_file(code: str) -> str:
+    """The name of the file that the code of a cell is said to come from."""
+    compiler: Any = importlib.import_module("ipykernel.compiler")
+    return str(compiler.get_file_name(code))
+
+
+def keep_empty_lines(shell: Any) -> Callable[[], None]:
+    """Leaves empty lines at the top of cells, so that lines have the numbers that people see; gives what ends that."""
+    try:
+        from IPython.core.inputtransformer2 import leading_empty_lines
+    except ImportError:
+        return lambda: None
+    transforms = shell.input_transformer_manager.cleanup_transforms
+    if leading_empty_lines not in transforms:  # the kernel's own debugger has taken it away
+        return lambda: None
+    at = transforms.index(leading_empty_lines)
+    transforms.pop(at)
+
+    def undo() -> None:
+        if leading_empty_lines not in transforms:
+            transforms.insert(at, leading_empty_lines)
+
+    return undo

@@ -14,6 +14,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     frame: int | None = None  # look at this frame first; None: at the one that is looked at
     force: bool = False  # also when another controller holds the session
+    limit: float = 0.0  # seconds after which it is ended; 0: debug_command_timeout
 
 
 class Go(Command, frozen=True, kw_only=True):
@@ -128,27 +129,27 @@ class Breakpoints(Answer, frozen=True, kw_only=True):
 # -- what goes to a process, whether or not anything is stopped there --------------------------------------------------
 
 
-class BreakLine(msgspec.Struct, frozen=True, kw_only=True):
+class BreakLine(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """A breakpoint that is wanted at a line."""
 
+    file: str
     line: int
+    actor: str = ""  # the qualified name of the only class of actors whose methods have the line; "": any code may
+    ranks: str = ""  # which ranks only, as in "gpus=0:4"
     condition: str = ""
     hit_condition: str = ""
     log: str = ""
 
 
-class Placed(Harmless, frozen=True):
-    """What became of one: its number on the rank, or what is wrong with it."""
+class BreakSet(msgspec.Struct, frozen=True, kw_only=True):
+    """debug.break_set: the breakpoints that a controller has in all actors of a process, also in those that come, in
+    place of those that it had. A set with a lower version than one that was taken is passed by.
+    """
 
-    number: int = 0
-    error: str = ""
-
-
-class PlacedAll(msgspec.Struct, frozen=True):
-    """Reply to debug.break_file: of each line in turn."""
-
-    placed: tuple[Placed, ...] = ()
-    error: str = ""
+    version: int
+    lines: tuple[BreakLine, ...] = ()
+    raised: str | None = None  # the ranks that stop where exceptions are raised, "" for all; None: none does
+    uncaught: str | None = None  # those that stop where an endpoint fails
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,21 +166,10 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
     clear: bool = False
 
 
-class BreakFile(msgspec.Struct, frozen=True, kw_only=True):
-    """debug.break_file: the breakpoints that a controller has in a file of an actor, in place of those that it had."""
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """debug.pause: stop what an actor runs, at its next line; no ranks: all actors of the process."""
 
-    mesh: str
-    rank: int
-    file: str
-    lines: tuple[BreakLine, ...] = ()
-
-
-class BreakRaised(msgspec.Struct, frozen=True, kw_only=True):
-    """debug.break_raised: whether exceptions stop an actor where they are raised."""
-
-    mesh: str
-    rank: int
-    on: bool = True
+    actors: tuple[tuple[str, int], ...] = ()  # mesh and rank of each
 
 
 class Autopsy(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +194,7 @@ class Threads(msgspec.Struct, frozen=True):
 
 
 class Outcome(Harmless, frozen=True):
-    """Reply to debug.break, debug.autopsy, debug.freeze: what has been done, or why it has not."""
+    """What was done, or why it was not: the reply to debug.break, break_set, pause, autopsy and freeze."""
 
     text: str = ""
     error: str = ""

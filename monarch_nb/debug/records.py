@@ -88,6 +88,7 @@ class Tensor(msgspec.Struct, frozen=True):
     mean: float | None = None
     nan: int = 0  # how many are not a number
     inf: int = 0
+    step: int = 1  # the numbers are of every so many-th element only
 
 
 class Value(Harmless, frozen=True):

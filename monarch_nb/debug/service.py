@@ -5,15 +5,15 @@ import types
 from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.session.debuggers import Debuggers
 from monarch_nb.debug.session.handlers import Handlers
-from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.runtime import ActorCell, Runtime, runtime
 
 
 class Service:
     """Hears what is stopped and gives commands; stops threads of this process, and takes commands for them."""
 
     def __init__(self, engine: Runtime) -> None:
-        self.controller = Controller(engine, attend=_attend)
         self._debuggers = Debuggers(engine)
+        self.controller = Controller(engine, attend=_attend, here=self._debuggers.wanted.take)
         self._handlers = Handlers(engine, self._debuggers)
 
     def stop(self, frame: types.FrameType, reason: str) -> None:
@@ -23,6 +23,14 @@ class Service:
     def freeze(self, error: BaseException) -> None:
         """Stops the calling thread at an error's raise."""
         self._debuggers.freeze(error)
+
+    def wanted(self) -> bytes:
+        """What an actor that is spawned from this process has to know of breakpoints."""
+        return self._debuggers.wanted.encoded()
+
+    def arm(self, cell: ActorCell, cls: type) -> None:
+        """An actor is about to be constructed, on its thread."""
+        self._debuggers.wanted.prepare(cell, cls)
 
     def held_at(self, mesh: str, rank: int) -> str:
         """Where an actor is stopped that takes no messages for that; "" where it is not."""

@@ -13,12 +13,10 @@ OVER = Verb("debug.over", Over, doc="no step of it can stop any more")
 
 # To a process, whether or not anything is stopped there.
 BREAK = Verb("debug.break", m.Break, m.Outcome, doc="sets or clears a breakpoint")
-BREAK_FILE = Verb(
-    "debug.break_file", m.BreakFile, m.PlacedAll, doc="the breakpoints in a file, instead of those before"
+BREAK_SET = Verb(
+    "debug.break_set", m.BreakSet, m.Outcome, doc="the breakpoints in all actors of a process, instead of those before"
 )
-BREAK_RAISED = Verb(
-    "debug.break_raised", m.BreakRaised, m.Outcome, doc="stops an actor where exceptions are raised, or not"
-)
+PAUSE = Verb("debug.pause", m.Pause, m.Outcome, doc="stops what actors run, at the next line that is traced")
 AUTOPSY = Verb(
     "debug.autopsy", m.Autopsy, m.Outcome, doc="opens the frames of a failure, or lets go of all that are kept"
 )

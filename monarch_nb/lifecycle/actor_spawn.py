@@ -97,8 +97,12 @@ def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[N
 
 def spawn_frames(cls: type, arguments: Held, spec: SpawnActor) -> list[Any]:
     """The body of a spawn message."""
+    engine = runtime()
+    wanted = engine.wanted_breakpoints()
+    if wanted:
+        spec = msgspec.structs.replace(spec, debug=wanted)
     try:
-        return [msgspec.msgpack.encode(spec), *encode((cls, arguments), runtime())]
+        return [msgspec.msgpack.encode(spec), *encode((cls, arguments), engine)]
     except Exception as error:
         raise pickle_failure(error, cls, f"the class `{cls.__name__}`") from error
 

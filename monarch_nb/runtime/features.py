@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch_nb.wire import Header
 
 if TYPE_CHECKING:
+    from monarch_nb.runtime.actors.cell import ActorCell
     from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,12 @@ class Debugger(Protocol):
 
     def held_at(self, mesh: str, rank: int) -> str:
         """Where an actor is stopped that takes no messages for that; "" where it is not."""
+
+    def wanted(self) -> bytes:
+        """What an actor that is spawned from this process has to know of breakpoints."""
+
+    def arm(self, cell: "ActorCell", cls: type) -> None:
+        """An actor is about to be constructed, on its thread."""
 
 
 class Features:

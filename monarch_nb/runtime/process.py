@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from monarch_nb.runtime import forgotten, here, waiting
-from monarch_nb.runtime.actors.cell import HOOK
+from monarch_nb.runtime.actors.cell import HOOK, ActorCell
 from monarch_nb.runtime.actors.failures import Failures
 from monarch_nb.runtime.actors.hosting import Hosting
 from monarch_nb.runtime.actors.interruptions import Interruptions
@@ -146,6 +146,17 @@ class Runtime:
         """Where an actor is stopped by the debugger, and takes no messages for that; "" where it is not."""
         debugger: Debugger | None = self.features.loaded("debug")
         return debugger.held_at(mesh, rank) if debugger is not None else ""
+
+    def wanted_breakpoints(self) -> bytes:
+        """What an actor that is spawned from this process has to know of the debugger's; mostly nothing."""
+        debugger: Debugger | None = self.features.loaded("debug")
+        return debugger.wanted() if debugger is not None else b""
+
+    def arm(self, cell: ActorCell, cls: type) -> None:
+        """An actor is about to be constructed, on its thread: breakpoints hold in its `__init__`, too."""
+        debugger: Debugger | None = self.feature("debug") if cell.spec.debug else self.features.loaded("debug")
+        if debugger is not None:
+            debugger.arm(cell, cls)
 
     def failure(self, frames: Sequence[Any], call: PendingCall | None = None) -> BaseException:
         """The error that an encoded cause of a failure stands for; `call` raises it."""

@@ -18,12 +18,24 @@ from .terminal import CellTerminal
 class CellPrompt:
     """Asks in the cell that waits, and calls files what people call them: `Cell In[3]`."""
 
-    def __init__(self, shell: Any, front: Front, engine: Runtime, live: Callable[[], Bundle]) -> None:
+    def __init__(
+        self,
+        shell: Any,
+        front: Front,
+        engine: Runtime,
+        live: Callable[[], Bundle],
+        elsewhere: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """While `elsewhere()`, people look at what is stopped in another debugger: nothing is asked."""
         controller = controller_of(engine)
         self._front, self._view = front, LiveView(front, controller.stopped, live)
         terminal = CellTerminal(shell, front, self._view.show)
         self.waits = WaitPrompt(
-            controller, terminal, lambda: front.in_cell, lambda file: cell_name(shell, file) or short(file)
+            controller,
+            terminal,
+            lambda: front.in_cell,
+            lambda file: cell_name(shell, file) or short(file),
+            elsewhere=elsewhere,
         )
 
     def install(self) -> None:

@@ -1,8 +1,10 @@
 """Breakpoints that are set from outside, in actors that run already."""
 
 import itertools
-from collections.abc import Iterator
-from typing import Any, TypeVar
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,12 +14,11 @@ from monarch_nb.debug.control.asking import asking, outcome_of
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.mesh import region_of, state_of
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import Future, Runtime
-from monarch_nb.settings import settings
-from monarch_nb.wire import Verb, text_of
+from monarch_nb.runtime import ProcState, Runtime
+from monarch_nb.store import describe
+from monarch_nb.wire import text_of
 
-Q = TypeVar("Q", m.Break, m.BreakFile, m.BreakRaised)
-R = TypeVar("R", bound=msgspec.Struct)
+PLACING_S = 3.0  # for processes to take breakpoints; those that take them later have them then
 
 
 class Breakpoint:
@@ -40,8 +41,12 @@ class Breakpoint:
 class Breakpoints:
     """Those of one controller, by number."""
 
-    def __init__(self, engine: Runtime) -> None:
+    def __init__(self, engine: Runtime, here: Callable[[str, m.BreakSet], int]) -> None:
+        """`here` takes those that are wanted in all actors for the actors of this process."""
         self._engine = engine
+        self._here = here
+        self._setting = threading.Lock()
+        self._version = 0
         self._by_number: dict[int, Breakpoint] = {}
         self._numbers = itertools.count(1)
 
@@ -94,34 +99,48 @@ class Breakpoints:
         self._send_each(mesh, m.Break(mesh=state_of(mesh).uid, rank=0, number=number, clear=True))
 
     def _send_each(self, mesh: Any, wanted: m.Break) -> dict[int, m.Outcome]:
-        return {rank: outcome_of(future) for rank, future in self._send(mesh, verbs.BREAK, wanted).items()}
-
-    def set_in_file(self, mesh: Any, file: str, lines: "tuple[m.BreakLine, ...]") -> dict[int, m.PlacedAll]:
-        """The breakpoints of a file on each rank of a mesh, in place of those that were set so before, as a front end
-        with a gutter has them. Blocks for the answers: by rank, what became of each.
-        """
-        wanted = m.BreakFile(mesh=state_of(mesh).uid, rank=0, file=file, lines=lines)
-        placed: dict[int, m.PlacedAll] = {}
-        for rank, future in self._send(mesh, verbs.BREAK_FILE, wanted).items():
-            try:
-                placed[rank] = asking.answer(future, settings.debug_command_timeout)
-            except Exception as error:
-                placed[rank] = m.PlacedAll(error=text_of(error))
-        return placed
-
-    def stop_where_raised(self, mesh: Any, *, on: bool = True) -> None:
-        """Whether exceptions stop the actors of a mesh where their code raises them, from the next endpoint call on.
-
-        Raises DebugError where no rank has taken it.
-        """
-        wanted = m.BreakRaised(mesh=state_of(mesh).uid, rank=0, on=on)
-        outcomes = [outcome_of(each) for each in self._send(mesh, verbs.BREAK_RAISED, wanted).values()]
-        if outcomes and all(each.error for each in outcomes):
-            raise DebugError("; ".join(dict.fromkeys(each.error for each in outcomes)))
-
-    def _send(self, mesh: Any, verb: Verb[Q, R], wanted: Q) -> dict[int, Future[R]]:
         procs = state_of(mesh).procs
-        return {
-            rank: request(self._engine, procs.address(rank), verb, msgspec.structs.replace(wanted, rank=rank))
+        asked = {
+            rank: request(self._engine, procs.address(rank), verbs.BREAK, msgspec.structs.replace(wanted, rank=rank))
             for rank in region_of(mesh).ranks()
         }
+        return {rank: outcome_of(future) for rank, future in asked.items()}
+
+    def set_everywhere(
+        self, lines: Sequence[m.BreakLine], *, raised: str | None = None, uncaught: str | None = None
+    ) -> dict[str, str]:
+        """The breakpoints in all actors there are and that come, in place of those that were set so before: as a front
+        end with a gutter has them. `raised` and `uncaught` are the ranks that stop where exceptions are raised, or
+        where an endpoint fails: "" for all, None for none. Blocks for the answers, at most `PLACING_S`; gives the
+        addresses of processes that have not answered, and why.
+        """
+        with self._setting:
+            self._version += 1
+            wanted = m.BreakSet(version=self._version, lines=tuple(lines), raised=raised, uncaught=uncaught)
+            self._here(self._engine.address, wanted)
+            asked = {each: request(self._engine, each, verbs.BREAK_SET, wanted) for each in self._addresses()}
+        until = time.monotonic() + PLACING_S
+        wrong: dict[str, str] = {}
+        for address, future in asked.items():
+            try:
+                asking.answer(future, max(0.0, until - time.monotonic()))
+            except Exception as error:
+                wrong[address] = text_of(error)
+        return wrong
+
+    def pause(self, actors: Sequence[tuple[str, int]] = ()) -> str:
+        """Stops what actors run (all, where none are named) at the next line that is traced; gives why none will."""
+        wanted = m.Pause(actors=tuple(actors))
+        asked = [request(self._engine, each, verbs.PAUSE, wanted) for each in self._addresses()]
+        outcomes = [outcome_of(each) for each in asked]
+        errors = dict.fromkeys(each.error for each in outcomes if each.error)
+        return "" if any(not each.error for each in outcomes) else "; ".join(errors)
+
+    def _addresses(self) -> list[str]:
+        """All processes that may hold actors, but for this one, and for those that have failed."""
+        addresses = []
+        for state in tuple(self._engine.meshes.values()):
+            if isinstance(state, ProcState) and state.stopped is None:
+                failed = {each.rank for each in describe(state).having("failed")}
+                addresses += [state.address(rank) for rank in state.region.ranks() if rank not in failed]
+        return [each for each in dict.fromkeys(addresses) if each != self._engine.address]

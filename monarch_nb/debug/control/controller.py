@@ -27,11 +27,19 @@ STEP_S = 2.0  # for a step to stop again, before it is said that the rank still 
 class Controller:
     """One per process. Those that somebody else has started pass on what they hear, up to the root."""
 
-    def __init__(self, engine: Runtime, *, attend: "Callable[[Controller], None]" = lambda controller: None) -> None:
-        """`attend` is called when something stops and no waits show it yet, to have them do so."""
+    def __init__(
+        self,
+        engine: Runtime,
+        *,
+        attend: "Callable[[Controller], None]" = lambda controller: None,
+        here: Callable[[str, m.BreakSet], int] = lambda src, wanted: 0,
+    ) -> None:
+        """`attend` is called when something stops and no waits show it yet, to have them do so; `here` takes the
+        breakpoints that are wanted in all actors for those of this process.
+        """
         self.engine = engine
         self.stopped = StoppedThreads()
-        self.breakpoints = Breakpoints(engine)
+        self.breakpoints = Breakpoints(engine, here)
         self._attended = False  # waits show what is stopped
         self._attend = attend
         self._lock = threading.Lock()

@@ -36,10 +36,13 @@ class WaitPrompt:
         name: FileName = short,
         *,
         how: str = IN_CELLS,
+        elsewhere: Callable[[], bool] = lambda: False,
     ) -> None:
         """`here()` says whether a wait of the calling thread is one in which people are asked; `how` tells how to go on
-        where nobody can be, with NAME for that of a mesh.
+        where nobody can be, with NAME for that of a mesh; while `elsewhere()`, they look at what is stopped in another
+        debugger, and waits say nothing.
         """
+        self._elsewhere = elsewhere
         self.controller = controller
         self.terminal = terminal
         self._here = here
@@ -98,7 +101,12 @@ class WaitPrompt:
     def look(self, future: Future[Any]) -> None:
         """Asks, or raises StoppedAtBreakpoint, if there is reason to. On the waiting thread."""
         stopped = self.controller.stopped
-        if not stopped.any or not self.relevant(future) or not self._asking.acquire(blocking=False):
+        if (
+            not stopped.any
+            or self._elsewhere()
+            or not self.relevant(future)
+            or not self._asking.acquire(blocking=False)
+        ):
             return
         try:
             stopped.settle(GATHER_S)

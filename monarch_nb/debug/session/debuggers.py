@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +14,7 @@ from monarch_nb.debug import verbs
 from monarch_nb.debug.records import Over
 from monarch_nb.debug.session.identity import home_of, identity
 from monarch_nb.debug.session.thread import ThreadDebugger
+from monarch_nb.debug.session.wanted import WantedBreakpoints
 from monarch_nb.runtime import ActorCell, Context, Instance, Runtime, current
 from monarch_nb.runtime.actors.failures import Kept, frames_of
 from monarch_nb.settings import settings
@@ -34,6 +35,7 @@ class Debuggers:
         self._by_thread: dict[int, ThreadDebugger] = {}
         self._by_session: dict[str, ThreadDebugger] = {}
         self._warned: set[str] = set()  # threads of the engine that were to stop
+        self.wanted = WantedBreakpoints(engine, lambda cell: self._of(cell.executor.thread, cell))
 
     def heard(self) -> None:
         """A controller has said something: it lives."""
@@ -58,6 +60,14 @@ class Debuggers:
         if tbs:
             self.heard()
             self._of_this_thread().autopsy(tbs[0], _first_line(error))
+
+    def pause(self, actors: Sequence[tuple[str, int]] = ()) -> tuple[int, int]:
+        """Stops what actors run (all, where none are named) at the next line that is traced: how many, and how many
+        run anything.
+        """
+        running = [cell for cell in tuple(self._engine.cells.values()) if cell.running is not None]
+        meant = [cell for cell in running if not actors or (cell.mesh, cell.rank) in actors]
+        return sum(self._of(cell.executor.thread, cell).pause() for cell in meant), len(meant)
 
     def open(self, kept: Kept) -> str:
         """Opens the frames of a failure that was kept, on a thread of its own: the session they are seen in."""
@@ -162,6 +172,7 @@ class Debuggers:
         """What is to become of stopped threads when nothing is heard of a controller: "", "resume" or "end"."""
         if time.monotonic() - self._heard < settings.debug_lease:
             return ""
+        self.wanted.drop()
         return "end" if settings.debug_orphan == "end" else "resume"
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:

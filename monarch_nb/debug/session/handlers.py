@@ -3,8 +3,8 @@
 from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
 from monarch_nb.debug.session.debuggers import Debuggers
-from monarch_nb.debug.session.places import file_of, resolve
-from monarch_nb.debug.session.thread import NOT_STOPPED, ThreadDebugger
+from monarch_nb.debug.session.places import resolve
+from monarch_nb.debug.session.thread import NOT_STOPPED
 from monarch_nb.debug.session.threads import threads
 from monarch_nb.runtime import Runtime
 from monarch_nb.settings import settings
@@ -20,8 +20,8 @@ class Handlers:
         for command in verbs.COMMANDS.values():
             engine.verbs.handle(command, self._command)
         engine.verbs.handle(verbs.BREAK, self._break)
-        engine.verbs.handle(verbs.BREAK_FILE, self._break_file)
-        engine.verbs.handle(verbs.BREAK_RAISED, self._break_raised)
+        engine.verbs.handle(verbs.BREAK_SET, self._break_set)
+        engine.verbs.handle(verbs.PAUSE, self._pause)
         engine.verbs.handle(verbs.AUTOPSY, self._autopsy)
         engine.verbs.handle(verbs.STACKS, self._stacks)
         engine.verbs.handle(verbs.LEASE, self._lease)
@@ -74,23 +74,15 @@ class Handlers:
             return m.Outcome(error=text_of(error.args[0]))
         return m.Outcome(f"{added.file}:{added.line}")
 
-    def _break_file(self, wanted: m.BreakFile, asker: Asker[m.PlacedAll]) -> m.PlacedAll:
-        set_by = f"{asker.src} {wanted.file}"
-        try:
-            debugger, obj = self._debuggers.of_actor(wanted.mesh, wanted.rank)
-            file = file_of(wanted.file, obj)
-        except LookupError as error:
-            return m.PlacedAll(error=text_of(error.args[0]))
-        debugger.clear_breakpoints(set_by)
-        return m.PlacedAll(tuple(_placed(debugger, file, each, set_by) for each in wanted.lines))
+    def _break_set(self, wanted: m.BreakSet, asker: Asker[m.Outcome]) -> m.Outcome:
+        armed = self._debuggers.wanted.take(asker.src, wanted)
+        return m.Outcome(f"{armed} armed")
 
-    def _break_raised(self, wanted: m.BreakRaised, asker: Asker[m.Outcome]) -> m.Outcome:
-        try:
-            debugger, _ = self._debuggers.of_actor(wanted.mesh, wanted.rank)
-        except LookupError as error:
-            return m.Outcome(error=text_of(error.args[0]))
-        debugger.stop_where_raised(wanted.on)
-        return m.Outcome("stops where exceptions are raised" if wanted.on else "does not stop there")
+    def _pause(self, wanted: m.Pause, asker: Asker[m.Outcome]) -> m.Outcome:
+        paused, running = self._debuggers.pause(wanted.actors)
+        if running and not paused:
+            return m.Outcome(error="nothing that runs there is traced: set a breakpoint in it first")
+        return m.Outcome(f"{paused} of {running} stop at their next line")
 
     def _freeze(self, wanted: m.Freeze, asker: Asker[m.Outcome]) -> m.Outcome:
         settings.configure({"debug_freeze_on_error": wanted.on})
@@ -113,18 +105,3 @@ class Handlers:
 
     def _stacks(self, _: Done, asker: Asker[m.Threads]) -> m.Threads:
         return m.Threads(threads(tuple(self._engine.cells.values())))
-
-
-def _placed(debugger: ThreadDebugger, file: str, wanted: m.BreakLine, set_by: str) -> m.Placed:
-    try:
-        added = debugger.add_breakpoint(
-            file,
-            wanted.line,
-            condition=wanted.condition,
-            hit_condition=wanted.hit_condition,
-            log=wanted.log,
-            set_by=set_by,
-        )
-    except ValueError as error:
-        return m.Placed(error=text_of(error))
-    return m.Placed(added.number)

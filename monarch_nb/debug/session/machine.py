@@ -64,6 +64,7 @@ class Machine:
         self.state: State = Running()
         self.breakpoints = BreakpointTable()
         self.raised = False  # exceptions stop it where they are raised
+        self.pausing = False  # the next line that is traced stops it
         self._number = 0
         self._reason = ""  # of the stop that is coming
         self._note = ""
@@ -80,7 +81,7 @@ class Machine:
     @property
     def quiet(self) -> bool:
         """Whether nothing can stop it but its own code: it need not be traced."""
-        return isinstance(self.state, Running) and not self.breakpoints and not self.raised
+        return isinstance(self.state, Running) and not (self.breakpoints or self.raised or self.pausing)
 
     def at(self, place: Place, evaluate: Evaluate) -> Hit:
         """A line is about to be run: whether a breakpoint stops there."""
@@ -98,7 +99,8 @@ class Machine:
         if self.standing is not None:
             return None
         self._number += 1
-        reason = reason or self._reason or "step"
+        reason = reason or self._reason or ("pause" if self.pausing else "step")
+        self.pausing = False
         note = "; ".join(part for part in (self._note, note or _NOTES.get(event, "")) if part)
         standing = Standing(self._number, event, reason, note, depth, selected, self._breakpoint)
         self._reason, self._note, self._breakpoint = "", "", 0
@@ -120,6 +122,7 @@ class Machine:
         if self.standing is None:
             self.state = Running()
             self._jump = None
+            self.pausing = False
         return stepping
 
     # -- commands -----------------------------------------------------------------------------------------------------

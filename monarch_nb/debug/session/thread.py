@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -120,6 +120,26 @@ class ThreadDebugger:
         self.machine.breakpoints.remove(gone)
         self._armed()
         return len(gone)
+
+    def want(self, set_by: str, lines: Sequence[m.BreakLine]) -> None:
+        """The breakpoints that somebody has from now on; those that stay keep their counts."""
+        wanted = {
+            (self._tracer.canonic(each.file), each.line, each.condition, each.hit_condition, each.log) for each in lines
+        }
+        have = {(x.file, x.line, x.condition, x.hit_condition, x.log): x for x in self.machine.breakpoints.of(set_by)}
+        self.machine.breakpoints.remove(each for key, each in have.items() if key not in wanted)
+        for file, line, condition, hit_condition, log in sorted(wanted - have.keys()):
+            self.machine.breakpoints.add(
+                file, line, condition=condition, hit_condition=hit_condition, log=log, set_by=set_by
+            )
+        self._armed()
+
+    def pause(self) -> bool:
+        """Stops it at the next line that is traced; False where none is."""
+        if self.machine.quiet or self.stopped:
+            return False
+        self.machine.pausing = True
+        return True
 
     def pdb_text(self) -> Language:
         """pdb's language on this thread; its aliases are kept from stop to stop."""
@@ -251,7 +271,7 @@ class ThreadDebugger:
 
     def _guarded(self, commands: Commands, command: m.Command) -> m.Answer:
         """Carries a command out; one that does not end is broken off after a while."""
-        limit = settings.debug_command_timeout
+        limit = command.limit or settings.debug_command_timeout
         done = threading.Event()
         thread = threading.get_ident()
         lock = threading.Lock()
@@ -272,7 +292,8 @@ class ThreadDebugger:
                     done.set()
         except CommandTimeout:
             text = getattr(command, "text", "")
-            error = f"the command was ended after {limit:g} s (debug_command_timeout): {text}"
+            setting = "" if command.limit else " (debug_command_timeout)"
+            error = f"the command was ended after {limit:g} s{setting}: {text}"
         except KeyboardInterrupt as interrupt:
             if self._ends():
                 raise

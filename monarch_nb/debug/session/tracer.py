@@ -108,12 +108,14 @@ class Tracer(bdb.Bdb):
         """Whether a frame is traced though no step goes through it."""
         if self._machine.breakpoints.has_file(self.canonic(frame.f_code.co_filename)):
             return True
-        return self._machine.raised and is_users(frame)
+        return (self._machine.raised or self._machine.pausing) and is_users(frame)
 
     def break_here(self, frame: types.FrameType) -> bool:
         """Whether a breakpoint stops at the line that is about to be run; others print what they have to say there."""
         code = frame.f_code
         file = self.canonic(code.co_filename)
+        if self._machine.pausing and is_users(frame):
+            return True
         if not self._machine.breakpoints.has_file(file):
             return False
         place = Place(file, frame.f_lineno or 0, code.co_name, code.co_firstlineno)

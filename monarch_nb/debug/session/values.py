@@ -8,6 +8,7 @@ from monarch_nb.debug.records import Tensor, Value
 from monarch_nb.wire import Cut, full_name, repr_of, text_of, type_name
 
 LONGEST = 2000  # characters of one value
+MOST = 1 << 20  # elements of a tensor that are looked at, where it is one variable of many
 _FEW = 12  # elements of a tensor that are shown themselves
 
 
@@ -60,7 +61,7 @@ def shorten(value: Any, *, much: bool = False) -> str:
 def value_of(value: Any, *, much: bool = False) -> Value:
     """A value as it can be sent. May take as long as the value's own `repr` does."""
     name = type_name(value)
-    tensor = tensor_of(value)
+    tensor = tensor_of(value, most=None if much else MOST)
     number: float | None = None
     if issubclass(type(value), (int, float)) or (tensor is not None and math.prod(tensor.shape) == 1):
         number = _item(value)
@@ -76,13 +77,13 @@ def value_of(value: Any, *, much: bool = False) -> Value:
     return Value(text, name, number, tensor, length)
 
 
-def tensor_of(value: Any) -> Tensor | None:
-    """A summary of a torch tensor or a numpy array; None for everything else."""
+def tensor_of(value: Any, most: int | None = MOST) -> Tensor | None:
+    """A summary of a torch tensor or a numpy array, of at most so many elements; None for everything else."""
     module = full_name(value).partition(".")[0]
     if module not in ("torch", "numpy") or not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return None
     try:
-        return _torch(value) if module == "torch" else _numpy(value)
+        return _torch(value, most) if module == "torch" else _numpy(value, most)
     except Exception:  # a kind without numbers in it, or a device that has failed
         try:
             return Tensor(tuple(int(n) for n in value.shape), str(value.dtype).removeprefix("torch."))
@@ -90,7 +91,17 @@ def tensor_of(value: Any) -> Tensor | None:
             return None
 
 
-def _torch(value: Any) -> Tensor:
+def _some_of(array: Any, most: int | None) -> tuple[Any, int]:
+    """A view of at most so many elements, evenly spread, and of how many each one is."""
+    step = 1
+    while most is not None and math.prod(array.shape) > most:
+        longest = max(range(len(array.shape)), key=lambda at: array.shape[at])
+        array = array[tuple(slice(None, None, 2 if at == longest else 1) for at in range(len(array.shape)))]
+        step *= 2
+    return array, step
+
+
+def _torch(value: Any, most: int | None) -> Tensor:
     import torch
 
     plain = value.detach()
@@ -98,6 +109,8 @@ def _torch(value: Any) -> Tensor:
     device = str(plain.device) if plain.device.type != "cpu" else ""
     if plain.numel() == 0 or plain.is_complex() or plain.device.type == "meta":
         return Tensor(shape, dtype, device)
+    plain, step = _some_of(plain, most)
+    plain = plain.contiguous() if step > 1 else plain
     nan = inf = 0
     if plain.is_floating_point():
         finite = torch.isfinite(plain)
@@ -106,12 +119,12 @@ def _torch(value: Any) -> Tensor:
         if nan or inf:
             plain = plain[finite]
             if plain.numel() == 0:
-                return Tensor(shape, dtype, device, nan=nan, inf=inf)
+                return Tensor(shape, dtype, device, nan=nan, inf=inf, step=step)
     low, high = plain.aminmax() if plain.dtype != torch.bool else (plain.min(), plain.max())
-    return Tensor(shape, dtype, device, float(low), float(high), float(plain.double().mean()), nan, inf)
+    return Tensor(shape, dtype, device, float(low), float(high), float(plain.double().mean()), nan, inf, step)
 
 
-def _numpy(value: Any) -> Tensor | None:
+def _numpy(value: Any, most: int | None) -> Tensor | None:
     import numpy as np
 
     if not isinstance(value, (np.ndarray, np.generic)):
@@ -119,7 +132,7 @@ def _numpy(value: Any) -> Tensor | None:
     shape, dtype = tuple(value.shape), str(value.dtype)
     if value.size == 0 or value.dtype.kind not in "biuf":
         return Tensor(shape, dtype)
-    plain = np.asarray(value)
+    plain, step = _some_of(np.asarray(value), most)
     nan = inf = 0
     if plain.dtype.kind == "f":
         finite = np.isfinite(plain)
@@ -127,8 +140,9 @@ def _numpy(value: Any) -> Tensor | None:
         inf = int(plain.size - finite.sum()) - nan
         plain = plain[finite]
         if plain.size == 0:
-            return Tensor(shape, dtype, nan=nan, inf=inf)
-    return Tensor(shape, dtype, "", float(plain.min()), float(plain.max()), float(plain.mean(dtype=float)), nan, inf)
+            return Tensor(shape, dtype, nan=nan, inf=inf, step=step)
+    mean = float(plain.mean(dtype=float))
+    return Tensor(shape, dtype, "", float(plain.min()), float(plain.max()), mean, nan, inf, step)
 
 
 def _item(value: Any) -> float | None:
@@ -163,4 +177,6 @@ def describe(tensor: Tensor) -> str:
         words.append(f"{tensor.nan} NaN")
     if tensor.inf:
         words.append(f"{tensor.inf} Inf")
+    if tensor.step > 1:
+        words.append(f"(of every {tensor.step}th element)")
     return "  ".join(words)

@@ -2,13 +2,15 @@
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.debug.records import Scope, Variable
+from monarch_nb.debug.errors import CommandTimeout
+from monarch_nb.debug.records import Scope, Value, Variable
 from monarch_nb.debug.session.frames import Frames
 from monarch_nb.debug.session.values import shorten, value_of
+from monarch_nb.wire import type_name
 
 PAGE = 200  # variables that are told where no number is asked for
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range)
@@ -58,15 +60,29 @@ class Variables:
     def locals(self, frame: int, names: Sequence[str] = ()) -> tuple[Variable, ...]:
         """The local variables of a frame, or those of these names."""
         items = tuple(self._frames.locals(frame).items())
-        return tuple(
-            self.variable(name, value, name, frame)
-            for name, value in items
-            if (name in names if names else not name.startswith("__"))
-        )
+        meant = ((name, value) for name, value in items if (name in names if names else not name.startswith("__")))
+        return self._told(((name, value, name) for name, value in meant), frame)
 
-    def variable(self, name: str, value: Any, expression: str, frame: int) -> Variable:
-        """A variable as it can be sent; with a number, if it holds others."""
-        return Variable(name, value_of(value), *self.reference(value, expression, frame), expression)
+    def _told(self, children: Iterable[Child], frame: int) -> tuple[Variable, ...]:
+        """Variables as they can be sent. When time is up in the middle of one, the rest are told by their types."""
+        told: list[Variable] = []
+        late = False
+        for name, value, expression in children:
+            known = None
+            if late and not isinstance(value, _LEAVES):
+                known = Value(f"<{type_name(value)}>", type_name(value))
+            try:
+                told.append(self.variable(name, value, expression, frame, known))
+            except CommandTimeout:
+                late = True
+                slow = Value(f"<{type_name(value)}: its repr takes too long>", type_name(value))
+                told.append(self.variable(name, value, expression, frame, slow))
+        return tuple(told)
+
+    def variable(self, name: str, value: Any, expression: str, frame: int, known: Value | None = None) -> Variable:
+        """A variable as it can be sent, with what is known of its value; with a number, if it holds others."""
+        told = value_of(value) if known is None else known
+        return Variable(name, told, *self.reference(value, expression, frame), expression)
 
     def reference(self, value: Any, expression: str, frame: int) -> tuple[int, int, int]:
         """A number for a value that holds others, else 0; how many named ones, and how many elements."""
@@ -80,10 +96,9 @@ class Variables:
         if holder.scope:
             names = self._names(holder)
             page = sorted(names)[start : start + (count or PAGE)]
-            return tuple(self.variable(name, names[name], name, holder.frame) for name in page), len(names)
+            return self._told(((name, names[name], name) for name in page), holder.frame), len(names)
         page_of = itertools.islice(_children(holder.value, holder.expression), start, start + (count or PAGE))
-        variables = tuple(self.variable(name, value, expression, holder.frame) for name, value, expression in page_of)
-        return variables, sum(_counts(holder.value))
+        return self._told(page_of, holder.frame), sum(_counts(holder.value))
 
     def _holder(self, number: int) -> _Holder:
         holder = self._holders.get(number)

@@ -144,8 +144,10 @@ class ActorCell(AnsweringActor):
                 cls, args, kwargs = self.process.decode_spawn(parcel)
                 self.endpoints = endpoints_of(cls)
                 obj = _new(cls, args, kwargs)
+                self.process.arm(self, cls)
+                init = obj.__init__ if self.watch is None else self.watch(obj.__init__)
                 self._exposed = True
-                obj.__init__(*args, **kwargs)
+                init(*args, **kwargs)
                 self._cover()
                 self.obj = obj
             else:

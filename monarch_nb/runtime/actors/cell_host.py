@@ -37,6 +37,9 @@ class CellHost(Hosting, Home, Protocol):
     def run_in_actor(self) -> Callable[..., Any]:
         """Runs a cell's source on an actor."""
 
+    def arm(self, cell: "ActorCell", cls: type) -> None:
+        """An actor is about to be constructed: a debugger may have breakpoints in it."""
+
     def bound(self, dst: str, frames: Sequence[Any]) -> None:
         """Raises MessageTooLargeError for a body that is too large to leave this process for an address."""
 

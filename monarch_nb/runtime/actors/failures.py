@@ -46,6 +46,11 @@ class Failures:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Place, deque[Kept]] = OrderedDict()
         self._measuring = False
+        self._freezing: set[Place] = set()  # actors that a debugger wants to see where they fail
+
+    def freeze_at(self, mesh: str, rank: int, *, on: bool) -> None:
+        """Whether the failures of an actor stop it, as with `debug_freeze_on_error`."""
+        (self._freezing.add if on else self._freezing.discard)((mesh, rank))
 
     def keep(self, instance: "Instance", header: "Header", error: BaseException) -> Kept | None:
         """An endpoint has raised; on the actor's thread. Blocks while it is frozen there, if that is wished.
@@ -54,7 +59,7 @@ class Failures:
         """
         if not isinstance(error, Exception):
             return None
-        if settings.debug_freeze_on_error:
+        if settings.debug_freeze_on_error or (instance.mesh, instance.base_rank) in self._freezing:
             self._freeze(error)
         if _out_of_memory(error):
             self.release()  # what others hold is needed

@@ -48,6 +48,7 @@ class SpawnActor(Harmless, array_like=True, frozen=True):
     owner_process: str
     creators: tuple[Ancestor, ...]  # who spawned whom, the owner last
     runs_on: RunsOn = RunsOn.ITS_OWN
+    debug: bytes = b""  # what the debugger wants to know of it: its breakpoints hold in `__init__`, too
 
 
 class Hosting(Protocol):

@@ -1,0 +1,262 @@
+"""Requests of front ends on the control channel: to the adapter of the mesh, or to the kernel's own debugger."""
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from monarch_nb.debug import DebugError
+from monarch_nb.runtime import Actor, Runtime
+
+from ..files import cell_name
+from ..jupyter import keep_empty_lines, send_debug_event, take_debug_requests
+from .adapter import Adapter
+from .announcer import Announcer
+from .asked import Refused
+from .cluster import ClusterRanks
+from .handles import is_ours
+from .own import OwnDebugger
+from .sources import Sources
+
+logger = logging.getLogger(__name__)
+Message = dict[str, Any]
+ANSWER_S = 8.0  # for an answer: the kernel takes no other control message meanwhile
+_MOTIONS = ("continue", "next", "stepIn", "stepOut")
+_OF_A_THREAD = (*_MOTIONS, "stackTrace", "exceptionInfo")
+_OF_A_NUMBER = {"scopes": "frameId", "variables": "variablesReference", "setVariable": "variablesReference"}
+_OF_A_FRAME = {"evaluate": "frameId", "richInspectVariables": "frameId", "copyToGlobals": "srcFrameId"}
+_OF_THE_KERNEL = ("inspectVariables", "modules")
+
+
+class DebugBridge:
+    """For one kernel. It answers for the mesh at once, also while a cell runs; the kernel's own debugger is started
+    when a breakpoint is set in code that the notebook itself runs.
+    """
+
+    def __init__(self, shell: Any, engine: Callable[[], Runtime | None], idle: Callable[[], bool]) -> None:
+        self._shell = shell
+        self._kernel: Any = getattr(shell, "kernel", None)
+        self._idle = idle
+        self._sources = Sources()
+        ranks = ClusterRanks(engine)
+        self.adapter = Adapter(ranks, self._sources.text, name=self._file_name, is_actor=self._is_actor)
+        self.announcer = Announcer(self.adapter, ranks, self._tell)
+        self._pool = ThreadPoolExecutor(1, "monarch-dap")
+        self._own: OwnDebugger | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._late: set[str] = set()  # files whose breakpoints the kernel's own debugger has not got yet
+        self._seq = 0
+        self._undo: list[Callable[[], None]] = []
+
+    # -- coming and going ----------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Answers requests from now on; without a kernel there are none."""
+        if not hasattr(self._kernel, "do_debug_request"):
+            return
+        self._own = OwnDebugger(self._kernel, self._own_event, self._idle)
+        self._undo = [
+            take_debug_requests(self._kernel, self.handle),
+            self._own.close,
+        ]
+        if self._own.started:  # the bug button was pressed before the extension was loaded
+            threading.Thread(target=self._adopt, name="monarch-dap-adopt", daemon=True).start()
+
+    def uninstall(self) -> None:
+        """The kernel answers by itself again; what the mesh was stopped by goes."""
+        for undo in self._undo:
+            undo()
+        self._undo = []
+        if self.adapter.attached:
+            self.adapter.answer("disconnect", {})
+        self.announcer.close()
+        self._pool.shutdown(wait=False)
+
+    def attach(self, engine: Runtime) -> None:
+        """To this engine, which is new."""
+        self.announcer.listen()
+
+    def _adopt(self) -> None:
+        """Takes over what the kernel's own debugger was told before."""
+        assert self._own is not None
+        for path, lines in self._own.breakpoints.items():
+            self.adapter.gutter.set(path, lines)
+        self.adapter.looking.client = "jupyterlab"
+        self.adapter.answer("attach", {})
+
+    # -- requests (the loop of the control thread) ---------------------------------------------------------------------
+
+    async def handle(self, message: Message) -> Message | None:
+        """The answer to a request, within a bounded time."""
+        self._loop = asyncio.get_running_loop()
+        command = str(message.get("command") or "")
+        arguments: Message = message.get("arguments") or {}
+        try:
+            answer = await asyncio.wait_for(self._route(command, arguments, message), ANSWER_S)
+        except (Refused, DebugError, LookupError, ValueError, TypeError) as error:
+            return self._reply(message, None, str(error.args[0]) if error.args else str(error))
+        except asyncio.TimeoutError:  # noqa: UP041 - another one in Python 3.10
+            return self._reply(message, None, f"no answer within {ANSWER_S:g} s: a rank does not respond")
+        except Exception as error:
+            logger.exception("the debug request %s could not be answered", command)
+            return self._reply(message, None, f"{type(error).__name__}: {error}")
+        return answer if "success" in answer or "request_seq" in answer else self._reply(message, answer)
+
+    def _reply(self, message: Message, body: Message | None, error: str = "") -> Message:
+        self._seq += 1
+        told = {
+            "type": "response",
+            "seq": self._seq,
+            "request_seq": message.get("seq", 0),
+            "command": message.get("command", ""),
+            "success": not error,
+            "body": body or {},
+        }
+        return {**told, "message": error} if error else told
+
+    async def _ours(self, command: str, arguments: Message) -> Message:
+        """What the adapter answers, on a thread: it blocks for answers of ranks."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, functools.partial(self.adapter.answer, command, arguments))
+
+    async def _route(self, command: str, arguments: Message, message: Message) -> Message:
+        assert self._own is not None
+        handler = getattr(self, f"_do_{command}", None)
+        if handler is not None:
+            return dict(await handler(arguments, message))
+        if self._is_own(command, arguments) and self._own.exists:
+            return await self._own.request(message) or {}
+        if command in _MOTIONS:
+            return await self._go(command, arguments)
+        body = await self._ours(command, arguments)
+        self.announcer.wake()  # the focus may have moved
+        return body
+
+    def _is_own(self, command: str, arguments: Message) -> bool:
+        """Whether the kernel's own debugger is meant: what it has stopped is looked at, or nothing of the mesh is."""
+        assert self._own is not None
+        if command in _OF_A_NUMBER:
+            return not is_ours(arguments.get(_OF_A_NUMBER[command]))
+        if command in _OF_A_FRAME and arguments.get(_OF_A_FRAME[command]) is not None:
+            return not is_ours(arguments[_OF_A_FRAME[command]])
+        if command in _OF_A_THREAD:
+            return self._own.stopped
+        if command in _OF_A_FRAME:
+            return self._own.stopped or not self.adapter.ranks.records()
+        return command in _OF_THE_KERNEL
+
+    async def _go(self, command: str, arguments: Message) -> Message:
+        loop = asyncio.get_running_loop()
+        with self.announcer.held():
+            meant, answers = await loop.run_in_executor(self._pool, self.adapter.go, command, arguments)
+            if command != "continue":
+                self.announcer.stepped(meant, answers)
+        return {"allThreadsContinued": False} if command == "continue" else {}
+
+    async def _do_debugInfo(self, arguments: Message, message: Message) -> Message:  # noqa: N802
+        by_file: dict[str, list[Message]] = {}
+        for path, mark in self.adapter.gutter:
+            by_file.setdefault(path, []).append({"line": mark.line.number})
+        # VS Code lets go on whatever it hears of here; a page that has no debugger on would switch it on for that.
+        seen = self.adapter.attached and self.adapter.client == "jupyterlab"
+        return {
+            "isStarted": self.adapter.attached,
+            **self._sources.info(),
+            "breakpoints": [{"source": path, "breakpoints": rows} for path, rows in by_file.items()],
+            "stoppedThreads": [1] if seen and (self.announcer.stands or self._own_stopped) else [],
+            "richRendering": True,
+            "exceptionPaths": ["Python Exceptions"],
+            "copyToGlobals": True,
+        }
+
+    @property
+    def _own_stopped(self) -> bool:
+        return self._own is not None and self._own.stopped
+
+    async def _do_dumpCell(self, arguments: Message, message: Message) -> Message:  # noqa: N802
+        return {"sourcePath": self._sources.dump(str(arguments.get("code") or ""))}
+
+    async def _do_attach(self, arguments: Message, message: Message) -> Message:
+        self._undo.append(keep_empty_lines(self._shell))
+        body = await self._ours("attach", arguments)
+        self._tell({"event": "initialized"})
+        self.announcer.wake()
+        return body
+
+    async def _do_disconnect(self, arguments: Message, message: Message) -> Message:
+        assert self._own is not None
+        body = await self._ours("disconnect", arguments)
+        if self._own.started:
+            await self._own.request(message)
+        for undo in self._undo[2:]:
+            undo()
+        del self._undo[2:]
+        self._late.clear()
+        self.announcer.forget()
+        self._tell({"event": "terminated"})
+        return body
+
+    async def _do_setBreakpoints(self, arguments: Message, message: Message) -> Message:  # noqa: N802
+        assert self._own is not None
+        body = await self._ours("setBreakpoints", arguments)
+        path = str((arguments.get("source") or {}).get("path") or "")
+        if self.adapter.gutter.of_notebook(path) or self._own.started:
+            self._late.add(path)
+            await self._hand_over()
+        return body
+
+    async def _do_setExceptionBreakpoints(self, arguments: Message, message: Message) -> Message:  # noqa: N802
+        body = await self._ours("setExceptionBreakpoints", arguments)
+        if self._own is not None and self._own.started:
+            await self._own.request(message)
+        return body
+
+    async def _do_pause(self, arguments: Message, message: Message) -> Message:
+        if self._own is not None and self._own.started:
+            return await self._own.request(message) or {}
+        return await self._ours("pause", arguments)
+
+    async def _hand_over(self) -> None:
+        """Gives the kernel's own debugger its breakpoints, once it can be started."""
+        assert self._own is not None
+        if not self.adapter.attached or not await self._own.start():
+            return
+        while self._late:
+            path = self._late.pop()
+            rows = self.adapter.gutter.of_notebook(path)
+            wanted = {"source": {"path": path}, "breakpoints": rows, "sourceModified": False}
+            await self._own.do("setBreakpoints", wanted)
+
+    def cell_ends(self) -> None:
+        """At the end of each cell, on its thread: what waited for the kernel to be idle is done then."""
+        if self._late and self._loop is not None and self.adapter.attached:
+            asyncio.run_coroutine_threadsafe(self._hand_over(), self._loop)
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Message) -> None:
+        self._seq += 1
+        send_debug_event(self._kernel, {"type": "event", "seq": self._seq, **event})
+
+    def _own_event(self, event: Message) -> None:
+        """An event of the kernel's own debugger, on the control thread."""
+        if event.get("event") == "initialized":
+            return  # ours was told
+        send_debug_event(self._kernel, event)
+        if event.get("event") == "continued":
+            self.announcer.again()  # ranks that are stopped come into sight
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+
+    def _file_name(self, file: str) -> str:
+        return cell_name(self._shell, file) or file.rpartition("/")[2]
+
+    def _is_actor(self, name: str) -> bool:
+        """Whether a class of the notebook is one of actors."""
+        found: Any = self._shell.user_ns.get(name.partition(".")[0])
+        for part in name.split(".")[1:]:
+            found = getattr(found, part, None)
+        return isinstance(found, type) and issubclass(found, Actor)

@@ -1,0 +1,45 @@
+"""The cluster's debugger, as the adapter needs it."""
+
+from collections.abc import Callable, Sequence
+
+from monarch_nb.debug import Stopped
+from monarch_nb.debug import messages as m
+from monarch_nb.debug.control import Controller
+from monarch_nb.debug.service import controller_of
+from monarch_nb.runtime import Runtime
+
+
+class ClusterRanks:
+    """That of the engine of now: there is a new one after shutdown_context()."""
+
+    def __init__(self, engine: Callable[[], Runtime | None]) -> None:
+        self._engine = engine
+
+    @property
+    def controller(self) -> Controller | None:
+        """None while this process is in no cluster."""
+        engine = self._engine()
+        return controller_of(engine) if engine is not None and not engine.closed else None
+
+    def records(self) -> list[Stopped]:
+        """All that is stopped."""
+        controller = self.controller
+        return controller.stopped.records() if controller is not None else []
+
+    def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.Answer]:
+        """Gives a command to each; blocks for the answers."""
+        controller = self.controller
+        if controller is None:
+            return [m.Answer(session=record.session, error="the cluster was left", resumed=True) for record in records]
+        return controller.ask(records, command)
+
+    def arm(self, lines: Sequence[m.BreakLine], raised: str | None, uncaught: str | None) -> None:
+        """The breakpoints of all actors, in place of those before."""
+        controller = self.controller
+        if controller is not None:
+            controller.breakpoints.set_everywhere(lines, raised=raised, uncaught=uncaught)
+
+    def pause(self) -> str:
+        """Stops what runs at its next line; gives why nothing will."""
+        controller = self.controller
+        return controller.breakpoints.pause() if controller is not None else "this process is in no cluster"

@@ -1,0 +1,53 @@
+"""Numbers for frames and for what values hold, in one range that no other debugger's numbers are in. Pure."""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from monarch_nb.debug import Stopped
+
+FIRST = 1 << 28  # the kernel's own debugger counts from 1
+
+
+def is_ours(number: object) -> bool:
+    """Whether a number is one of these."""
+    return isinstance(number, int) and number >= FIRST
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A frame of a stop, or what a reference of it holds."""
+
+    session: str
+    stop: int  # which stop of the session
+    frame: int  # 0 is the outermost
+    reference: int = 0
+    edition: int = 0
+
+
+class Handles:
+    """Numbers are the same for as long as a rank stands; those of before are forgotten when it has gone on."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(FIRST)
+        self._by_number: dict[int, Handle] = {}
+        self._by_handle: dict[Handle, int] = {}
+
+    def number(self, handle: Handle) -> int:
+        """That of a frame or a reference."""
+        number = self._by_handle.get(handle)
+        if number is None:
+            number = self._by_handle[handle] = next(self._numbers)
+            self._by_number[number] = handle
+        return number
+
+    def get(self, number: object) -> Handle | None:
+        """What a number means, if that is there still."""
+        return self._by_number.get(number) if isinstance(number, int) else None
+
+    def keep(self, records: Iterable[Stopped]) -> None:
+        """Forgets those of stops that are over."""
+        stops = {(record.session, record.number) for record in records}
+        for number, handle in tuple(self._by_number.items()):
+            if (handle.session, handle.stop) not in stops:
+                del self._by_number[number], self._by_handle[handle]

@@ -1,0 +1,105 @@
+"""Lines of source that can be stopped at, and whose code they are. Pure."""
+
+import ast
+import bisect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Literal
+
+Whose = Literal["actors", "anybody", "notebook"]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line that can be stopped at: whose code it is, and of which class of actors."""
+
+    number: int
+    whose: Whose = "anybody"  # that of a class of actors, of a function that any may call, or at the top
+    actor: str = ""
+
+
+class Lines:
+    """Those of one text. Where it cannot be compiled, each line is taken for one that can be stopped at."""
+
+    def __init__(self, text: str, is_actor: Callable[[str], bool] = lambda name: False) -> None:
+        """`is_actor(name)` says whether a class is one of actors, where the text itself does not tell."""
+        self._is_actor = is_actor
+        self._classes: list[tuple[int, int, str]] = []
+        self._functions: list[tuple[int, int, int]] = []  # where it begins, its first line that is run, its end
+        try:
+            tree = ast.parse(text)
+            code = compile(text, "<lines>", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError):
+            self._run: list[int] = []
+            return
+        self._look(tree, "")
+        inside = {line for inner in _inner(code) for line in _lines_of(inner)}
+        heads = {line for begin, first, _ in self._functions for line in range(begin, first)}
+        self._run = sorted((inside | set(_lines_of(code))) - (heads - inside))
+
+    def _look(self, tree: ast.AST, prefix: str) -> None:
+        for node in ast.iter_child_nodes(tree):
+            if isinstance(node, ast.ClassDef):
+                name = prefix + node.name
+                if _looks_like_actors(node) or self._is_actor(name):
+                    self._classes.append((node.lineno, node.end_lineno or node.lineno, name))
+                self._look(node, f"{name}.")
+            elif isinstance(node, Function):
+                begin = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                self._functions.append((begin, _body(node), node.end_lineno or node.lineno))
+                self._look(node, f"{prefix}{node.name}.<locals>.")
+            else:
+                self._look(node, prefix)
+
+    def at(self, number: int) -> Line:
+        """The line that is meant by one that was clicked: itself, or the next that is run."""
+        if self._run:
+            for begin, first, _ in self._functions:
+                if begin <= number < first:
+                    number = first
+            at = bisect.bisect_left(self._run, number)
+            number = self._run[min(at, len(self._run) - 1)]
+        actor = max((each for each in self._classes if each[0] <= number <= each[1]), default=None)
+        inside = any(first <= number <= end for _, first, end in self._functions)
+        if actor is not None and inside:
+            return Line(number, "actors", actor[2])
+        return Line(number, "anybody" if inside or not self._run else "notebook")
+
+
+def _body(node: Function) -> int:
+    """The first line of a function that is run: a docstring is not."""
+    first = node.body[0]
+    value = first.value if isinstance(first, ast.Expr) else None
+    is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return node.body[1].lineno if is_text and len(node.body) > 1 else first.lineno
+
+
+def _looks_like_actors(node: ast.ClassDef) -> bool:
+    if any(_name(base) == "Actor" for base in node.bases):
+        return True
+    functions = (each for each in node.body if isinstance(each, Function))
+    return any("endpoint" in _name(decorator) for each in functions for decorator in each.decorator_list)
+
+
+def _name(node: ast.expr) -> str:
+    node = node.func if isinstance(node, ast.Call) else node
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _inner(code: CodeType) -> Iterator[CodeType]:
+    """The code of functions; that of classes is run when they are defined."""
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            if const.co_flags & 0x2:  # a function's, which has locals of its own
+                yield const
+            yield from _inner(const)
+
+
+def _lines_of(code: CodeType) -> Iterator[int]:
+    for _, _, line in code.co_lines():
+        if line:
+            yield line

@@ -1,0 +1,185 @@
+"""Requests that look at stopped ranks: threads, frames, variables, values, sources."""
+
+from collections.abc import Callable
+
+from monarch_nb.debug import Stopped
+from monarch_nb.debug import messages as m
+from monarch_nb.debug.render import short
+
+from . import shapes
+from .asked import Message, Ranks, Refused
+from .focus import LEAD, Focus
+from .handles import Handle, Handles
+
+VARIABLES_S = 1.5  # for the values of variables: one whose repr takes longer is told by its type
+EVALUATE_S = 5.0
+SEEN = 64  # ranks whose values a rich view compares
+
+
+class LookRequests:
+    """Each blocks for answers of ranks. `client` is the front end, as it names itself."""
+
+    def __init__(self, ranks: Ranks, focus: Focus, source_of: Callable[[str], str | None]) -> None:
+        self._ranks = ranks
+        self._focus = focus
+        self._source_of = source_of
+        self.handles = Handles()
+        self.client = ""
+        self._edition = 0
+
+    def _do_threads(self, arguments: Message) -> Message:
+        threads = self._focus.threads(self._ranks.records())
+        return {"threads": [{"id": each.number, "name": each.name} for each in threads]}
+
+    def _do_stackTrace(self, arguments: Message) -> Message:  # noqa: N802
+        meant = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
+        if not meant:
+            return {"stackFrames": [], "totalFrames": 0}
+        record = meant[0]
+        rows = [
+            {
+                "id": self.handles.number(Handle(record.session, record.number, at, edition=self._edition)),
+                "name": frame.function,
+                "line": frame.line,
+                "column": 1,
+                "source": {"name": short(frame.file), "path": frame.file, "sourceReference": 0},
+            }
+            for at, frame in enumerate(record.stack)
+        ][::-1]
+        start = int(arguments.get("startFrame") or 0)
+        count = int(arguments.get("levels") or 0) or len(rows)
+        return {"stackFrames": rows[start : start + count], "totalFrames": len(rows)}
+
+    def _at(self, number: object) -> tuple[Stopped, Handle]:
+        """The rank and the frame, or the reference, of a number; of the rank that is looked at without one."""
+        records = self._ranks.records()
+        handle = self.handles.get(number)
+        if number is None:
+            lead = self._focus.lead(records)
+            if lead is None:
+                raise Refused("no rank is stopped")
+            return lead, Handle(lead.session, lead.number, max(0, len(lead.stack) - 1))
+        for record in records:
+            if handle is not None and (record.session, record.number) == (handle.session, handle.stop):
+                return record, handle
+        raise Refused("the rank has gone on since")
+
+    def _asked(self, record: Stopped, command: m.Command) -> m.Answer:
+        answer = self._ranks.ask([record], command)[0]
+        if answer.error:
+            raise Refused(answer.error)
+        return answer
+
+    def _do_scopes(self, arguments: Message) -> Message:
+        record, handle = self._at(arguments.get("frameId"))
+        answer = self._asked(record, m.GetScopes(session="", frame=handle.frame))
+        scopes = answer.scopes if isinstance(answer, m.Scopes) else ()
+        return {
+            "scopes": [
+                {
+                    "name": scope.name,
+                    "variablesReference": self._reference(handle, scope.reference),
+                    "namedVariables": scope.named,
+                    "expensive": scope.expensive,
+                }
+                for scope in scopes
+            ]
+        }
+
+    def _reference(self, handle: Handle, reference: int) -> int:
+        if not reference:
+            return 0
+        return self.handles.number(Handle(handle.session, handle.stop, handle.frame, reference))
+
+    def _do_variables(self, arguments: Message) -> Message:
+        record, handle = self._at(arguments.get("variablesReference") or 0)
+        start, count = int(arguments.get("start") or 0), int(arguments.get("count") or 0)
+        command = m.GetVariables(
+            session="", frame=handle.frame, reference=handle.reference, start=start, count=count, limit=VARIABLES_S
+        )
+        answer = self._asked(record, command)
+        by_type = self.client == "jupyterlab"
+        rows = [
+            shapes.variable(each, self._reference(handle, each.reference), by_type=by_type) for each in answer.variables
+        ]
+        left = answer.total - start - len(rows)
+        if left > 0 and not count:
+            rows.append(shapes.rest(left))
+        return {"variables": rows}
+
+    def _do_setVariable(self, arguments: Message) -> Message:  # noqa: N802
+        record, handle = self._at(arguments.get("variablesReference") or 0)
+        name, text = str(arguments.get("name") or ""), str(arguments.get("value") or "")
+        command = m.Assign(session="", frame=handle.frame, name=name, text=text, reference=handle.reference)
+        return self._valued(self._asked(record, command), handle)
+
+    def _valued(self, answer: m.Answer, handle: Handle) -> Message:
+        value = answer.value
+        return {
+            "value": value.text if value is not None else "",
+            "type": value.type if value is not None else "",
+            "variablesReference": self._reference(handle, answer.reference),
+            "namedVariables": answer.named,
+            "indexedVariables": answer.indexed,
+        }
+
+    def _do_evaluate(self, arguments: Message) -> Message:
+        record, handle = self._at(arguments.get("frameId"))
+        types = str(arguments.get("context") or "repl") in ("repl", "clipboard")
+        text = str(arguments.get("expression") or "")
+        command = m.Evaluate(session="", frame=handle.frame, text=text, statement=types, much=types, limit=EVALUATE_S)
+        answer = self._ranks.ask([record], command)[0]
+        if answer.error and not (types and self.client == "jupyterlab"):  # which shows no errors, only results
+            raise Refused(answer.error)
+        if types:
+            self._edition += 1  # JupyterLab reads the variables again only of frames that it does not know
+        body = self._valued(answer, handle)
+        error = f"*** {answer.error}" if answer.error else ""
+        body["result"] = "\n".join(part for part in (shapes.text_of_answer(answer), error) if part)
+        del body["value"]
+        return body
+
+    def _do_copyToGlobals(self, arguments: Message) -> Message:  # noqa: N802
+        record, handle = self._at(arguments.get("srcFrameId"))
+        source, target = (str(arguments.get(f"{end}VariableName") or "") for end in ("src", "dst"))
+        if not (source.isidentifier() and target.isidentifier()):
+            raise Refused("names of variables are wanted")
+        text = f"globals()[{target!r}] = {source}"
+        self._asked(record, m.Evaluate(session="", frame=handle.frame, text=text, statement=True, limit=EVALUATE_S))
+        return {"value": target}
+
+    def _do_richInspectVariables(self, arguments: Message) -> Message:  # noqa: N802
+        record, handle = self._at(arguments.get("frameId"))
+        name = str(arguments.get("variableName") or "")
+        if not name.isidentifier():
+            return {"data": {}, "metadata": {}}
+        group = [each for each in self._focus.group(self._ranks.records()) if each.session != record.session]
+        seen = [record, *group[: SEEN - 1]]
+        depth = len(record.stack)
+        seen = [each for each in seen if len(each.stack) == depth]
+        command = m.GetVariables(session="", frame=handle.frame, names=(name,), limit=VARIABLES_S)
+        pairs = []
+        for each, answer in zip(seen, self._ranks.ask(seen, command), strict=True):
+            told = answer.variables[0].value if answer.variables else None
+            pairs.append((each, m.Answer(session=each.session, value=told, error=answer.error)))
+        if pairs[0][1].value is None:
+            return {"data": {}, "metadata": {}}
+        return shapes.rich(name, pairs)
+
+    def _do_exceptionInfo(self, arguments: Message) -> Message:  # noqa: N802
+        meant = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
+        if not meant:
+            raise Refused("no rank is stopped")
+        note = meant[0].note or meant[0].reason
+        return {"exceptionId": note.partition(":")[0], "description": note, "breakMode": "always"}
+
+    def _do_source(self, arguments: Message) -> Message:
+        path = str((arguments.get("source") or {}).get("path") or "")
+        text = self._source_of(path)
+        if text is not None:
+            return {"content": text, "mimeType": "text/x-python"}
+        for record in self._ranks.records():
+            if any(frame.file == path for frame in record.stack):
+                answer = self._asked(record, m.GetSource(session="", file=path))
+                return {"content": answer.content if isinstance(answer, m.Source) else "", "mimeType": "text/x-python"}
+        raise Refused(f"the source of {path} is not to be had")

@@ -1,0 +1,110 @@
+"""A front end's debugger, as far as a kernel can tell: requests on the control channel, events on iopub."""
+
+import queue
+import time
+from typing import Any
+
+from tests.notebook.notebook import Cell, Notebook
+
+Message = dict[str, Any]
+
+
+class Debugger:
+    """That of one notebook. Cells are started without waiting for their ends: what they show is taken meanwhile."""
+
+    def __init__(self, notebook: Notebook, client: str = "jupyterlab") -> None:
+        self.notebook = notebook
+        self.client = client
+        self.events: list[Message] = []
+        self._cells: dict[str, tuple[Cell, bool]] = {}
+        self._seq = 0
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def ask(self, command: str, timeout: float = 15, **arguments: Any) -> Message:
+        """The whole answer."""
+        self._seq += 1
+        session, channel = self.notebook.client.session, self.notebook.client.control_channel
+        content = {"type": "request", "seq": self._seq, "command": command, "arguments": arguments}
+        message = session.msg("debug_request", content)
+        channel.send(message)
+        deadline = time.monotonic() + timeout
+        while True:
+            reply = self.notebook.client.get_control_msg(timeout=max(0.1, deadline - time.monotonic()))
+            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                return dict(reply["content"])
+
+    def do(self, command: str, **arguments: Any) -> Message:
+        """The body of an answer that is none of failure."""
+        answer = self.ask(command, **arguments)
+        assert answer.get("success", True), answer
+        return dict(answer.get("body") or {})
+
+    def on(self) -> "Debugger":
+        """The bug button."""
+        self.do("debugInfo")
+        told = {"adapterID": "python3", "pathFormat": "path", "linesStartAt1": True, "columnsStartAt1": True}
+        self.capabilities = self.do("initialize", clientID=self.client, **told)
+        self.do("attach")
+        return self
+
+    def off(self) -> None:
+        self.do("disconnect", restart=False, terminateDebuggee=False)
+
+    def mark(self, code: str, *texts: str, **options: Any) -> list[Message]:
+        """Breakpoints at the lines of a cell that read so; what became of them."""
+        lines = code.split("\n")
+        numbers = [next(at for at, line in enumerate(lines, 1) if line.strip() == text) for text in texts]
+        path = self.do("dumpCell", code=code)["sourcePath"]
+        wanted = [{"line": number, **options} for number in numbers]
+        return list(self.do("setBreakpoints", source={"path": path}, breakpoints=wanted)["breakpoints"])
+
+    # -- what is looked at ---------------------------------------------------------------------------------------------
+
+    def frames(self, thread: int = 1) -> list[Message]:
+        return list(self.do("stackTrace", threadId=thread)["stackFrames"])
+
+    def variables(self, frame: int | None = None) -> dict[str, Message]:
+        """The local variables of a frame, the innermost if none is named."""
+        number = self.frames()[0]["id"] if frame is None else frame
+        scope = self.do("scopes", frameId=number)["scopes"][0]
+        rows = self.do("variables", variablesReference=scope["variablesReference"])["variables"]
+        return {row["name"]: row for row in rows}
+
+    def threads(self) -> list[str]:
+        return [row["name"] for row in self.do("threads")["threads"]]
+
+    # -- iopub ---------------------------------------------------------------------------------------------------------
+
+    def start(self, source: str) -> str:
+        request = self.notebook.start(source)
+        self._cells[request] = (Cell(), False)
+        return request
+
+    def event(self, name: str, timeout: float = 20) -> Message:
+        """The body of the next event of that name, which is taken."""
+        deadline = time.monotonic() + timeout
+        while True:
+            for at, event in enumerate(self.events):
+                if event["event"] == name:
+                    return dict(self.events.pop(at)["body"])
+            self._hear(deadline, f"no event {name!r}")
+
+    def finish(self, request: str, timeout: float = 30) -> Cell:
+        """The cell, once it has ended."""
+        deadline = time.monotonic() + timeout
+        while not self._cells[request][1]:
+            self._hear(deadline, "the cell has not ended")
+        return self._cells[request][0]
+
+    def _hear(self, deadline: float, otherwise: str) -> None:
+        try:
+            message = self.notebook.client.get_iopub_msg(timeout=max(0.01, deadline - time.monotonic()))
+        except queue.Empty:
+            raise AssertionError(f"{otherwise}; events: {self.events}") from None
+        if message["msg_type"] == "debug_event":
+            self.events.append(message["content"])
+            return
+        known = self._cells.get(message["parent_header"].get("msg_id"))
+        if known is not None and Notebook._take(known[0], message):
+            self._cells[message["parent_header"]["msg_id"]] = (known[0], True)
