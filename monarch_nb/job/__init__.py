@@ -6,6 +6,7 @@ from monarch_nb._lazy import lazy_names
 from monarch_nb.job.adapted import AdapterJob, running_jobs
 from monarch_nb.job.adapter import HERE, Agent, AgentsWanted, EngineError, JobAdapter, Running, Seen
 from monarch_nb.job.arrival import HostsMissingError
+from monarch_nb.job.batch import MPIJob, SlurmJob
 from monarch_nb.job.current import load_current_job, set_current_job
 from monarch_nb.job.hosts import hosts_from_config
 from monarch_nb.job.identity import (
@@ -23,7 +24,6 @@ from monarch_nb.job.later import (
     ImageSpec,
     KubeConfig,
     KubernetesJob,
-    SlurmJob,
 )
 from monarch_nb.job.local import LocalJob
 from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
@@ -56,6 +56,7 @@ __all__ = [
     "KubeConfig",
     "KubernetesJob",
     "LocalJob",
+    "MPIJob",
     "MeshAdminConfig",
     "PortForwarder",
     "ProcessJob",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from monarch_nb.connect import AttachError, attach_to_workers
+from monarch_nb.connect import AttachError, attach, attach_to_workers
 from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import Routes
 from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, mesh_of
@@ -139,6 +139,7 @@ class Arrival:
 
     def _attach(self, ready: Mapping[str, Seen]) -> dict[str, str]:
         """Attaches those that answer; gives those that never will, with the reason."""
+        self._lead(ready)
         with ThreadPoolExecutor(min(_AT_ONCE, len(ready)), "monarch-join") as pool:
             found = dict(zip(ready, pool.map(self._address, ready, ready.values()), strict=True))
         silent = {name: ready[name] for name, address in found.items() if not address}
@@ -146,9 +147,9 @@ class Arrival:
         names = {address: name for name, address in found.items() if address}
         if not names or self._over():
             return failed
-        key = Path(self._job.folder, "key")
-        part = attach_to_workers(name=self._what, ca="trust_all_connections", workers=list(names),
-                                 private_key=key if self._job.folder and key.exists() else None)  # fmt: skip
+        part = attach_to_workers(
+            name=self._what, ca="trust_all_connections", workers=list(names), private_key=self._key
+        )
         try:
             ids = part.host_ids
         except AttachError as error:
@@ -168,6 +169,21 @@ class Arrival:
         if self._ended.is_set():
             give_up(part, "its job has ended")
         return failed
+
+    @property
+    def _key(self) -> Path | None:
+        key = Path(self._job.folder, "key")
+        return key if self._job.folder and key.exists() else None
+
+    def _lead(self, ready: Mapping[str, Seen]) -> None:
+        """Has the others dialled by one of the hosts, or by what leads to one, where the job was asked to."""
+        if self._engine.part(Routes).gateway is not None:
+            return
+        gateway = self._job.options.get("attach_to", "")
+        if not gateway and self._job.options.get("through_first"):
+            gateway = next(filter(None, (self._address(name, seen) for name, seen in ready.items())), "")
+        if gateway:
+            attach(gateway, private_key=self._key)
 
     def _enter(self, name: str, host: str) -> dict[str, str]:
         with self._changed:

@@ -7,6 +7,8 @@ from monarch_nb.job.adapter import JobAdapter
 
 # One line each: what gives the adapter of a kind of jobs, called when such a job is first made.
 _LOADERS: dict[str, Callable[[], JobAdapter]] = {
+    "mpi": lambda: import_module("monarch_nb.job.batch.mpi").MPI(),
+    "slurm": lambda: import_module("monarch_nb.job.batch.slurm").Slurm(),
     "local": lambda: import_module("monarch_nb.job.own_host").OwnHost(),
     "process": lambda: import_module("monarch_nb.job.processes").Processes(),
     "ssh": lambda: import_module("monarch_nb.job.ssh.adapter").SSH(),

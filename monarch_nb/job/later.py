@@ -50,12 +50,6 @@ class BatchJob(_LaterJob):
     _part = "batch jobs"
 
 
-class SlurmJob(_LaterJob):
-    """Machines of a Slurm cluster. Raises NotImplementedError: it is not part of Monarch-NB yet."""
-
-    _part = "Slurm jobs"
-
-
 class KubernetesJob(_LaterJob):
     """Pods of a Kubernetes cluster. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 

@@ -79,9 +79,9 @@ class Processes(JobAdapter):
         """Ends workers by SIGTERM, which ends all that is on their hosts; by SIGKILL if that does not help."""
         self.end(job.agents)
 
-    def end(self, agents: Agents) -> None:
-        """Ends these workers, and blocks until they are gone."""
-        deadline = time.monotonic() + _ENDING_S
+    def end(self, agents: Agents, patience: float | None = None) -> None:
+        """Ends these workers, after `patience` seconds by SIGKILL, and blocks until they are gone."""
+        deadline = time.monotonic() + (patience or _ENDING_S)
         for signum in (signal.SIGTERM, signal.SIGKILL):
             for agent in agents.values():
                 if self._alive(agent):

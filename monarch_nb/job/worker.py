@@ -1,19 +1,30 @@
 """One host of a job: a process that keeps a host agent at an address, or at any port, which it tells."""
 
 import argparse
-import json
 import os
+import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from monarch_nb.connect import run_worker_until_killed
 from monarch_nb.job.report import own_addresses, report, write_report
 
-NAMES = "names.json"  # in a folder that all hosts of a job share: the names of its hosts, by rank
 ANY = "tcp://0.0.0.0:0"
 _LARGEST = 4096
+_LAUNCHER_S = 1.0
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A host in such a list."""
+
+    name: str
+    env: dict[str, str] = {}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,16 +33,27 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("address", nargs="?", default=ANY, help="where to listen (default: any port, which is told)")
     parser.add_argument("--key", help="the file with the job's key; - reads it from stdin")
     parser.add_argument("--report", type=Path, help="the file in which to tell where this agent is met")
-    parser.add_argument("--folder", type=Path, help="the job's folder, which all hosts share: with key and names")
-    parser.add_argument("--rank-from", help="the environment variable that says which host of them this is")
+    parser.add_argument("--folder", type=Path, help="the job's folder, which all hosts share: it has the key")
+    parser.add_argument("--wanted", default="wanted.json", help="the file in it that lists the hosts by rank")
+    parser.add_argument("--rank-from", default="", help="environment variables that may say which of them this is")
     parser.add_argument("--known-as", default="", help="the name by which others know this machine")
     given = parser.parse_args(argv)
     key, told = given.key, given.report
     if given.folder is not None:
-        rank = int(os.environ[given.rank_from])
-        key, told = given.folder / "key", given.folder / f"{json.loads((given.folder / NAMES).read_text())[rank]}.json"
+        rank = next(int(os.environ[name]) for name in given.rank_from.split(",") if name in os.environ)
+        me = msgspec.json.decode((given.folder / given.wanted).read_bytes(), type=list[Wanted])[rank]
+        os.environ.update(me.env)
+        threading.Thread(target=_end_with, args=(os.getppid(),), name="monarch-launcher", daemon=True).start()
+        key, told = given.folder / "key", given.folder / f"{me.name}.json"
     _work(given.address, _secret(key), told, os.path.expandvars(given.known_as))
     return 0
+
+
+def _end_with(launcher: int) -> None:
+    """Ends this process when the engine's own on this machine has ended without a word."""
+    while os.getppid() == launcher:
+        time.sleep(_LAUNCHER_S)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _secret(key: "str | Path | None") -> bytes | Path | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.fault_tools import until
-from tests.ports import free_port
+from tests.ports import free_port, free_ports
 from tests.processes import alive
 
 
@@ -106,3 +106,67 @@ def none_alive(pids: list[int], seconds: float = 10.0) -> bool:
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.02)
     return not any(map(alive, pids))
+
+
+class SlurmCluster:
+    """Four virtual nodes on this machine, with a munge of their own: no systemd, nothing outside the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("state", "log", "spool"):
+            (folder / name).mkdir()
+        key = folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        socket = folder / "munge.socket"
+        controller, *nodes = free_ports(5)
+        name = os.uname().nodename.partition(".")[0]
+        settings = {
+            "ClusterName": "test", "SlurmctldHost": f"{name}(127.0.0.1)", "SlurmUser": "root", "SlurmdUser": "root",
+            "AuthType": "auth/munge", "AuthInfo": f"socket={socket}", "CredType": "cred/munge",
+            "StateSaveLocation": folder / "state", "SlurmdSpoolDir": folder / "spool" / "%n",
+            "SlurmctldPidFile": folder / "ctld.pid", "SlurmdPidFile": folder / "slurmd-%n.pid",
+            "SlurmctldLogFile": folder / "log" / "ctld.log", "SlurmdLogFile": folder / "log" / "%n.log",
+            "SlurmctldPort": controller, "ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none",
+            "JobAcctGatherType": "jobacct_gather/none", "AccountingStorageType": "accounting_storage/none",
+            "SelectType": "select/cons_tres", "SelectTypeParameters": "CR_Core", "ReturnToService": 2,
+            "SchedulerParameters": "sched_interval=2,bf_interval=2,defer", "MpiDefault": "none",
+            "SwitchType": "switch/none", "KillWait": 2, "MinJobAge": 60, "InactiveLimit": 0,
+        }  # fmt: skip
+        lines = [f"{setting}={value}" for setting, value in settings.items()]
+        lines += [
+            f"NodeName=n{number} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=1000"
+            for number, port in enumerate(nodes, 1)
+        ]
+        lines.append("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
+        self.conf = folder / "slurm.conf"
+        self.conf.write_text("\n".join(lines) + "\n")
+        self.env = {**os.environ, "SLURM_CONF": str(self.conf)}
+        self._servers: list[subprocess.Popen[bytes]] = []
+        files = [f"--{kind}-file={folder / f'munge.{kind}'}" for kind in ("pid", "log", "seed")]
+        self._serve("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={socket}", *files)
+        until(socket.exists, "munged listens")
+        self._serve("slurmctld", "-D", "-i")
+        for number in range(1, 5):
+            self._serve("slurmd", "-D", "-N", f"n{number}")
+        until(lambda: self.ask("sinfo", "-h", "-o", "%t %D") == "idle 4", "all nodes are idle")
+
+    def _serve(self, name: str, *words: str) -> None:
+        with open(self.folder / "log" / f"{name}.out", "ab") as log:
+            line = [program(name), *words]
+            self._servers.append(subprocess.Popen(line, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+
+    def ask(self, *line: str) -> str:
+        done = subprocess.run(line, env=self.env, capture_output=True, text=True, check=False)
+        return (done.stdout or done.stderr).strip()
+
+    def close(self) -> None:
+        self.ask("scancel", "--user=root")
+        for server in reversed(self._servers):
+            server.terminate()
+        for server in self._servers:
+            try:
+                server.wait(1)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()

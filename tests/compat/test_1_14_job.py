@@ -85,7 +85,7 @@ def test_telemetry_and_admin_have_the_defaults_of_theirs() -> None:
     assert MeshAdminConfig().admin_addr is None
 
 
-@pytest.mark.parametrize("name", ["SlurmJob", "KubernetesJob", "ImageSpec", "KubeConfig"])
+@pytest.mark.parametrize("name", ["KubernetesJob", "ImageSpec", "KubeConfig"])
 def test_jobs_that_are_not_there_yet_say_so_when_they_are_made(name: str) -> None:
     scope: dict[str, Any] = {}
     exec(f"from monarch.job import {name}", scope)

@@ -194,7 +194,6 @@ def test_nothing_is_available_that_is_there_in_name_only() -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        "job.SlurmJob({'hosts': 2}, partition='gpu')",
         "job.KubernetesJob('space')",
         "job.ImageSpec('image')",
         "job.KubeConfig.from_path('x')",
@@ -234,13 +233,13 @@ def test_code_for_synchronous_callers_runs_within_a_loop() -> None:
 
 
 def test_a_job_that_is_there_in_name_only_is_a_job_class() -> None:
-    from monarch.job import JobTrait, SlurmJob
+    from monarch.job import JobTrait, KubernetesJob
 
-    class Mine(SlurmJob):
+    class Mine(KubernetesJob):
         pass
 
     assert issubclass(Mine, JobTrait)
-    with pytest.raises(NotImplementedError, match="Mine is not part of Monarch-NB yet: it belongs to Slurm jobs"):
+    with pytest.raises(NotImplementedError, match="Mine is not part of Monarch-NB yet: it belongs to Kubernetes jobs"):
         Mine()
 
 

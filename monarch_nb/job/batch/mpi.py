@@ -1,0 +1,56 @@
+"""Agents on the hosts that an MPI launcher starts them on."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, JobAdapter, Running, Seen, living_jobs
+from monarch_nb.job.batch.shared import last_lines, look_again, prepare, seen_of, worker_line
+from monarch_nb.job.processes import Processes
+
+_FILE = "wanted.json"
+_RANKS = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}
+_LOG = "mpirun"
+_PATIENCE_S = 3  # for a rank to end all that is on its host, before Open MPI kills it
+
+
+class MPI(JobAdapter):
+    """`mpirun` is a process of this machine, and stays one: its end is that of all agents."""
+
+    watch_s = 2.0
+
+    def __init__(self) -> None:
+        self._processes = Processes()
+
+    def start(self, wanted: AgentsWanted) -> Agents:
+        """Starts mpirun, with one rank for each agent. Raises EngineError where it cannot be run."""
+        prepare(wanted, wanted.names, _FILE)
+        line = [
+            *shlex.split(str(wanted.options.get("launcher", "mpirun"))), "-n", str(len(wanted.names)),
+            *wanted.options.get("mpi_args", ()), *shlex.split(worker_line(wanted, _FILE, ",".join(sorted(_RANKS)))),
+        ]  # fmt: skip
+        launcher = self._processes.start_one(
+            line, _LOG, "", wanted.folder, {"OMPI_MCA_odls_base_sigkill_timeout": str(_PATIENCE_S)}
+        )
+        return {name: Agent(launcher.id) for name in wanted.names}
+
+    def look(self, job: Running) -> Mapping[str, Seen]:
+        """As mpirun is; and where they listen, as they have told."""
+        look_again(job.folder)
+        launcher = Running(job.job, job.folder, {_LOG: next(iter(job.agents.values()))})
+        now = self._processes.look(launcher)[_LOG]
+        if now.state == "ended":
+            return {name: Seen("ended", f"is gone: its mpirun {now.story}") for name in job.agents}
+        return {name: seen_of(job, name, f", mpirun {now.story}") for name in job.agents}
+
+    def kill(self, job: Running) -> None:
+        """Ends mpirun, which ends its ranks."""
+        self._processes.end(dict(list(job.agents.items())[:1]), 2 * _PATIENCE_S)
+
+    def running(self) -> Mapping[str, Running]:
+        """Those whose folders this machine has."""
+        return living_jobs(self, "mpi")
+
+    def lines(self, job: Running, name: str, count: int) -> list[str]:
+        """What mpirun has passed on, of all ranks."""
+        return last_lines([Path(job.folder, f"{_LOG}.log")], count)

@@ -1,0 +1,79 @@
+"""A job's folder, which all its hosts share: the secret, who is who, and what each agent tells of itself."""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from monarch_nb.job.adapter import AgentsWanted, EngineError, Running, Seen
+from monarch_nb.job.report import read_report
+from monarch_nb.job.worker import Wanted
+
+_SECONDS = 60.0
+_LINES = 5
+
+
+def prepare(wanted: AgentsWanted, names: Sequence[str], file: str) -> None:
+    """Puts the secret there, and the list of these hosts by rank, with their environments; for this user alone."""
+    wanted.secret  # noqa: B018 - it is made now
+    hosts = [Wanted(name, wanted.environment_of(name)) for name in names]
+    path = wanted.folder / file
+    path.touch(0o600)
+    path.write_bytes(msgspec.json.encode(hosts))
+
+
+def worker_line(wanted: AgentsWanted, file: str, rank_from: str, known_as: str = "") -> str:
+    """The shell command that is an agent of the job, wherever it is run."""
+    port = int(wanted.options.get("port", 0))
+    bind = wanted.options.get("bind_to") or "0.0.0.0"
+    words = [
+        str(wanted.options.get("python", "python3")), "-P", "-m", "monarch_nb.job.worker", f"tcp://{bind}:{port}",
+        "--folder", str(wanted.folder), "--wanted", file, "--rank-from", rank_from, "--known-as", known_as,
+    ]  # fmt: skip
+    return shlex.join(words)
+
+
+def seen_of(job: Running, name: str, where: str) -> Seen:
+    """An agent that its engine says runs, with what it has told of itself."""
+    told = read_report(Path(job.folder, f"{name}.json"))
+    if told is None:
+        return Seen("running", f"runs{where}, and has not told yet where it listens")
+    return Seen("running", f"on {told.machine}{where}", told.joins, told.gpus, told.host)
+
+
+def look_again(folder: str) -> None:
+    """Has a network file system see what is new in a folder."""
+    try:
+        os.listdir(folder)
+    except OSError:
+        pass
+
+
+def last_lines(paths: Sequence[Path], count: int = _LINES) -> list[str]:
+    """The last lines of the first of these files that has any."""
+    for path in paths:
+        try:
+            lines = path.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            continue
+        if lines:
+            return lines[-count:]
+    return []
+
+
+def ask(line: Sequence[str], package: str, stdin: str = "", env: Mapping[str, str] | None = None) -> str:
+    """What a command of the engine answers. Raises EngineError, with its words."""
+    try:
+        done = subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=_SECONDS, check=False,
+                              env=None if env is None else dict(env))  # fmt: skip
+    except FileNotFoundError:
+        raise EngineError(f"there is no command {line[0]} here: {package}") from None
+    except subprocess.TimeoutExpired:
+        raise EngineError(f"{line[0]} has not answered within {_SECONDS:g} s") from None
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip() or f"it ended with status {done.returncode}"
+        raise EngineError(f"{line[0]}: {words}")
+    return done.stdout

@@ -1,0 +1,140 @@
+"""Agents on nodes that Slurm gives: one on each, started by srun inside a batch job."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
+from monarch_nb.job.batch.script import script
+from monarch_nb.job.batch.shared import ask, last_lines, look_again, prepare, seen_of
+
+_PACKAGE = "Slurm's commands must be on the PATH: run this on a login node, or inside a job"
+_WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+_RUNNING = {"RUNNING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING", "STOPPED"}
+_ENDS = {
+    "CANCELLED": "was cancelled",
+    "TIMEOUT": "has reached its time limit",
+    "NODE_FAIL": "lost a node",
+    "PREEMPTED": "was preempted by another job",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "BOOT_FAIL": "could not start its nodes",
+    "DEADLINE": "has reached its deadline",
+    "COMPLETED": "has ended",
+    "COMPLETING": "is ending",
+    "FAILED": "has failed",
+}
+_KILL_S = 10.0
+_LOOK_S = 0.2
+
+
+class Slurm(JobAdapter):
+    """Asks `sbatch`, `squeue --json` and `scancel`. The ids of agents are `job/rank`."""
+
+    def start(self, wanted: AgentsWanted) -> Agents:
+        """Submits one batch job for all meshes whose hosts are alike, and others for the rest."""
+        agents: dict[str, Agent] = {}
+        job = Running(wanted.job, str(wanted.folder), agents, dict(wanted.options))
+        alike: dict[str, list[str]] = {}
+        for name in wanted.names:
+            role = wanted.role(name)
+            alike.setdefault(repr((role.gpus, role.cpus, role.memory, role.image)), []).append(name)
+        try:
+            for number, names in enumerate(alike.values()):
+                file = f"wanted-{number}.json"
+                prepare(wanted, names, file)
+                said = ask(["sbatch", "--parsable"], _PACKAGE, script(wanted, names, file, number))
+                slurm = said.strip().splitlines()[-1].partition(";")[0]
+                agents.update({name: Agent(f"{slurm}/{rank}") for rank, name in enumerate(names)})
+        except BaseException:  # an interrupt too
+            self.kill(job)
+            raise
+        return agents
+
+    def look(self, job: Running) -> Mapping[str, Seen]:
+        """How Slurm says that they are."""
+        look_again(job.folder)
+        states = {number: self._state(number) for number in dict.fromkeys(map(_number, job.agents.values()))}
+        return {name: self._seen(job, name, states[_number(agent)]) for name, agent in job.agents.items()}
+
+    def kill(self, job: Running) -> None:
+        """Cancels the batch jobs, and blocks until Slurm says that they end."""
+        numbers = list(dict.fromkeys(map(_number, job.agents.values())))
+        if not numbers:
+            return
+        ask(["scancel", "--quiet", *numbers], _PACKAGE)
+        deadline = time.monotonic() + _KILL_S
+        while time.monotonic() < deadline and any(self._lives(number) for number in numbers):
+            time.sleep(_LOOK_S)
+
+    def running(self) -> Mapping[str, Running]:
+        """Those whose folders this machine has."""
+        return living_jobs(self, "slurm")
+
+    def lines(self, job: Running, name: str, count: int) -> list[str]:
+        """What all hosts of the batch job have written, as srun prefixes it with their ranks."""
+        number, _, rank = job.agents[name].id.partition("/")
+        lines = last_lines(_logs(job, number), 1 << 20)
+        mine = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].strip() == rank]
+        return (mine or lines)[-count:]
+
+    def shell(self, job: Running, name: str) -> list[str]:
+        """A step of the same batch job, on the node of the agent."""
+        number, _, rank = job.agents[name].id.partition("/")
+        nodes = _nodes(self._state(number))
+        line = ["srun", f"--jobid={number}", "--overlap", "--pty", "--ntasks=1"]
+        return [*line, *([f"--nodelist={nodes[int(rank)]}"] if int(rank) < len(nodes) else []), "bash", "-i"]
+
+    def _lives(self, number: str) -> bool:
+        return bool(set(_states(self._state(number))) & (_WAITING | _RUNNING))
+
+    def _state(self, number: str) -> dict[str, Any]:
+        """What squeue says of a batch job; nothing if it knows none of that number."""
+        try:
+            text = ask(["squeue", "--json", "--states=all", f"--jobs={number}"], _PACKAGE)
+            found: list[dict[str, Any]] = json.loads(text).get("jobs", [])
+        except EngineError as error:
+            if "Invalid job id" in str(error):
+                return {}
+            raise
+        except ValueError as error:
+            raise EngineError(f"squeue --json gave no JSON ({error}): Slurm 20.11 or newer is needed") from None
+        return next((each for each in found if str(each.get("job_id")) == number), {})
+
+    def _seen(self, job: Running, name: str, state: Mapping[str, Any]) -> Seen:
+        number = _number(job.agents[name])
+        states = _states(state)
+        if not states:
+            return Seen("ended", f"(Slurm job {number}) is not known to Slurm any more")
+        if states[0] in _WAITING:
+            reason = state.get("state_reason") or "no reason is given"
+            again = " again, after it was requeued" if state.get("restart_cnt") else ""
+            return Seen("waiting", f"waits in Slurm's queue{again} (job {number}: {reason})")
+        if states[0] in _RUNNING and "COMPLETING" not in states:
+            return seen_of(job, name, f", Slurm job {number}")
+        how = "; ".join(_ENDS.get(each, each.lower()) for each in states[:1])
+        reason = str(state.get("state_reason") or "")
+        why = f" ({reason})" if reason not in ("", "None", "NonZeroExitCode", "TimeLimit") else ""
+        words = "".join(f"\n  | {line}" for line in last_lines(_logs(job, number)))
+        return Seen("ended", f"is gone: Slurm job {number} {how}{why}{words}")
+
+
+def _number(agent: Agent) -> str:
+    return agent.id.partition("/")[0]
+
+
+def _states(state: Mapping[str, Any]) -> list[str]:
+    """Newer versions give a list."""
+    states = state.get("job_state") or []
+    return [states] if isinstance(states, str) else list(states)
+
+
+def _nodes(state: Mapping[str, Any]) -> list[str]:
+    nodes = str(state.get("nodes") or "")
+    return ask(["scontrol", "show", "hostnames", nodes], _PACKAGE).split() if nodes else []
+
+
+def _logs(job: Running, number: str) -> list[Path]:
+    folder = Path(job.options.get("log_dir") or job.folder)
+    return sorted(folder.glob(f"slurm_{number}_*"))

@@ -1,0 +1,67 @@
+"""Jobs on the hosts of a real mpirun."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.job import HostsMissingError, MPIJob, running_jobs
+from tests.cluster.engine_tools import PYTHON, needs, none_alive
+from tests.cluster.fault_tools import SOON
+from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+
+needs("mpirun", package="openmpi-bin")
+pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
+ARGS = "--allow-run-as-root --oversubscribe" if os.geteuid() == 0 else "--oversubscribe"
+LIGHT = {"TORCH_TEST_MARK": "1", "MARK": "7"}
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+class Where(Actor):
+    @endpoint
+    def where(self) -> tuple[str, str, int]:
+        return os.environ["OMPI_COMM_WORLD_RANK"], os.environ["MARK"], os.getpid()
+
+
+def test_each_rank_is_a_host_and_all_end_with_mpirun() -> None:
+    job = MPIJob({"trainers": 2, "loaders": 1}, PYTHON, ARGS, env=LIGHT)
+    try:
+        state = job.state(cached_path=None)
+        found = state.trainers.spawn_procs().spawn("where", Where).where.call().get(SOON).values()
+        assert [(rank, mark) for rank, mark, _ in found] == [("0", "7"), ("1", "7")]
+        assert job.wait(SOON).missing == {}
+        [listed] = running_jobs("mpi")
+        listed.kill()
+        assert none_alive([pid for _, _, pid in found])
+        assert running_jobs("mpi") == []
+    finally:
+        job.kill()
+
+
+def test_nothing_outlives_an_mpirun_that_was_killed(shown: list[Any]) -> None:
+    job = MPIJob({"trainers": 2}, PYTHON, ARGS, env=LIGHT)
+    try:
+        where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+        pids = [pid for _, _, pid in where.where.call().get(SOON).values()]
+        os.kill(int(next(iter(job._agents.values())).id.partition("@")[0]), 9)
+        assert none_alive(pids)
+        with pytest.raises(RuntimeError, match=r"trainers_0 is gone: its mpirun \(process \d+\) has ended"):
+            job.state(None)
+    finally:
+        job.kill()
+
+
+def test_an_mpirun_that_ends_is_told_with_its_words() -> None:
+    job = MPIJob({"trainers": 1}, "/no/such/python", ARGS)
+    try:
+        state = job.state(cached_path=None)
+        with pytest.raises(HostsMissingError, match=r"(?s)trainers_0 is gone: its mpirun .*/no/such/python"):
+            state.trainers.initialized.get(SOON)
+    finally:
+        job.kill()

@@ -1,0 +1,169 @@
+"""Jobs on Slurm: a real one, of four virtual nodes on this machine."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, SupervisionError, endpoint
+from monarch_nb.job import EngineError, HostsMissingError, Role, SlurmJob, job_load, running_jobs
+from tests.cluster.engine_tools import PYTHON, SlurmCluster, needs, none_alive
+from tests.cluster.fault_tools import SOON, until
+from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+
+needs("slurmctld", "slurmd", "munged", "sbatch", package="slurmctld slurmd slurm-client munge")
+pytestmark = [
+    pytest.mark.timeout(150),
+    pytest.mark.usefixtures("host"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a Slurm of one's own needs root"),
+]
+LIGHT = {"TORCH_TEST_MARK": "1", "MARK": "a secret of the user"}
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(cluster.conf))
+        yield cluster
+    cluster.close()
+
+
+@pytest.fixture(autouse=True)
+def state_home(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+class Where(Actor):
+    @endpoint
+    def where(self) -> tuple[str, str, int]:
+        return os.environ["SLURMD_NODENAME"], os.environ["MARK"], os.getpid()
+
+
+def slurm_id(job: SlurmJob) -> str:
+    return next(iter(job._agents.values())).id.partition("/")[0]
+
+
+def test_each_node_is_a_host_and_another_process_finds_and_ends_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    job = SlurmJob({"trainers": 2, "loaders": 1}, PYTHON, partition="all", time_limit="0:10:00", env=LIGHT)
+    try:
+        state = job.state(cached_path=str(tmp_path / "job.json"))
+        where = state.trainers.spawn_procs(per_host={"gpus": 2}).spawn("where", Where)
+        found = where.where.call().get(SOON).values()
+        print(f"first reply of 2 nodes after {time.monotonic() - begun:.1f} s")
+        assert len({node for node, _, _ in found}) == 2, "a node each"
+        assert {mark for _, mark, _ in found} == {LIGHT["MARK"]}
+        job.wait(SOON)
+        shown = slurm.ask("scontrol", "show", "job", "-d", slurm_id(job)) + slurm.ask("ps", "axww", "-o", "args")
+        secret = Path(job._folder, "key").read_text().splitlines()[-1].strip()
+        assert secret not in shown
+        assert LIGHT["MARK"] not in shown
+        assert oct(os.stat(Path(job._folder, "key")).st_mode & 0o777) == "0o600"
+        assert [each.apply_id for each in running_jobs("slurm")] == [job.apply_id]
+        found_again = job_load(str(tmp_path / "job.json"))
+        assert found_again.can_run(job)
+        assert "--overlap" in job._adapter.shell(job._job, "trainers_1")
+        found_again.kill()
+        assert none_alive([pid for _, _, pid in found])
+        until(lambda: slurm.ask("squeue", "-h") == "", "Slurm has tidied up")
+        assert running_jobs("slurm") == []
+    finally:
+        job.kill()
+
+
+def test_hosts_that_wait_in_the_queue_are_told_with_slurms_reason(slurm: SlurmCluster) -> None:
+    job = SlurmJob({"trainers": 3}, PYTHON, env=LIGHT)
+    job.state(cached_path=None)
+    more = SlurmJob({"loaders": Role(hosts=2), "others": Role(hosts=1, cpus=1)}, PYTHON, env=LIGHT)
+    try:
+        state = more.state(cached_path=None)
+        assert state.others.initialized.get(SOON) is True  # its nodes are other ones: a batch job of its own
+        until(lambda: re.search(r"1/3 hosts joined.*waits in Slurm's queue \(job \d+: \w+\)", str(more.progress)),
+              "Slurm's reason")  # fmt: skip
+        job.kill()
+        more.wait(SOON)
+        assert str(more.progress) == "3/3 hosts joined"
+    finally:
+        job.kill()
+        more.kill()
+
+
+def test_a_job_that_slurm_ends_is_told_in_its_words(slurm: SlurmCluster, shown: list[Any]) -> None:
+    job = SlurmJob({"trainers": 1}, PYTHON, env=LIGHT)
+    try:
+        where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+        _, _, pid = where.where.call_one().get(SOON)
+        slurm.ask("scancel", slurm_id(job))
+        with pytest.raises(SupervisionError):
+            until(lambda: where.where.call_one().get(SOON) is None, "its end")
+        until(lambda: "cancel" in job._lost(), "Slurm says so")
+        with pytest.raises(RuntimeError, match=rf"is gone: Slurm job {slurm_id(job)} was cancelled"):
+            job.state(None)
+        assert none_alive([pid])
+    finally:
+        job.kill()
+
+
+@pytest.mark.slow
+def test_a_job_past_its_time_limit_is_told(slurm: SlurmCluster, shown: list[Any]) -> None:
+    job = SlurmJob({"trainers": 1}, PYTHON, time_limit="0:01", env=LIGHT)
+    try:
+        where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+        where.where.call_one().get(SOON)
+        until(lambda: "reached its time limit" in job._lost(), "Slurm says so", 130)
+    finally:
+        job.kill()
+
+
+def test_a_job_that_slurm_refuses_or_that_cannot_start_is_told_with_its_words(slurm: SlurmCluster) -> None:
+    with pytest.raises(EngineError, match=r"sbatch: .*[Ii]nvalid partition"):
+        SlurmJob({"trainers": 1}, PYTHON, partition="nowhere").apply()
+    job = SlurmJob({"trainers": 1}, "/no/such/python")
+    try:
+        state = job.state(cached_path=None)
+        with pytest.raises(
+            HostsMissingError, match=r"(?s)trainers_0 is gone: Slurm job \d+ has failed.*no/such/python"
+        ):
+            state.trainers.initialized.get(SOON)
+    finally:
+        job.kill()
+    assert running_jobs("slurm") == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        with pytest.raises(EngineError, match="there is no command sbatch here"):
+            SlurmJob({"trainers": 1}).apply()
+
+
+CLIENT = """
+import json, sys
+from monarch_nb.job import SlurmJob
+state = SlurmJob({"any": 1}).state()
+procs = state.trainers.spawn_procs(env={"TORCH_TEST_MARK": "1"})
+import os
+nodes = procs.run(lambda: os.environ["SLURMD_NODENAME"]).get(60).values()
+with open(os.environ["RESULT"], "w") as out:
+    json.dump(sorted(nodes), out)
+"""
+
+
+def test_a_client_script_runs_inside_the_allocation_which_ends_with_it(
+    slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "client.py").write_text(CLIENT)
+    result = tmp_path / "result.json"
+    monkeypatch.setenv("RESULT", str(result))
+    job = SlurmJob({"trainers": 2}, PYTHON, env=LIGHT)
+    try:
+        job.apply(str(tmp_path / "client.py"))
+        until(result.exists, "the script has run", 60)
+        until(lambda: json.loads(result.read_text() or "[]") == ["n1", "n2"], "its result")
+        until(lambda: slurm.ask("squeue", "-h") == "", "the end of the allocation")
+    finally:
+        print(*job._adapter.lines(job._job, "trainers_0", 20), sep="\n")
+        job.kill()
