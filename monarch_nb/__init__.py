@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         get_global_config,
         get_runtime_config,
     )
+    from monarch_nb.connect.returning import attach
     from monarch_nb.distributed import checkpoint, compile, distribute  # noqa: A004 - as torch.compile
     from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.profiling import profile
@@ -35,6 +36,7 @@ __all__ = [
     "NDSlice",
     "Shape",
     "__version__",
+    "attach",
     "checkpoint",
     "clear_runtime_config",
     "compile",
@@ -58,6 +60,7 @@ _HOMES = {
     "configured": "monarch_nb.config",
     "get_global_config": "monarch_nb.config",
     "get_runtime_config": "monarch_nb.config",
+    "attach": "monarch_nb.connect.returning",
     "checkpoint": "monarch_nb.distributed",
     "compile": "monarch_nb.distributed",
     "distribute": "monarch_nb.distributed",

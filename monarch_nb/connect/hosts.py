@@ -16,7 +16,7 @@ from monarch_nb.transport import Keys, TransportError, TrustError, split
 
 
 class AttachError(RuntimeError):
-    """Hosts could not be attached; the text says for each what is wrong and what to do. `errors` is by endpoint."""
+    """Hosts, or a mesh, could not be attached; the text says what is wrong and what to do. `errors` is by endpoint."""
 
     def __init__(self, errors: dict[str, Exception], count: int) -> None:
         self.errors = errors
@@ -24,6 +24,11 @@ class AttachError(RuntimeError):
         super().__init__(
             f"{len(errors)} of {count} hosts cannot be attached:\n{reasons}" if count > 1 else reasons.strip()
         )
+
+    @classmethod
+    def of(cls, text: str) -> "AttachError":
+        """What is wrong with a mesh rather than with one of its hosts."""
+        return cls({"": RuntimeError(text)}, 1)
 
 
 def attach_hosts(

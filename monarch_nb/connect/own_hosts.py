@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.connect.leaving import Leaving
 from monarch_nb.connect.routes import Routes
 from monarch_nb.host import verbs
 from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with
-from monarch_nb.host.folders import clear_run_folder, new_host_id, remove_run_folder, run_folder_for
+from monarch_nb.host.folders import clear_run_folder, new_host_id, release, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, begin_agent
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.lifecycle.stopping import MeshStopper
@@ -266,8 +267,11 @@ def stop_hosts(
 
 def at_exit() -> None:
     """The program ends: so does what it has started."""
-    if started() is not None:
+    engine = started()
+    if engine is not None:
         unhandled.end_quietly()
+        if settings.mesh_keep > 0 and not engine.is_worker:
+            engine.part(Leaving).detach_all("the program that held it has ended")
         shutdown()
 
 
@@ -322,9 +326,16 @@ def _leave(engine: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[An
             remote.leave()
     engine.part(MeshLogs).close()
     engine.close()
+    outlived = engine.part(Leaving).hosts
     for handle in handles:
-        handle.close(settings.process_exit_timeout)
-    remove_run_folder(run_folder_for(engine.host))
+        if handle.host in outlived:
+            handle.let_go()
+        else:
+            handle.close(settings.process_exit_timeout)
+    if engine.host in outlived:
+        release(run_folder_for(engine.host))
+    else:
+        remove_run_folder(run_folder_for(engine.host))
     install(None)
 
 

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from monarch_nb.code.class_versions import ClassVersions
+from monarch_nb.connect.leaving import Leaving
 from monarch_nb.connect.routes import Routes
 from monarch_nb.engine.effects import MeshEffects
 from monarch_nb.engine.features import FEATURES
 from monarch_nb.engine.operations import ProcessOperations, set_log_level
 from monarch_nb.lifecycle.controllers import Controllers
+from monarch_nb.lifecycle.handover import Handover
 from monarch_nb.lifecycle.healing import MeshHealer
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
@@ -20,7 +22,6 @@ from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.operations import Operations
 from monarch_nb.mesh.own_proc import ThisProc
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.mesh.verbs import ACTOR_FAILED
 from monarch_nb.runtime import Local, Parts, Runtime
 from monarch_nb.supervision import Driver, MeshFailure
 from monarch_nb.transport import Clock, Transport
@@ -51,7 +52,7 @@ def compose(
 ) -> Runtime:
     """A process that takes no messages yet."""
     parts = Parts()
-    effects = MeshEffects(parts, lambda process, refusal: engine.tell(process, ACTOR_FAILED, refusal))
+    effects = MeshEffects(parts)
     root = None if role.is_worker else local.root
     driver = parts.add(Driver, Driver(local, clock, effects, root=root, fatal=role.fatal))
     engine = Runtime(
@@ -94,6 +95,9 @@ def compose(
             await_host=role.await_host,
         ),
     )
+    parts.add(Handover, Handover(engine, driver, registry, watcher, events))
+    if not role.is_worker:
+        parts.add(Leaving, Leaving(engine))
     this_proc = ThisProc(engine, registry)
     parts.add(Operations, operations(engine))  # type: ignore[type-abstract]
     parts.add(Controllers, Controllers(engine, registry))

@@ -1,7 +1,8 @@
 """What supervision decides, carried out on meshes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from monarch_nb.lifecycle.handover import Handover
 from monarch_nb.lifecycle.healing import MeshHealer
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.watching import ProcessWatcher
@@ -13,8 +14,8 @@ from monarch_nb.supervision import RankIncarnation, Refusal
 class MeshEffects:
     """Hands each effect to the part of this process that carries it out."""
 
-    def __init__(self, parts: Parts, tell_owner: Callable[[str, Refusal], None]) -> None:
-        self._parts, self._tell_owner = parts, tell_owner
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def stop_mesh(self, uid: str, reason: str) -> Future[None]:
         """Stops a mesh owned here."""
@@ -34,7 +35,7 @@ class MeshEffects:
 
     def tell_owner(self, process: str, refusal: Refusal) -> None:
         """Lets the process of a failed actor's owner know."""
-        self._tell_owner(process, refusal)
+        self._parts.get(Handover).tell_owner(process, refusal)
 
     def watch_owner(self, process: str) -> None:
         """An actor of an owner in that process incarnations here: it ends when that process does."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from monarch_nb.connect.leaving import Leaving
 from monarch_nb.connect.routes import Routes
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.logs import MeshLogs
@@ -13,6 +14,7 @@ from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.operations import ProcsWanted
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
+from monarch_nb.settings import parse_duration
 from monarch_nb.shape import NDSlice, Region
 
 
@@ -40,6 +42,14 @@ class ProcessOperations:
         """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
         stopped = self._engine.part(MeshStopper).stop(state, reason, region)
         return self._engine.part(MeshLogs).shown(stopped) if isinstance(state, ProcState) else stopped
+
+    def detach(self, state: ProcState, lease: object) -> None:
+        """Leaves a mesh of processes with all on it; blocks until its hosts look after it."""
+        self._engine.part(Leaving).detach(state, parse_duration(lease) / 1e9)
+
+    def detach_hosts(self, hosts: Sequence[str], host_mesh: str, lease: object) -> None:
+        """The same for all meshes that were spawned from here on a host mesh."""
+        self._engine.part(Leaving).detach_on(hosts, host_mesh, parse_duration(lease) / 1e9)
 
     def refer(self, state: MeshState) -> None:
         """A reference to a mesh that is owned elsewhere has come here: its failures, heals and end are followed."""

@@ -18,6 +18,7 @@ from monarch_nb.host import folders
 from monarch_nb.host.casting import Caster
 from monarch_nb.host.dialler import Dialler
 from monarch_nb.host.gateway import Gateway
+from monarch_nb.host.keeping import NOBODY, Keeper
 from monarch_nb.host.leases import Leases
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.loop import READ, Loop
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 _MOST_FDS = 65536
 _LINGER_S = 0.3  # for last words to those who may be gone themselves
+_ORPHANED = "the process that owned it is gone"
 _ORPHANED_TIMEOUT_S = 0.5  # between SIGTERM and SIGKILL when the owner is gone
 
 
@@ -70,7 +72,7 @@ class Agent:
             leases=self._leases, logs=self._logs, sender=self._sender, kept=options.owner_fd is None,
             incarnation=self._node.incarnation,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
-            later=self._loop.call_later, gateway=self._gateway,
+            later=self._loop.call_later, gateway=self._gateway, keeper=self._keeper,
         )  # fmt: skip
         self._caster = Caster(self._node, self.address, self._later)
         self._dialler: Dialler | None = None
@@ -80,6 +82,13 @@ class Agent:
         self._watching_leases = False
         self._followed: dict[str, int] = {}  # owners on this machine that are no procs of ours: their pidfds
         self._ending = False
+        self._ownerless = False  # who has started it is gone, and was to end it
+
+    def _keeper(self, grant: Callable[[str], None]) -> Keeper:
+        return Keeper(
+            children=self._children, stopper=self._stopper, sender=self._sender, logs=self._logs,
+            later=self._loop.call_later, changed=self._look_around, grant=grant,
+        )  # fmt: skip
 
     def run(self, say_ready: Callable[[Ready], None]) -> None:
         """Serve until the owner is gone or somebody asks for the end."""
@@ -99,6 +108,7 @@ class Agent:
         try:
             self._loop.run()
         finally:
+            self._service.keeper.agent_ends("its host agent was ended")
             self._children.close()
             self._node.close(_LINGER_S)
             end_descendants()
@@ -142,8 +152,10 @@ class Agent:
         self._node.forget(child.address, child.exit.reason)
         folders.remove_socket(self._folder, child.address)  # one that was killed could not
         self._logs.ended(child.address)
+        self._service.keeper.exited(child)
         self._service.owner_gone(child.address, child.exit.reason)
         self._stopper.gone(child)
+        self._look_around()
 
     def pong(self, child: Child) -> None:
         """A proc answered a ping."""
@@ -165,6 +177,7 @@ class Agent:
     def _serve(self, header: Header, body: bytes) -> None:
         self._service.handle(header, body)
         self._watch_leases()
+        self._look_around()
 
     def _link_failed(self, header: Header, _parcel: Parcel, reason: str) -> None:
         """On the reader thread, or on the loop's after `forget`."""
@@ -183,18 +196,21 @@ class Agent:
         if os.read(self._options.owner_fd, 4096):
             return
         self._loop.unregister(self._options.owner_fd)
-        wait = self._leases.detached_until - time.monotonic()
-        if wait > 0:
-            self._loop.call_later(wait, self._detached_too_long)
-        else:
-            self._give_up("the process that owned this host is gone")
+        self._ownerless = True
+        alive = self._children.alive()
+        keeper = self._service.keeper
+        cared_for = {NOBODY, *keeper.comers, *(child.address for child in alive)}
+        owners = dict.fromkeys([*keeper.holders, *(child.spec.owner for child in alive)])
+        for owner in owners:
+            if owner not in cared_for:
+                self._service.owner_gone(owner, _ORPHANED)
+        self._look_around()
 
-    def _detached_too_long(self) -> None:
-        wait = self._leases.detached_until - time.monotonic()
-        if wait > 0:
-            self._loop.call_later(wait, self._detached_too_long)
-        else:
-            self._give_up("no controller came back to this detached host in time")
+    def _look_around(self) -> None:
+        """An agent whose starter is gone ends once nobody else has anything here."""
+        keeper = self._service.keeper
+        if self._ownerless and not (self._ending or keeper.waits or keeper.comers.intersection(self._leases.owners)):
+            self._give_up(_ORPHANED)
 
     def _host_lost(self, host: str, reason: str, incarnation: int) -> None:
         self._node.forget(host, reason, incarnation)

@@ -56,6 +56,12 @@ class AgentHandle:
         self._process.kill()
         self._process.wait()
 
+    def let_go(self) -> None:
+        """It may outlive this process: it ends, and removes its folder, once nobody has anything there any more."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.returncode = self._process.poll() or 0  # nobody waits for it
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop the procs (SIGTERM, then SIGKILL) and the agent; blocks until they are gone. Removes the run folder."""
         if self._process.stdin is not None:

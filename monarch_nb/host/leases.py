@@ -14,7 +14,6 @@ class Leases:
         self._length: dict[str, float] = {}
         self._asked: dict[str, float] = {}
         self._looked = 0.0
-        self.detached_until = 0.0  # an agent whose owner pipe has closed lives till then
 
     def __bool__(self) -> bool:
         return bool(self._until)

@@ -164,14 +164,103 @@ class Lost(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct, frozen=True):
     """agent.lease: `owner` lives; without another word within `seconds` its procs are stopped.
 
-    `detach` also keeps an agent alive for that long whose owner pipe has closed. An owner on the agent's machine gives
-    its `pid`, and its end is noticed at once.
+    An owner on the agent's machine gives its `pid`, and its end is noticed at once.
     """
 
     owner: str = ""
     seconds: float = 60.0
-    detach: bool = False
     pid: int = 0
+
+
+class Holder(Harmless, frozen=True, kw_only=True):
+    """Who holds a mesh, as the next one who wants it is told."""
+
+    address: str
+    pid: int
+    machine: str
+    what: str = "another program"  # it is: "the kernel of train.ipynb"
+    since: float = 0.0  # wall clock, seconds
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """agent.hold: a mesh that can be left. `keep`: it is, for `seconds`, when its owner ends.
+
+    `meshes` are the uids of the procs and of the actors on them; `parts` is what makes the mesh usable by another
+    controller, by part, opaque to the agent (an empty part is taken out); `file` is the mesh's file.
+    """
+
+    uid: str
+    name: str
+    secret: str
+    seconds: float
+    keep: bool
+    holder: Holder
+    meshes: tuple[str, ...] = ()
+    parts: dict[str, bytes] = {}
+    file: str = ""
+
+
+class Detach(msgspec.Struct, frozen=True):
+    """agent.detach: the owner of a mesh leaves it, and it lives on until its lease ends or somebody attaches it."""
+
+    uid: str
+    why: str = "it was detached"
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True):
+    """agent.attach: the sender wants a mesh. `grant` is what the mesh's first host has given it, 0 when asking that."""
+
+    uid: str
+    secret: str
+    holder: Holder
+    steal: bool = False
+    grant: int = 0
+
+
+class Attached(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply to agent.attach: the mesh is the sender's. What is needed to use it, and what has happened meanwhile."""
+
+    grant: int
+    turn: int
+    left_at: float
+    why: str
+    parts: dict[str, bytes]
+    procs: "tuple[ProcState, ...]"
+    logs: dict[str, str]  # the log file of each proc
+    exits: tuple[Exited, ...]
+    before: Holder | None = None  # whom it was taken from
+
+
+class Stolen(msgspec.Struct, frozen=True):
+    """controller.stolen: somebody else has a mesh now that the receiver held."""
+
+    uid: str
+    by: Holder
+
+
+class NewOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """proc.owner: who owns these meshes from now on; nobody, for a time, where `owner` is "". Later turns count."""
+
+    meshes: tuple[str, ...]
+    owner: str
+    turn: int
+
+
+class Missed(Harmless, frozen=True, kw_only=True):
+    """An answer that nobody was there to hear."""
+
+    mesh: str
+    rank: int
+    endpoint: str
+    at: float
+    well: bool
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """Reply to proc.owner: what is of interest to a new owner."""
+
+    missed: tuple[Missed, ...] = ()
+    running: tuple[tuple[str, int, str, float], ...] = ()  # mesh, rank, endpoint, since (wall clock)
 
 
 class Pressed(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from monarch_nb._version import __version__
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.gateway import Gateway
+from monarch_nb.host.keeping import NOBODY, Keeper
 from monarch_nb.host.leases import Leases
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children, Start
@@ -32,6 +33,7 @@ _PATIENCE = 2.0  # seconds in which what others know of already is spawned here
 class Service:
     """Answers requests on the loop's thread.
 
+    `keeper(grant)` makes who looks after meshes that outlive their owners.
     `learn(host, endpoint, via, incarnation)`, `forget(host, reason, incarnation)`, `follow(owner, pid)`,
     `later(seconds, call)` and `end(reason, timeout, done)` are the agent's.
     """
@@ -40,7 +42,7 @@ class Service:
                  logs: LogTailer, sender: AgentSender, kept: bool, incarnation: int,
                  learn: Callable[[str, str, str, int], None], forget: Callable[[str, str, int], None],
                  follow: Callable[[str, int], None], later: Callable[[float, Callable[[], None]], object],
-                 gateway: Gateway,
+                 gateway: Gateway, keeper: Callable[[Callable[[str], None]], Keeper],
                  end: Callable[[str, float, Callable[[list[p.Exited]], None]], None]) -> None:  # fmt: skip
         self._host = host
         self._folder = folder
@@ -74,6 +76,8 @@ class Service:
         takes.handle(verbs.LEASE, self._lease)
         takes.handle(verbs.BEAT, lambda _, asker: None)
         takes.handle(verbs.PROC_EXITED, self._elsewhere_exited)
+        self.keeper = keeper(self._see_owner)
+        self.keeper.serve(takes)
 
     def handle(self, header: Header, body: bytes | memoryview) -> None:
         """Carry out one request and answer it. Whatever comes of a process is a sign of its life."""
@@ -135,11 +139,13 @@ class Service:
         """The process of an owner on this machine has ended, which is no proc: its actors may be in anybody's procs."""
         self.owner_gone(owner, why)
         gone = p.Exited(address=owner, host=host_of(owner), at=time.time(), reason=why, expected=True)
-        self._sender.tell_all((child.address for child in self._children.alive()), verbs.PROC_EXITED, gone)
+        concerned = [child.address for child in self._children.alive() if child.spec.owner != NOBODY]
+        self._sender.tell_all(concerned, verbs.PROC_EXITED, gone)
 
     def owner_gone(self, owner: str, why: str) -> None:
-        """Stop what a dead owner had."""
+        """Stop what a dead owner had, but for what is to be kept."""
         self._leases.end(owner)
+        self.keeper.owner_gone(owner, why)
         self._gateway.gone(owner, why)
         owned = [child for child in self._children.alive() if child.spec.owner == owner]
         if owned:
@@ -235,8 +241,6 @@ class Service:
         self._leases.grant(request.owner or asker.src, now, request.seconds)
         if request.pid:
             self._follow(request.owner or asker.src, request.pid)
-        if request.detach:
-            self._leases.detached_until = now + request.seconds
         return Done()
 
     def _elsewhere_exited(self, exited: p.Exited, asker: Asker[None]) -> None:

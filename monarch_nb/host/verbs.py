@@ -20,6 +20,9 @@ INTRODUCE = Verb(
 )
 LEASE = Verb("agent.lease", p.Lease, Done, doc="the owner lives; its procs do for so long")
 BEAT = Verb("agent.beat", Done, doc="the sender lives: it renews its lease")
+HOLD = Verb("agent.hold", p.Hold, Done, doc="a mesh of the sender that may outlive it, and what it takes to come back")
+DETACH = Verb("agent.detach", p.Detach, Done, doc="the sender leaves a mesh, which lives on for its lease")
+ATTACH = Verb("agent.attach", p.Attach, p.Attached, doc="the sender comes for a mesh that was left, or takes it over")
 
 # From an agent, to a proc or a controller.
 PROC_STARTED = Verb("proc.started", p.Started, doc="a process exists")
@@ -28,6 +31,8 @@ PROC_STOP = Verb("proc.stop", p.ProcStop, doc="the proc should end by itself")
 PROC_PING = Verb("proc.ping", Done, Done, doc="does the owner of procs still live?")
 PROC_UNRESPONSIVE = Verb("proc.unresponsive", p.Pressed, doc="a living proc does not answer")
 PROC_RESPONSIVE = Verb("proc.responsive", p.Pressed, doc="it answers again")
+NEW_OWNER = Verb("proc.owner", p.NewOwner, p.Welcome, doc="meshes have another owner, or none for a time")
+STOLEN = Verb("controller.stolen", p.Stolen, doc="another controller has taken a mesh over")
 HOST_LOST = Verb("host.lost", p.Lost, doc="hosts are gone, with all that ran there")
 HOST_CUT = Verb("host.cut", p.Lost, doc="a gateway's connection to hosts behind it is gone")
 WHO = Verb("controller.who", p.HostState, p.Who, doc="may this host join, and which controller is it?")

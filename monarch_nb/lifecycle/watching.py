@@ -86,6 +86,22 @@ class ProcessWatcher:
             self._engine.node.forget(address, reason, incarnation)
         self._tell(HostLost(host))
 
+    def found(self, started: p.Started) -> None:
+        """A process of a mesh that this one has come back to."""
+        self.pids[started.address] = started.pid
+        self._tell(ProcStarted(started.address, started.pid, started.log))
+
+    def gone_meanwhile(self, gone: p.Exited) -> None:
+        """A process of such a mesh has ended while nobody was there: that ends no script, which is told otherwise."""
+        if gone.expected:
+            return
+        place, cause = parse_address(gone.address).place, _cause(gone)
+        if self._driver.machine.root_policy == "notebook":
+            self._driver.proc_exited(*place, cause)
+        else:
+            self._driver.killed(*place, cause)
+        self._engine.node.forget(gone.address, gone.reason)
+
     def _started(self, started: p.Started, asker: Asker[None]) -> None:
         self.pids[started.address] = started.pid
         if started.why:
@@ -97,20 +113,7 @@ class ProcessWatcher:
         if gone.log_bytes:
             self._engine.log_positions.ended(gone.address)
         if not gone.expected:
-            lines = settings.tail_log_lines
-            cause = Cause(
-                kind="signal" if gone.signal else ("exit" if gone.pid else "spawn"),
-                text=gone.reason,
-                host=gone.host,
-                pid=gone.pid,
-                exitcode=gone.exitcode,
-                signal=gone.signal,
-                oom=gone.oom,
-                last_lines=gone.last_lines[-lines:] if lines else (),
-                dump=gone.dump,
-                at=gone.at,
-            )
-            self._driver.proc_exited(*parse_address(gone.address).place, cause)
+            self._driver.proc_exited(*parse_address(gone.address).place, _cause(gone))
         self._owner_gone(gone.address, gone.reason)
         fail_requests(self._engine, (gone.address,), gone.reason)
         self._engine.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
@@ -140,3 +143,19 @@ class ProcessWatcher:
 
     def _ping(self, _: Done, asker: Asker[Done]) -> Done:
         return Done()
+
+
+def _cause(gone: p.Exited) -> Cause:
+    lines = settings.tail_log_lines
+    return Cause(
+        kind="signal" if gone.signal else ("exit" if gone.pid else "spawn"),
+        text=gone.reason,
+        host=gone.host,
+        pid=gone.pid,
+        exitcode=gone.exitcode,
+        signal=gone.signal,
+        oom=gone.oom,
+        last_lines=gone.last_lines[-lines:] if lines else (),
+        dump=gone.dump,
+        at=gone.at,
+    )

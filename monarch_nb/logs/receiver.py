@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monarch_nb.logs.arrived import ArrivedLog
@@ -35,6 +35,7 @@ class LogReceiver:
         self._logs: dict[str, ArrivedLog] = {}
         self._listeners: list[Listener] = []
         self._former: deque[str] = deque()
+        self._catching_up: set[str] = set()  # processes whose next chunk is what they wrote before this one followed
 
     def follow(self, address: str, file: str = "") -> None:
         """Have the output of a process sent here, from its beginning; `file` is where its host keeps it."""
@@ -42,6 +43,18 @@ class LogReceiver:
             self._log(address).file = file
         # On the urgent lane, as the request that spawned it: it comes after it.
         self._send(agent_of(host_of(address)), TAIL, Follow((address,)))
+
+    def catch_up(self, addresses: Iterable[str]) -> None:
+        """What these processes wrote before they are followed is kept, and not shown as if it came now."""
+        with self._arrived:
+            self._catching_up.update(addresses)
+
+    def await_past(self, addresses: Iterable[str], limit: float) -> None:
+        """Blocks until what they wrote before has come, `limit` seconds at most."""
+        wanted = set(addresses)
+        with self._arrived:
+            self._arrived.wait_for(lambda: not wanted & self._catching_up, limit)
+            self._catching_up -= wanted
 
     def _log(self, address: str) -> ArrivedLog:
         log = self._logs.get(address)
@@ -67,7 +80,10 @@ class LogReceiver:
             log = self._log(chunk.address)
             lines = log.feed(chunk, time.monotonic())
             # Also without a full line: somebody may show how far a progress bar is. Before anybody who drains goes on.
-            self._tell(chunk.address, lines)
+            if chunk.address in self._catching_up:
+                self._catching_up.discard(chunk.address)
+            else:
+                self._tell(chunk.address, lines)
             self._arrived.notify_all()
             received = log.acknowledge()
         if received:

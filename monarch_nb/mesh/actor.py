@@ -1,5 +1,6 @@
 """Actor meshes: references to arrays of actors."""
 
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from monarch_nb.mesh.endpoint import Endpoint
@@ -34,6 +35,8 @@ class ActorMesh(Handle[ActorState], Generic[A]):
             return operations().metrics(self)
         if name == "logs":  # unless the class has something of that name
             return operations().logs(self)
+        if name == "detach":  # leaves its processes, with all on them
+            return partial(operations().detach, self._state.procs)
         endpoints = ", ".join(sorted(endpoints_of(cls))) or "none"
         raise AttributeError(f"{self._state.name} ({cls.__name__}) has no endpoint {name!r}; it has: {endpoints}")
 

@@ -198,6 +198,11 @@ class HostMesh(MeshTrait):
         self._check_owned("stop")
         return operations().stop_on_hosts(self.host_ids, self._identity)
 
+    def detach(self, lease: str | float = "1h") -> None:
+        """Leaves all that this process has spawned on this host mesh, as `ProcMesh.detach` does. Blocks."""
+        self._check_usable()
+        operations().detach_hosts(self.host_ids, self._identity, lease)
+
     async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> None:
         """Brings edited code to these hosts: `workspace` is a folder, several, or an object with such `dirs`.
 

@@ -103,6 +103,12 @@ class RankResumed(Struct, frozen=True):
     session: str
 
 
+class OwnerChanged(Struct, frozen=True):
+    """Meshes that this process holds a part of have another owner, in that process; "" is nobody, for a time."""
+
+    owner: str
+
+
 Event = (
     MeshSpawned
     | MeshStarting
@@ -117,6 +123,7 @@ Event = (
     | HostBack
     | RankPaused
     | RankResumed
+    | OwnerChanged
 )
 
 Listener = Callable[[Event], None]

@@ -41,6 +41,12 @@ class Operations(Protocol):
     def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:
         """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
 
+    def detach(self, state: ProcState, lease: object) -> None:
+        """Leaves a mesh of processes with all on it; blocks until its hosts look after it."""
+
+    def detach_hosts(self, hosts: Sequence[str], host_mesh: str, lease: object) -> None:
+        """The same for all meshes that were spawned from here on a host mesh."""
+
     def refer(self, state: MeshState) -> None:
         """A reference to a mesh that is owned elsewhere has come here: its failures, heals and end are followed."""
 

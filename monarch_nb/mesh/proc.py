@@ -77,6 +77,17 @@ class ProcMesh(Handle[ProcState]):
         """
         return operations().stop(self._state, reason, self._region)
 
+    def detach(self, lease: str | float = "1h") -> None:
+        """Leaves these processes with all on them: they live on without this program for `lease`, such as "2h".
+
+        `monarch.attach(name)` comes back to them, from here or from another program. Blocks until their hosts look
+        after them; calls under way end with an error here, and go on there. Raises DetachError, and the mesh is as
+        before.
+        """
+        if len(self) != len(self._state.region):
+            raise ValueError(f"{self._state.name}: only a whole mesh can be detached, not a slice")
+        operations().detach(self._state, lease)
+
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs `function(*args, **kwargs)` on the main thread of each process; gives a ValueMesh of the results."""
         return cast("Future[Any]", self._console.run.call(function, args, kwargs))

@@ -71,6 +71,11 @@ class MeshRegistry:
         """The process that has started this one, "" for a controller."""
         return "" if self._started_in is None else self._started_in.home
 
+    @property
+    def is_left(self) -> bool:
+        """Whether the process that has started this one has left it, and nobody has come for it."""
+        return self.started_by in self._engine.local.away
+
     # -- what this process owns and knows ---------------------------------------------------------------------------
 
     def _spec(self, state: MeshState) -> MeshSpec:

@@ -1,6 +1,7 @@
 """How messages leave a process: calls, answers, and what engines say to each other."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -109,6 +110,9 @@ class Sender:
     def reply(self, request: Header, status: Status, frames: Sequence[Any]) -> None:
         """Answers a CALL, if somebody waits for the answer."""
         if request.port == 0:
+            return
+        if request.src in self._local.away:
+            self._local.unheard.append((request.mesh, request.rank, request.method, status, time.time()))
             return
         header = Header(
             Kind.REPLY,

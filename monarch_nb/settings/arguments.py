@@ -37,6 +37,7 @@ class ConfigureArgs(AcceptedArgs, total=False):
     log_kept_lines: int
     look_before_sleep: str
     mesh_attach_config_timeout: Duration
+    mesh_keep: Duration
     mesh_orphan_timeout: Duration
     mesh_proc_spawn_max_idle: Duration
     mesh_terminate_timeout: Duration

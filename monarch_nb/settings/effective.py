@@ -43,6 +43,9 @@ class Effective:
     cleanup_timeout = seconds(3, "how long an async __cleanup__, or what a stop has interrupted, may take to end")
     mesh_terminate_timeout = seconds(10, "how long a stopped process may take to end before it is killed")
     process_exit_timeout = seconds(10, "how long host agents may take to end when the program does")
+    mesh_keep = seconds(
+        0, "how long processes live on, and can be attached, when the program that spawned them ends; 0s: not at all"
+    )
     mesh_orphan_timeout = seconds(60, "how long processes live when their owner is silent")
 
     # Memory of other processes

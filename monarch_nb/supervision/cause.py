@@ -17,6 +17,8 @@ CauseKind = Literal[
     "raised",  # an owner raised while it handled `chain`
     "spawn",  # it could not be started again
     "owner",  # who owned it is gone
+    "left",  # this process has left it: it lives on without
+    "taken",  # another controller has taken it over
     "stopped",  # it was stopped: not a failure, but nothing can be called on it any more
 ]
 

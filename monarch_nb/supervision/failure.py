@@ -89,6 +89,8 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     def next_step(self) -> str:
         """What can be done about it."""
         name, kind = self.mesh_name, self.cause.kind
+        if kind in ("left", "taken"):
+            return f"monarch.attach({name!r}{', steal=True' * (kind == 'taken')}) comes back to it"
         if kind in ("stopped", "owner"):
             return f"{name} cannot be used again: spawn a new one"
         if self.healing:
@@ -110,9 +112,9 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 
     def report(self) -> str:
         """The whole story: who, what, where, its last lines and what to do next."""
-        if self.cause.kind in ("stopped", "owner"):
+        state = {"stopped": "stopped", "owner": "failed", "left": "left", "taken": "taken"}.get(self.cause.kind)
+        if state is not None:
             what = "proc mesh" if self.procs else "actor mesh"
-            state = "stopped" if self.cause.kind == "stopped" else "failed"
             told = [f"{what} {self.mesh_name} has status: {state}: {self.cause.text}"]
             if self.places:
                 told.append(f"  mesh      {self.mesh_name}, {self.where}")

@@ -187,6 +187,13 @@ class Machine:
                 actions.append(FailCalls(mesh.uid, None, mesh.failure((), mesh.ended)))
         return actions
 
+    def handed_over(self, meshes: Collection[str], process: str) -> list[Action]:
+        """Meshes of another process are owned by this one from now on."""
+        for mesh in [mesh for uid in meshes if (mesh := self._records.meshes.get(uid)) is not None and mesh.process]:
+            mesh.process = process
+            mesh.ended = None if mesh.ended is not None and mesh.ended.kind == "owner" else mesh.ended
+        return []
+
     # Owners
 
     def owner_result(self, failure_id: int, handled: bool, raised: Cause | None = None) -> list[Action]:
@@ -268,6 +275,10 @@ class Machine:
         return actions
 
     # Heals
+
+    def left(self, mesh_uid: str, cause: Cause) -> list[Action]:
+        """Procs and all on them are somebody else's, or nobody's, from now on."""
+        return [FailCalls(gone.uid, None, gone.failure((), cause)) for gone in self._records.leave(mesh_uid, cause)]
 
     def heal_requested(self, mesh_uid: str, now: float, request: int, selection: Selection = None) -> list[Action]:
         """Bring the failed ranks of a mesh back. Each request is answered once, by Healed or HealRefused."""

@@ -84,7 +84,7 @@ class Mesh(Struct, eq=False):
         status = self.odd.get(rank, ALIVE)
         if self.ended is None:
             return status
-        state: State = "stopped" if self.ended.kind == "stopped" else "failed"
+        state: State = "stopped" if self.ended.kind in ("stopped", "left", "taken") else "failed"
         return RankStatus(state, status.incarnation, self.ended)
 
     def is_current(self, rank: int, incarnation: int) -> bool:
@@ -196,6 +196,14 @@ class MeshRecords:
             del self._on[mesh.on]
             if procs is not None and procs.owner is None and not procs.process:
                 del self.meshes[mesh.on]
+
+    def leave(self, uid: str, cause: Cause) -> list[Mesh]:
+        """Procs and all on them are not this process's any more; those that had not ended before."""
+        mesh = self.meshes.get(uid)
+        gone = [member for member in (self.family(mesh) if mesh is not None else ()) if member.ended is None]
+        for member in gone:
+            member.ended = cause
+        return gone
 
     def on(self, proc_mesh_uid: str) -> list[Mesh]:
         """The actor meshes on some procs, in the order they were spawned."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb.mesh.mesh_events import Event, MeshEvents, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Runtime, current, started
 from monarch_nb.telemetry.metrics import Metrics
@@ -59,6 +60,7 @@ class Points:
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
         self._listeners: list[Listener] = []
         engine.verbs.handle(TOLD, self._arrived)
+        engine.part(MeshEvents).listeners.append(self._happened)
 
     # -- where actors are -------------------------------------------------------------------------------------------
 
@@ -89,12 +91,19 @@ class Points:
 
     def _send(self) -> None:
         with self._lock:
-            points, self._waiting = self._waiting[-MOST:], []
             self._planned = False
+            if self._engine.part(MeshRegistry).is_left:  # whoever comes for it is told
+                self._waiting = self._waiting[-MOST:]
+                return
+            points, self._waiting = self._waiting[-MOST:], []
         try:
             self._engine.tell(self._home(), TOLD, MetricPoints(points))
         except TransportError:
             return  # nobody is there to hear it
+
+    def _happened(self, event: Event) -> None:
+        if isinstance(event, OwnerChanged) and event.owner and self._waiting:
+            self._engine.later(0.0, self._send)
 
     # -- where they were spawned from -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import pytest
 from zmq.utils.garbage import gc
 
 import monarch_nb.actor
-from monarch_nb import attach
+from monarch_nb import connect
 from monarch_nb.actor import Actor, MeshFailure, context, current_rank, endpoint
 from monarch_nb.host.bootstrap import command
 from monarch_nb.transport import Keys
@@ -29,7 +29,7 @@ def nothing_left(own_place: Path) -> Iterator[None]:
     """A module that imports this leaves no process, socket, folder, descriptor or thread."""
     before = Before(own_place)
     yield
-    attach.shutdown()
+    connect.shutdown()
     gc.stop()  # pyzmq's own thread, which frees what was lent to it; it lives as long as a process
     before.check()
 
@@ -41,7 +41,7 @@ def faults(nothing_left: None) -> Iterator[list[MeshFailure]]:
     before = monarch_nb.actor.unhandled_fault_hook
     monarch_nb.actor.unhandled_fault_hook = found.append
     yield found
-    attach.shutdown()
+    connect.shutdown()
     monarch_nb.actor.unhandled_fault_hook = before
 
 
@@ -193,7 +193,7 @@ def user_hosts(
         yield made
     finally:
         if shutdown:
-            attach.shutdown()
+            connect.shutdown()
         for host in made:
             host.close()
 

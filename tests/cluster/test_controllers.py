@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb import attach
+from monarch_nb import connect
 from monarch_nb.actor import Actor, ActorError, SupervisionError, context, endpoint, get_or_spawn_controller
 from tests.cluster.fault_tools import SOON, spawned, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
@@ -132,6 +132,6 @@ def test_one_that_was_stopped_is_made_anew(how: str, shown: list[Any]) -> None:
 def test_after_the_programs_end_of_everything_another_one_is_made() -> None:
     first = controller("lasting", Counter, 0)
     assert first.add.call_one().get(SOON)[0] == 1
-    attach.shutdown()
+    connect.shutdown()
     assert controller("lasting", Counter, 40).add.call_one().get(SOON) == (41, os.getpid())
-    attach.shutdown()
+    connect.shutdown()

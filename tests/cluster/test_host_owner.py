@@ -12,6 +12,7 @@ import pytest
 
 from monarch_nb.host import protocol, verbs
 from monarch_nb.host.bootstrap import command
+from monarch_nb.wire import parse_address
 from monarch_nb.wire.header import Layout
 from tests.cluster.host_client import ROOT, Client, hosted, left_of, wait_until
 from tests.processes import alive, freeze
@@ -157,10 +158,12 @@ def test_a_remote_owner_that_answers_keeps_its_lease() -> None:
             far.close()
 
 
-def test_a_detached_host_outlives_its_owner_for_a_while(tmp_path: Path) -> None:
+def test_a_host_with_a_mesh_that_is_kept_outlives_its_owner_for_a_lease(tmp_path: Path) -> None:
     with hosted() as (handle, client):
         [started] = client.started(*client.spawn(1))
-        client.ask(verbs.LEASE, protocol.Lease(seconds=3.0, detach=True))  # time to ask once more
+        holder = protocol.Holder(address=client.address, pid=1, machine="here")
+        uid = parse_address(started.address).mesh
+        client.ask(verbs.HOLD, protocol.Hold(uid=uid, name="w", secret="s", seconds=3.0, keep=True, holder=holder))
         assert handle._process.stdin is not None
         handle._process.stdin.close()
         assert client.status().procs[0].pid == started.pid

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb import attach
+from monarch_nb import connect
 from monarch_nb._version import __version__
 from monarch_nb.actor import ProcMesh, this_host
 from monarch_nb.connect import AttachError, attach_hosts
@@ -37,7 +37,7 @@ __all__ = ["key", "nothing_left"]
 def agents(tmp_path_factory: pytest.TempPathFactory, key: Path) -> Iterator[list[HostProcess]]:
     with user_hosts(tmp_path_factory.mktemp("agents"), 2, key=key) as made:
         yield made
-        attach.shutdown()
+        connect.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_stop_ends_the_procs_and_keeps_the_hosts(agents: list[HostProcess], key:
 def test_hosts_survive_their_controller_and_its_procs_do_not(agents: list[HostProcess], key: Path) -> None:
     procs = attach_hosts([agent.endpoint for agent in agents], key=key).spawn_procs(name="left")
     pids = [pid for _, pid in procs.spawn("members", Member).where.call().get(SOON).values()]
-    attach.shutdown()
+    connect.shutdown()
     wait_until(lambda: not any(map(alive, pids)), 30)  # at once, not when the lease is over
     assert all(agent.process.poll() is None for agent in agents)
     procs = attach_hosts([agent.endpoint for agent in agents], key=key).spawn_procs(name="anew")
@@ -202,7 +202,7 @@ def test_a_wrong_key_is_told_and_the_right_one_works_afterwards(tmp_path: Path, 
         with pytest.raises(AttachError, match=rf"{agent.endpoint} does not accept this key: pass the very file"):
             attach_hosts([agent.endpoint], key=Keys.create())
         assert attach_hosts([agent.endpoint], key=key).initialized.get(SOON) is True
-        attach.shutdown()
+        connect.shutdown()
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path, key: Path) -> None:
@@ -224,7 +224,7 @@ def test_keys_on_one_side_only_are_told(tmp_path: Path, key: Path) -> None:
             attach_hosts([closed.endpoint], insecure_loopback=True)
         procs = attach_hosts([open_one.endpoint], insecure_loopback=True).spawn_procs(name="open")
         assert len(procs.spawn("members", Member).where.call().get(SOON)) == 1
-        attach.shutdown()
+        connect.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
-from monarch_nb import attach
+from monarch_nb import connect
 from monarch_nb.connect import attach_hosts
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.runtime import runtime
@@ -72,7 +72,7 @@ def agent(place: Path, keys: Keys) -> Iterator[HostProcess]:
     env = {"PYTHONPATH": str(place / "site"), "AUDIT": str(place / "audit")}
     made = HostProcess(place, key=place / "job.key", env=env)
     yield made
-    attach.shutdown()
+    connect.shutdown()
     made.close()
 
 

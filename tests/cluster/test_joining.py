@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb import attach
+from monarch_nb import connect
 from monarch_nb.actor import (
     MeshFailure,
     SupervisionError,
@@ -83,7 +83,7 @@ def diallers(tmp_path_factory: pytest.TempPathFactory, key: Path, at: str) -> It
     folder = tmp_path_factory.mktemp("agents")
     made = [DiallingHost(folder, at, key) for _ in range(2)]
     yield made
-    attach.shutdown()
+    connect.shutdown()
     for one in made:
         one.close()
 
@@ -91,7 +91,7 @@ def diallers(tmp_path_factory: pytest.TempPathFactory, key: Path, at: str) -> It
 @pytest.fixture
 def pair(diallers: list[DiallingHost], at: str, key: Path) -> Iterator[Any]:
     yield accept_hosts(2, at=at, key=key, timeout=SOON)
-    attach.shutdown()
+    connect.shutdown()
 
 
 def test_hosts_that_dial_are_a_mesh_like_any_other(
@@ -153,7 +153,7 @@ def test_a_connection_that_breaks_is_dialled_again_and_loses_nothing(tmp_path: P
             members.note.broadcast(number)
         assert list(members.in_order.call("root", list(range(200))).get(SOON).values()) == [True]
     finally:
-        attach.shutdown()
+        connect.shutdown()
         proxy.close()
         dialler.close()
 
@@ -179,7 +179,7 @@ def test_a_host_that_does_not_dial_again_is_lost_after_its_lease_and_may_come_ba
         hosts.shutdown().get(SOON)
         assert dialler.process.wait(SOON) == 0
     finally:
-        attach.shutdown()
+        connect.shutdown()
         proxy.close()
         dialler.close()
 
@@ -193,7 +193,7 @@ def test_who_has_not_come_is_told_with_what_to_do(key: Path, elsewhere: str) -> 
         accept_hosts(1, at="tcp://127.0.0.1:1", key=key)
     with pytest.raises(ValueError, match="at least 1"):
         accept_hosts(0, at=elsewhere, key=key)
-    attach.shutdown()
+    connect.shutdown()
 
 
 @pytest.mark.slow
@@ -206,5 +206,5 @@ def test_a_host_with_another_key_does_not_get_in(key: Path, elsewhere: str, tmp_
             accept_hosts(1, at=elsewhere, key=key, timeout=1.5)
         wait_until(lambda: "does not accept this key" in dialler.errors.read_text())
     finally:
-        attach.shutdown()
+        connect.shutdown()
         dialler.close()

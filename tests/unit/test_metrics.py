@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from monarch_nb.mesh.mesh_events import OwnerChanged
 from monarch_nb.shape import Extent
 from monarch_nb.telemetry import Metrics
 from monarch_nb.telemetry.points import MOST, Points
@@ -60,10 +61,11 @@ class Process:
         self.sent: list[tuple[str, list[Point]]] = []
         self.later: list[Callable[[], None]] = []
         self.take: Any = None
+        self.parts = SimpleNamespace(started_by=started_by, is_left=False, listeners=[])
         engine: Any = SimpleNamespace(
             address="h/here",
             verbs=SimpleNamespace(handle=self._handle),
-            part=lambda _: SimpleNamespace(started_by=started_by),
+            part=lambda _: self.parts,
             later=lambda _, function: self.later.append(function),
             tell=lambda dst, _, message: self.sent.append((dst, message.points)),
         )
@@ -71,6 +73,21 @@ class Process:
 
     def _handle(self, _: Any, function: Any) -> None:
         self.take = function
+
+
+def test_while_nobody_owns_the_mesh_values_wait_for_the_next_owner() -> None:
+    process = Process("h/first")
+    process.parts.is_left = True
+    process.points.note(report(1.0, 2.0))
+    for call in process.later:
+        call()
+    assert process.sent == []
+    process.parts.started_by, process.parts.is_left = "h/second", False
+    process.later.clear()
+    process.parts.listeners[0](OwnerChanged("h/second"))
+    for call in process.later:
+        call()
+    assert [(to, [each.value for each in points]) for to, points in process.sent] == [("h/second", [1.0, 2.0])]
 
 
 def report(*values: float, step: float | None = None) -> list[Point]:

@@ -15,6 +15,8 @@ from monarch_nb.debug.records import Over
 from monarch_nb.debug.session.identity import home_of, identity
 from monarch_nb.debug.session.thread import ThreadDebugger
 from monarch_nb.debug.session.wanted import WantedBreakpoints
+from monarch_nb.mesh.mesh_events import Event, MeshEvents, OwnerChanged
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorCell, Context, Instance, Runtime, current
 from monarch_nb.runtime.actors.failures import Kept, frames_of
 from monarch_nb.settings import settings
@@ -36,6 +38,17 @@ class Debuggers:
         self._by_session: dict[str, ThreadDebugger] = {}
         self._warned: set[str] = set()  # threads of the engine that were to stop
         self.wanted = WantedBreakpoints(engine, lambda cell: self._of(cell.executor.thread, cell))
+        engine.part(MeshEvents).listeners.append(self._happened)
+
+    def _happened(self, event: Event) -> None:
+        """A new owner hears of all that is stopped here."""
+        if isinstance(event, OwnerChanged) and event.owner:
+            self.heard()
+            with self._lock:
+                waiting = [debugger for debugger in self._by_session.values() if debugger.stopped]
+            for debugger in waiting:
+                debugger.holder = ""
+                self._tell(verbs.STOPPED, debugger.who)
 
     def heard(self) -> None:
         """A controller has said something: it lives."""
@@ -170,6 +183,8 @@ class Debuggers:
 
     def verdict(self) -> str:
         """What is to become of stopped threads when nothing is heard of a controller: "", "resume" or "end"."""
+        if self._engine.part(MeshRegistry).is_left:
+            self.heard()  # the lease of the mesh counts, until somebody comes
         if time.monotonic() - self._heard < settings.debug_lease:
             return ""
         self.wanted.drop()

@@ -41,6 +41,10 @@ class Child(Struct, eq=False):
         """Whether it has not ended; one that is still being started counts."""
         return self.exit is None
 
+    def own(self, owner: str) -> None:
+        """Somebody else owns it from now on."""
+        self.spec = replace(self.spec, owner=owner)
+
     def let_go(self) -> None:
         """It has ended, and all know: only what is told to those who ask late is kept."""
         self.channel = None

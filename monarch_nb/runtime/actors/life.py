@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import msgspec
+
 from monarch_nb.runtime.actors.endpoint import Kind as ActorKind
 from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor, aside
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
@@ -100,6 +102,10 @@ class ActorLife:
         self._on_end: list[Callable[[], object]] = []
 
     # -- messages that will never be run ----------------------------------------------------------------------------
+
+    def hand_over(self, process: str) -> None:
+        """Its owner is another process from now on."""
+        self.spec = msgspec.structs.replace(self.spec, owner_process=process)
 
     def interrupt(self) -> None:
         """Breaks off what it is doing, as far as that can be done."""

@@ -1,0 +1,259 @@
+"""Leaving meshes: by wish, or when this process ends, if it is to be so. Host agents look after them then."""
+
+import contextlib
+import logging
+import os
+import platform
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from monarch_nb._version import __version__
+from monarch_nb.connect.record import NOTES, parts_of
+from monarch_nb.connect.routes import Routes
+from monarch_nb.host import mesh_files, verbs
+from monarch_nb.host import protocol as p
+from monarch_nb.host.folders import run_folder_for
+from monarch_nb.host.holdings import clock
+from monarch_nb.host.mesh_files import MeshFile, Way
+from monarch_nb.lifecycle.proc_spawn import ProcBirth, python_version
+from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshHealed, MeshStarting, MeshStopped
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
+from monarch_nb.settings import format_duration, settings
+from monarch_nb.supervision import Cause, Driver
+from monarch_nb.supervision.actions import Action, Tell
+from monarch_nb.supervision.machine import Machine
+from monarch_nb.wire import Asker, agent_of
+
+logger = logging.getLogger(__name__)
+_AGREE_S = 10.0  # for an agent to take note
+_SOON_S = 0.05  # meshes are spawned one after the other
+
+
+class DetachError(RuntimeError):
+    """A mesh cannot be left; the text says why, and it is as before."""
+
+
+class Leaving:
+    """One per controller."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+        self._secrets: dict[str, str] = {}  # by uid of the procs
+        self._notes: dict[str, bytes] = {}
+        self._held: set[str] = set()  # meshes that agents know how to keep
+        self._due: set[str] = set()
+        self._lock = threading.Lock()
+        self._what = f"the program {Path(sys.argv[0]).name or 'python'}"  # this process is, as others are told
+        self.hosts: set[str] = set()  # with agents of this process that are to outlive it
+        engine.verbs.handle(verbs.STOLEN, self._stolen)
+        engine.part(MeshEvents).listeners.append(self._happened)
+
+    @property
+    def holder(self) -> p.Holder:
+        """This process, as others are told who has a mesh."""
+        return p.Holder(
+            address=self._engine.address, pid=os.getpid(), machine=platform.node(), what=self._what, since=time.time()
+        )
+
+    def call_itself(self, what: str) -> None:
+        """What this process is, for those who want a mesh that it has."""
+        self._what = what
+
+    def note(self, uid: str, notes: bytes) -> None:
+        """What whoever comes for a mesh is given besides; kept with it from now on."""
+        if self._notes.get(uid) != notes:
+            self._notes[uid] = notes
+            if uid in self._held:
+                self._plan(uid)
+
+    def came_back(self, uid: str, secret: str, notes: bytes) -> None:
+        """A mesh has come to this process, whose secret and notes are these."""
+        self._secrets[uid] = secret
+        if notes:
+            self._notes[uid] = notes
+        self._held.add(uid)
+        self._plan(uid)
+
+    # -- leaving ----------------------------------------------------------------------------------------------------
+
+    def detach(self, state: ProcState, seconds: float, why: str = "it was detached") -> None:
+        """Leaves a mesh of processes with all on it; blocks until its hosts look after it. Raises DetachError."""
+        engine = self._engine
+        if state.stopped is not None:
+            raise DetachError(f"{state.name} cannot be detached: it has been stopped already ({state.stopped})")
+        if state.home != engine.address or not isinstance(state.born, ProcBirth):
+            raise DetachError(f"{state.name} cannot be detached here: it was spawned by {state.home}")
+        if seconds <= 0:
+            raise DetachError(f"{state.name}: a lease must be longer than 0 s, such as 30m or 2h")
+        hosts = list(dict.fromkeys(state.layout.hosts))
+        self._ask(state, hosts, self._holds(state, seconds, keep=True), verbs.HOLD)
+        self._ask(state, hosts, {host: p.Detach(state.uid, why) for host in hosts}, verbs.DETACH)
+        self._let_go(state, Cause(kind="left", text=f"detached for {format_duration(round(seconds * 1e9))}"))
+
+    def detach_on(self, hosts: Sequence[str], host_mesh: str, seconds: float) -> None:
+        """Leaves what was spawned from here on a host mesh."""
+        for state in self._mine():
+            if state.born is not None and state.born.host_mesh == host_mesh and set(state.layout.hosts) <= set(hosts):
+                self.detach(state, seconds)
+
+    def detach_all(self, why: str) -> list[str]:
+        """This process ends: what is to be kept is left. The names of what was."""
+        left = []
+        for state in self._mine():
+            try:
+                self.detach(state, settings.mesh_keep, why)
+                left.append(state.name)
+            except (DetachError, RuntimeError, TimeoutError) as error:
+                logger.warning("%s ends with this process: %s", state.name, error)
+        return left
+
+    def _mine(self) -> list[ProcState]:
+        address = self._engine.address
+        return [
+            state
+            for state in tuple(self._engine.meshes.values())
+            if isinstance(state, ProcState)
+            and state.stopped is None
+            and state.home == address
+            and isinstance(state.born, ProcBirth)
+        ]
+
+    def _ask(self, state: ProcState, hosts: Iterable[str], bodies: dict[str, Any], verb: Any) -> None:
+        asked: dict[str, Future[Any]] = {
+            host: request(self._engine, agent_of(host), verb, bodies[host]) for host in hosts
+        }
+        for host, answer in asked.items():
+            try:
+                answer.get(_AGREE_S)
+            except (TimeoutError, RuntimeError) as error:
+                raise DetachError(f"{state.name} is not detached: host {host} has not agreed: {error}") from error
+
+    def _let_go(self, state: ProcState, cause: Cause) -> None:
+        """It is not this process's any more; its handles say what has become of it."""
+        engine = self._engine
+        for one in (state, *state.actors.values()):
+            one.stopped = one.stopped or cause.text
+        engine.part(Driver).feed(lambda machine: machine.left(state.uid, cause))
+        self._held.discard(state.uid)
+        self.hosts.update(host for host in state.layout.hosts if host in engine.part(Routes).local)
+        engine.part(MeshEvents).tell(MeshStopped(state))
+
+    # -- what is kept of a mesh before it is left ---------------------------------------------------------------------
+
+    def _holds(self, state: ProcState, seconds: float, *, keep: bool) -> dict[str, p.Hold]:
+        """What each of its hosts is told; the first one keeps all there is to know."""
+        parts = parts_of(self._engine, state)
+        notes = self._notes.get(state.uid)
+        if notes is not None:
+            parts[NOTES] = notes
+        file = mesh_files.path_of(state.uid, state.name)
+        secret = self._secrets.setdefault(state.uid, secrets.token_hex(32))
+        hosts = list(dict.fromkeys(state.layout.hosts))
+        actors = [actors for actors in state.actors.values() if actors.stopped is None]
+        shape = ", ".join(f"{label}={size}" for label, size in state.region.extent.items())
+        written = MeshFile(
+            uid=state.uid, name=state.name, secret=secret, ways=tuple(self._way(state, host) for host in hosts),
+            version=__version__, python=python_version(), machine=platform.node(), ranks=len(state.region),
+            shape=shape, actors=tuple(one.name for one in actors), holder=self.holder,
+        )  # fmt: skip
+        mesh_files.write(file, written)
+        first = p.Hold(
+            uid=state.uid, name=state.name, secret=secret, seconds=seconds, keep=keep, holder=self.holder,
+            meshes=(state.uid, *(one.uid for one in actors)), parts=parts, file=str(file),
+        )  # fmt: skip
+        other = msgspec.structs.replace(first, parts={}, file="")
+        return {host: other if host != hosts[0] else first for host in hosts}
+
+    def _way(self, state: ProcState, host: str) -> Way:
+        """How another controller reaches a host. Raises DetachError."""
+        routes = self._engine.part(Routes)
+        if host in routes.local:
+            return Way(host, f"ipc://{run_folder_for(host)}")
+        remote = routes.attached.get(host)
+        if remote is None or remote.lost:
+            why = "it is lost" if remote is not None else "it is not known here"
+            raise DetachError(f"{state.name} cannot be detached: its host {host} cannot be reached: {why}")
+        if remote.near:
+            return Way(host, remote.endpoint)
+        if not remote.endpoint or remote.behind:
+            raise DetachError(
+                f"{state.name} cannot be detached: nobody else can dial its host {host}, which has dialled this "
+                "process or is behind a gateway; start its agent with --tcp, and attach it with attach_hosts"
+            )
+        return Way(host, remote.endpoint, "" if remote.keys is None else remote.keys.to_text().decode())
+
+    def refresh(self) -> None:
+        """The setting `mesh_keep` has changed: agents hear of it, for the meshes that there are."""
+        for state in self._mine():
+            self._plan(state.uid)
+
+    def _plan(self, uid: str) -> None:
+        with self._lock:
+            first = not self._due
+            self._due.add(uid)
+        if first:
+            self._engine.later(_SOON_S, lambda: _aside(self._hold_due))
+
+    def _hold_due(self) -> None:
+        with self._lock:
+            due, self._due = self._due, set()
+        for uid in due:
+            state = self._engine.meshes.get(uid)
+            if not isinstance(state, ProcState) or state.stopped is not None or self._engine.closed:
+                continue
+            try:
+                keep = settings.mesh_keep
+                for host, hold in self._holds(state, keep, keep=keep > 0).items():
+                    self._engine.tell(agent_of(host), verbs.HOLD, hold)
+                self._held.add(uid)
+            except Exception as error:
+                logger.warning("%s would end with this process: %s", state.name, error)
+
+    def _happened(self, event: Event) -> None:
+        match event:
+            case MeshStarting(state) | MeshHealed(state):
+                self._changed(state)
+            case MeshStopped(ActorState() as state):
+                self._changed(state)
+            case MeshStopped(ProcState() as state) if state.uid in self._held and state.stopped is not None:
+                self._held.discard(state.uid)
+                with contextlib.suppress(OSError):
+                    mesh_files.remove(mesh_files.path_of(state.uid, state.name))
+            case _:
+                return
+
+    def _changed(self, state: MeshState) -> None:
+        procs = state.procs if isinstance(state, ActorState) else state
+        if procs.born is not None and procs.stopped is None and (settings.mesh_keep > 0 or procs.uid in self._held):
+            self._plan(procs.uid)
+
+    # -- taken over -------------------------------------------------------------------------------------------------
+
+    def _stolen(self, message: p.Stolen, asker: Asker[None]) -> None:
+        """Another controller has a mesh of this one now (reading thread)."""
+        state = self._engine.meshes.get(message.uid)
+        if not isinstance(state, ProcState) or state.stopped is not None:
+            return
+        by = message.by
+        reason = f"taken over by {by.what} (process {by.pid} on {by.machine}) at {clock(time.time())}"
+        cause = Cause(kind="taken", text=reason, at=time.time())
+
+        def tell(machine: Machine) -> list[Action]:
+            failure = machine.describe(state.uid, list(state.ranks), cause)
+            return [] if failure is None else [Tell(failure)]
+
+        self._engine.part(Driver).feed(tell)
+        self._held.discard(state.uid)
+        self._let_go(state, cause)
+
+
+def _aside(function: Callable[[], None]) -> None:
+    threading.Thread(target=function, name="monarch-hold", daemon=True).start()

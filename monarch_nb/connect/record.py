@@ -1,0 +1,96 @@
+"""What makes a mesh usable by another controller: written by the one that may leave it, read by the one that comes."""
+
+from typing import Any
+
+import msgspec
+
+from monarch_nb.lifecycle.actor_spawn import ActorBirth
+from monarch_nb.lifecycle.proc_spawn import ProcBirth
+from monarch_nb.mesh.reference import ActorForm, ProcForm, actor_form, proc_form
+from monarch_nb.runtime import ActorState, Held, MeshState, ProcState, Runtime
+from monarch_nb.wire import decode, encode, error_line
+
+PROCS = "procs"  # the part of the procs; those of actors go under the uids of their meshes
+NOTES = "notes"  # what the notebook has to say of it
+
+
+class RecordError(RuntimeError):
+    """A mesh cannot be used by this process; the text says what of it, and why."""
+
+
+def parts_of(engine: Runtime, procs: ProcState) -> dict[str, bytes]:
+    """A mesh of processes and all actors on it. Raises what cannot be pickled."""
+    born = procs.born
+    assert isinstance(born, ProcBirth)  # it was spawned here
+    how = (born.setup, born.env, born.proc_bind, born.launch, born.python, born.host_mesh)
+    parts = {PROCS: _packed(engine, (proc_form(procs), how))}
+    for actors in tuple(procs.actors.values()):
+        if actors.stopped is None and isinstance(actors.born, ActorBirth):
+            spawned = (actors.born.cls, actors.born.arguments, actors.born.spec)
+            parts[actors.uid] = _packed(engine, (actor_form(actors), spawned))
+        else:
+            parts[actors.uid] = b""
+    return parts
+
+
+def _packed(engine: Runtime, value: Any) -> bytes:
+    return msgspec.msgpack.encode([bytes(frame) for frame in encode(value, engine)])
+
+
+def _unpacked(engine: Runtime, name: str, part: bytes) -> Any:
+    frames = msgspec.msgpack.decode(part, type=list[bytes])
+    try:
+        return decode([frames[0], *map(bytearray, frames[1:])], engine)
+    except Exception as error:
+        raise RecordError(
+            f"{name} cannot be used in this process: {error_line(error)}. Its classes must be importable here as they "
+            "were where it was spawned: the same folder, the same packages"
+        ) from error
+
+
+def procs_from(engine: Runtime, name: str, parts: dict[str, bytes]) -> ProcState:
+    """The mesh of processes, which this process owns from now on. Raises RecordError."""
+    form, how = _unpacked(engine, name, parts[PROCS])
+    held: ProcForm = form
+    common, layout = held
+    born = ProcBirth(engine.root, *how)
+    known = engine.meshes.get(common[0])
+    state = known if isinstance(known, ProcState) else _made(engine, ProcState, common, layout=layout)
+    _take(engine, state, common, born)
+    state.layout = layout
+    return state
+
+
+def actors_from(engine: Runtime, procs: ProcState, parts: dict[str, bytes]) -> list[ActorState]:
+    """The meshes of actors on it, in the order they were spawned. Raises RecordError."""
+    found = []
+    for uid, part in parts.items():
+        if uid in (PROCS, NOTES) or not part:
+            continue
+        form, (cls, arguments, spec) = _unpacked(engine, f"an actor mesh on {procs.name}", part)
+        held: ActorForm = form
+        common, _, newest, kind = held
+        arguments = arguments if isinstance(arguments, Held) else Held(())
+        spec = msgspec.structs.replace(spec, owner=engine.root.stream, owner_process=engine.address)
+        born = ActorBirth(cls, arguments, spec, engine.root)
+        known = engine.meshes.get(uid)
+        state = (
+            known
+            if isinstance(known, ActorState)
+            else _made(engine, ActorState, common, procs=procs, cls=newest, kind=kind)
+        )
+        _take(engine, state, common, born)
+        found.append(state)
+    return found
+
+
+def _made(engine: Runtime, record: Any, common: Any, **own: Any) -> Any:
+    uid, name, region, _, incarnations, version, _ = common
+    return record(uid, name, region, engine.address, incarnations, version, None, **own)
+
+
+def _take(engine: Runtime, state: MeshState, common: Any, born: Any) -> None:
+    """It may have been known here: then all handles of it work again."""
+    with state.lock:
+        state.home, state.stopped, state.born = engine.address, None, born
+    state.renew(common[4], common[5])

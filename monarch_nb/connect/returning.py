@@ -1,0 +1,239 @@
+"""Coming back to a mesh that was left: by this process or another, on this machine or elsewhere."""
+
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from monarch_nb._version import __version__
+from monarch_nb.connect.hosts import AttachError, attach_hosts
+from monarch_nb.connect.leaving import Leaving
+from monarch_nb.connect.local_host import meet
+from monarch_nb.connect.own_hosts import LocalAgents
+from monarch_nb.connect.record import NOTES, actors_from, procs_from
+from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.story import Story, listing, story_of
+from monarch_nb.host import mesh_files, verbs
+from monarch_nb.host import protocol as p
+from monarch_nb.host.holdings import clock
+from monarch_nb.host.mesh_files import MeshFile, Way
+from monarch_nb.lifecycle.proc_spawn import python_version
+from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.logs import MeshLogs
+from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
+from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.registry import MeshRegistry
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, runtime
+from monarch_nb.supervision import Driver
+from monarch_nb.transport import Keys, TransportError, UnreachableError
+from monarch_nb.wire import agent_of, parse_address
+
+_ANSWER_S = 10.0
+
+
+class Return(Struct, frozen=True):
+    """A mesh that this process has come back to."""
+
+    procs: ProcMesh
+    actors: tuple[ActorMesh[object], ...]
+    story: Story
+    notes: bytes = b""  # what the notebook that left it had to say
+
+
+def left_meshes() -> list[MeshFile]:
+    """The meshes of this user that were left, or may be, the newest last. Asks nobody; reads files."""
+    return [mesh for path, mesh in mesh_files.all_files() if not mesh.ended and not _agent_gone(path, mesh)]
+
+
+def come_back(name: str, *, steal: bool = False) -> Return:
+    """Attaches the mesh of that name, or with actors of that name; blocks until all of it answers.
+
+    Raises AttachError, which says who has it, or what has become of it.
+    """
+    engine = runtime()
+    path, mesh = _find(name)
+    here, there = (__version__, python_version()), (mesh.version, mesh.python)
+    if here != there:
+        raise AttachError.of(
+            f"{mesh.name} runs monarch-nb {there[0]} on Python {there[1]}, this process {here[0]} on {here[1]}: attach "
+            f"it with those, or end it with `monarch-nb mesh stop {mesh.name}`"
+        )
+    hosts = [way.host for way in mesh.ways]
+    for way in mesh.ways:
+        try:
+            _reach(engine, mesh, way)
+        except (UnreachableError, AttachError) as error:
+            if _agent_gone(path, mesh):
+                mesh_files.remove(path)
+            raise AttachError.of(
+                f"{mesh.name} cannot be attached, its host {way.host} cannot be reached: {error}"
+            ) from error
+    engine.part(Routes).settle(hosts, _ANSWER_S)
+    answers = _ask(engine, mesh, hosts, steal=steal)
+    return _take(engine, mesh, answers)
+
+
+def _find(name: str) -> tuple[Path, MeshFile]:
+    """The file of the mesh that is meant. Raises AttachError."""
+    every = mesh_files.all_files()
+    called = [found for found in every if name in (found[1].name, found[1].uid)]
+    called = called or [found for found in every if name in found[1].actors]
+    living = []
+    for path, mesh in called:
+        if mesh.ended:
+            continue
+        if _agent_gone(path, mesh):
+            mesh_files.remove(path)
+            continue
+        living.append((path, mesh))
+    if len(living) > 1:
+        uids = ", ".join(f"{mesh.uid} ({mesh.shape}, {_state(mesh)})" for _, mesh in living)
+        raise AttachError.of(f"there are several meshes called {name}: attach one of them by its id: {uids}")
+    if living:
+        return living[0]
+    ended = [(path, mesh) for path, mesh in called if mesh.ended]
+    if ended:
+        path, mesh = ended[-1]
+        mesh_files.remove(path)
+        raise AttachError.of(f"{name} is gone: {mesh.ended}; spawn it anew")
+    if called:
+        raise AttachError.of(f"{name} is gone: its host agent was killed, or the machine was restarted; spawn it anew")
+    others = ", ".join(sorted({mesh.name for _, mesh in every if not mesh.ended})) or "none"
+    raise AttachError.of(f"there is no mesh {name!r} to attach; there are: {others}")
+
+
+def _agent_gone(path: Path, mesh: MeshFile) -> bool:
+    """Whether nobody is there any more who could know of a mesh on this machine."""
+    first = mesh.ways[0].endpoint if mesh.ways else ""
+    if not first.startswith("ipc://") or mesh.machine != platform.node():
+        return False
+    return not (Path(first.removeprefix("ipc://")) / "agent").exists()
+
+
+def _state(mesh: MeshFile) -> str:
+    if mesh.holder is not None:
+        return f"held by {mesh.holder.what}, process {mesh.holder.pid}"
+    return f"left at {clock(mesh.left_at)}"
+
+
+def _reach(engine: Runtime, mesh: MeshFile, way: Way) -> None:
+    """Makes a host known to this process, and this process to it."""
+    routes = engine.part(Routes)
+    if way.host in routes.local or (way.host in routes.attached and not routes.attached[way.host].lost):
+        return
+    if not way.endpoint.startswith("ipc://"):
+        key = Keys.from_text(way.key.encode(), f"the file of {mesh.name}") if way.key else None
+        attach_hosts([way.endpoint], key=key, insecure_loopback=key is None)
+        return
+    if mesh.machine != platform.node():
+        raise UnreachableError(f"it is on the machine {mesh.machine}, where no TCP port leads to it; this is "
+                               f"{platform.node()}")  # fmt: skip
+    engine.part(LocalAgents).ensure()  # agents are told of each other, and so of this process
+    folder = way.endpoint.removeprefix("ipc://")
+    local = meet(engine, f"{folder}/agent", time.monotonic() + 1.0, lambda: engine.closed)
+    routes.attached[local.host] = local
+    local.join().get(_ANSWER_S)
+
+
+def _ask(engine: Runtime, mesh: MeshFile, hosts: Sequence[str], *, steal: bool) -> list[p.Attached]:
+    """Gets the mesh from its first host, which decides, then from the others."""
+    holder = engine.part(Leaving).holder
+    wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal)
+    try:
+        first = request(engine, agent_of(hosts[0]), verbs.ATTACH, wanted).get(_ANSWER_S)
+        follow = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal, grant=first.grant)
+        asked: list[Future[p.Attached]] = [request(engine, agent_of(host), verbs.ATTACH, follow) for host in hosts[1:]]
+        return [first, *(answer.get(_ANSWER_S) for answer in asked)]
+    except (RuntimeError, TimeoutError, TransportError) as error:
+        raise AttachError.of(f"{mesh.name} cannot be attached: {error}") from error
+
+
+def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached]) -> Return:
+    first = answers[0]
+    registry, driver = engine.part(MeshRegistry), engine.part(Driver)
+    living = {proc.address: proc for answer in answers for proc in answer.procs if proc.exit is None}
+    procs = procs_from(engine, mesh.name, first.parts)
+    _follow_lives(procs, [proc.address for answer in answers for proc in answer.procs])
+    driver.feed(lambda machine: machine.disown(mesh.uid))  # it may have been known here before
+    registry.own(engine.root, procs)
+    actors = actors_from(engine, procs, first.parts)
+    for each in actors:
+        registry.own(engine.root, each)
+    watcher, events = engine.part(ProcessWatcher), engine.part(MeshEvents)
+    logs = {address: file for answer in answers for address, file in answer.logs.items()}
+    engine.part(MeshLogs).receiver.catch_up(living)
+    for address, proc in living.items():
+        watcher.found(p.Started(address=address, pid=proc.pid, how=proc.how, log=logs.get(address, "")))
+    exits = tuple(gone for answer in answers for gone in answer.exits)
+    for gone in exits:
+        watcher.gone_meanwhile(gone)
+    welcomes = _greet(engine, procs, actors, first.turn, list(living))
+    watcher.watch(*(procs.address(rank) for rank in range(procs.layout.size)))  # who has ended since is told again
+    for state in (procs, *actors):
+        events.tell(MeshStarting(state))
+    notes = first.parts.get(NOTES, b"")
+    engine.part(Leaving).came_back(mesh.uid, mesh.secret, notes)
+    story = story_of(engine, procs, actors, first, exits, welcomes)
+    whole: tuple[ActorMesh[object], ...] = tuple(ActorMesh(state, state.region) for state in actors)
+    return Return(ProcMesh(procs, procs.region), whole, story, notes)
+
+
+def _follow_lives(procs: ProcState, addresses: Sequence[str]) -> None:
+    """The incarnations that its hosts know, which may be later than what was written down."""
+    latest = dict(procs.incarnations)
+    for address in addresses:
+        _, rank, incarnation = parse_address(address).place
+        if incarnation > latest.get(rank, 0):
+            latest[rank] = incarnation
+    procs.renew(latest, procs.version + (latest != procs.incarnations))
+
+
+def _greet(engine: Runtime, procs: ProcState, actors: Sequence[ActorState], turn: int, living: Sequence[str],
+           ) -> dict[str, p.Welcome]:  # fmt: skip
+    """Tells the processes who owns them, and takes what they have to tell; the silent are not waited for."""
+    meshes = (procs.uid, *(each.uid for each in actors))
+    news = p.NewOwner(meshes=meshes, owner=engine.address, turn=turn)
+    asked = {address: request(engine, address, verbs.NEW_OWNER, news) for address in living}
+    until = time.monotonic() + _ANSWER_S
+    answers = {}
+    for address, answer in asked.items():
+        try:
+            answers[address] = answer.get(max(0.0, until - time.monotonic()))
+        except (RuntimeError, TimeoutError):  # it has ended, or is stopped: it hears when it goes on
+            continue
+    return answers
+
+
+def attach(name: str | None = None, *, steal: bool = False) -> ProcMesh | ActorMesh[object] | str:
+    """Comes back to a mesh that was left with `detach`, or by a program that has ended; blocks until it answers.
+
+    Gives the mesh of processes of that name, or that of actors, and writes what has happened meanwhile. All actors on
+    the same processes come along: attach them by name too. Without a name it gives the list of what can be attached.
+    With `steal` a mesh is taken over from a controller that holds it, which is told.
+    Raises AttachError, which says who has the mesh since when, or what has become of it.
+    """
+    if name is None:
+        return listing(left_meshes())
+    known = _mine(runtime(), name)
+    if known is not None:
+        return known
+    back = come_back(name, steal=steal)
+    sys.stdout.write(f"{back.story.text()}\n")
+    found = _mine(runtime(), name)
+    return found if found is not None else back.procs
+
+
+def _mine(engine: Runtime, name: str) -> ProcMesh | ActorMesh[object] | None:
+    """A mesh of that name that this process has already."""
+    for state in reversed(tuple(engine.meshes.values())):
+        if state.name == name and state.stopped is None and state.home == engine.address and state.born is not None:
+            if isinstance(state, ProcState):
+                return ProcMesh(state, state.region)
+            if isinstance(state, ActorState):
+                return ActorMesh(state, state.region)
+    return None

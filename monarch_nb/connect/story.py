@@ -1,0 +1,143 @@
+"""What has happened to a mesh while nobody was there, told once to who comes back."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from monarch_nb.host import protocol as p
+from monarch_nb.host.holdings import clock
+from monarch_nb.host.mesh_files import MeshFile
+from monarch_nb.logs import MeshLogs
+from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
+from monarch_nb.settings import format_duration
+from monarch_nb.shape import places_of
+from monarch_nb.wire import parse_address
+
+_LINES = 12  # last lines that are told
+_PAST_S = 1.0  # for what was written to come
+
+
+class Story(Struct, frozen=True):
+    """In lines of text: what is back, what happened, and the last lines that were written meanwhile."""
+
+    head: str
+    events: tuple[str, ...]
+    lines: tuple[str, ...]
+
+    def text(self) -> str:
+        """All of it."""
+        parts = [self.head]
+        if self.events:
+            parts += ["meanwhile:", *(f"  {event}" for event in self.events)]
+        if self.lines:
+            parts += ["last lines written meanwhile:", *(f"  | {line}" for line in self.lines)]
+        return "\n".join(parts)
+
+
+def story_of(
+    engine: Runtime,
+    procs: ProcState,
+    actors: Sequence[ActorState],
+    answer: p.Attached,
+    exits: Sequence[p.Exited],
+    welcomes: Mapping[str, p.Welcome],
+) -> Story:
+    """What a mesh's hosts and processes have told of the time since it was left."""
+    states: dict[str, MeshState] = {state.uid: state for state in (procs, *actors)}
+    events = [*_ends(procs, exits), *_missed(states, welcomes), *_running(states, welcomes)]
+    with_them = f" with {', '.join(state.name for state in actors)}" if actors else ""
+    living = len(welcomes)
+    how_many = f"{living} of {len(procs.region)} procs" if living < len(procs.region) else _procs(len(procs.region))
+    since = _since(answer)
+    head = f"{procs.name} is back: {how_many}{with_them}; {since}"
+    return Story(head, tuple(told for _, told in sorted(events)), tuple(_lines(engine, procs, answer, welcomes)))
+
+
+def _procs(count: int) -> str:
+    return f"{count} proc{'' if count == 1 else 's'}"
+
+
+def _since(answer: p.Attached) -> str:
+    if answer.before is not None:
+        return f"taken over from {answer.before.what} (process {answer.before.pid} on {answer.before.machine})"
+    away = format_duration(max(1, round(time.time() - answer.left_at)) * 10**9)
+    return f"left {away} ago, at {clock(answer.left_at)}: {answer.why}"
+
+
+def _ends(procs: ProcState, exits: Sequence[p.Exited]) -> list[tuple[float, str]]:
+    told = []
+    for gone in exits:
+        if not gone.expected:
+            rank = parse_address(gone.address).rank
+            where = places_of(procs.region, [rank]) or f"rank {rank}"
+            ended = f"{procs.name} {where} ended: {gone.reason}"
+            told.append((gone.at, f"{clock(gone.at)} {ended}; heal_mesh brings it back"))
+    return told
+
+
+def _missed(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) -> list[tuple[float, str]]:
+    groups: dict[tuple[str, str, bool], list[p.Missed]] = {}
+    for welcome in welcomes.values():
+        for missed in welcome.missed:
+            groups.setdefault((missed.mesh, missed.endpoint.lstrip("@!"), missed.well), []).append(missed)
+    told = []
+    for (mesh, endpoint, well), group in groups.items():
+        state = states.get(mesh)
+        if state is None:
+            continue
+        last = max(missed.at for missed in group)
+        where = places_of(state.region, sorted({missed.rank for missed in group}))
+        how = (
+            "its result was lost: nobody was there to hear it" if well else "it raised, and nobody was there to hear it"
+        )
+        told.append((last, f"{clock(last)} {state.name}.{endpoint}() ended on {where or 'its rank'}; {how}"))
+    return told
+
+
+def _running(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) -> list[tuple[float, str]]:
+    groups: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for welcome in welcomes.values():
+        for mesh, rank, endpoint, since in welcome.running:
+            groups.setdefault((mesh, endpoint.lstrip("@!")), []).append((rank, since))
+    told = []
+    for (mesh, endpoint), group in groups.items():
+        state = states.get(mesh)
+        if state is not None:
+            where = places_of(state.region, sorted({rank for rank, _ in group}))
+            since = min(at for _, at in group)
+            told.append((time.time(), f"{state.name}.{endpoint}() runs on {where or 'its rank'} since {clock(since)}"))
+    return told
+
+
+def _lines(engine: Runtime, procs: ProcState, answer: p.Attached, addresses: Mapping[str, p.Welcome]) -> list[str]:
+    receiver = engine.part(MeshLogs).receiver
+    receiver.await_past(addresses, _PAST_S)
+    found = []
+    for address in addresses:
+        where = places_of(procs.region, [parse_address(address).rank])
+        for written in receiver.written(address):
+            if written.at >= answer.left_at > 0:
+                found += [(written.at, f"[{where}] {line}" if where else line) for line in written.lines]
+    found.sort(key=lambda line: line[0])
+    left_out = len(found) - _LINES
+    more = [f"… {left_out} lines before these: {procs.name}.logs()"] if left_out > 0 else []
+    return more + [line for _, line in found[-_LINES:]]
+
+
+def listing(meshes: Sequence[MeshFile]) -> str:
+    """The meshes that can be attached, one a line."""
+    if not meshes:
+        return "no mesh was left: mesh.detach() leaves one, and %load_ext monarch --keep 1h all, when the kernel ends"
+    return "\n".join(_line(mesh) for mesh in meshes)
+
+
+def _line(mesh: MeshFile) -> str:
+    actors = f" with {', '.join(mesh.actors)}" if mesh.actors else ""
+    where = ", ".join(dict.fromkeys(way.host for way in mesh.ways))
+    what = f"{mesh.name} {{{mesh.shape}}}{actors} on {mesh.machine} ({where})"
+    if mesh.holder is not None:
+        by = mesh.holder
+        return f"{what}: held by {by.what}, process {by.pid} on {by.machine}, since {clock(by.since)}"
+    left = format_duration(max(0, round(mesh.until - time.time())) * 10**9)
+    return f"{what}: left at {clock(mesh.left_at)}: {mesh.why}; {left} of its lease left"

@@ -1,0 +1,138 @@
+"""Files of meshes that may outlive their controllers: where they run, and the secret that is asked for there.
+
+One file a mesh, mode 0600, in a folder that is this user's own. It is written by the mesh's owner, and says at the end
+what became of the mesh, until somebody has read that.
+"""
+
+import contextlib
+import os
+import re
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from monarch_nb._private import is_private
+from monarch_nb.host.folders import base_folder
+from monarch_nb.host.protocol import Holder
+
+_TOLD_S = 7 * 86400.0  # how long the end of a mesh is kept for who comes late
+
+
+class Way(msgspec.Struct, frozen=True):
+    """How one host of a mesh is reached: by its run folder on this machine, or at an endpoint with the job's key."""
+
+    host: str
+    endpoint: str  # ipc://<run folder>, or tcp://...
+    key: str = ""  # as a key file has it
+
+
+class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written down of one mesh."""
+
+    uid: str
+    name: str
+    secret: str
+    ways: tuple[Way, ...]
+    version: str  # of monarch_nb
+    python: str
+    machine: str  # where its owner ran when this was written
+    ranks: int
+    shape: str
+    actors: tuple[str, ...] = ()
+    holder: Holder | None = None  # None while nobody has it
+    left_at: float = 0.0  # times are of the wall clock
+    until: float = 0.0  # when its lease ends, while nobody has it
+    why: str = ""  # it was left
+    ended: str = ""  # why, once it has
+    ended_at: float = 0.0
+
+
+def folder() -> Path:
+    """Where they are: in `$XDG_STATE_HOME` (`~/.local/state`), or beside the run folders where that is not ours."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
+    for base in (state / "monarch-nb", base_folder() / f"monarch-nb-{os.geteuid()}"):
+        path = base / "meshes"
+        with contextlib.suppress(OSError):
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+            if is_private(path) and os.access(path, os.W_OK):
+                return path
+    raise PermissionError(f"{state} cannot be written by this user: set XDG_STATE_HOME to a folder that can")
+
+
+def path_of(uid: str, name: str) -> Path:
+    """The file of a mesh."""
+    readable = re.sub(r"[^\w.-]", "_", name)[:40]
+    return folder() / f"{readable}.{uid}.json"
+
+
+def write(path: Path, mesh: MeshFile) -> None:
+    """Writes it, whole or not at all. Raises OSError."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")  # mode 0600
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(msgspec.json.encode(mesh))
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read(path: Path) -> MeshFile | None:
+    """What it says; None where it is not there, not this user's own, or nonsense."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISREG(found.st_mode):
+            return None
+        try:
+            return msgspec.json.decode(file.read(), type=MeshFile)
+        except msgspec.DecodeError:
+            return None
+
+
+def change(path: Path, **changes: Any) -> None:
+    """Some of what it says is different now. Never raises."""
+    mesh = read(path)
+    with contextlib.suppress(OSError):
+        if mesh is not None:
+            write(path, msgspec.structs.replace(mesh, **changes))
+
+
+def end(path: Path, why: str) -> None:
+    """The mesh is gone, and why: for who asks for it later. Never raises."""
+    change(path, secret="", ways=(), ended=why, ended_at=time.time())
+
+
+def remove(path: Path) -> None:
+    """Nobody needs it any more. Never raises."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def all_files() -> list[tuple[Path, MeshFile]]:
+    """All that there are, the newest last. Old tellings of ends are removed."""
+    found = []
+    for path in sorted(folder().glob("*.json"), key=_age):
+        mesh = read(path)
+        if mesh is None:
+            continue
+        if mesh.ended and time.time() - mesh.ended_at > _TOLD_S:
+            remove(path)
+        else:
+            found.append((path, mesh))
+    return found
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,93 @@
+"""A process whose mesh changes hands: it knows its new owner, and what it could tell nobody meanwhile is told then."""
+
+import logging
+import threading
+import time
+
+from monarch_nb.host import protocol as p
+from monarch_nb.host.verbs import NEW_OWNER
+from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.mesh.mesh_events import MeshEvents, OwnerChanged
+from monarch_nb.mesh.registry import MeshRegistry
+from monarch_nb.mesh.verbs import ACTOR_FAILED
+from monarch_nb.runtime import MeshState, Runtime
+from monarch_nb.supervision import Driver, Refusal
+from monarch_nb.transport import TransportError
+from monarch_nb.wire import Asker, Status
+
+logger = logging.getLogger(__name__)
+_FAILURES = 256  # of actors, that are kept for a new owner
+
+
+class Handover:
+    """One per process; takes the word of host agents and of new owners, on the reading thread."""
+
+    def __init__(self, engine: Runtime, driver: Driver, registry: MeshRegistry, watcher: ProcessWatcher,
+                 events: MeshEvents) -> None:  # fmt: skip
+        self._engine, self._driver = engine, driver
+        self._registry, self._watcher, self._events = registry, watcher, events
+        self._turns: dict[str, int] = {}  # by mesh
+        self._refusals: list[tuple[str, Refusal]] = []  # owners that left, and what they were to be told
+        self._lock = threading.Lock()
+        engine.verbs.handle(NEW_OWNER, self._changed)
+
+    def tell_owner(self, process: str, refusal: Refusal) -> None:
+        """An actor has failed: its owner is told, or whoever comes after it."""
+        with self._lock:
+            if process in self._engine.local.away:
+                self._refusals = [*self._refusals[-_FAILURES:], (process, refusal)]
+                return
+        self._engine.tell(process, ACTOR_FAILED, refusal)
+
+    def _changed(self, news: p.NewOwner, asker: Asker[p.Welcome]) -> p.Welcome:
+        states = [state for uid in news.meshes if (state := self._engine.meshes.get(uid)) is not None]
+        late = any(news.turn < self._turns.get(uid, 0) for uid in news.meshes)
+        if not late:
+            self._turns.update(dict.fromkeys(news.meshes, news.turn))
+            if news.owner:
+                self._take_over(states, news)
+            else:
+                self._engine.local.away.update(state.home for state in states)
+                self._events.tell(OwnerChanged(""))
+        return self._welcome(set(news.meshes)) if asker.waits else p.Welcome()
+
+    def _take_over(self, states: list[MeshState], news: p.NewOwner) -> None:
+        local, owner = self._engine.local, news.owner
+        before = {state.home for state in states} - {owner}
+        for state in states:
+            state.home = owner
+        cells = [cell for cell in tuple(local.cells.values()) if cell.mesh in news.meshes]
+        for cell in cells:
+            before.add(cell.spec.owner_process)
+            cell.hand_over(owner)
+        before.discard(owner)
+        if cells:
+            self._watcher.watch_owner(owner)
+        self._driver.feed(lambda machine: machine.handed_over(news.meshes, owner))
+        with self._lock:
+            local.away.discard(owner)
+            waiting = [refusal for _, refusal in self._refusals if refusal.mesh in news.meshes]
+            self._refusals = [told for told in self._refusals if told[1].mesh not in news.meshes]
+        for refusal in waiting:
+            try:
+                self._engine.tell(owner, ACTOR_FAILED, refusal)
+            except TransportError:
+                logger.debug("%s cannot be told of a failure", owner, exc_info=True)
+        self._events.tell(OwnerChanged(owner))
+
+    def _welcome(self, meshes: set[str]) -> p.Welcome:
+        local = self._engine.local
+        mine = [told for told in tuple(local.unheard) if told[0] in meshes]
+        for told in mine:
+            local.unheard.remove(told)
+        missed = tuple(
+            p.Missed(mesh=mesh, rank=rank, endpoint=endpoint, at=at, well=status == Status.VALUE)
+            for mesh, rank, endpoint, status, at in mine
+        )
+        now, wall = time.monotonic(), time.time()
+        running = tuple(
+            (cell.mesh, cell.rank, runs[1], wall - (now - runs[2]))
+            for cell in tuple(local.cells.values())
+            if cell.mesh in meshes and (runs := cell.running) is not None
+        )
+        return p.Welcome(missed, running)

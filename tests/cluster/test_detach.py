@@ -1,0 +1,140 @@
+"""Meshes that outlive their controllers, with real processes: left, killed, come back to, taken over, forgotten."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import alive
+
+pytestmark = pytest.mark.timeout(120)
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).with_name("detach_programs.py")
+SOON = 30.0
+
+
+class Controller:
+    """One program."""
+
+    def __init__(self, place: Path, *words: str, **env: str) -> None:
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAMS), *words], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "GATE": str(place / "gate"), **env},
+        )  # fmt: skip
+
+    def until(self, word: str) -> list[str]:
+        """The rest of the next line that begins so."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            if line.split()[:1] == [word]:
+                return line.split()[1:]
+        raise AssertionError(f"no line {word!r}: {self.lines}")
+
+    def done(self) -> "Controller":
+        assert self.process.stdout is not None
+        with self.process.stdout:
+            self.lines += [line.rstrip() for line in self.process.stdout]
+        assert self.process.wait(SOON) == 0, self.lines
+        return self
+
+    def kill(self) -> None:
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def said(self, word: str) -> list[list[str]]:
+        return [line.split()[1:] for line in self.lines if line.split()[:1] == [word]]
+
+
+def wait(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # facts of the operating system that nobody reports
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Files of meshes and run folders of one test; nothing is left in them at its end."""
+    runs = Path(f"/tmp/md{os.getpid()}-{time.monotonic_ns() % 10**6}")
+    runs.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runs))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    yield tmp_path
+    wait(lambda: not list(runs.iterdir()))
+    runs.rmdir()
+
+
+def files(place: Path) -> list[Path]:
+    return list(place.glob("monarch-nb/meshes/*.json"))
+
+
+def test_a_mesh_that_was_left_is_attached_by_another_program_with_its_state(place: Path) -> None:
+    first = Controller(place, "leave").done()
+    pids = first.said("pids")[0]
+    assert first.said("counts") == [["15", "15"]]
+    assert all("left: detached for 1m" in " ".join(error) for error in first.said("error")), first.lines
+    assert len(first.said("error")) == 2
+    [file] = files(place)
+    assert file.stat().st_mode & 0o777 == 0o600
+    (place / "gate").touch()
+    second = Controller(place, "take").done()
+    assert second.said("pids") == [pids]
+    assert second.said("counts") == [["16", "16"]]
+    assert second.said("slice") == [["17"]]
+    assert any("counter.wait_for() ended on gpus=0-1; its result was lost" in line for line in second.lines)
+    assert not any(map(alive, map(int, pids)))
+    assert files(place) == []
+
+
+def test_with_mesh_keep_a_killed_controller_leaves_its_mesh_and_only_then(place: Path) -> None:
+    for keep in ("0s", "60s"):
+        first = Controller(place, "hold", MONARCH_NB_MESH_KEEP=keep)
+        pids = [int(pid) for pid in first.until("pids")]
+        first.until("holds")
+        if keep != "0s":
+            wait(lambda: bool(files(place)))
+        first.kill()
+        if keep == "0s":
+            wait(lambda pids=pids: not any(map(alive, pids)))  # type: ignore[misc]
+    second = Controller(place, "take").done()
+    assert [[str(pid) for pid in pids]] == second.said("pids")
+    assert second.said("counts") == [["16", "16"]]
+
+
+def test_when_the_lease_ends_all_ends_and_who_comes_late_is_told_once(place: Path) -> None:
+    (place / "gate").touch()
+    first = Controller(place, "leave", "1s").done()
+    wait(lambda: not any(alive(int(pid)) for pid in first.said("pids")[0]))
+    late = Controller(place, "take").done()
+    assert "trainers is gone: nobody came back to it: its lease of 1s ended at" in " ".join(late.said("refused")[0])
+    later = Controller(place, "take").done()
+    assert "there is no mesh 'trainers' to attach; there are: none" in " ".join(later.said("refused")[0])
+
+
+def test_a_second_controller_is_refused_by_name_or_takes_over_and_the_first_is_told(place: Path) -> None:
+    (place / "gate").touch()
+    Controller(place, "leave").done()
+    first = Controller(place, "take", "hold")
+    first.until("holds")
+    refused = " ".join(Controller(place, "take").done().said("refused")[0])
+    assert f"held by the program detach_programs.py (process {first.process.pid} on" in refused
+    thief = Controller(place, "take", "steal").done()
+    assert thief.said("counts") == [["17", "18"]]
+    first.process.send_signal(signal.SIGUSR1)
+    first.done()
+    assert f"(process {thief.process.pid} on" in " ".join(first.said("error")[0])
+
+
+def test_the_same_program_comes_back_and_its_handles_work_again(place: Path) -> None:
+    program = Controller(place, "again").done()
+    assert program.said("counts") == [["15", "15"], ["16", "16"], ["11", "11"]]
+    assert program.said("same") == [["True"]]

@@ -1,0 +1,154 @@
+"""Who holds a mesh that may outlive its owner, and until when: no I/O, times are given."""
+
+import pytest
+
+from monarch_nb.host.holdings import HeldError, Holding, Holdings
+from monarch_nb.host.protocol import Exited, Hold, Holder
+
+pytestmark = pytest.mark.timeout(10)
+
+FIRST = Holder(address="h1/c1.0.0", pid=1, machine="here", what="the kernel of train.ipynb", since=0.0)
+SECOND = Holder(address="h2/c2.0.0", pid=2, machine="there")
+THIRD = Holder(address="h3/c3.0.0", pid=3, machine="there")
+
+
+def wanted(uid: str = "p1", *, keep: bool = False, holder: Holder = FIRST, **more: object) -> Hold:
+    given = {"uid": uid, "name": "trainers", "secret": "s", "seconds": 10.0, "keep": keep, "holder": holder, **more}
+    return Hold(**given)  # type: ignore[arg-type]
+
+
+def held(*, keep: bool = False) -> Holdings:
+    holdings = Holdings()
+    holdings.hold(wanted(keep=keep), FIRST.address)
+    return holdings
+
+
+def left(at: float = 0.0) -> Holdings:
+    holdings = held()
+    holdings.leave("p1", FIRST.address, at, 1000.0, "it was detached")
+    return holdings
+
+
+def one(holdings: Holdings) -> Holding:
+    found = holdings.get("p1")
+    assert found is not None
+    return found
+
+
+def test_a_mesh_that_is_to_be_kept_is_left_when_its_owner_ends() -> None:
+    holdings = held(keep=True)
+    kept, over = holdings.owner_gone(FIRST.address, 5.0, 1000.0, "it was killed")
+    assert [mesh.uid for mesh in kept] == ["p1"]
+    assert over == []
+    assert one(holdings).left
+    assert one(holdings).why == "it was killed"
+
+
+def test_without_that_it_ends_with_its_owner() -> None:
+    holdings = held()
+    kept, over = holdings.owner_gone(FIRST.address, 5.0, 1000.0, "it was killed")
+    assert (kept, [mesh.uid for mesh in over]) == ([], ["p1"])
+    assert not holdings
+
+
+def test_the_end_of_somebody_else_changes_nothing() -> None:
+    holdings = held(keep=True)
+    assert holdings.owner_gone(SECOND.address, 5.0, 1000.0, "") == ([], [])
+    assert not one(holdings).left
+
+
+def test_a_lease_runs_from_when_the_mesh_was_left_and_ends_once() -> None:
+    holdings = left(at=100.0)
+    assert holdings.due(103.0) == 7.0
+    assert holdings.expired(109.9) == []
+    assert [mesh.uid for mesh in holdings.expired(110.0)] == ["p1"]
+    assert holdings.expired(200.0) == []
+    assert holdings.due(200.0) is None
+
+
+def test_no_lease_runs_while_somebody_has_the_mesh() -> None:
+    holdings = left()
+    holdings.attach("p1", "s", SECOND)
+    assert holdings.due(0.0) is None
+    assert holdings.expired(1e9) == []
+
+
+def test_of_two_who_come_at_once_one_gets_it_and_the_other_is_told_who() -> None:
+    holdings = left()
+    assert holdings.attach("p1", "s", FIRST) is None
+    with pytest.raises(HeldError, match=r"held by the kernel of train.ipynb \(process 1 on here\) since .*--steal"):
+        holdings.attach("p1", "s", SECOND)
+    assert one(holdings).holder == FIRST
+
+
+def test_who_takes_it_over_learns_from_whom() -> None:
+    holdings = left()
+    holdings.attach("p1", "s", FIRST)
+    assert holdings.attach("p1", "s", SECOND, steal=True) == FIRST
+    assert one(holdings).holder == SECOND
+
+
+def test_to_attach_again_what_one_has_is_no_theft() -> None:
+    holdings = left()
+    holdings.attach("p1", "s", FIRST)
+    assert holdings.attach("p1", "s", FIRST) is None
+
+
+def test_a_wrong_secret_and_an_unknown_mesh_are_refused() -> None:
+    holdings = left()
+    with pytest.raises(HeldError, match="secret"):
+        holdings.attach("p1", "another", SECOND)
+    with pytest.raises(HeldError, match="not there any more"):
+        holdings.attach("p2", "s", SECOND)
+    assert one(holdings).left
+
+
+def test_other_hosts_follow_the_latest_grant_of_the_first() -> None:
+    holdings = left()
+    holdings.attach("p1", "s", SECOND, grant=5)
+    with pytest.raises(HeldError, match="later"):
+        holdings.attach("p1", "s", FIRST, grant=4)
+    assert holdings.attach("p1", "s", THIRD, grant=6) == SECOND
+    assert one(holdings).holder == THIRD
+
+
+def test_only_who_has_a_mesh_may_leave_it_or_say_how_it_is_kept() -> None:
+    holdings = held()
+    holdings.attach("p1", "s", SECOND, steal=True)
+    with pytest.raises(HeldError, match="cannot be left"):
+        holdings.leave("p1", FIRST.address, 0.0, 0.0, "")
+    with pytest.raises(HeldError, match="not yours any more"):
+        holdings.hold(wanted(), FIRST.address)
+    with pytest.raises(HeldError, match="not known"):
+        holdings.leave("p2", FIRST.address, 0.0, 0.0, "")
+
+
+def test_each_change_of_hands_has_a_later_number() -> None:
+    holdings = held()
+    turns = [one(holdings).turn]
+    for holder in (FIRST, SECOND, THIRD):
+        if not one(holdings).left:
+            now = one(holdings).holder
+            assert now is not None
+            holdings.leave("p1", now.address, 0.0, 0.0, "")
+            turns.append(one(holdings).turn)
+        holdings.attach("p1", "s", holder)
+        turns.append(one(holdings).turn)
+    assert turns == sorted(set(turns))
+
+
+def test_ends_of_procs_are_kept_while_nobody_has_the_mesh() -> None:
+    holdings = held()
+    gone = Exited(address="h1/p1.0.0", host="h1", reason="it was killed")
+    holdings.exited("p1", gone)
+    assert list(one(holdings).exits) == []
+    holdings.leave("p1", FIRST.address, 0.0, 0.0, "")
+    holdings.exited("p1", gone)
+    assert list(one(holdings).exits) == [gone]
+
+
+def test_parts_are_replaced_by_name_and_empty_ones_taken_out() -> None:
+    holdings = Holdings()
+    holdings.hold(wanted(parts={"procs": b"1", "a": b"2"}), FIRST.address)
+    holdings.hold(wanted(parts={"a": b"", "b": b"3"}), FIRST.address)
+    assert one(holdings).parts == {"procs": b"1", "b": b"3"}
