@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.modules.gradients import no_sync
     from monarch_nb.tensor.modules.plan import Plan
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh
+    from monarch_nb.tensor.notices import GatherWarning
     from monarch_nb.tensor.verify import Verification, verify
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "CompileError",
     "CompileWarning",
     "ContentsLostError",
+    "GatherWarning",
     "Mesh",
     "MeshTensor",
     "Plan",
@@ -59,6 +61,7 @@ _HOMES = {
     "modules.gradients": ("no_sync",),
     "modules.plan": ("Plan",),
     "modules.to_mesh": ("module_to_mesh",),
+    "notices": ("GatherWarning",),
     "verify": ("Verification", "verify"),
 }
 _look_up = lazy_names("monarch_nb.tensor", _HOMES)

@@ -52,3 +52,4 @@ class ConfigureArgs(AcceptedArgs, total=False):
     shared_memory_threshold: int
     stop_actor_timeout: Duration
     tail_log_lines: int
+    tensor_gather: str

@@ -76,6 +76,12 @@ class Effective:
     log_file_count = count(4, "how many log files are kept for a process", least=1)
     log_folder = text("", "the folder in which log files stay; without it they go when the host ends")
 
+    # Sharded tensors
+    tensor_gather = text(
+        "tell",
+        "what operations do that need whole tensors on every rank: tell (a warning, once for each), allow, refuse",
+    )
+
     # Debugging
     debug_freeze_on_error = flag(False, "whether an endpoint that raises stops there, as at a breakpoint")
     debug_keep_failures = count(3, "how many failed calls of each actor keep their frames for %mpm; 0: none")

@@ -1,6 +1,7 @@
 """What is sent to workers together, and what is told of it."""
 
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol, cast
 
 from monarch_nb.runtime import Future
 from monarch_nb.tensor.origin import Place
@@ -40,3 +41,14 @@ class Group(Protocol):
 
     def revive(self, stream: Any) -> None:
         """Has a lost stream go on, if the mesh has been healed. Blocks. Raises ContentsLostError if not."""
+
+
+def flat(places: Iterable[Place | Sites | None]) -> list[Place | None]:
+    """Where each operation was issued."""
+    found: list[Place | None] = []
+    for one in places:
+        if type(one) is Sites:
+            found += one
+        else:
+            found.append(cast("Place | None", one))
+    return found

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 
 from monarch_nb.tensor.factories import refill
-from monarch_nb.tensor.handle import OWN, MeshTensor, issue, upload
-from monarch_nb.tensor.propagation import replicated
+from monarch_nb.tensor.handle import OWN, MeshTensor, current, issue, upload
+from monarch_nb.tensor.propagation import PropagationError, replicated, user_line
 
 aten = torch.ops.aten
 Own = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _whole(tensor: MeshTensor, what: str) -> torch.Tensor:
-    return tensor.reference.stream.fetch(tensor.reference.number, what)
+    return tensor.reference.stream.fetch(current(tensor), what)
 
 
 def _share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -24,13 +24,13 @@ def _share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0].reference.stream.number_in(args[0].reference.number, "item")
+    return args[0].reference.stream.number_in(current(args[0]), "item")
 
 
 def _truth(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if args[0].numel() != 1:
         raise RuntimeError(f"the truth of a tensor of shape {tuple(args[0].shape)} is ambiguous: use .any() or .all()")
-    return bool(args[0].reference.stream.number_in(args[0].reference.number, "bool"))
+    return bool(args[0].reference.stream.number_in(current(args[0]), "bool"))
 
 
 def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -63,6 +63,19 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return issue(func, (target, source), kwargs)
 
 
+def _strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view by strides looks at the memory that a tensor lies in, which on the workers may be another one."""
+    tensor = args[0]
+    if tensor.reference.is_view and (tensor.meta.copied or not tensor.meta.is_replicated):
+        raise PropagationError(
+            str(func),
+            "it looks at the memory under a view, which is in parts on several processes",
+            "Use it on the tensor itself, or on a copy: view.clone()",
+            user_line(),
+        )
+    return issue(func, args, kwargs)
+
+
 def register() -> None:
     """Has `MeshTensor` do these itself."""
     own: dict[Any, Own] = {
@@ -74,5 +87,6 @@ def register() -> None:
         aten.equal.default: _equal,
         aten._to_copy.default: _moved,
         aten.copy_.default: _copied,
+        aten.as_strided.default: _strided,
     }
     OWN.update(own)

@@ -9,15 +9,25 @@ from torch.utils._mode_utils import no_dispatch
 
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import Define, Put
+from monarch_nb.tensor.notices import heed
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.propagation import Meta, Placements, Plan, PropagationError, replicated
 from monarch_nb.tensor.references import LiveEntry, Reference
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
+from monarch_nb.tensor.views import look_at_writes, make_again, viewed, written
 
 _make: Any = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
 _DATA: Any = torch._C.TensorBase.data
+# Autograd sizes its threads by the meshes at the first backward pass, and has none for later ones; and what runs on
+# them has no line of the program. Each thread decides for itself.
+_is_threaded: Any = torch._C._is_multithreading_enabled
+_thread: Any = torch._C._set_multithreading_enabled
+# Autograd of what is written through views goes by the views themselves then, not by offsets in a memory that is not
+# here. It is so for each thread by itself.
+_replays_views: Any = torch._C._is_view_replay_enabled
+_replay_views: Any = torch._C._set_view_replay_enabled
 _COPIED = 1 << 16  # bytes up to which a tensor on its way to the workers is copied, and waits for the next batch
 
 
@@ -55,11 +65,13 @@ class MeshTensor(torch.Tensor):
         return self.meta.placements
 
     def redistribute(self, spec: Any) -> "MeshTensor":
-        """The same tensor, placed otherwise: a sharding spec, or PyTorch's placements. Gradients flow through.
+        """A copy that is placed otherwise: a sharding spec, or PyTorch's placements. Gradients flow through.
 
-        Does not block. Raises ValueError for a spec that does not fit.
+        Gives the tensor itself where it is placed so. Does not block. Raises ValueError for a spec that does not fit.
         """
         placements = placements_of(spec, self.meta.layout, self.dim())
+        if placements == self.meta.placements:
+            return self
         return cast(MeshTensor, Redistribution.apply(self, placements))  # type: ignore[no-untyped-call]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,21 +89,21 @@ class MeshTensor(torch.Tensor):
 
         Raises TensorError for an operation that failed, DeviceMeshError where the mesh is broken.
         """
-        return self.reference.stream.fetch(self.reference.number, "full_tensor")
+        return self.reference.stream.fetch(current(self), "full_tensor")
 
     def local_shards(self) -> ValueMesh[torch.Tensor]:
         """What each process holds of it, as local tensors; blocks and raises as `full_tensor` does."""
-        return self.reference.stream.shards_of(self.reference.number)
+        return self.reference.stream.shards_of(current(self))
 
     def tolist(self) -> Any:
         """Its values as nested lists; blocks and raises as `full_tensor` does."""
-        return self.reference.stream.fetch(self.reference.number, "tolist").tolist()
+        return self.reference.stream.fetch(current(self), "tolist").tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         """Its values as an array, with `force=True`; blocks and raises as `full_tensor` does."""
         if not force:
             raise TypeError("a sharded tensor has no memory here: use t.full_tensor().numpy(), or numpy(force=True)")
-        return self.reference.stream.fetch(self.reference.number, "numpy").numpy()
+        return self.reference.stream.fetch(current(self), "numpy").numpy()
 
     @property
     def data(self) -> torch.Tensor:
@@ -161,9 +173,20 @@ class Redistribution(torch.autograd.Function):
         return Redistribution.apply(grad, before), None  # type: ignore[no-untyped-call]
 
 
+def current(tensor: MeshTensor) -> int:
+    """Its number on the workers, where its values are up to date."""
+    number = tensor.reference.number
+    stream = tensor.reference.stream
+    if number in stream.stale:
+        make_again(stream, (number,), place())
+    return number
+
+
 def redistributed(tensor: MeshTensor, placements: Placements) -> MeshTensor:
     """The tensor, placed so; without gradient."""
     stream = tensor.reference.stream
+    if placements == tensor.meta.placements:
+        return MeshTensor(tensor.meta, tensor.reference)
     plan = stream.propagator.redistribution(tensor.meta, placements)
     return cast(MeshTensor, run(stream, plan, [tensor], []))
 
@@ -202,8 +225,19 @@ def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
 def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object]) -> Any:
     """Issues a plan on tensors of one mesh."""
     where = place()
+    if _is_threaded():
+        _thread(False)
     if stream.lost is not None:
         stream.come_back()
+    numbers = [tensor.reference.number for tensor in given]
+    if stream.gone:
+        stream.refuse_gone(numbers)
+    if plan.notices:
+        heed(stream, plan, where)
+    if stream.stale:
+        make_again(stream, numbers, where)
+    if plan.writes:
+        look_at_writes(plan, [tensor.reference for tensor in given], where)
     if plan.number not in stream.told:
         stream.tell_plan(Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes))
     entries, ended, device = stream.table.entries, stream.ended.append, stream.device
@@ -216,15 +250,18 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
         tensor.meta, tensor.reference = meta, reference
         made.append(tensor)
         results.append(reference.number)
-    numbers = [tensor.reference.number for tensor in given]
-    if stream.gone:
-        stream.refuse_gone(numbers)
     if plan.program.seeded is None:
         stream.issue((plan.number, *numbers, *floats, *results), where)
     else:
         stream.issue((plan.number, stream.draw(), *numbers, *floats, *results), where)
     if plan.collectives:
         stream.table.moved(where, plan)
+    if plan.views:
+        viewed(plan, [tensor.reference for tensor in given], [tensor.reference for tensor in made])
+        if not _replays_views():
+            _replay_views(True)
+    if plan.writes:
+        written(plan, [tensor.reference for tensor in given], where)
     if plan.rebinds:
         given[0].meta, given[0].reference = made[0].meta, made[0].reference
     return plan.build(made, given)

@@ -12,12 +12,13 @@ from monarch_nb.runtime import Future
 from monarch_nb.shape import Extent, MeshTrait, Region
 from monarch_nb.tensor import conversions, device, factories, kernels
 from monarch_nb.tensor.commands import Open, Parts, Run, TensorOf
-from monarch_nb.tensor.handle import MeshTensor, redistributed, upload
+from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.processes import processes_of
 from monarch_nb.tensor.propagation import Layout, Meta, Propagator
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
+from monarch_nb.tensor.views import rewritten
 
 aten = torch.ops.aten
 
@@ -225,8 +226,12 @@ class Mesh(MeshTrait):
         Tensors of the mesh among the arguments come as that process's part of them, and may be written to. Gives what
         each returned; blocks. Raises TensorError with what it raised, on which ranks.
         """
-        sent = Run(function, _told(args), _told(kwargs))
-        return self.stream.run_everywhere(sent)
+        written: list[MeshTensor] = []
+        sent = Run(function, _told(args, written), _told(kwargs, written))
+        found = self.stream.run_everywhere(sent)
+        for tensor in written:
+            rewritten(tensor.reference, place())
+        return found
 
     def synchronise(self) -> None:
         """Blocks until all that was issued has run. Raises TensorError for what failed of it."""
@@ -251,12 +256,13 @@ class Mesh(MeshTrait):
         return f"<Mesh {self._procs.name!r} {{{sizes}}} on {self.device}>"
 
 
-def _told(value: Any) -> Any:
+def _told(value: Any, found: list[MeshTensor]) -> Any:
     if isinstance(value, MeshTensor):
         value.reference.stream.refuse_gone((value.reference.number,))
-        return TensorOf(value.reference.number)
+        found.append(value)
+        return TensorOf(current(value))
     if isinstance(value, dict):
-        return {key: _told(one) for key, one in value.items()}
+        return {key: _told(one, found) for key, one in value.items()}
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(map(_told, value))
+        return type(value)(_told(one, found) for one in value)
     return value

@@ -7,6 +7,7 @@ the operations that failed there, and with what was asked for.
 
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain, count
@@ -17,7 +18,7 @@ import torch
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, runtime
 from monarch_nb.supervision import SupervisionError
-from monarch_nb.tensor.batch import Batch, Group, Item, Sites, Watcher
+from monarch_nb.tensor.batch import Batch, Group, Item, Sites, Watcher, flat
 from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, SHARDS, WHOLE, Define, Making, Put, Run, encode_numbers
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken, by_operation, gone
 from monarch_nb.tensor.failure import Failure
@@ -25,7 +26,7 @@ from monarch_nb.tensor.flusher import Flusher
 from monarch_nb.tensor.makings import Makings
 from monarch_nb.tensor.origin import Place, origin_of, place
 from monarch_nb.tensor.propagation import Meta, Propagator
-from monarch_nb.tensor.references import LiveEntry, Reference
+from monarch_nb.tensor.references import Copied, LiveEntry, Memory, Reference
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
@@ -58,6 +59,7 @@ class Stream:
         self.told: dict[int, Define | Making] = {}  # plans that the workers know
         self.watcher: Watcher | None = None
         self.makings = Makings()
+        self.noticed: set[str] = set()  # operations of whose cost the user was told
         self.next = count(1).__next__  # numbers of tensors
         self.seed = 0  # of the random operations to come
         self.drawn = 0  # random operations since it was set
@@ -65,6 +67,8 @@ class Stream:
         self.lost: str | None = None  # why its tensors are gone
         self.lives = 0  # how often it has gone on after a heal
         self.gone: dict[int, str] = {}  # tensors whose contents are, and why; nothing can be done with them
+        self.stale: dict[int, Copied] = {}  # what is to be made again before it is used
+        self.viewed: weakref.WeakSet[Memory] = weakref.WeakSet()  # with views that may become stale
         self._send, self._group = send, group
         self._context: Context = runtime().context()
         self._batches: deque[Batch] = deque()  # not answered yet
@@ -109,6 +113,7 @@ class Stream:
             if entries.pop(number, None) is None:
                 self.aside.pop(number, None)
             self.gone.pop(number, None)
+            self.stale.pop(number, None)
 
     def _stir(self) -> None:
         if len(self.queue) >= BATCH:
@@ -208,7 +213,7 @@ class Stream:
                 objects.append(command[1])
                 commands[at] = (OBJECT,)
         nbytes = sum(one.tensor.nbytes for one in objects if isinstance(one, Put))
-        places = _each(where for command, where in items if command[0] != FREE)
+        places = flat(where for command, where in items if command[0] != FREE)
         first, self._issued = self._issued, self._issued + len(places)
         numbers = encode_numbers([*chain.from_iterable(commands)])
         token = current.set(self._context)
@@ -300,6 +305,7 @@ class Stream:
             self.lives += 1
             self.told.clear()
             self.makings = Makings()
+            self.stale.clear()
             self.free()
             self.gone = dict.fromkeys(tuple(self.table.entries), why)
             self.queue.extend(((FREE, number), None) for number in self.gone)
@@ -387,14 +393,3 @@ class Stream:
         if len(others) > TOLD:
             error.add_note(f"and {len(others) - TOLD} operations more")
         raise error
-
-
-def _each(places: "Iterable[Place | Sites | None]") -> list[Place | None]:
-    """Where each operation was issued."""
-    found: list[Place | None] = []
-    for one in places:
-        if type(one) is Sites:
-            found += one
-        else:
-            found.append(cast("Place | None", one))
-    return found

@@ -69,21 +69,30 @@ def sizes(kind: str) -> Iterator[None]:
             setattr(module, name, size)
 
 
-def sample_of(op: Any, kind: str) -> Any:
-    """One sample: the first with the most dimensions (up to three); None where there is none."""
+def samples_of(op: Any, kind: str, count: int = 1) -> list[Any]:
+    """Samples: the first with the most dimensions (up to three), and then others, the first first.
+
+    Where there are none of these sizes, they are of PyTorch's own.
+    """
     dtype = torch.float32
     if not op.supports_dtype(dtype, "cpu"):
         dtype = sorted(op.supported_dtypes("cpu"), key=lambda d: (d is not torch.int64, str(d)))[0]
-    torch.manual_seed(0)
-    random.seed(0)
-    best: tuple[int, Any] | None = None
     gradients = op.supports_autograd and dtype.is_floating_point
-    with sizes(kind):
-        for sample in itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=gradients), SAMPLES):
-            dims = min(next((t.dim() for t in tree_leaves(sample.input) if isinstance(t, torch.Tensor)), 0), 3)
-            if best is None or dims > best[0]:
-                best = (dims, sample)
-    return best[1] if best else None
+
+    def dims(sample: Any) -> int:
+        return min(next((t.dim() for t in tree_leaves(sample.input) if isinstance(t, torch.Tensor)), 0), 3)
+
+    def drawn() -> list[Any]:
+        torch.manual_seed(0)
+        random.seed(0)
+        return list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=gradients), max(SAMPLES, count)))
+
+    found: list[Any] = []
+    with sizes(kind), contextlib.suppress(Exception):
+        found = drawn()
+    found = found or drawn()
+    found.sort(key=lambda sample: dims(sample) != max(map(dims, found)))
+    return found[:count]
 
 
 def outcome(op: Any, sample: Any, placement: Any, engine: Engine) -> str:
@@ -153,6 +162,10 @@ def _gradients(args: Any, kwargs: Any, result: Any) -> tuple[Any, ...]:
 def _difference(expected: torch.Tensor, found: torch.Tensor, drawn: bool) -> str:
     if expected.shape != found.shape:
         return f"shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
+    if expected.layout != found.layout:
+        return f"{found.layout} instead of {expected.layout}"
+    if expected.layout != torch.strided:
+        expected, found = expected.to_dense(), found.to_dense()
     if expected.dtype != found.dtype:
         return f"{found.dtype} instead of {expected.dtype}"
     if drawn:

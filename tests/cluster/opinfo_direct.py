@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.utils._mode_utils import no_dispatch
 
-from monarch_nb.tensor.propagation import Layout, Meta, Plan, Propagator, Runner
+from monarch_nb.tensor.propagation import Layout, Meta, Plan, Propagator, Runner, ViewWriteError
 from tests.cluster import opinfo_cases as cases
 
 WORLD = 2
@@ -75,6 +75,8 @@ def perform(func: Any, args: Any, kwargs: Any) -> Any:
     plan, leaves, scalars = STATE["propagator"].plan(
         func, handle(list(args)), {name: handle(value) for name, value in kwargs.items()}
     )
+    if any(leaves[at].meta.copied for at in plan.writes):
+        raise ViewWriteError(plan.operation, "written to a copy, which only handles of a mesh write back")
     runner = STATE["runners"].get(plan.number)
     if runner is None:
         runner = STATE["runners"][plan.number] = Runner(plan.program, STATE["mesh"])
@@ -116,7 +118,7 @@ def rank_main(rank: int, port: int, start: int, path: str, part: str) -> None:
             if part and cases.name_of(op) not in part.split(","):
                 continue
             for kind in cases.SIZES:
-                sample = None
+                samples: list[Any] = []
                 for word, placement in cases.PLACEMENTS.items():
                     number += 1
                     if number < start:
@@ -124,11 +126,11 @@ def rank_main(rank: int, port: int, start: int, path: str, part: str) -> None:
                     name = [cases.name_of(op), kind, word]
                     log.write(json.dumps(["start", number, *name]) + "\n")
                     try:
-                        sample = sample or cases.sample_of(op, kind)
+                        samples = samples or cases.samples_of(op, kind)
                     except Exception as error:
                         print(name, error, file=sys.stderr)
                     begun = time.perf_counter()
-                    said = cases.outcome(op, sample, placement, engine) if sample else "no sample"
+                    said = cases.outcome(op, samples[0], placement, engine) if samples else "no sample"
                     took = time.perf_counter() - begun
                     words.set(f"{number}.{rank}", said)
                     other = words.get(f"{number}.{1 - rank}").decode()

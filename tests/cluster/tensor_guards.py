@@ -118,7 +118,7 @@ def outcomes(rank: int, store: str) -> dict[str, tuple[str, str]]:
     dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(store, 2), timeout=wait)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("ranks",))
     ours.STATE.update(mesh=mesh, rank=rank, runners={})
-    ours.STATE["propagator"] = Propagator(ours.LAYOUT, leaf=ours.Direct, notify=lambda notice: None)
+    ours.STATE["propagator"] = Propagator(ours.LAYOUT, leaf=ours.Direct)
 
     def plain(tensor: torch.Tensor, placement: Any) -> DTensor:
         return distribute_tensor(tensor, mesh, [placement], src_data_rank=None)

@@ -58,10 +58,9 @@ def test_what_plain_dtensor_has_no_answer_for_is_right(found: Outcomes, name: st
     assert ours == "right"
 
 
-def test_a_write_that_plain_dtensor_loses_is_refused_with_what_to_write(found: Outcomes) -> None:
-    plain, ours = found["a write through rows of a tensor cut by rows"]
+def test_plain_dtensor_loses_a_write_through_rows(found: Outcomes) -> None:
+    plain, _ = found["a write through rows of a tensor cut by rows"]  # what handles make of it: test_tensor_equal.py
     assert plain == "wrong"
-    assert ours.startswith("raises ViewWriteError")
 
 
 def test_classes_that_are_cut_are_right_with_and_without_us(found: Outcomes) -> None:

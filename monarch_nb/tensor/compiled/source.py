@@ -14,7 +14,17 @@ from torch.distributed.tensor import Partial
 
 from monarch_nb.tensor.commands import Define, Making
 from monarch_nb.tensor.compiled.program import Operation, Program
-from monarch_nb.tensor.propagation import Call, Local, Meta, Redistribute, Scalar, Slot, Write, carrier, overload
+from monarch_nb.tensor.propagation import (
+    Call,
+    Local,
+    Meta,
+    Redistribute,
+    Scalar,
+    Slot,
+    Write,
+    overload,
+    reduced_as_they_are,
+)
 
 _BY_VALUE = frozenset({"operation", "seed", "group"})
 _VARIABLE = re.compile(r"\b[rtd]\d+\b")
@@ -241,11 +251,12 @@ def _summed(now: Meta, meta: Meta) -> tuple[int, str] | None:
     different = [
         dim for dim, (one, other) in enumerate(zip(now.placements, meta.placements, strict=True)) if one != other
     ]
-    if len(different) != 1 or carrier(meta.dtype) is not None:
+    if len(different) != 1 or not meta.placements[different[0]].is_replicate():
         return None
     was = now.placements[different[0]]
-    if type(was) is not Partial or was.reduce_op == "avg" or not meta.placements[different[0]].is_replicate():
+    if not reduced_as_they_are(was, meta.dtype):
         return None
+    assert isinstance(was, Partial)
     return different[0], was.reduce_op
 
 

@@ -18,6 +18,7 @@ from monarch_nb.tensor.propagation import Meta
 from monarch_nb.tensor.references import Reference
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.stream import Stream
+from monarch_nb.tensor.views import all_rewritten, make_again
 from monarch_nb.transport import held_back
 
 _HANDLE_ALONE = (
@@ -90,6 +91,8 @@ class Variant:
         given += [_grad(slot).reference.number for slot in self._read]
         if stream.gone:
             stream.refuse_gone((*given, *self._fixed))
+        if stream.stale:
+            make_again(stream, (*given, *self._fixed), None)
         references = [stream.hold(meta, sites[at]) for at, meta in enumerate(self._metas[: self._results])]
         into = [reference.number for reference in references]
         for at, gradient in enumerate(self._made, self._results):
@@ -100,6 +103,8 @@ class Variant:
                 leaf.grad = None
         seed = seed_number(stream.seed, stream.drawn)
         stream.repeat((*self._head, seed, *given, *into), self._sites)
+        if stream.viewed:
+            all_rewritten(stream)
         stream.drawn += self.capture.recording.drawn
         if self.capture.recording.calls:
             stream.table.moved_again(self.capture.recording.calls)

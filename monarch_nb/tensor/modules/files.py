@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from monarch_nb.tensor.commands import Run, TensorOf
-from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.handle import MeshTensor, current
+from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.stream import Stream
+from monarch_nb.tensor.views import rewritten
 from monarch_nb.tensor.workers import files
 
 
@@ -31,7 +33,10 @@ def load(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     replaced in the dict: hand it to `load_state_dict` afterwards where there are such. Blocks; raises TensorError where
     the folder has not what is asked for.
     """
-    _take(state_dict, _run(state_dict, files.read, os.path.abspath(path)))
+    loaded = _run(state_dict, files.read, os.path.abspath(path))
+    for tensor in _on_mesh(state_dict):
+        rewritten(tensor.reference, place())
+    _take(state_dict, loaded)
 
 
 def _run(state: dict[str, Any], function: Any, *args: Any) -> Any:
@@ -56,7 +61,7 @@ def _on_mesh(value: Any) -> Iterator[MeshTensor]:
 
 def _told(value: Any) -> Any:
     if isinstance(value, MeshTensor):
-        return TensorOf(value.reference.number, sharded=True)
+        return TensorOf(current(value), sharded=True)
     if isinstance(value, dict):
         return {key: _told(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

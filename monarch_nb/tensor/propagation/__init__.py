@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from monarch_nb._lazy import lazy_names
 
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
-from .execute import Runner, laid_out, leaves, overload, placed
+from .execute import Runner, leaves, overload
 from .lines import user_line
 from .meta import Layout, Meta, Placements, dense, replicated
+from .placing import laid_out, placed, reduced_as_they_are, whole
 from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, Result, Scalar, Slot, Write
 from .specs import carrier, spec_of
 
@@ -50,7 +51,9 @@ __all__ = [
     "leaves",
     "overload",
     "placed",
+    "reduced_as_they_are",
     "replicated",
     "spec_of",
     "user_line",
+    "whole",
 ]

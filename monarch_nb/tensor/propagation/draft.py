@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
 from .accounting import Recorder
 from .meta import Meta, Placements, replicated
 from .operation import Operation
+from .placing import placed
 from .plan import Call, Collective, Local, Program, Redistribute, Slot, Step, Write
 from .world import World
 
@@ -111,7 +111,7 @@ def _renumbered(step: Step, ours: dict[int, int]) -> Step:
 def redistribution(world: World, meta: Meta, placements: Placements) -> list[Collective]:
     """What it costs to place a tensor otherwise."""
     recorder = Recorder(world.dims)
-    tensor = world.fake(meta)
+    tensor, wanted = world.fake(meta), meta.placed(placements)
     with recorder, contextlib.suppress(DataDependentOutputException):  # shards that views cut unevenly: not counted
-        redistribute_local_tensor(tensor._local_tensor, tensor._spec, world.spec(meta.placed(placements)))
+        placed(tensor._local_tensor, tensor._spec, wanted, world.spec(wanted))
     return recorder.found

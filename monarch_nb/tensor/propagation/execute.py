@@ -7,14 +7,14 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
 from .direct import Watch, ran_directly
-from .meta import Meta, dense
+from .meta import Meta
+from .placing import placed
 from .plan import Call, Local, Program, Redistribute, Scalar, Slot, Step, Write
-from .specs import carrier, spec_of
+from .specs import spec_of
 
-__all__ = ["Runner", "laid_out", "leaves", "overload", "placed"]
+__all__ = ["Runner", "leaves", "overload"]
 
 # PyTorch registers these when they are first used, which may have been in another process.
 _REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy"}
@@ -175,25 +175,6 @@ def overload(name: str) -> torch._ops.OpOverload:
 def _moved(given: DTensor, meta: Meta, spec: DTensorSpec) -> DTensor:
     """The same tensor, placed as the spec says."""
     return DTensor(placed(given._local_tensor, given._spec, meta, spec), spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
-def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
-    """This rank's shard of a tensor that is placed otherwise, laid out in memory in the order of the meta's strides."""
-    carried = carrier(meta.dtype)
-    if carried is None:
-        local = redistribute_local_tensor(local, now, spec)
-    else:
-        local = redistribute_local_tensor(local.to(carried), now, spec).to(meta.dtype)
-    return laid_out(local, meta)
-
-
-def laid_out(local: torch.Tensor, meta: Meta) -> torch.Tensor:
-    """The shard, with its elements in memory in the order of the meta's strides."""
-    wanted = dense(meta.stride, local.shape)
-    if local.stride() != wanted:
-        laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
-        local = laid.copy_(local)
-    return local
 
 
 def _has_slot(value: object) -> bool:

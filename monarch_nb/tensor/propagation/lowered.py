@@ -40,7 +40,8 @@ def lowered(way: Way, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[
         None if leaf is None else _meta(operation, leaf, placements, moved, worlds[0])
         for leaf, placements in zip(leaves, way.outputs, strict=True)
     ]
-    for world in worlds:
+    differ = any(meta.is_uneven for meta in (*draft.metas, *filter(None, metas)))
+    for world in worlds if differ else worlds[:1]:  # else all ranks have shards of one size
         _tried(operation, [draft.metas[at] for at in moved], leaves, metas, world)
     return draft, draft.local(operation, moved, metas)
 

@@ -1,6 +1,7 @@
 """Which operations may be run on parts of a sum. Of all others the sum is taken first."""
 
-from torch.distributed.tensor import Replicate
+import torch
+from torch.distributed.tensor import Partial, Replicate
 
 from .meta import Meta, Placements
 from .operation import Operation
@@ -38,12 +39,14 @@ def carries_parts(operation: Operation) -> bool:
     metas, packet = operation.metas, operation.packet
     alike = all(meta.placements == metas[0].placements for meta in metas)
     if operation.func.is_view or packet in _MOVES:
-        return alike
-    if packet == "_to_copy":
-        dtype = operation.kwargs.get("dtype")
-        return dtype is None or (dtype.is_floating_point and metas[0].dtype.is_floating_point)  # type: ignore[attr-defined]
-    if any(p.is_partial() and not p.is_partial("sum") for meta in metas for p in meta.placements):
+        return alike and operation.func is not torch.ops.aten.view.dtype  # which looks at bits
+    if not all(map(_adds_up, metas)):
         return False
+    dtype = operation.argument("dtype")
+    if dtype is not None and not (dtype.is_floating_point and metas[0].dtype.is_floating_point):  # type: ignore[attr-defined]
+        return False  # each part would be rounded
+    if packet == "_to_copy":
+        return True
     if packet in _SUMS:
         numbers = any(isinstance(given, int | float | complex) for given in operation.args)
         return alike and not numbers and "Scalar" not in operation.name and "Tensor_mode" not in operation.name
@@ -55,3 +58,11 @@ def carries_parts(operation: Operation) -> bool:
         others = [meta for at, meta in enumerate(metas) if at not in own]
         return not any(map(has_parts, others)) and operation.kwargs.get("rounding_mode") is None
     return packet in _LINEAR
+
+
+def _adds_up(meta: Meta) -> bool:
+    """Parts, if there are any, are parts of a sum: of numbers, since true and true are not two."""
+    parts = [placement for placement in meta.placements if placement.is_partial()]
+    return all(type(one) is Partial and one.is_partial("sum") for one in parts) and not (
+        parts and meta.dtype == torch.bool
+    )

@@ -126,6 +126,7 @@ class Plan:
     place. `build(made, given)` gives what the call returns, from the new tensors and the tensors among its arguments.
     `value` says that it returns a Python number instead: that of the one new tensor, which is whole on every rank.
     `rebinds` says that the first argument becomes the first new tensor: it was transposed in place, or the like.
+    `puts_back` says that it writes to copies of several arguments, which must not be one tensor, then.
     """
 
     number: int
@@ -139,6 +140,7 @@ class Plan:
     notices: tuple[Notice, ...] = ()
     value: bool = False
     rebinds: bool = False
+    puts_back: bool = False
 
 
 def builder(tree: object) -> Callable[[Sequence[object], Sequence[object]], object]:

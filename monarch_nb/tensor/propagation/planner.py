@@ -1,6 +1,6 @@
 """The making of plans, each for one operation on tensors with given metas."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -8,14 +8,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from .deadline import Deadline, TookTooLong
 from .draft import Draft
-from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
+from .errors import DataDependentShapeError, PropagationError
 from .gathered import gathered
 from .lines import user_line
 from .lowered import Unfit, lowered
 from .meta import Layout, Meta, Placements
 from .operation import Leaf, Operation, out_of_place
 from .partial import carries_parts, has_parts, summed
-from .plan import Notice, Plan, Result, Slot, builder
+from .plan import Notice, Plan, Result, Slot, Write, builder
 from .rewrites import ALWAYS, REWRITES
 from .rules import by_own_rules, has_own_rule
 from .sharded import by_rules
@@ -31,12 +31,10 @@ _PATIENCE = 5.0  # seconds for PyTorch's rules: some try thousands of combinatio
 class Planner:
     """Makes plans. It asks, in this order: rewrites, our own rules, PyTorch's rules; else it gathers."""
 
-    def __init__(self, layout: Layout, notify: Callable[[Notice], None] | None, gather: bool) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._notify = notify
-        self._gather = gather
         self._worlds: list[World] = []
-        self._told: set[str] = set()
+        self._views: dict[int, Operation] = {}  # by the number of the plan
         self._made = 0
         self._reasons: list[tuple[Operation, str]] = []  # why parts of the plan in the making gather
 
@@ -64,6 +62,38 @@ class Planner:
             collectives=tuple(draft.collectives),
         )
 
+    def putting_back(self, base: Meta, steps: Sequence[tuple[int, int]], view: Meta) -> Plan:
+        """The plan that writes a view, which is a copy, to the tensor that it came from by these plans.
+
+        `steps` are the plans' numbers, and which of their results. Its tensors are the base and the view.
+        """
+        self._imagine()
+        with imagining():
+            draft = Draft(self._worlds[0], (base, view))
+            at = whole = draft.gather(0)
+            for number, result in steps:
+                operation = replace(self._views[number], metas=(draft.metas[at],))
+                inner, registers = gathered(operation, operation.results(self._plain(operation))[1], self._worlds[0])
+                made = [register for register in registers if register is not None]
+                at = draft.splice(inner, (at,))[made[result]]
+            source = draft.gather(1)
+            copy = Operation(
+                torch.ops.aten.copy_.default, (Slot(0), Slot(1)), {}, (draft.metas[at], draft.metas[source])
+            )
+            draft.splice(gathered(copy, (None,), self._worlds[0])[0], (at, source))
+            if whole:
+                draft.write(0, whole)
+        self._made += 1
+        return Plan(
+            number=self._made,
+            operation="a write through a view",
+            program=draft.program(()),
+            made=(),
+            build=builder(None),
+            writes=(0,),
+            collectives=tuple(draft.collectives),
+        )
+
     def _imagine(self) -> None:
         if not self._worlds:
             with torch._C.DisableTorchFunction():
@@ -84,16 +114,6 @@ class Planner:
         return plan
 
     def _propagated(self, operation: Operation) -> Plan:
-        for register in operation.writes:
-            if operation.metas[register].copied:
-                raise ViewWriteError(
-                    operation.name,
-                    "this writes through a view of a tensor that is sharded on a dimension which the view cuts, so "
-                    "that the view is a copy and the write would be lost",
-                    "Write to the tensor itself: t = torch.slice_scatter(t, values, dim, start, end), "
-                    "t = t.index_copy(dim, index, values), or redistribute it first",
-                    user_line(),
-                )
         self._reasons.clear()
         value = VALUES.get(operation.packet)
         tree: object
@@ -111,14 +131,19 @@ class Planner:
         bases = [leaf[1] for leaf in leaves if leaf is not None]
         made = tuple(draft.metas[at] for at in results)
         self._made += 1
+        views = tuple((at, base) for at, over in enumerate(bases) for base in over)
+        if views:
+            self._views[self._made] = operation
+        program = draft.program(results)
         return Plan(
             number=self._made,
             operation=operation.name,
-            program=draft.program(results),
+            program=program,
             made=made,
             build=builder(tree),
-            views=tuple((at, base) for at, over in enumerate(bases) for base in over),
+            views=views,
             writes=tuple(dict.fromkeys(operation.writes)),
+            puts_back=len(operation.writes) > 1 and any(isinstance(step, Write) for step in program.steps),
             collectives=tuple(draft.collectives),
             notices=self._noticed(operation) if draft.collectives else (),
             value=value is not None and bool(made),
@@ -146,13 +171,6 @@ class Planner:
                 return self._sharded(operation, leaves)
             except Unfit as unfit:
                 self._reasons.append((operation, str(unfit)))
-                if not self._gather:
-                    raise NoRuleError(
-                        operation.name,
-                        f"its inputs would have to be gathered on every rank ({unfit})",
-                        "Redistribute them yourself, or allow it with gather=True",
-                        user_line(),
-                    ) from unfit
         return gathered(operation, leaves, self._worlds[0])
 
     def _sharded(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
@@ -171,8 +189,7 @@ class Planner:
         return draft, [None if at is None else ours[at] for at in registers]
 
     def _by_rules(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
-        uneven = any(meta.is_uneven for meta in operation.metas)
-        worlds = self._worlds if uneven else self._worlds[:1]  # else all ranks have shards of one size
+        worlds = self._worlds
         if has_own_rule(operation):
             return lowered(by_own_rules(operation, leaves), leaves, worlds)
         try:
@@ -196,10 +213,6 @@ class Planner:
                 f"({moved} bytes here), because {reason}"
             )
             notices.append(Notice(asked.name, text))
-            if asked.name not in self._told:
-                self._told.add(asked.name)
-                if self._notify is not None:
-                    self._notify(notices[-1])
         return tuple(notices)
 
     def _plain(self, operation: Operation) -> object:

@@ -1,6 +1,6 @@
 """From an operation on sharded tensors to its plan: once made, then found."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -8,12 +8,12 @@ from .errors import PropagationError
 from .lines import user_line
 from .meta import Layout, Meta, Placements
 from .operation import Operation
-from .plan import Notice, Plan, Scalar, Slot
+from .plan import Plan, Scalar, Slot
 from .planner import Planner
 
 __all__ = ["Propagator"]
 
-_TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED = (object() for _ in range(8))
+_TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED, _BACK = (object() for _ in range(9))
 
 # Of these, too, no number decides on the shape or placement of a result, though they carry no tag that says so.
 _PLAIN_NUMBERS = frozenset({"fill", "fill_", "full_like", "masked_fill", "masked_fill_", "lerp", "lerp_"})
@@ -22,22 +22,14 @@ _PLAIN_NUMBERS = frozenset({"fill", "fill_", "full_like", "masked_fill", "masked
 class Propagator:
     """Plans for the operations of one mesh.
 
-    `leaf` is the class of what stands for a tensor in arguments; its instances have a `meta`. `notify` is called with
-    what the user should hear, once per operation. Where `gather` is false, an operation that needs its inputs whole
-    on every rank raises NoRuleError instead. Nothing here blocks or talks to workers.
+    `leaf` is the class of what stands for a tensor in arguments; its instances have a `meta`. Nothing here blocks or
+    talks to workers.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        *,
-        leaf: type = Meta,
-        notify: Callable[[Notice], None] | None = None,
-        gather: bool = True,
-    ) -> None:
+    def __init__(self, layout: Layout, *, leaf: type = Meta) -> None:
         self.layout = layout
         self._leaf = leaf
-        self._planner = Planner(layout, notify, gather)
+        self._planner = Planner(layout)
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._number_free: dict[object, bool] = {}
 
@@ -69,6 +61,14 @@ class Propagator:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._planner.redistribution(meta, placements)
+        return plan
+
+    def putting_back(self, base: Meta, steps: tuple[tuple[int, int], ...], view: Meta) -> Plan:
+        """The plan that writes a view, which is a copy, to the tensor that it came from by these plans, and results."""
+        key = (_BACK, base, steps, view)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._planner.putting_back(base, steps, view)
         return plan
 
     def _read(

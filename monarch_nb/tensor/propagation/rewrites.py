@@ -9,9 +9,10 @@ from torch.distributed.tensor import Replicate, Shard
 from .meta import Meta
 from .operation import Operation
 from .plan import Slot
+from .rules import LOSSES
 from .writing import Writer
 
-__all__ = ["REWRITES", "Rewrite"]
+__all__ = ["ALWAYS", "REWRITES", "Rewrite"]
 
 aten = torch.ops.aten
 _NONE, _MEAN, _SUM = 0, 1, 2  # how losses are reduced
@@ -149,18 +150,30 @@ def _physical(func: torch._ops.OpOverload) -> Rewrite:
     return lambda operation, write: [write(func, operation.args[0])]
 
 
-_LOSSES = (
-    "mse_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "soft_margin_loss",
-)
+def _index_put(operation: Operation, write: Writer) -> list[Slot | None] | None:
+    """One value where a mask is true: each element by itself."""
+    given, indices, values = operation.args[:3]
+    mask = indices[0] if isinstance(indices, list | tuple) and len(indices) == 1 else None
+    if not (isinstance(given, Slot) and isinstance(mask, Slot) and isinstance(values, Slot)):
+        return None
+    if (
+        _meta(operation, mask).dtype != torch.bool
+        or operation.argument("accumulate")
+        or write.shape(values) not in ((), (1,))
+    ):
+        return None
+    for _ in range(len(write.shape(given)) - len(write.shape(mask))):
+        mask = write(aten.unsqueeze.default, mask, -1)
+    value = write(aten.view.default, values, [])
+    if operation.writes:
+        write.all(aten.masked_fill_.Tensor, given, mask, value)
+        return [None]
+    return [write(aten.masked_fill.Tensor, given, mask, value)]
+
 
 REWRITES: dict[str, Rewrite] = {
-    **dict.fromkeys(_LOSSES, _loss),
-    **{f"{name}_backward": _loss_backward for name in _LOSSES},
+    **dict.fromkeys(LOSSES, _loss),
+    **{f"{name}_backward": _loss_backward for name in LOSSES},
     "_softmax": _log_softmax,
     "_log_softmax": _log_softmax,
     "_softmax_backward_data": _log_softmax_backward,
@@ -169,6 +182,7 @@ REWRITES: dict[str, Rewrite] = {
     "nll_loss2d_forward": _nll_loss,
     "nll_loss_backward": _nll_loss_backward,
     "nll_loss2d_backward": _nll_loss_backward,
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
     "_conj": _physical(aten._conj_physical.default),
     "_neg_view": _physical(aten.neg.default),
 }

@@ -14,7 +14,7 @@ from .lowered import Unfit, Way
 from .operation import Leaf, Operation, slots
 from .plan import Slot
 
-__all__ = ["by_own_rules", "has_own_rule"]
+__all__ = ["LOSSES", "by_own_rules", "has_own_rule"]
 
 R = Replicate()
 Row = tuple[Sequence[Placement | None], Sequence[Placement]]
@@ -124,18 +124,19 @@ def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     ]
 
 
-_ELEMENTS = [
+# Losses of pairs of elements, which PyTorch adds up or averages.
+LOSSES = (
     "mse_loss",
     "smooth_l1_loss",
     "huber_loss",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "soft_margin_loss",
-    "mse_loss_backward",
-    "smooth_l1_loss_backward",
-    "huber_loss_backward",
-    "binary_cross_entropy_backward",
-    "soft_margin_loss_backward",
+)
+
+_ELEMENTS = [
+    *LOSSES,
+    *(f"{name}_backward" for name in LOSSES),
     "hardtanh",
     "hardtanh_",
     "hardtanh_backward",

@@ -25,6 +25,9 @@ aten = torch.ops.aten
 # What DTensor does with these is more than moving inputs and running the operation on shards.
 _WHOLE_CALLS = frozenset({aten.argmax.default, aten.argmin.default})
 
+_REDUCTIONS = frozenset({"sum", "mean", "nansum", "amax", "amin"})
+_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
+
 # Of these its rules are wrong, need minutes, or need the process group that the controller does not have.
 _DISTRUSTED = frozenset(
     {
@@ -46,6 +49,9 @@ def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[Worl
     """A draft that follows the rules, and the registers of the leaves. Raises Unfit where they have no good answer."""
     if operation.packet in _DISTRUSTED:
         raise Unfit("its inputs are needed whole")
+    if operation.packet in _INDEXED and any(meta.dtype in (torch.bool, torch.uint8) for meta in operation.metas[1:]):
+        raise Unfit("a mask among its indices says nothing of how many there are")
+    operation = _with_all_dims(operation)
     if operation.func in _WHOLE_CALLS:
         return _called(operation, leaves, worlds)
     sharding = _asked(operation, worlds[0])
@@ -58,6 +64,16 @@ def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[Worl
             return _called(operation, leaves, worlds)  # sizes among its arguments differ from rank to rank
         operation = _with_local_sizes(operation, sharding)
     return lowered(Way(operation, wanted, outputs), leaves, worlds)
+
+
+def _with_all_dims(operation: Operation) -> Operation:
+    """The operation with all dimensions in place of none, which mean the same; rules take them at their word."""
+    if operation.packet not in _REDUCTIONS or operation.argument("dim") not in ([], ()) or len(operation.args) < 2:
+        return operation
+    given = operation.args[0]
+    assert isinstance(given, Slot)
+    every = list(range(len(operation.metas[given.register].shape)))
+    return replace(operation, args=(given, every, *operation.args[2:])) if every else operation
 
 
 def _asked(operation: Operation, world: World) -> OutputSharding:
@@ -136,7 +152,7 @@ def _with_local_sizes(operation: Operation, sharding: OutputSharding) -> Operati
 def _called(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
     """A draft that calls the operation on sharded tensors, and leaves all else to PyTorch on the ranks."""
     metas, collectives = _seen(operation, leaves, worlds[0])
-    for world in worlds[1:]:
+    for world in worlds[1:] if any(meta.is_uneven for meta in (*operation.metas, *filter(None, metas))) else ():
         if _seen(operation, leaves, world)[0] != metas:
             raise Unfit("ranks disagree on the placement of its result")
     draft = Draft(worlds[0], operation.metas)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from monarch_nb.tensor.commands import (
     FREE,
@@ -27,7 +27,7 @@ from monarch_nb.tensor.compiled.program import Trace
 from monarch_nb.tensor.compiled.replay import Replay
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.member import Membership
-from monarch_nb.tensor.propagation import carrier
+from monarch_nb.tensor.propagation import whole
 from monarch_nb.tensor.workers.journal import ASKING, Journal
 from monarch_nb.tensor.workers.lost import Lost, LostInputError
 from monarch_nb.tensor.workers.making import made_in_parts
@@ -200,14 +200,9 @@ class Session:
     def _answer(self, code: Number, tensor: DTensor) -> Any:
         if code == SHARDS:
             return tensor.to_local().cpu()
-        carried = carrier(tensor.dtype)
-        whole: Any = tensor
-        if not all(one.is_replicate() for one in tensor.placements):
-            whole = tensor if carried is None else tensor.to(carried)
-            whole = whole.redistribute(self._mesh, [Replicate()] * self._mesh.ndim)
+        local = whole(tensor)
         if self._rank:
             return None
-        local = whole.to_local().to(tensor.dtype)
         return local.item() if code == NUMBER else local.cpu()
 
     # -- what is no operation ---------------------------------------------------------------------------------------

@@ -1,0 +1,104 @@
+"""This rank's shard of a tensor, when the tensor is placed otherwise."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from .meta import Meta, dense
+from .specs import carrier
+
+__all__ = ["laid_out", "placed", "reduced_as_they_are", "whole"]
+
+
+def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
+    """This rank's shard of a tensor that is placed otherwise, laid out in memory in the order of the meta's strides.
+
+    Never the memory of the shard that was given.
+    """
+    found = laid_out(_moved(local, now, spec), meta)
+    return found.clone() if found is local else found
+
+
+def whole(tensor: DTensor) -> torch.Tensor:
+    """All of a tensor, on each rank."""
+    spec = tensor._spec
+    everywhere = (Replicate(),) * len(spec.placements)
+    if spec.placements == everywhere:
+        return tensor._local_tensor
+    return _moved(tensor._local_tensor, spec, _with(spec, everywhere))
+
+
+def reduced_as_they_are(placement: Placement, dtype: torch.dtype) -> bool:
+    """What ranks hold of such a tensor becomes the whole by one all-reduce of these very numbers."""
+    if type(placement) is not Partial or placement.is_partial("avg") or carrier(dtype) is not None:
+        return False
+    if dtype == torch.bool:
+        return placement.is_partial("product")
+    return not (dtype.is_floating_point and _is_extreme(placement))
+
+
+def laid_out(local: torch.Tensor, meta: Meta) -> torch.Tensor:
+    """The shard, with its elements in memory in the order of the meta's strides."""
+    wanted = dense(meta.stride, local.shape)
+    if local.stride() != wanted:
+        laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
+        local = laid.copy_(local)
+    return local
+
+
+def _moved(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:
+    dtype = local.dtype
+    carried = carrier(dtype)
+    if dtype == torch.bool and any(one.is_partial("sum") for one in now.placements):
+        carried = torch.int32  # true and true would be two
+    if carried is not None:
+        local = local.to(carried)
+    extreme = next((one for one in now.placements if _is_extreme(one)), None)
+    if extreme is not None and local.dtype.is_floating_point:
+        local = _extremes(local, now, spec, extreme.is_partial("max"))
+    else:
+        local = _parted(local, now, spec)
+    return local if carried is None else local.to(dtype)
+
+
+def _extremes(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec, largest: bool) -> torch.Tensor:
+    """The largest or smallest of all ranks; NaN where one has that, which process groups do not look for."""
+    missing = local.isnan()
+    least, sign = (-torch.inf, 1.0) if largest else (torch.inf, -1.0)
+    found = _parted(local.masked_fill(missing, least), now, spec)
+    marks = _parted(missing.to(local.dtype) * sign, now, spec)
+    return found.masked_fill(marks != 0, torch.nan)
+
+
+def _parted(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:
+    """Where it becomes a sum of parts, the first rank has all of it and the others have nothing, which is exact."""
+    new = [
+        dim
+        for dim, (was, wanted) in enumerate(zip(now.placements, spec.placements, strict=True))
+        if type(wanted) is Partial and wanted.is_partial("sum") and was != wanted
+    ]
+    if not new:
+        return redistribute_local_tensor(local, now, spec)
+    between = [Replicate() if dim in new else one for dim, one in enumerate(spec.placements)]
+    local = redistribute_local_tensor(local, now, _with(spec, between))
+    if any(spec.mesh.get_local_rank(dim) for dim in new):
+        return torch.zeros_like(local)
+    return local
+
+
+def _with(spec: DTensorSpec, placements: Sequence[Placement]) -> DTensorSpec:
+    strided = any(isinstance(one, _StridedShard) for one in placements)
+    return DTensorSpec(
+        spec.mesh,
+        tuple(placements),
+        tensor_meta=spec.tensor_meta,
+        use_strided_shard_as_shard_order=False if strided else None,
+    )
+
+
+def _is_extreme(placement: Placement) -> bool:
+    return placement.is_partial("max") or placement.is_partial("min")

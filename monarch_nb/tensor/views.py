@@ -1,0 +1,132 @@
+"""Views of sharded tensors: a program sees one memory, whatever there is on the workers.
+
+A view that cuts a sharded dimension has memory of its own there. It is made again when it is used after the tensor
+under it has changed, and what is written to it is written to that tensor, too.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from monarch_nb.tensor.commands import FREE, Define
+from monarch_nb.tensor.notices import is_refused, tell
+from monarch_nb.tensor.origin import Place
+from monarch_nb.tensor.propagation import Notice, Plan, ViewWriteError, user_line
+from monarch_nb.tensor.references import Copied, Memory, Reference
+from monarch_nb.tensor.stream import Stream
+
+
+def viewed(plan: Plan, given: Sequence[Reference], made: Sequence[Reference]) -> None:
+    """A plan has made views of what it was given."""
+    for at, of in plan.views:
+        under, one = given[of], made[at]
+        memory = under.memory
+        if memory is None:
+            memory = under.memory = Memory()
+        one.memory, one.is_view = memory, True
+        if plan.made[at].copied:
+            base, steps = under.copied or (under, ())
+            one.copied = Copied(base, (*steps, (plan, at)))
+            memory.copies.add(one)
+            one.stream.viewed.add(memory)
+
+
+def make_again(stream: Stream, numbers: Iterable[int], where: Place | None) -> None:
+    """Makes those of these tensors again that are views of what has changed since."""
+    for number in numbers:
+        copied = stream.stale.pop(number, None)
+        if copied is None:
+            continue
+        source, left = copied.base.number, []
+        for step, (plan, at) in enumerate(copied.steps, 1):
+            results = [stream.next() for _ in plan.made]
+            if step == len(copied.steps):
+                results[at] = number
+            left += [one for one in results if one != number]
+            _issue(stream, plan, (source, *results), where)
+            source = results[at]
+        stream.queue.extend(((FREE, one), None) for one in left)
+
+
+def look_at_writes(plan: Plan, given: Sequence[Reference], where: Place | None) -> None:
+    """Tells what a write through a view costs. Raises ViewWriteError where it would not be seen everywhere."""
+    targets = [given[at] for at in plan.writes]
+    copies = [one for one in targets if one.copied is not None]
+    if not copies and not plan.puts_back:
+        return
+    if len({id(one.memory or one) for one in targets}) < len(targets):
+        raise ViewWriteError(
+            plan.operation,
+            "it writes to one tensor in several ways at once, of which some are copies on the processes",
+            "Write to them one after the other",
+            user_line(),
+        )
+    if copies and is_refused():
+        raise ViewWriteError(
+            plan.operation,
+            "this writes through a view of a tensor that is sharded on a dimension which the view cuts, so that the "
+            "tensor would have to be gathered on every rank, which tensor_gather forbids",
+            "Write to the tensor itself: t = torch.slice_scatter(t, values, dim, start, end), "
+            "t = t.index_copy(dim, index, values), or redistribute it first",
+            user_line(),
+        )
+    for one in copies:
+        _tell(one.stream, plan.operation, _way_back(one), where)
+
+
+def written(plan: Plan, given: Sequence[Reference], where: Place | None) -> None:
+    """A plan has been issued that writes to some of what it was given: all that shows the same memory follows."""
+    for at in plan.writes:
+        reference = given[at]
+        if reference.memory is not None and reference.memory.copies:
+            rewritten(reference, where)
+
+
+def rewritten(reference: Reference, where: Place | None) -> None:
+    """Something was written to a tensor, by an operation or otherwise: all that shows the same memory follows.
+
+    What is in a view, if that is a copy, is written to the tensor under it; other copies are out of date.
+    """
+    if reference.copied is not None:
+        numbers = (reference.copied.base.number, reference.number)
+        _issue(reference.stream, _way_back(reference), numbers, where)
+    if reference.memory is not None:
+        _outdate(reference.stream, reference.memory, but=reference)
+
+
+def all_rewritten(stream: Stream) -> None:
+    """Anything that is no such copy may have been written to."""
+    for memory in tuple(stream.viewed):
+        _outdate(stream, memory)
+
+
+def _outdate(stream: Stream, memory: Memory, but: Reference | None = None) -> None:
+    for copy in memory.copies:
+        if copy is not but and copy.copied is not None:
+            stream.stale[copy.number] = copy.copied
+
+
+def _way_back(reference: Reference) -> Plan:
+    """The plan that writes to the tensor under a view what is in the view."""
+    stream = reference.stream
+    assert reference.copied is not None
+    base, steps = reference.copied
+    entries = stream.table.entries
+    names = tuple((plan.number, at) for plan, at in steps)
+    return stream.propagator.putting_back(entries[base.number].meta, names, entries[reference.number].meta)
+
+
+def _tell(stream: Stream, operation: str, back: Plan, where: Place | None) -> None:
+    moved = sum(one.nbytes for one in back.collectives)
+    text = (
+        f"{operation} writes through a view that cuts a sharded dimension: the tensor under it is gathered on every "
+        f"rank, and written back ({moved} bytes from each here). torch.slice_scatter and index_copy, or another "
+        "placement, may cost less"
+    )
+    tell(stream, Notice(f"{operation} through a view", text), where)
+
+
+def _issue(stream: Stream, plan: Plan, numbers: Sequence[int], where: Place | None) -> None:
+    if plan.number not in stream.told:
+        stream.tell_plan(Define(plan.number, plan.operation, plan.program, 0, plan.made, plan.writes))
+    stream.issue((plan.number, *numbers), where)
+    if plan.collectives:
+        stream.table.moved(where, plan)

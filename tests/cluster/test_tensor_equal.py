@@ -1,0 +1,393 @@
+"""What a mesh computes is what local tensors give, or an error: views and writes, random programs, what is refused."""
+
+import copy
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import monarch_nb
+from monarch_nb.config import configured
+from monarch_nb.distributed import GatherWarning, Mesh, TensorError
+from monarch_nb.tensor.propagation import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
+from tests.cluster.actor_tools import spawned
+from tests.cluster.tensor_programs import difference
+from tests.effort import tries
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore::monarch_nb.distributed.GatherWarning")]
+
+R, S0, S1 = Replicate(), Shard(0), Shard(1)
+PLACEMENTS = (R, S0, S1)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    for procs in spawned(2, "views"):
+        yield Mesh.of(procs, ("data",))
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.arange(float(torch.Size(shape).numel())).view(shape)
+
+
+def rows(mesh: Mesh, *shape: int) -> Any:
+    return monarch_nb.distribute(numbers(*shape), mesh, [S0])
+
+
+def test_a_view_across_a_cut_dimension_shows_what_is_written_to_the_tensor_later(mesh: Mesh) -> None:
+    t = rows(mesh, 5, 3)
+    first, (a, b), part = t[0], t.split([2, 3]), t[1:4].T
+    t.add_(10)
+    t.mul_(2)
+    expected = (numbers(5, 3) + 10) * 2
+    assert torch.equal(first.full_tensor(), expected[0])
+    assert torch.equal((a + 0).full_tensor(), expected[:2])
+    assert b.sum().item() == expected[2:].sum().item()
+    assert part.tolist() == expected[1:4].T.tolist()
+
+
+def test_what_is_written_to_a_view_is_seen_in_the_tensor_and_in_its_other_views(mesh: Mesh) -> None:
+    t = rows(mesh, 5, 3)
+    expected = numbers(5, 3)
+    last, column = t[4], t[:, 1]
+    for each in (t, expected):
+        each[1:3].fill_(7.0)
+        each[-1] = 5.0
+        each[1:][1:][0].mul_(2.0)
+    assert torch.equal(t.full_tensor(), expected)
+    assert last.tolist() == expected[4].tolist()
+    assert column.tolist() == expected[:, 1].tolist()
+
+
+def test_a_view_whose_tensor_is_gone_keeps_what_was_written_last(mesh: Mesh) -> None:
+    t = rows(mesh, 4, 2)
+    view = t[3]
+    t.add_(1)
+    del t
+    assert view.tolist() == [7.0, 8.0]
+    view.add_(1)
+    assert view.tolist() == [8.0, 9.0]
+
+
+def test_writes_that_would_be_lost_are_refused_with_what_to_do(mesh: Mesh) -> None:
+    t = rows(mesh, 4, 2)
+    view = t[3]
+    with pytest.raises(ViewWriteError, match=r"test_tensor_equal\.py:\d+.*one after the other"):
+        torch._foreach_add_([t[1], t[:2]], 1.0)
+    with configured(tensor_gather="refuse"), pytest.raises(ViewWriteError, match=r"slice_scatter"):
+        view.add_(1)
+
+
+def test_a_write_through_a_view_says_what_it_costs_once(mesh: Mesh) -> None:
+    t = rows(mesh, 6, 2)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        t[2].sub_(1.0)
+        t[3].sub_(1.0)
+    assert [one.category for one in told] == [GatherWarning]
+    assert told[0].filename == __file__
+    assert "24 bytes" in str(told[0].message)
+
+
+def test_gradients_of_what_is_written_through_views_are_those_of_local_tensors(mesh: Mesh) -> None:
+    def program(leaf: torch.Tensor) -> torch.Tensor:
+        t = leaf * 2
+        kept, across = t[1], t[:, 1:]
+        t.mul_(3)
+        across[2].mul_(5)
+        t[0].copy_(t[3].clone() * kept.clone())
+        return (kept * kept).sum() + (t * t).sum() + across[1:].sum()
+
+    for placement in PLACEMENTS:
+        for shape in ((4, 3), (5, 3)):
+            local = numbers(*shape).requires_grad_()
+            ours = monarch_nb.distribute(numbers(*shape), mesh, [placement]).requires_grad_()
+            expected, found = program(local), program(ours)
+            assert found.item() == expected.item()
+            expected.backward()
+            found.backward()
+            assert local.grad is not None
+            assert ours.grad is not None
+            assert torch.equal(ours.grad.full_tensor(), local.grad), (placement, shape)
+
+
+def test_functions_in_the_processes_and_compiled_steps_change_what_views_show(mesh: Mesh) -> None:
+    t = rows(mesh, 4, 2)
+    view = t[2]
+    mesh.execute(lambda part: part.add_(1.0), t)
+    assert view.tolist() == [5.0, 6.0]
+
+    @monarch_nb.compile
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1.0)
+
+    for _ in range(6):
+        step(t)
+    assert step.calls > 0
+    assert view.tolist() == [11.0, 12.0]
+
+
+def test_a_view_by_strides_of_a_view_is_refused_where_memory_is_in_parts(mesh: Mesh) -> None:
+    t = rows(mesh, 4, 2)
+    assert t.as_strided((2,), (3,)).tolist() == [0.0, 3.0]
+    with pytest.raises(PropagationError, match=r"view\.clone\(\)"):
+        t[2].as_strided((2,), (1,), 0)
+
+
+# -- what cannot be done, and what costs ------------------------------------------------------------------------------
+
+DEPENDENT: dict[str, Callable[[Any], Any]] = {
+    "nonzero": lambda t: t.nonzero(),
+    "torch.where of a mask": lambda t: torch.where(t > 2),
+    "argwhere": lambda t: t.argwhere(),
+    "a boolean index": lambda t: t[t > 2],
+    "masked_select": lambda t: t.masked_select(t > 2),
+    "unique": lambda t: t.unique(),
+    "unique rows": lambda t: t.unique(dim=0),
+    "unique_consecutive": lambda t: t.unique_consecutive(),
+    "bincount": lambda t: t.long().flatten().bincount(),
+    "repeat_interleave": lambda t: t.repeat_interleave(t[0].long(), 1),
+}
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_a_shape_that_depends_on_values_is_refused_at_the_line_with_what_to_do(mesh: Mesh, name: str) -> None:
+    for placement in (R, S0):
+        t = monarch_nb.distribute(numbers(4, 3), mesh, [placement])
+        with pytest.raises(DataDependentShapeError, match=r"test_tensor_equal\.py:\d+[\s\S]*full_tensor\(\)"):
+            DEPENDENT[name](t)
+    assert t.sum().item() == 66.0
+
+
+def test_values_under_a_mask_are_written_in_place(mesh: Mesh) -> None:
+    for placement in PLACEMENTS:
+        expected = numbers(5, 3)
+        t: Any = monarch_nb.distribute(expected, mesh, [placement])
+        for each in (t, expected):
+            each[each > 7] = -1.0
+            each[each[:, 0] > 5] = 2.0
+        assert torch.equal(t.full_tensor(), expected)
+
+
+def test_what_is_gathered_is_told_once_at_the_line_or_refused(mesh: Mesh) -> None:
+    one, other = rows(mesh, 6, 2), rows(mesh, 6, 2)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch.cdist(one, other)
+            torch.cdist(one, other * 2)
+    assert [(each.category, each.filename) for each in told] == [(GatherWarning, __file__)]
+    assert "bytes" in str(told[0].message)
+    with (
+        configured(tensor_gather="refuse"),
+        pytest.raises(NoRuleError, match=r"cdist.*test_tensor_equal\.py:\d+.*tensor_gather"),
+    ):
+        torch.cdist(one, other)
+    with configured(tensor_gather="often"), pytest.raises(ValueError, match=r"tell.*allow.*refuse"):
+        torch.cdist(one, other)
+    with configured(tensor_gather="allow"):
+        assert torch.cdist(one, other).diagonal().sum().item() == 0.0
+
+
+def test_the_largest_of_all_ranks_is_nan_where_one_has_that(mesh: Mesh) -> None:
+    for row in range(4):
+        whole = numbers(4, 3)
+        whole[row, 1] = torch.nan
+        t = monarch_nb.distribute(whole, mesh, [S0])
+        for reduced in (torch.amax, torch.amin, lambda x, dim: torch.linalg.vector_norm(x, torch.inf, dim)):
+            assert torch.equal(reduced(t, 0).full_tensor().isnan(), torch.tensor([False, True, False])), row  # type: ignore[operator]
+
+
+def test_sums_over_ranks_count_what_is_true_once(mesh: Mesh) -> None:
+    expected = numbers(4, 4)
+    t = monarch_nb.distribute(expected, mesh, [S1])
+    assert (t > 2).any(1).sum().item() == 4
+    assert torch.equal((t > 2).any(1).full_tensor().int(), torch.ones(4, dtype=torch.int32))
+
+
+def test_whole_numbers_that_become_parts_of_a_sum_stay_what_they_are(mesh: Mesh) -> None:
+    t = monarch_nb.distribute(numbers(5).long(), mesh, [R]).redistribute([Partial()])
+    assert t.tolist() == [0, 1, 2, 3, 4]
+    counts = (rows(mesh, 5, 3) > 4).sum(0)
+    counts.clamp_(max=2)
+    assert counts.tolist() == [2, 2, 2]
+
+
+def test_norms_are_added_and_negated_as_numbers(mesh: Mesh) -> None:
+    expected = numbers(4, 4)
+    t = monarch_nb.distribute(expected, mesh, [S1])
+    for norm in (lambda x: -x.norm(dim=1), lambda x: x.norm(dim=1) + x.norm(dim=1), lambda x: x.norm(dim=1).sum()):
+        torch.testing.assert_close(norm(t).full_tensor(), norm(expected))
+
+
+def test_another_thread_goes_backward_by_itself(mesh: Mesh) -> None:
+    threads: list[int] = []
+    weight: Any = rows(mesh, 4, 2).requires_grad_()
+    weight.register_hook(lambda grad: threads.append(threading.get_ident()))
+    losses = [(weight * weight).sum() for _ in range(3)]
+
+    def work() -> None:
+        losses[0].backward()
+        torch.autograd.backward(losses[1])
+        torch.autograd.grad(losses[2], weight)
+        threads.append(threading.get_ident())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(threads) == 4
+    assert len(set(threads)) == 1
+    assert torch.equal(weight.grad.full_tensor(), numbers(4, 2) * 4)
+
+
+# -- random programs --------------------------------------------------------------------------------------------------
+
+Pool = list[torch.Tensor]
+Move = Callable[[Pool], torch.Tensor | None]
+
+
+def a_view(draw: random.Random, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Some view of a tensor of this shape."""
+    dim = draw.randrange(x.dim()) if x.dim() else 0
+    size = x.shape[dim] if x.dim() else 1
+    start = draw.randrange(size) if size else 0
+    stop = draw.randint(start, size)
+    other = draw.randrange(x.dim()) if x.dim() else 0
+    pieces = max(1, draw.randint(1, max(size, 1)))
+    number = x.numel()
+    choices: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda t: t.detach(),
+        lambda t: t.data,
+        lambda t: t.view_as(t),
+        lambda t: t.unsqueeze(dim),
+        lambda t: t.view(-1),
+        lambda t: t.view(number // 2, 2),
+        lambda t: t.reshape(-1),
+        lambda t: t.squeeze(),
+    ]
+    if x.dim():
+        choices += [
+            lambda t: t.select(dim, start),
+            lambda t: t.narrow(dim, start, stop - start),
+            lambda t: t.unbind(dim)[start],
+            lambda t: t.chunk(pieces, dim)[-1],
+            lambda t: t.split(pieces, dim)[0],
+            lambda t: t.transpose(dim, other),
+            lambda t: t.flatten(),
+            lambda t: t[start:],
+            lambda t: t[..., ::2],
+            lambda t: t.unfold(dim, min(2, size), 1),
+            lambda t: t.unsqueeze(0).expand(2, *t.shape),
+        ]
+    if x.dim() >= 2:
+        choices += [lambda t: t.diagonal(), lambda t: t.T if t.dim() == 2 else t.mT, lambda t: t[:, start % t.shape[1]]]
+    return draw.choice(choices)
+
+
+def a_write(draw: random.Random, x: torch.Tensor, others: list[int]) -> Callable[[Pool, torch.Tensor], object]:
+    """Something that changes a tensor of this shape in place; `others` are those of the pool that fit it."""
+    number = float(draw.randint(1, 3))
+    dim = draw.randrange(x.dim()) if x.dim() else 0
+    start = draw.randrange(x.shape[dim]) if x.dim() and x.shape[dim] else 0
+    choices: list[Callable[[Pool, torch.Tensor], object]] = [
+        lambda pool, t: t.add_(number),
+        lambda pool, t: t.mul_(number),
+        lambda pool, t: t.fill_(number),
+        lambda pool, t: t.zero_(),
+        lambda pool, t: t.masked_fill_(t > number, number),
+        lambda pool, t: t.clamp_(max=number * 5),
+        lambda pool, t: torch.add(t, number, out=t),
+        lambda pool, t: t.unsqueeze_(0),
+    ]
+    if x.dim():
+        choices += [
+            lambda pool, t: t.__setitem__(start, number),
+            lambda pool, t: t.__setitem__(slice(start, None), number),
+            lambda pool, t: t.select(dim, start).add_(number),
+            lambda pool, t: t.cumsum_(dim),
+            lambda pool, t: t.transpose_(0, dim),
+        ]
+    if others:
+        at = draw.choice(others)
+        choices += 2 * [lambda pool, t: t.copy_(pool[at] * 1), lambda pool, t: t.add_(pool[at] * 2)]
+    return draw.choice(choices)
+
+
+def a_move(draw: random.Random, pool: Pool) -> tuple[str, Callable[[Pool], torch.Tensor | None]]:
+    at = draw.randrange(len(pool))
+    kind = draw.random()
+    if kind < 0.5:
+        view = a_view(draw, pool[at])
+        return "view", lambda tensors: view(tensors[at])
+    if kind < 0.92:
+        write = a_write(draw, pool[at], [n for n, one in enumerate(pool) if one.shape == pool[at].shape])
+
+        def written(tensors: Pool) -> None:
+            write(tensors, tensors[at])
+
+        return "write", written
+    if len(pool) > 2:
+
+        def dropped(tensors: Pool) -> None:
+            del tensors[at]
+
+        return "drop", dropped
+    return "copy", lambda tensors: tensors[at].clone()
+
+
+def a_program(seed: int, mesh: Mesh, length: int) -> None:
+    """Runs the same random program here and there; fails where a value differs."""
+    draw = random.Random(seed)
+    whole = numbers(*draw.choice([(4, 3), (5, 2), (3, 4), (6,), (2, 3, 2)]))
+    placement = draw.choice(PLACEMENTS if whole.dim() > 1 else PLACEMENTS[:2])
+    local: Pool = [whole.clone()]
+    ours: Pool = [monarch_nb.distribute(whole, mesh, [placement])]
+    story = [f"seed {seed}: {tuple(whole.shape)} {placement}"]
+    for _ in range(length):
+        _, move = a_move(draw, local)
+        trial = copy.deepcopy(local)
+        try:
+            expected = move(trial)
+        except (RuntimeError, IndexError, ValueError):
+            continue  # local tensors cannot do it either
+        try:
+            found = move(ours)
+        except TensorError:
+            raise
+        except PropagationError as error:
+            story.append(f"refused {error}")
+            continue
+        local = trial
+        if expected is not None and found is not None:
+            local.append(expected)
+            ours.append(found)
+        code = move.__closure__ or ()
+        story.append(", ".join(str(getattr(cell.cell_contents, "__code__", cell.cell_contents)) for cell in code))
+        if draw.random() < 0.3:
+            compare(local, ours, story)
+    compare(local, ours, story)
+
+
+def compare(local: Pool, ours: Pool, story: list[str]) -> None:
+    for at, (one, other) in enumerate(zip(local, ours, strict=True)):
+        values: Any = other
+        assert one.shape == values.shape, (at, story)
+        assert torch.equal(one, values.full_tensor()), (at, one, values.full_tensor(), "\n".join(story))
+
+
+@pytest.mark.parametrize("seed", range(tries(12)))
+def test_random_programs_of_views_and_writes_see_what_local_tensors_see(mesh: Mesh, seed: int) -> None:
+    a_program(seed, mesh, 14)
+
+
+# -- random values ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(tries(6)))
+def test_random_programs_compute_what_local_tensors_do_forward_and_backward(mesh: Mesh, seed: int) -> None:
+    assert not (text := difference(seed, mesh, 8)), text
