@@ -16,6 +16,7 @@ from monarch_nb.transport import Keys
 from monarch_nb.wire import Asker, Done
 
 _BEAT_S = 1.0  # between words to a host: that its connection is gone is only seen when something is written to it
+_BEATS = 1000  # of these words a second, however many hosts there are
 _ASK_S = 3.0
 _JOIN_S = 10.0
 
@@ -23,9 +24,11 @@ _JOIN_S = 10.0
 class JoinedHost(RemoteHost):
     """A host that has dialled; it dials again when its connection breaks."""
 
+    dials_nobody = True
+
     def __init__(self, engine: Runtime, state: p.HostState, keys: Keys | None, lease: float | None) -> None:
         super().__init__(engine, "", state, keys, False, lease)
-        engine.clock.every(_BEAT_S, self._beat)
+        engine.later(self._pause, self._beat)
 
     def dials(self, other: AttachedHost) -> bool:
         """Whether this host's agent can dial that one's: perhaps, but only this process is known to be in reach."""
@@ -35,15 +38,19 @@ class JoinedHost(RemoteHost):
         """Resolves when the agent has taken our lease."""
         return request(self.engine, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
 
-    def _beat(self) -> bool:
+    @property
+    def _pause(self) -> float:
+        return max(_BEAT_S, len(self.engine.part(Routes).attached) / _BEATS)
+
+    def _beat(self) -> None:
         if self._ended.is_set() or self.engine.closed:
-            return False
+            return
         if not self.lost:
             try:
                 self.engine.tell(self._agent, verbs.BEAT, Done())
             except Exception:
                 self.cut()
-        return True
+        self.engine.later(self._pause, self._beat)
 
     def _lose(self, reason: str) -> None:
         super()._lose(reason)

@@ -29,6 +29,7 @@ class LocalHost:
     """One such host; what is told of it and what can be asked of it is as of a remote one."""
 
     behind = False  # no gateway leads to it
+    dials_nobody = False
     near = True  # all processes of this machine reach its processes directly
     keys = None  # it has its own, which are not known here
 

@@ -30,6 +30,7 @@ class RemoteHost:
 
     near = False  # reached over the network, whatever machine it is
     behind = False  # a gateway leads to it
+    dials_nobody = False  # its agent reaches all others by way of this process
 
     def __init__(
         self, engine: Runtime, endpoint: str, state: p.HostState, keys: Keys | None, insecure: bool, lease: float | None

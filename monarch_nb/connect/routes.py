@@ -16,6 +16,7 @@ from monarch_nb.transport import Keys, split
 from monarch_nb.wire import Done, agent_of
 
 _PATIENCE_S = 1.0
+_TOGETHER_S = 0.02  # hosts that are lost within that time are told of in one message
 
 
 class AttachedHost(Protocol):
@@ -37,6 +38,10 @@ class AttachedHost(Protocol):
     @property
     def behind(self) -> bool:
         """Whether a gateway leads to it."""
+
+    @property
+    def dials_nobody(self) -> bool:
+        """Whether its agent reaches all others by way of this process."""
 
     def dials(self, other: "AttachedHost") -> bool:
         """Whether its agent reaches that one's by itself."""
@@ -85,6 +90,9 @@ class Routes:
         self.tunnelled: set[str] = set()  # endpoints of this machine that lead elsewhere: others cannot dial them
         self._engine = engine
         self._gateway: GatewayRoute | None = None
+        self._told: dict[str, int] = {}  # hosts whose agents know that all others are reached by way of this process
+        self._gone: dict[str, tuple[str, int]] = {}  # hosts whose loss is about to be told, all in one message
+        self._telling = threading.Lock()
         self._settling = threading.Lock()  # else two hosts that come back at once are not told of each other
 
     @property
@@ -101,6 +109,7 @@ class Routes:
         attached = list(self.attached.values())
         self.attached.clear()
         self.local.clear()
+        self._told.clear()
         self._gateway = None
         return attached
 
@@ -126,6 +135,12 @@ class Routes:
             if remote.near:
                 continue
             host = remote.host
+            if remote.dials_nobody:
+                if host not in self._told or self._told[host] != remote.incarnation or coming is not None:
+                    self._told[host] = remote.incarnation
+                    back = {} if coming is None or coming is remote else {coming.host: coming.incarnation}
+                    asked[host] = self._tell(host, p.Hosts({}, dict.fromkeys(("", *back), engine.address), back))
+                continue
             leads = gateway is not None and gateway.remote is remote
             endpoints = {
                 other.host: other.endpoint
@@ -146,6 +161,7 @@ class Routes:
 
     def rejoin(self, remote: AttachedHost, timeout: float) -> None:
         """A host that was lost counts as there again, once all who are in touch have heard of it, and it of them."""
+        self._tell_gone()  # that comes before
         with self._settling:
             self._settle((remote.host,), timeout, remote)
             remote.lost = ""
@@ -161,14 +177,30 @@ class Routes:
                 answer.exception(max(0.0, deadline - time.monotonic()))
 
     def tell_lost(self, host: str, reason: str, incarnation: int) -> None:
-        """Tells all other agents, and through them all processes, that a host is gone; `incarnation` is its agent's."""
-        for other in (*self.local, *(remote.host for remote in self.attached.values() if not remote.lost)):
-            if other != host:
-                self._engine.tell(agent_of(other), verbs.LOST, p.Lost({host: reason}, {host: incarnation}))
+        """Tells all other agents, and through them all processes, that a host is gone; `incarnation` is its agent's.
+
+        In a moment: what is lost at once, as with the power of a rack, is told at once.
+        """
+        with self._telling:
+            first = not self._gone
+            self._gone[host] = (reason, incarnation)
+        if first:
+            self._engine.later(_TOGETHER_S, self._tell_gone)
         if self._gateway is not None and self._gateway.remote.host == host:
             for remote in tuple(self.attached.values()):
                 if remote.behind:
                     remote.cut()
+
+    def _tell_gone(self) -> None:
+        with self._telling:
+            gone, self._gone = self._gone, {}
+        if not gone or self._engine.closed:
+            return
+        reasons = {host: reason for host, (reason, _) in gone.items()}
+        lost = p.Lost(reasons, {host: incarnation for host, (_, incarnation) in gone.items()})
+        for other in (*self.local, *(remote.host for remote in self.attached.values() if not remote.lost)):
+            if other not in gone:
+                self._engine.tell(agent_of(other), verbs.LOST, lost)
 
     def _tell(self, host: str, hosts: p.Hosts) -> Future[Done]:
         return request(self._engine, agent_of(host), verbs.HOSTS, hosts)

@@ -143,7 +143,8 @@ class Hosts(msgspec.Struct, frozen=True):
     """agent.hosts: ways to other hosts, which replace earlier ones.
 
     Endpoints are `tcp://...` of an agent or `ipc://<run folder>` on this machine; a via is the process address of
-    whoever passes messages on. `incarnations` tells which incarnation of an agent is there, where that is known.
+    whoever passes messages on, that of host "" to all hosts of which nothing else is known. `incarnations` tells which
+    incarnation of an agent is there, where that is known.
     """
 
     endpoints: dict[str, str]

@@ -66,17 +66,13 @@ class ProcessWatcher:
     def host_lost(self, host: str, reason: str, incarnation: int) -> None:
         """A host agent is gone, and all processes of its host with it; `incarnation` is the agent's, if it is known."""
         cause = Cause(kind="host", text=reason, host=host, at=time.time())
-        ranks = {
-            rank
-            for state in tuple(self._engine.meshes.values())
-            if isinstance(state, ProcState)
-            for rank in range(state.layout.size)
-            if state.layout.host_of(rank) == host
-        }
+        procs = [state for state in tuple(self._engine.meshes.values()) if isinstance(state, ProcState)]
+        ranks = {rank for state in procs for rank in state.layout.ranks_on(host)}
         driver = self._driver
         awaited, called = driver.called(*ranks)
         driver.feed(lambda machine: machine.host_lost([host], cause, awaited, called))
-        gone = {agent_of(host), *(address for address in tuple(self.pids) if host_of(address) == host)}
+        there = {state.address(rank) for state in procs for rank in state.layout.ranks_on(host)}
+        gone = {agent_of(host), *(there & self.pids.keys())}
         self._engine.host_lost(host, reason)
         homes = {state.home for state in tuple(self._engine.meshes.values())}
         for process in [home for home in homes | self._owners if home and host_of(home) == host]:

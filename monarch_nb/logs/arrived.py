@@ -18,13 +18,16 @@ class ArrivedLog:
     `claim` gives the call that output belongs to where the process has not told it.
     """
 
+    __slots__ = ("_acknowledged", "_blocks", "_claim", "_count", "_kept", "_open", "_position", "address", "ended",
+                 "file", "received", "skipped")  # fmt: skip
+
     def __init__(self, address: str, kept: int, claim: Callable[[str], str], file: str = "") -> None:
         self.address = address
         self.file = file  # where all of it is kept, on its host
         self.received = 0  # bytes
         self.skipped = 0  # lines that are in the file only
         self.ended = False
-        self.blocks: deque[Written] = deque()
+        self._blocks: deque[Written] | None = None  # made for the first: many processes never write
         self._position = 0  # as replies count it
         self._acknowledged = 0
         self._open: dict[tuple[str, str], LineBuffer] = {}  # by stream and call
@@ -92,10 +95,11 @@ class ArrivedLog:
 
     def _keep(self, stream: str, call: str, level: int, at: float, text: str) -> Written:
         written = Written(self.address, stream, call, level, at, harmless(text))
-        self.blocks.append(written)
+        blocks = self._blocks = self._blocks or deque()
+        blocks.append(written)
         self._count += written.line_count
-        while len(self.blocks) > 1 and self._count - self.blocks[0].line_count >= self._kept:
-            self._count -= self.blocks.popleft().line_count
+        while len(blocks) > 1 and self._count - blocks[0].line_count >= self._kept:
+            self._count -= blocks.popleft().line_count
         return written
 
     def open_lines(self, now: float) -> list[OpenLine]:
@@ -120,4 +124,4 @@ class ArrivedLog:
             for (stream, call), line in self._open.items()
             if line.shown
         ]
-        return [*self.blocks, *rest]
+        return [*(self._blocks or ()), *rest]

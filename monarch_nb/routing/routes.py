@@ -26,7 +26,7 @@ class NoRoute(LookupError):
 class Routes:
     """Ways from one process to all others."""
 
-    __slots__ = ("_agent", "_cache", "_endpoints", "_folders", "_inbound", "_self", "_vias")
+    __slots__ = ("_agent", "_cache", "_default", "_endpoints", "_folders", "_inbound", "_self", "_vias")
 
     def __init__(self, address: str, agent: str | None = None) -> None:
         """`agent` is the process address of the agent that takes what has no other way; None for agents themselves."""
@@ -35,6 +35,7 @@ class Routes:
         self._folders: dict[str, str] = {}
         self._endpoints: dict[str, str] = {}
         self._vias: dict[str, str] = {}
+        self._default = ""
         self._inbound: set[str] = set()
         self._cache: dict[str, Hop] = {}
 
@@ -45,8 +46,12 @@ class Routes:
 
         By the TCP `endpoint` of its agent (or its own), by the `run_folder` of the host if it is on this machine, or
         through the process `via`, which goes before the others ("": no longer). A later word replaces an earlier one of
-        its sort.
+        its sort. Where "" is reached by way of a process, all hosts are that nothing else is known of.
         """
+        if not where:
+            self._default = via or ""
+            self._cache.clear()
+            return
         if endpoint is not None:
             self._endpoints[where] = endpoint
         if run_folder is not None:
@@ -113,6 +118,8 @@ class Routes:
             near = self._direct(self._agent, host_of(self._agent))
             if near is not None:
                 hop = Hop("agent", near.address, near.endpoint)
+        if hop is None and self._default and not {destination, self._default} & {*asked}:
+            return self._find(self._default, (*asked, destination))
         if hop is None:
             raise NoRoute(f"no route from {self._self} to {destination} is known")
         return hop

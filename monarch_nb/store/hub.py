@@ -156,6 +156,8 @@ class Store:
                 self._cluster.fold(event)
             except Exception:
                 logger.exception("%r could not be folded in", event)
+        if not self._watchers:
+            self._cluster.take()  # whoever comes gets all of it
 
     def _flush(self) -> None:
         self._fold()

@@ -119,10 +119,7 @@ class Mesh(Struct, eq=False):
     def ranks_on(self, host: str) -> Iterator[int]:
         """The ranks whose procs are on a host."""
         layout = self.spec.layout
-        for index, name in enumerate(layout.hosts if layout else ()):
-            if layout and name == host:
-                first = index * layout.per_host
-                yield from (rank for rank in range(first, first + layout.per_host) if rank in self)
+        return iter(()) if layout is None else (rank for rank in layout.ranks_on(host) if rank in self)
 
     def label(self, rank: int) -> str:
         """What a rank is called."""

@@ -25,7 +25,7 @@ from monarch_nb.transport.streams import Message, Stream
 from monarch_nb.transport.tcp import monitor, sockets
 from monarch_nb.transport.tcp.monitor import Monitor
 from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
-from monarch_nb.wire import agent_of, host_of, parse_address
+from monarch_nb.wire import Lane, agent_of, host_of, parse_address
 
 Connection = Callable[[str, bool, str], None]
 Trust = tuple[Keys | None, bool]  # keys, and whether loopback may do without
@@ -35,19 +35,9 @@ class Links:
     """All peers of one process. Any thread."""
 
     def __init__(
-        self,
-        address: str,
-        agent: str | None,
-        sink: Sink,
-        *,
-        reader: Reader,
-        keys: Keys | None,
-        insecure_loopback: bool,
-        portable: bool,
-        config: LinkConfig,
-        limits: Limits,
-        on_connection: Connection | None,
-    ) -> None:
+        self, address: str, agent: str | None, sink: Sink, *, reader: Reader, keys: Keys | None,
+        insecure_loopback: bool, portable: bool, config: LinkConfig, limits: Limits, on_connection: Connection | None,
+    ) -> None:  # fmt: skip
         self.address = address
         self._context: Context | None = None
         self._inside: set[Stream] = set()  # connections to processes of this host
@@ -88,8 +78,10 @@ class Links:
                 self._trusts[host_of(where)] = trust
             folder = None if run_folder is None else str(run_folder)
             self._routes.learn(where, endpoint=endpoint, run_folder=folder, via=via)
-            self._incarnations.back(where)
             self._ways.clear()
+            if not where:
+                return
+            self._incarnations.back(where)
             agent = agent_meant(where)
             if agent:
                 self._incarnations.back(agent, incarnation)
@@ -99,7 +91,7 @@ class Links:
     def _renew(self, agent: str, incarnation: int) -> None:
         """An agent lives: links to it that know no way, or an earlier incarnation only, begin anew."""
         with self._lock:
-            peers = [peer for (address, _), peer in self._peers.items() if address == agent]
+            peers = self._of(agent)
             old = [peer for peer in peers if 0 < process_incarnation(peer.heard) < incarnation]
             lame = [peer for peer in peers if peer in old or peer.gone is not None or peer.astray]
             self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in old}
@@ -143,6 +135,9 @@ class Links:
             if peer.endpoint and lane < 2 and self._elsewhere(hop):
                 self.later(self._peer(hop, 1 - lane).begin)  # it may want to answer there, and cannot dial us
             return peer
+
+    def _of(self, address: str) -> list[Peer]:
+        return [peer for lane in Lane if (peer := self._peers.get((address, lane))) is not None]
 
     def _elsewhere(self, hop: Hop) -> bool:
         """Whether that process is of another host than this one: our run folder is unknown there."""
@@ -266,7 +261,7 @@ class Links:
     def unheard(self, address: str) -> bool:
         """Whether something was written to a process that has never said a word."""
         with self._lock:
-            peers = [peer for (known, _), peer in self._peers.items() if known == address]
+            peers = self._of(address)
         return not any(peer.heard for peer in peers) and not all(peer.settled for peer in peers)
 
     def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
@@ -276,8 +271,9 @@ class Links:
         """
         agent = agent_meant(where)
         with self._lock:
-            prefix = f"{where}/"
-            dead = [p for p in self._peers.values() if p.address == where or p.address.startswith(prefix)]
+            dead = self._of(where)
+            if "/" not in where:  # else it is one process, of perhaps very many
+                dead += [peer for peer in self._peers.values() if peer.address.startswith(f"{where}/")]
             heard: dict[str, int] = {address: 0 for address in (where, agent) if address}
             for peer in dead:
                 heard[peer.address] = max(heard.get(peer.address, 0), process_incarnation(peer.heard))
@@ -293,7 +289,8 @@ class Links:
                 self._trusts.pop(where, None)
                 for peer in ended:
                     del self._peers[peer.address, peer.lane]
-                self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in dead}
+                if dead:
+                    self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in dead}
                 self._ways.clear()
         if not over:
             self._renew(agent, incarnation + 1)

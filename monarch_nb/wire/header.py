@@ -53,6 +53,13 @@ class Layout(msgspec.Struct, array_like=True, frozen=True):
         """The host id on which `rank` lives."""
         return self.hosts[rank // self.per_host]
 
+    def ranks_on(self, host: str) -> range:
+        """The ranks that live on a host, if any."""
+        if host not in self.hosts:
+            return range(0)
+        first = self.hosts.index(host) * self.per_host
+        return range(first, first + self.per_host)
+
     def address(self, rank: int, incarnation: int = 0) -> str:
         """The process address of one rank in one of its incarnations."""
         return proc_address(self.host_of(rank), self.uid, rank, incarnation)

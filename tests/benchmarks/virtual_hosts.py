@@ -15,10 +15,12 @@ from typing import Any
 
 from monarch_nb._version import __version__
 from monarch_nb.actor import Actor, endpoint
+from monarch_nb.connect.routes import Routes
 from monarch_nb.engine.cluster import Cluster
 from monarch_nb.engine.memory_host import MemoryHost
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.transport import Keys, Parcel, UnreachableError
 from monarch_nb.transport.memory.network import NetworkFaults
 from monarch_nb.transport.memory.transport import MemoryTransport
@@ -173,8 +175,11 @@ class VirtualCluster(Cluster):
         for number in numbers:
             self._hosts[f"m{number}"].die()
         for number in numbers:
-            self._lose(f"m{number}", "its rack has no power")
-        self.settle()
+            name, why = f"m{number}", "its rack has no power"
+            self._engine.part(Routes).attached[name].lost = why
+            self._engine.part(ProcessWatcher).host_lost(name, why, 1)
+            self._engine.part(Routes).tell_lost(name, why, 1)
+        self.advance(0.1)
 
     def kill_rank(self, address: str) -> None:
         """Ends a process; the news is on its way then."""

@@ -10,7 +10,7 @@ from typing import Any
 from monarch_nb.routing.actions import Action, Deliver, Failed, LinkConfig, LinkState, Transmit, Unblocked
 from monarch_nb.routing.link import Link
 from monarch_nb.transport.memory.clock import VirtualClock
-from monarch_nb.wire import host_of
+from monarch_nb.wire import Lane, host_of
 
 __all__ = ["MemoryNetwork", "MemoryNode", "NetworkFaults"]
 
@@ -76,8 +76,12 @@ class MemoryNode:
 
     def bury(self, peer: str, reason: str) -> None:
         """The process there, or on that host, is dead: what it has not acknowledged fails, and a new one may come."""
-        for wire, end in tuple(self._ends.items()):
-            if end.peer == peer or host_of(end.peer) == peer:
+        wires = tuple(self._ends)
+        if "/" in peer:  # one process, of perhaps very many
+            wires = tuple(wire for lane in Lane for wire in ((self.address, peer, lane), (peer, self.address, lane)))
+        for wire in wires:
+            end = self._ends.get(wire)
+            if end is not None and (end.peer == peer or host_of(end.peer) == peer):
                 waiting = [item for item, _ in end.waiting]
                 self._do(end, end.link.bury(reason, self._network.clock.now))
                 del self._ends[wire]
