@@ -15,7 +15,7 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor soak screenshots clean
+.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor soak docs docs-serve screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -45,7 +45,7 @@ lab: setup ## open the quickstart notebook in JupyterLab; LAB_ARGS= adds argumen
 test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds arguments
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' --durations 40 $(PYTEST_ARGS)
 
-test-slow: setup browser ## the slow tests, those of random histories ten times as many, those in memory with processes
+test-slow: setup browser docs ## the slow tests, the site, those of random histories ten times as many, those in memory with processes
 	$(PY) -m pytest -m slow $(PYTEST_ARGS)
 	MONARCH_TEST_PROCESSES=1 $(PY) -m pytest -q tests/memory_network $(PYTEST_ARGS)
 	MONARCH_TEST_EFFORT=10 $(PY) -m pytest -q tests/unit/test_*_random.py tests/unit/test_routing_*.py tests/unit/test_wire_*.py $(PYTEST_ARGS)
@@ -73,6 +73,17 @@ bench-tensor: setup ## the same for sharded tensors alone
 soak: setup ## ten minutes of everything at once, in which nothing may grow; SECONDS= for another while
 	@mkdir -p build
 	$(PY) -m tests.soak --seconds $(or $(SECONDS),600) > build/soak.log
+
+$(VENV)/.docs: $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: setup $(VENV)/.docs ## build the documentation site in build/site; dead links and names without a place are errors
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	$(PY) -m scripts.site.check build/site
+
+docs-serve: setup $(VENV)/.docs ## show the site at http://127.0.0.1:8000, and build it again as pages change
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
 screenshots: setup browser ## take the pictures of docs/images that README shows again
 	$(PY) scripts/screenshots.py --readme

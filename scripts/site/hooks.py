@@ -1,0 +1,34 @@
+"""What MkDocs calls while it builds the site."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "kernel_ext")]
+
+from mkdocs.structure.files import File, Files  # noqa: E402
+
+from scripts.site import links, order, reference, stories  # noqa: E402
+
+
+def on_config(config: Any) -> Any:
+    config.nav = order.nav()
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    made = {
+        "index.md": (ROOT / "README.md").read_text(encoding="utf-8"),
+        "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        **{stories.page_of(story): stories.text(story) for story in stories.stories()},
+        **reference.pages(),
+    }
+    for page, text in made.items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    file = page.file.src_uri
+    return markdown if file.startswith("reference/") else links.adapted(file, markdown)

@@ -1,0 +1,94 @@
+"""Links between files of the repository, as links between pages of the site; and headings as anchors."""
+
+import posixpath
+import re
+import unicodedata
+from collections.abc import Callable
+
+HOME = "https://github.com/monarch-nb/monarch-nb/blob/main/"
+_LINK = re.compile(r"(?<!`)(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+_PICTURE = re.compile(
+    r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">'
+    r'<img alt="(?P<alt>[^"]*)" src="(?P<light>[^"]+)"></picture>'
+)
+_FENCE = re.compile(r"^```(python raises \w+|python machines|output)$", re.MULTILINE)
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#{1,6} +(.+?)(?: *\{ *#(?P<id>[^ }]+) *\})?$", re.MULTILINE)
+
+
+def page_at(file: str) -> str | None:
+    """The page of the site that a file of the repository is; None where it is none."""
+    if file == "README.md":
+        return "index.md"
+    if file == "CHANGELOG.md":
+        return "changelog.md"
+    if file.startswith("docs/"):
+        return file.removeprefix("docs/")
+    if file.startswith("examples/") and file.endswith(".ipynb"):
+        return f"stories/{posixpath.basename(file)[:-6]}.md"
+    return None
+
+
+def file_of(page: str) -> str:
+    """The file of the repository that a page is made of; that of the page itself for pages that are made of code."""
+    if page == "index.md":
+        return "README.md"
+    if page == "changelog.md":
+        return "CHANGELOG.md"
+    if page.startswith("stories/"):
+        return f"examples/{posixpath.basename(page)[:-3]}.ipynb"
+    return f"docs/{page}"
+
+
+def adapted(page: str, text: str) -> str:
+    """The Markdown of a page as the site's tools take it."""
+    folder = posixpath.dirname(file_of(page))
+
+    def link(found: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, found[2]))
+        there = page_at(target)
+        moved = f"{HOME}{target}" if there is None else posixpath.relpath(there, posixpath.dirname(page) or ".")
+        return f"{found[1]}{moved}{found[3] or ''}{found[4]}"
+
+    def picture(found: re.Match[str]) -> str:
+        return f"![{found['alt']}]({found['light']}#only-light)![{found['alt']}]({found['dark']}#only-dark)"
+
+    text = _FENCE.sub(lambda found: "```python" if found[1].startswith("python") else "```text", text)
+    return outside_code(_PICTURE.sub(picture, text), lambda part: _LINK.sub(link, part))
+
+
+def outside_code(text: str, change: Callable[[str], str]) -> str:
+    """A page with what stands outside of fenced blocks changed."""
+    parts, at = [], 0
+    for fenced in _FENCED.finditer(text):
+        parts += [change(text[at : fenced.start()]), fenced[0]]
+        at = fenced.end()
+    return "".join([*parts, change(text[at:])])
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as the site and GitHub make them."""
+    found: dict[str, int] = {}
+    names = set()
+    for heading in _HEADING.finditer(_FENCED.sub("", text)):
+        if heading["id"]:
+            names.add(heading["id"])
+            continue
+        slug = slug_of(heading[1])
+        number = found[slug] = found.get(slug, -1) + 1
+        names.add(f"{slug}_{number}" if number else slug)
+    return names
+
+
+def slug_of(heading: str) -> str:
+    """As Python-Markdown's toc makes it."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+    value = unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode("ascii")
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", value).strip().lower())
+
+
+def links(text: str) -> list[tuple[str, str]]:
+    """The pages, or files, that a page leads to, each with the anchor there, "" for none."""
+    plain = _FENCED.sub("", text)
+    found = [(each[2], (each[3] or "").removeprefix("#")) for each in _LINK.finditer(plain)]
+    return found + [("", each[1]) for each in re.finditer(r"\]\(#([^)\s]+)\)", plain)]

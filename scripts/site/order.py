@@ -1,0 +1,61 @@
+"""The order of the site's pages."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from scripts.site import reference, stories
+from scripts.site.names import module_path, modules
+
+ROOT = Path(__file__).resolve().parents[2]
+Entry = dict[str, Any]
+
+
+def nav() -> list[Entry]:
+    """Tabs, and the pages in each."""
+    return [
+        {"Home": "index.md"},
+        {"Start": [{"Quickstart": "quickstart.md"}, {"How to …": "howto.md"}, {"Concepts": "concepts.md"}]},
+        {"Stories": [{stories.title(story): stories.page_of(story)} for story in stories.stories()]},
+        {"Manual": ["manual/README.md", *chapters(), {"Configuration": "configuration.md"}]},
+        {"Guides": [*guides()]},
+        {"Reference": [{module_path(module): reference.page_of(module)} for module in modules()]},
+        {
+            "Behind it": [
+                {"Compatibility": "compatibility.md"},
+                {"Performance": "performance.md"},
+                {"Architecture": "architecture.md"},
+                {"Promises and tests": "design-tests.md"},
+                {"Protocol": "protocol.md"},
+                {"Changelog": "changelog.md"},
+            ]
+        },
+    ]
+
+
+def chapters() -> list[Entry]:
+    """The manual's, as its table of contents has them."""
+    contents = (ROOT / "docs" / "manual" / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\d+\. \[([^\]]+)\]\(([\w-]+\.md)\)", contents, re.MULTILINE)
+    return [{title: f"manual/{file}"} for title, file in found]
+
+
+def guides() -> list[Entry]:
+    """One for each place that notebooks or clusters run in."""
+    found = []
+    for path in sorted((ROOT / "docs" / "guides").glob("*.md")):
+        title = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        found.append({title[1] if title else path.stem: f"guides/{path.name}"})
+    return found
+
+
+def pages(entries: list[Any]) -> list[str]:
+    """The files in (a part of) the order."""
+    found = []
+    for entry in entries:
+        if isinstance(entry, str):
+            found.append(entry)
+            continue
+        for below in entry.values():
+            found += [below] if isinstance(below, str) else pages(below)
+    return found
