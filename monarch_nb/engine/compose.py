@@ -37,6 +37,7 @@ class Role:
     is_worker: bool = False  # a host agent has started it, to hold actors
     root_id: str = "<root>"  # how code outside actors is named
     fatal: Callable[[MeshFailure], None] | None = None  # what becomes of a failure that nobody handles
+    show: Callable[[MeshFailure], None] | None = None  # and of one that ends nothing
     revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
     await_host: Callable[[str, float], None] = lambda host, seconds: None  # until one that has come back can be used
     python: str | None = None  # the interpreter it was asked to run with
@@ -54,7 +55,7 @@ def compose(
     parts = Parts()
     effects = MeshEffects(parts)
     root = None if role.is_worker else local.root
-    driver = parts.add(Driver, Driver(local, clock, effects, root=root, fatal=role.fatal))
+    driver = parts.add(Driver, Driver(local, clock, effects, root=root, fatal=role.fatal, show=role.show))
     engine = Runtime(
         local,
         node,

@@ -38,6 +38,7 @@ def become_controller() -> Runtime:
     role = Role(
         agent_of(host),
         fatal=unhandled.unhandled,
+        show=unhandled.tell,
         revive=lambda hosts: agents.revive(hosts),
         await_host=lambda host, seconds: await_return(engine, host, seconds),
     )

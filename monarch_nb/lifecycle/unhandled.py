@@ -19,6 +19,7 @@ from monarch_nb.wire import error_line
 _WAKE = signal.SIGURG
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+logger = logging.getLogger(__name__)
 _statuses: list[int] = []  # with which the program is to end, the first one counts
 _notebook = False
 _exiting: list[bool] = []  # the main thread has been told to exit
@@ -72,6 +73,19 @@ def unhandled(failure: MeshFailure) -> None:
     threading.Thread(target=run, name="monarch-fault", daemon=True).start()
 
 
+def _log(failure: MeshFailure) -> None:
+    logger.error("%s", failure.report())
+
+
+def tell(failure: MeshFailure, show: Callable[[MeshFailure], None] = _log) -> None:
+    """A failure that ends nothing goes to the hook that the user has set, or is shown."""
+    hook = fault_hook(exit_on_fault)
+    if hook is exit_on_fault:
+        show(failure)
+    else:
+        threading.Thread(target=_run, args=(hook, failure), name="monarch-fault", daemon=True).start()
+
+
 def end_quietly() -> None:
     """The program ends: that calls of its other threads end with it, and what is half done, is nobody's news."""
     forgotten.leaving = True
@@ -112,17 +126,9 @@ def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
 
     An `unhandled_fault_hook` that the user has set is still called.
     """
-
-    def tell(failure: MeshFailure) -> None:
-        hook = fault_hook(exit_on_fault)
-        if hook is exit_on_fault:
-            show(failure)
-        else:
-            threading.Thread(target=_run, args=(hook, failure), name="monarch-fault", daemon=True).start()
-
     global _notebook
     _notebook = True
-    runtime().part(Driver).in_notebook(tell)
+    runtime().part(Driver).in_notebook(lambda failure: tell(failure, show))
 
 
 def _run(hook: Callable[[MeshFailure], None], failure: MeshFailure) -> None:

@@ -69,12 +69,12 @@ class Driver(CallErrors):
         *,
         root: str | None = None,
         fatal: Callable[[MeshFailure], None] | None = None,
+        show: Callable[[MeshFailure], None] | None = None,
     ) -> None:
-        """`root` is the stream of code outside actors, where this process is the root of ownership; `fatal` ends it."""
+        """`root` is the stream of code outside actors, where ownership begins. `show` takes what ends nothing."""
         super().__init__(local, Machine(root=root, root_policy="script"))
         self._clock, self._effects = clock, effects
-        self._fatal = fatal or _log
-        self._show: Callable[[MeshFailure], None] = _log
+        self._fatal, self._show = fatal or _log, show or _log
         self.listeners: list[Callable[[Action | OwnerSaid | None], None]] = []  # None: something may have changed
         self._actions: deque[Action] = deque()
         self._acting = False
@@ -86,6 +86,11 @@ class Driver(CallErrors):
         """From now on a failure that nobody handles ends nothing: a call that waits for it raises it, else `show`."""
         self.machine.root_policy = "notebook"
         self._show = show
+
+    def raised_in_use(self, procs_uid: str) -> None:
+        """Failures of these procs are raised where the procs are used: they do not end a script."""
+        with self._lock:
+            self.machine.raised_in_use.add(procs_uid)
 
     # -- events in, actions out -------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class Machine:
         self._healing = Healing(self._records, self.intensity, self._tell)
         self._ids = count(1)
         self._awaited: dict[int, MeshFailure] = {}
+        self.raised_in_use: set[str] = set()  # procs whose failures are raised where they are used: never fatal here
         if root is not None:
             self._tree.join(root, "<root>")
 
@@ -377,7 +378,7 @@ class Machine:
         return [] if now is None else [Supervise(mesh.owner, now.failure)]
 
     def _root_fault(self, failure: MeshFailure, awaited: bool) -> RootFault:
-        if self.root_policy == "script":
+        if self.root_policy == "script" and self._records.procs_of(failure.mesh_uid) not in self.raised_in_use:
             return RootFault(failure, "fatal")
         if not awaited:
             return RootFault(failure, "show")

@@ -181,6 +181,11 @@ class MeshRecords:
             )
             self.meshes[mesh.on] = Mesh(spec)
 
+    def procs_of(self, uid: str) -> str:
+        """The uid of the procs that a mesh is on, or is."""
+        mesh = self.meshes.get(uid)
+        return uid if mesh is None or mesh.on is None else mesh.on
+
     def remove(self, uid: str) -> None:
         """Forget a mesh, and procs of another owner that were known only for it."""
         mesh = self.meshes.pop(uid, None)

@@ -33,6 +33,7 @@ class Processes:
         self._procs, self._state = procs, state_of(procs)
         self._context: Context = runtime().context()  # one sender, so that what it sends stays in order
         self._members = tuple(range(len(procs)))
+        runtime().part(Driver).raised_in_use(self._state.uid)
         self.workers: Any = procs.spawn("tensors", TensorWorker)
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self._openings: dict[int, Open] = {}

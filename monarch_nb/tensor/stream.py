@@ -204,7 +204,7 @@ class Stream:
         self.free()
         queue = self.queue
         items = [queue.popleft() for _ in range(len(queue))]
-        if not items:
+        if not items or self.lost is not None:
             return None
         commands: list[tuple[Any, ...]] = [command for command, _ in items]
         objects: list[Any] = []
@@ -372,7 +372,8 @@ class Stream:
         with self._lock:
             self.queue.append((command, where))
             batch = held_back(self._cut)
-        assert batch is not None
+        if batch is None:
+            raise ContentsLostError(self.lost or f"{self.title} was lost")
         return batch
 
     def synchronise(self) -> None:

@@ -31,7 +31,11 @@ PROGRAMS = (
     (f"{OURS}, faces of kernels", "program_sight.py"),
     (f"{OURS}, page", "program_page.py"),
 )
-TENSORS = ((f"{OURS}, tensors", "program_tensors.py"),)
+TENSORS = (
+    (f"{OURS}, tensors", "program_tensors.py"),
+    (f"{OURS}, steps of training", "program_tensors_steps.py"),
+    (f"{OURS}, killed ranks of tensors", "program_tensors_faults.py"),
+)
 DATA = ((f"{OURS}, data", "program_data.py"), (f"{OURS}, weights and feeds", "program_sync.py"))
 
 
@@ -40,6 +44,8 @@ def run(program: str, python: str, plan: Plan, *, ours: bool) -> tuple[Figures, 
     # The others must not see our `monarch`.
     hidden = () if ours else ("PYTHONPATH", "VIRTUAL_ENV")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
+    if not ours:
+        env["PYTHONPATH"] = str(HERE)  # their processes import what the programs share
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [python, str(HERE / program), plan.encode()],

@@ -1,44 +1,30 @@
-"""Sharded tensors on two processes: what an operation costs the controller, and a step against torchrun."""
+"""Sharded tensors: what an operation costs the controller, watched and not, and losses against one process."""
 
-import json
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+from torch.distributed.tensor import Replicate, Shard
 
 import monarch
 from monarch.distributed import Mesh
-from tests.benchmarks.measure import FIGURE, Plan, figure, leave, memory, plan_of, repeat, times
-from tests.benchmarks.tensor_model import stepper
+from monarch_nb.runtime import runtime
+from tests.benchmarks.measure import Plan, figure, issued, leave, memory, plan_of, repeat, times
+from tests.benchmarks.tensor_model import SMALL, TENSOR_PARALLEL, stepper
 
 GIGABYTE = 1 << 30
-
-
-def issued(mesh: Any, count: int, what: Callable[[], object]) -> float:
-    """Microseconds of processor time that an operation takes of the thread that issues it, at best."""
-    best = float("inf")
-    for _ in range(7):
-        mesh.synchronise()
-        began = time.thread_time()
-        for _ in range(count):
-            what()
-        best = min(best, (time.thread_time() - began) / count)
-    mesh.synchronise()
-    return best * 1e6
 
 
 def operations(mesh: Any, plan: Plan) -> None:
     t = monarch.distribute(torch.randn(64, 64), mesh, ["rank", None])
     p = t.detach().clone().requires_grad_()
-    figure("tensors: add", us=issued(mesh, plan.calls, lambda: t + t))
-    figure("tensors: add in place", us=issued(mesh, plan.calls, lambda: t.add_(1.0)))
-    figure("tensors: add with gradient", us=issued(mesh, plan.calls, lambda: p + t))
+    figure("tensors: add", us=issued(mesh.synchronise, plan.calls, lambda: t + t))
+    figure("tensors: add in place", us=issued(mesh.synchronise, plan.calls, lambda: t.add_(1.0)))
+    figure("tensors: add with gradient", us=issued(mesh.synchronise, plan.calls, lambda: p + t))
     total = t.sum().redistribute(None)
     spent = repeat(plan.calls // 10 + 1, total.item)
     times("tensors: item", spent)
@@ -56,40 +42,51 @@ def large(mesh: Any) -> None:
     mesh.synchronise()
 
 
-def steps(mesh: Any, plan: Plan) -> None:
-    count = max(3, plan.calls // 60)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
-    program = str(Path(__file__).with_name("program_tensors_spmd.py"))
-    asked = json.dumps({"steps": count})
-    theirs = subprocess.run([*torchrun, program, asked], capture_output=True, text=True, timeout=300, check=False)
-    for line in theirs.stdout.splitlines():
-        if line.startswith(FIGURE):
-            print(line, flush=True)
-    step = stepper(lambda tensor, placements: monarch.distribute(tensor, mesh, placements))
-    spent = repeat(count, lambda: step().item(), warm=3)
-    times("tensors: step", spent)
-    found = [json.loads(line[len(FIGURE) :]) for line in theirs.stdout.splitlines() if line.startswith(FIGURE)]
-    if found:
-        ours = sorted(spent)[len(spent) // 2] * 1000
-        figure("tensors: step, of torchrun's", ratio=ours / found[0]["p50"])
-    else:
-        sys.stderr.write(theirs.stderr[-2000:])
+def watched(mesh: Any) -> None:
+    """The same operation while a face shows the mesh's tensors, in turn with nobody looking."""
+    from monarch_kernel.tensors.telling import TensorTelling
+
+    t = mesh.zeros(64, 64, sharding_spec=["rank", None])
+    held = [t + float(number) for number in range(200)]  # what a face has to show
+    telling, spent = TensorTelling(), {False: float("inf"), True: float("inf")}
+    for _ in range(5):
+        for looked_at in spent:
+            leave_it = telling.watch(runtime(), str) if looked_at else None
+            mesh.synchronise()
+            began, count = time.perf_counter(), 0
+            while time.perf_counter() - began < 1.0:  # some summaries long
+                for _ in range(100):
+                    t.add_(1.0)
+                count += 100
+            spent[looked_at] = min(spent[looked_at], (time.perf_counter() - began) / count)
+            if leave_it is not None:
+                leave_it()
+    figure("tensors: with a face", ratio=spent[True] / spent[False])
+    del held
 
 
-def compiled(mesh: Any, plan: Plan) -> None:
-    """The same step as one message, in turn with the step as it is written."""
-    count = max(3, plan.calls // 60)
-    step = stepper(lambda tensor, placements: monarch.distribute(tensor, mesh, placements))
-    run = monarch.compile(step, check_every=0)
-    for _ in range(4):
-        run()
-    figure("tensors: compiled step, controller", ms=issued(mesh, 5, run) / 1e3)  # more would wait for the workers
-    eager: list[float] = []
-    spent: list[float] = []
-    for _ in range(3):
-        eager += repeat(count, lambda: step().item(), warm=1)
-        spent += repeat(count, lambda: run().item(), warm=1)
-    figure("tensors: compiled step, of the step", ratio=sorted(spent)[len(spent) // 2] / sorted(eager)[len(eager) // 2])
+def losses() -> None:
+    """How far 20 losses of training in four layouts are from those of one process."""
+    line = Mesh(shape=(4,), mesh_dim_names=("rank",))
+    square = Mesh(shape=(2, 2), mesh_dim_names=("data", "model"))
+    both = {name: (Replicate(), *cut) for name, cut in TENSOR_PARALLEL.items()}
+    rows, whole = (Shard(0),), (Replicate(),)
+    layouts: dict[str, tuple[Mesh, dict[str, Any]]] = {
+        "data": (line, {"weights": {}, "batch": rows}),
+        "tensor": (line, {}),
+        "fully sharded": (line, {"weights": {"": rows}, "batch": rows}),
+        "data and tensor": (square, {"weights": both, "batch": (*rows, *whole), "whole": (*whole, *whole)}),
+    }
+    step = stepper(lambda tensor, _: tensor.clone(), SMALL)
+    alone = [step().item() for _ in range(20)]
+    farthest = 0.0
+    for mesh, layout in layouts.values():
+        step = stepper(lambda tensor, cut, mesh=mesh: monarch.distribute(tensor, mesh, cut), SMALL, **layout)
+        found = [step().item() for _ in range(20)]
+        farthest = max(farthest, *(abs(one - other) / other for one, other in zip(found, alone, strict=True)))
+    figure("tensors: losses", apart=farthest)
+    for mesh in (line, square):
+        mesh.stop().get(20)
 
 
 def main() -> None:
@@ -97,9 +94,9 @@ def main() -> None:
     mesh = Mesh(shape=(2,), mesh_dim_names=("rank",))
     operations(mesh, plan)
     large(mesh)
-    steps(mesh, plan)
-    compiled(mesh, plan)
+    watched(mesh)
     mesh.stop().get(20)
+    losses()
     leave()
 
 

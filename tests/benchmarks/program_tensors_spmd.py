@@ -13,23 +13,25 @@ from torch.distributed.tensor import distribute_tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.measure import times
-from tests.benchmarks.tensor_model import stepper
+from tests.benchmarks.tensor_model import ROWS_OF_BATCH, SMALL, stepper
 
 
 def main() -> None:
-    steps = json.loads(sys.argv[1])["steps"]
+    asked = json.loads(sys.argv[1])
+    steps, compiled = asked["steps"], asked["compiled"]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    step = stepper(lambda tensor, placements: distribute_tensor(tensor, mesh, placements, src_data_rank=None))
+    place = lambda tensor, placements: distribute_tensor(tensor, mesh, placements, src_data_rank=None)  # noqa: E731
+    step = stepper(place, SMALL, **ROWS_OF_BATCH, compiled=torch.compile) if compiled else stepper(place)
     seconds, loss = [], None
-    for at in range(steps + 3):
+    for at in range(steps + 4):
         began = time.perf_counter()
         loss = step().full_tensor().item()
-        if at >= 3:
+        if at >= 4:
             seconds.append(time.perf_counter() - began)
     if dist.get_rank() == 0:
-        times("tensors: step, torchrun", seconds)
+        times("tensors: step, torchrun" + ", compiled" * compiled, seconds)
         print(f"loss {loss:.4f}", file=sys.stderr)
     dist.destroy_process_group()
 

@@ -1,45 +1,62 @@
-"""A small transformer, tensor-parallel, for both sides of a comparison: only how a tensor is placed differs."""
+"""A transformer of four layers for both sides of a comparison: only how a tensor is placed differs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
-LAYERS, WIDTH, HEADS, WORDS = 4, 256, 8, 512
-BATCH, LENGTH = 8, 64
+LAYERS, BATCH = 4, 8
 COLUMNS, ROWS, WHOLE = (Shard(0),), (Shard(1),), (Replicate(),)
 
 Place = Callable[[torch.Tensor, tuple[Any, ...]], torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Size:
+    """`SMALL` is one whose operations take the workers less time than what they are told."""
+
+    width: int
+    heads: int
+    words: int
+    length: int
+
+
+LARGE, SMALL = Size(256, 8, 512, 64), Size(64, 4, 128, 32)
+
+
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+        self.size, width = size, size.width
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.out = nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        depth = self.size.width // self.size.heads
+
         def heads(t: torch.Tensor) -> torch.Tensor:
-            return t.view(BATCH, LENGTH, HEADS, WIDTH // HEADS).transpose(1, 2)
+            return t.view(*x.shape[:2], self.size.heads, depth).transpose(1, 2)
 
         normed = self.before(x)
         query, key, value = heads(self.query(normed)), heads(self.key(normed)), heads(self.value(normed))
-        weights = (query @ key.transpose(-1, -2) * (WIDTH // HEADS) ** -0.5 + mask).softmax(-1)
-        x = x + self.out((weights @ value).transpose(1, 2).reshape(BATCH, LENGTH, WIDTH))
+        weights = (query @ key.transpose(-1, -2) * depth**-0.5 + mask).softmax(-1)
+        x = x + self.out((weights @ value).transpose(1, 2).reshape(x.shape))
         return x + self.down(nn.functional.gelu(self.up(self.between(x))))
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.last = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        width = size.width
+        self.words, self.places = nn.Embedding(size.words, width), nn.Embedding(size.length, width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(LAYERS))
+        self.last = nn.LayerNorm(width)
+        self.head = nn.Linear(width, size.words, bias=False)
 
     def forward(self, tokens: torch.Tensor, at: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = self.words(tokens) + self.places(at)
@@ -48,29 +65,49 @@ class Model(nn.Module):
         return self.head(self.last(x))
 
 
-PLACED = {"query": COLUMNS, "key": COLUMNS, "value": COLUMNS, "up": COLUMNS, "out": ROWS, "down": ROWS}
+ROWS_OF_BATCH: dict[str, Any] = {"weights": {}, "batch": (Shard(0),)}  # how data-parallel steps are placed
+TENSOR_PARALLEL = {"query": COLUMNS, "key": COLUMNS, "value": COLUMNS, "up": COLUMNS, "out": ROWS, "down": ROWS}
 
 
-def stepper(place: Place) -> Callable[[], torch.Tensor]:
-    """One step of training on the same batch again and again; gives the loss."""
+def stepper(
+    place: Place,
+    size: Size = LARGE,
+    *,
+    weights: dict[str, tuple[Any, ...]] = TENSOR_PARALLEL,
+    batch: tuple[Any, ...] = WHOLE,
+    whole: tuple[Any, ...] = WHOLE,
+    compiled: Callable[[Any], Any] = lambda function: function,
+) -> Callable[[], torch.Tensor]:
+    """One step of training on the same batch again and again; gives the loss.
+
+    `weights` says by the last part of a module's name how its parameters are cut, `batch` how the batch is, and `whole`
+    how everything else is. `compiled` makes the forward part and the optimizer's step of what they are.
+    """
     torch.manual_seed(0)
-    model = Model()
-    tokens, targets = torch.randint(0, WORDS, (BATCH, LENGTH)), torch.randint(0, WORDS, (BATCH * LENGTH,))
+    model = Model(size)
+    tokens = torch.randint(0, size.words, (BATCH, size.length))
+    targets = torch.randint(0, size.words, (BATCH * size.length,))
     for name, module in model.named_modules():
         for key, parameter in list(module._parameters.items()):
             if parameter is not None:
-                wanted = PLACED.get(name.rpartition(".")[2], WHOLE)
+                wanted = weights.get(name.rpartition(".")[2], weights.get("", whole))
                 module._parameters[key] = nn.Parameter(place(parameter.data, wanted))
-    batch, wanted = place(tokens, WHOLE), place(targets, WHOLE)
-    at = place(torch.arange(LENGTH), WHOLE)
-    mask = place(torch.full((LENGTH, LENGTH), float("-inf")).triu(1), WHOLE)
+    words, wanted = place(tokens, batch), place(targets, batch)
+    at = place(torch.arange(size.length), whole)
+    mask = place(torch.full((size.length, size.length), float("-inf")).triu(1), whole)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+
+    @compiled
+    def forward() -> torch.Tensor:
+        return nn.functional.cross_entropy(model(words, at, mask).flatten(0, 1), wanted)
+
+    update = compiled(optimizer.step)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch, at, mask).flatten(0, 1), wanted)
+        loss = forward()
         loss.backward()
-        optimizer.step()
+        update()
         return loss
 
     return step

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,6 +97,31 @@ def test_a_rank_that_dies_breaks_the_mesh_until_it_is_healed(mesh: Mesh, faults:
     x = rows(mesh, torch.ones(8, 4))
     assert saves.restore() == 2
     assert step() == pytest.approx(losses[2])
+    faults.left()
+
+
+SCRIPT = """
+import os, signal, monarch, torch
+from monarch.distributed import Mesh
+from monarch.exceptions import DeviceMeshError
+
+mesh = Mesh(shape=(2,), mesh_dim_names=("rank",))
+for victim in (0, 1, 0):
+    t = monarch.distribute(torch.ones(8, 8), mesh, ["rank", None])
+    os.kill(list(mesh.execute(os.getpid).values())[victim], signal.SIGKILL)
+    try:
+        while True:
+            (t @ t.T).sum().item()
+    except DeviceMeshError:
+        mesh = monarch.heal_mesh(mesh)
+print("went on", int(mesh.ones(4).sum().item()))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_goes_on_after_a_rank_has_died_and_the_mesh_is_healed(faults: Faults) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "went on 4\n"), done.stderr
     faults.left()
 
 

@@ -273,6 +273,14 @@ def test_in_a_script_a_failure_at_the_root_is_fatal_at_once() -> None:
     assert (fault.telling, fault.failure.mesh_name) == ("fatal", "a")
 
 
+def test_in_a_script_what_is_raised_where_it_is_used_ends_nothing() -> None:
+    supervised = machine("root")
+    supervised.raised_in_use.add("P")
+    assert only(supervised.proc_exited("P", 0, 0, KILLED, {"A"}), RootFault).telling == "call"
+    assert only(supervised.proc_exited("P", 1, 0, KILLED), RootFault).telling == "show"
+    assert supervised.check("A") is not None
+
+
 def test_in_a_notebook_a_failure_nobody_waits_for_is_shown() -> None:
     supervised = machine("root", root_policy="notebook")
     fault = only(supervised.actor_failed("A", 0, 0, RAISED), RootFault)
