@@ -20,11 +20,7 @@ from monarch_nb.job.identity import (
     service_proc_addrs,
 )
 from monarch_nb.job.kinds import kinds, register_job, unregister_job
-from monarch_nb.job.later import (
-    ImageSpec,
-    KubeConfig,
-    KubernetesJob,
-)
+from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.local import LocalJob
 from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.process import ProcessJob

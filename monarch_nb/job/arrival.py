@@ -54,6 +54,7 @@ class Arrival:
         self._failed: dict[str, str] = {}
         self._met: dict[str, float] = {}  # since when those run that do not answer
         self._strangers: set[str] = set()  # addresses at which somebody else answers
+        self._led: dict[str, str] = {}  # at which address the one is met that leads to the others
         self._parts: list[HostMesh] = []
         self._ended = threading.Event()
         self._changed = threading.Condition()
@@ -181,9 +182,17 @@ class Arrival:
             return
         gateway = self._job.options.get("attach_to", "")
         if not gateway and self._job.options.get("through_first"):
-            gateway = next(filter(None, (self._address(name, seen) for name, seen in ready.items())), "")
+            for name, seen in ready.items():
+                gateway = self._address(name, seen)
+                if gateway:
+                    self._led[name] = gateway
+                    break
         if gateway:
-            attach(gateway, private_key=self._key)
+            try:
+                attach(gateway, private_key=self._key)
+            except AttachError as error:
+                self._led.clear()  # another way is looked for the next time
+                self._tell(dict.fromkeys(ready, f"is to be reached through {gateway}, but: {error}"))
 
     def _enter(self, name: str, host: str) -> dict[str, str]:
         with self._changed:
@@ -200,6 +209,8 @@ class Arrival:
 
     def _address(self, name: str, seen: Seen) -> str:
         """The first of an agent's addresses at which somebody listens."""
+        if name in self._led:
+            return self._led[name]
         for address in self._adapter.join(self._job, name, seen.joins):
             if address in self._strangers:
                 continue

@@ -7,6 +7,7 @@ from monarch_nb.job.adapter import JobAdapter
 
 # One line each: what gives the adapter of a kind of jobs, called when such a job is first made.
 _LOADERS: dict[str, Callable[[], JobAdapter]] = {
+    "kubernetes": lambda: import_module("monarch_nb.job.kubernetes.adapter").Kubernetes(),
     "mpi": lambda: import_module("monarch_nb.job.batch.mpi").MPI(),
     "slurm": lambda: import_module("monarch_nb.job.batch.slurm").Slurm(),
     "local": lambda: import_module("monarch_nb.job.own_host").OwnHost(),

@@ -50,34 +50,6 @@ class BatchJob(_LaterJob):
     _part = "batch jobs"
 
 
-class KubernetesJob(_LaterJob):
-    """Pods of a Kubernetes cluster. Raises NotImplementedError: it is not part of Monarch-NB yet."""
-
-    _part = "Kubernetes jobs"
-
-
-class ImageSpec(_Later):
-    """The image of a KubernetesJob's pods. Raises NotImplementedError: it is not part of Monarch-NB yet."""
-
-    _part = "Kubernetes jobs"
-
-
-class KubeConfig(_Later):
-    """How a KubernetesJob reaches its cluster. Raises NotImplementedError: it is not part of Monarch-NB yet."""
-
-    _part = "Kubernetes jobs"
-
-    @classmethod
-    def from_path(cls, path: str) -> NoReturn:
-        """Raises NotImplementedError."""
-        cls._refuse()
-
-    @classmethod
-    def from_config(cls, config: Any) -> NoReturn:
-        """Raises NotImplementedError."""
-        cls._refuse()
-
-
 class SPMDJob(_LaterJob):
     """What `serve` gives. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 

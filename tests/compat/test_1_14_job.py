@@ -10,12 +10,16 @@ from monarch.actor import Actor, attach_to_workers, endpoint, this_host
 from monarch.job import (
     SERVICE_PROC_IDS_ENV,
     SERVICE_PROC_RANK_ENV,
+    ImageSpec,
     JobState,
     JobTrait,
+    KubernetesJob,
     LocalJob,
     MeshAdminConfig,
     PortForwarder,
     ProcessJob,
+    SlurmJob,
+    SSHJob,
     TelemetryConfig,
     deserialize_service_proc_ids,
     exec_command,
@@ -85,14 +89,6 @@ def test_telemetry_and_admin_have_the_defaults_of_theirs() -> None:
     assert MeshAdminConfig().admin_addr is None
 
 
-@pytest.mark.parametrize("name", ["KubernetesJob", "ImageSpec", "KubeConfig"])
-def test_jobs_that_are_not_there_yet_say_so_when_they_are_made(name: str) -> None:
-    scope: dict[str, Any] = {}
-    exec(f"from monarch.job import {name}", scope)
-    with pytest.raises(NotImplementedError, match="not part of Monarch-NB yet"):
-        scope[name]("first")
-
-
 @pytest.mark.parametrize(
     ("function", "wanted"),
     [
@@ -102,6 +98,18 @@ def test_jobs_that_are_not_there_yet_say_so_when_they_are_made(name: str) -> Non
         (shell, "host_mesh_singleton env workdir"),
         (ProcessJob, "meshes env"),
         (LocalJob, "hosts"),
+        (
+            SlurmJob,
+            "meshes python_exe slurm_args monarch_port job_name ntasks_per_node time_limit partition log_dir exclusive "
+            "gpus_per_node cpus_per_task mem job_start_timeout account qos out_of_cluster attach_to bind_to",
+        ),
+        (KubernetesJob, "namespace timeout kubeconfig attach_to"),
+        (
+            KubernetesJob.add_mesh,
+            "name num_replicas label_selector pod_rank_label image_spec port pod_template labels annotations",
+        ),
+        (ImageSpec, "image resources enable_fuse shared_memory_size"),
+        (SSHJob, "python_exe ssh_args monarch_port transport"),
         (setup_torch_elastic_env, "proc_mesh master_addr master_port use_ipaddr"),
         (setup_torch_elastic_env_async, "proc_mesh master_addr master_port use_ipaddr"),
     ],

@@ -1,0 +1,99 @@
+"""A job on pods of a Kubernetes cluster."""
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_nb.job.adapted import AdapterJob
+from monarch_nb.job.kubernetes.config import KubeConfig
+from monarch_nb.job.kubernetes.template import RANK_LABEL, selector_of
+from monarch_nb.job.role import Role
+
+_NAME = re.compile(r"[a-z][a-z0-9]{0,62}")
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """The container image of a mesh's pods, with monarch-nb in it.
+
+    `resources` are requested and limits too, as `{"nvidia.com/gpu": 4}`. `enable_fuse` gives the pods /dev/fuse, for
+    which they are privileged; `shared_memory_size`, such as "16Gi", is that of /dev/shm.
+    """
+
+    image: str
+    resources: Mapping[str, "str | int"] | None = None
+    enable_fuse: bool = False
+    shared_memory_size: str | None = None
+
+
+class KubernetesJob(AdapterJob):
+    """Pods as hosts: those that `add_mesh` asks for with an image, or those that are there, found by their labels.
+
+    For a mesh with an image a MonarchMesh resource is made, or where no operator knows these, a StatefulSet; the job's
+    key is a Secret that the pods mount, and `kill()` deletes all three. Pods that were there before stay.
+    Without `kubeconfig` this process runs in the cluster itself. From outside, one pod is reached by `kubectl
+    port-forward`, or at `attach_to` (such as "tcp://127.0.0.1:26600", a port that you forward), and the others through
+    that one. `timeout` seconds after `state()` the job is given up (None: never).
+    Needs `pip install 'monarch-nb[kubernetes]'`. Raises EngineError, with the words of the API.
+    """
+
+    def __init__(
+        self, namespace: str, timeout: float | None = None, kubeconfig: KubeConfig | None = None,
+        attach_to: str | None = None, *, env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        config = kubeconfig or KubeConfig()
+        options: dict[str, Any] = {"namespace": namespace, "kubeconfig": config.saved(), "meshes": {}}
+        if attach_to is not None:
+            options["attach_to"] = attach_to
+        if config.out_of_cluster:
+            options["through_first"] = True
+        super().__init__("kubernetes", {}, env, options=options, patience=timeout)
+
+    def add_mesh(
+        self, name: str, num_replicas: int, label_selector: str | None = None, pod_rank_label: str = RANK_LABEL,
+        image_spec: ImageSpec | None = None, port: int = 26600, pod_template: Any = None,
+        labels: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None, *,
+        secret: str | None = None,
+    ) -> None:  # fmt: skip
+        """A mesh of so many pods, of ranks 0 to `num_replicas` - 1.
+
+        With `image_spec`, or a `pod_template` (a V1PodTemplateSpec, or the same as plain data), they are made, with
+        `labels` and `annotations` on the resource. Else they are found by `label_selector`, by default those of a
+        MonarchMesh of that name, and ordered by `pod_rank_label`; their key is in the Secret `secret`, by default
+        NAME-monarch-key. Raises ValueError for a name that Kubernetes would refuse, and for what contradicts itself.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} cannot name a mesh of pods: at most 63 lowercase letters and digits, a letter first"
+            )
+        provisioned = image_spec is not None or pod_template is not None
+        if image_spec is not None and pod_template is not None:
+            raise ValueError("image_spec and pod_template are two ways to say the same: give one of them")
+        if provisioned and (label_selector is not None or pod_rank_label != RANK_LABEL or secret is not None):
+            raise ValueError("label_selector, pod_rank_label and secret are of pods that are there; these are made")
+        if not provisioned and (labels is not None or annotations is not None):
+            raise ValueError("labels and annotations are of what is made; these pods are there")
+        if self.active:
+            raise ValueError("the job runs: a mesh can only be added before")
+        config: dict[str, Any] = {
+            "provisioned": provisioned, "selector": label_selector or selector_of(name), "rank_label": pod_rank_label,
+            "port": port, "labels": dict(labels or {}), "annotations": dict(annotations or {}), "secret": secret,
+        }  # fmt: skip
+        if image_spec is not None:
+            config.update(image=image_spec.image, resources=dict(image_spec.resources or {}),
+                          enable_fuse=image_spec.enable_fuse,
+                          shared_memory_size=image_spec.shared_memory_size)  # fmt: skip
+        if pod_template is not None:
+            config["pod_template"] = _plain(pod_template)
+        self._options = {**self._options, "meshes": {**self._options["meshes"], name: config}}
+        self._wish({**{mesh: self._role(mesh) for mesh in self._meshes}, name: Role(hosts=num_replicas)})
+
+
+def _plain(template: Any) -> dict[str, Any]:
+    if isinstance(template, Mapping):
+        return dict(template)
+    client = importlib.import_module("kubernetes.client")
+    data: dict[str, Any] = client.ApiClient().sanitize_for_serialization(template)
+    return data

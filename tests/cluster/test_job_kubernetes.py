@@ -1,0 +1,192 @@
+"""Jobs on Kubernetes, against a stub of its API whose pods are processes of this machine. NOT a real cluster."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.job import EngineError, ImageSpec, KubeConfig, KubernetesJob, job_load, running_jobs
+from monarch_nb.job.kubernetes.pods import rank_of, seen_of
+from monarch_nb.job.kubernetes.template import pod_template, secret
+from tests.cluster.engine_tools import none_alive
+from tests.cluster.fault_tools import SOON, until
+from tests.cluster.kubernetes_stub import Cluster
+from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+
+pytest.importorskip("kubernetes", reason="NOT TESTED HERE: pip install 'monarch-nb[kubernetes]'")
+pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
+IMAGE = ImageSpec("example/monarch:1", resources={"nvidia.com/gpu": 4}, shared_memory_size="1Gi")
+
+
+class Where(Actor):
+    @endpoint
+    def where(self) -> tuple[str, int]:
+        return os.environ["MARK"], os.getpid()
+
+
+@pytest.fixture(params=[True, False], ids=["MonarchMesh", "StatefulSet"])
+def operator(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: bool) -> Iterator[Cluster]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    cluster = Cluster(tmp_path, operator=operator)
+    yield cluster
+    cluster.close()
+
+
+def job_on(cluster: Cluster, **more: Any) -> KubernetesJob:
+    """One whose pods can be dialled from here, though the API is reached by a file."""
+    job = KubernetesJob("lab", kubeconfig=KubeConfig.from_path(str(cluster.config)), **more)
+    del job._options["through_first"]
+    return job
+
+
+def test_pods_are_made_joined_told_of_and_deleted(cluster: Cluster, operator: bool, tmp_path: Path) -> None:
+    cluster.held = True
+    job = job_on(cluster, env={"MARK": "of the user", "TORCH_TEST_MARK": "1"})
+    job.add_mesh("trainers", 2, image_spec=IMAGE)
+    try:
+        state = job.state(cached_path=str(tmp_path / "job.json"))
+        until(lambda: "Unschedulable: 0/4 nodes have GPUs" in str(job.progress), "the reason")
+        assert str(job.progress).startswith("0/2 hosts joined. Missing: trainers_0 waits: pod trainers-0 is Pending")
+        cluster.held = False
+        for name in cluster.pods:
+            cluster.run_pod(name)
+        found = state.trainers.spawn_procs().spawn("where", Where).where.call().get(SOON).values()
+        assert {mark for mark, _ in found} == {"of the user"}
+        kinds = sorted(thing["kind"] for thing in cluster.objects.values())
+        assert kinds == (["MonarchMesh", "Secret"] if operator else ["Secret", "Service", "StatefulSet"])
+        secrets = [thing["data"]["key"] for thing in cluster.objects.values() if thing["kind"] == "Secret"]
+        specs = repr([thing["spec"] for thing in cluster.objects.values() if "spec" in thing])
+        assert secrets[0] not in specs
+        assert "of the user" not in specs
+        other = job_on(cluster)
+        other.add_mesh("trainers", 1, image_spec=IMAGE)
+        with pytest.raises(EngineError, match="there is a Secret trainers-monarch-key in namespace lab already"):
+            other.apply()
+        assert len(cluster.pods) == 2, "nothing of another job was deleted"
+        assert [each.apply_id for each in running_jobs("kubernetes")] == [job.apply_id]
+        again = job_load(str(tmp_path / "job.json"))
+        assert again.can_run(job)
+        cluster.evict("trainers-1")
+        with pytest.raises(RuntimeError, match=r"trainers_1 is gone: pod trainers-1 has ended \(Evicted: The node was"):
+            job.state()
+        again.kill()
+        assert (cluster.objects, cluster.pods) == ({}, {})
+        assert none_alive([pid for _, pid in found])
+    finally:
+        job.kill()
+
+
+@pytest.mark.parametrize("operator", [True], ids=["pods that are there"], indirect=True)
+def test_pods_that_are_there_are_found_by_labels_and_stay(cluster: Cluster) -> None:
+    key = cluster.folder / "key"
+    from monarch_nb.transport import Keys
+
+    Keys.load_or_create(key)
+    made = secret("trainers", "x", key.read_bytes(), {"MARK": "theirs"})
+    cluster.objects["/api/v1/namespaces/lab/secrets/trainers-monarch-key"] = made
+    template = pod_template("trainers", {"image": "x", "port": 26611}, {"MARK": "theirs"})
+    for rank in (1, 0):
+        cluster.add_pod(f"mine-{rank}", rank, template)
+    job = job_on(cluster)
+    job.add_mesh("trainers", 2)
+    try:
+        state = job.state(cached_path=None)
+        where = state.trainers.spawn_procs(env={"TORCH_TEST_MARK": "1"}).spawn("where", Where)
+        assert [mark for mark, _ in where.where.call().get(SOON).values()] == ["theirs", "theirs"]
+    finally:
+        job.kill()
+    assert len(cluster.pods) == 2
+    assert "DELETE" not in " ".join(cluster.asked)
+
+
+KUBECTL = """#!{python}
+import re, socket, sys, threading
+name, port = [word for word in sys.argv if word.startswith("pod/")][0], sys.argv[-1].lstrip(":")
+door = socket.create_server(("127.0.0.1", 0))
+print(f"Forwarding from 127.0.0.1:{{door.getsockname()[1]}} -> {{port}}", flush=True)
+def pump(a, b):
+    while data := a.recv(65536):
+        b.sendall(data)
+    b.close()
+while True:
+    near, _ = door.accept()
+    try:
+        far = socket.create_connection(("{address}", int(port)))
+    except OSError:
+        near.close()
+        continue
+    for pair in ((near, far), (far, near)):
+        threading.Thread(target=pump, args=pair, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("operator", [True], ids=["outside"], indirect=True)
+def test_from_outside_one_forwarded_port_leads_to_all_pods(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    kubectl = folder / "kubectl"
+    kubectl.write_text(KUBECTL.format(python=sys.executable, address="127.7.0.1"))
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    job = KubernetesJob("lab", kubeconfig=KubeConfig.from_path(str(cluster.config)),
+                        env={"MARK": "far", "TORCH_TEST_MARK": "1"})  # fmt: skip
+    job.add_mesh("trainers", 2, image_spec=IMAGE, port=26612)
+    try:
+        state = job.state(cached_path=None)
+        found = state.trainers.spawn_procs().spawn("where", Where).where.call().get(SOON).values()
+        assert [mark for mark, _ in found] == ["far", "far"]
+    finally:
+        job.kill()
+    assert cluster.pods == {}
+    from monarch_nb.connect import shutdown
+
+    shutdown()  # a gateway is for good
+
+
+def test_the_states_of_pods_are_told_in_words() -> None:
+    def told(status: dict[str, Any], **metadata: Any) -> str:
+        seen = seen_of({"metadata": {"name": "t-0", **metadata}, "spec": {"nodeName": "n1"}, "status": status}, 26600)
+        return f"{seen.state}: {seen.story} {' '.join(seen.joins)}".strip()
+
+    image = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image x"}}}
+    crash = {"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+             "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}  # fmt: skip
+    assert told({"phase": "Pending", "containerStatuses": [image]}) == (
+        "waiting: waits: pod t-0 on n1: ImagePullBackOff (Back-off pulling image x)"
+    )
+    assert told({"phase": "Running", "containerStatuses": [crash]}).endswith(
+        "(back-off 10s), OOMKilled, exit status 137"
+    )
+    assert told({"phase": "Running", "podIP": "fd00::1"}) == "running: pod t-0 on n1 tcp://[fd00::1]:26600"
+    assert told({"phase": "Running"}, deletionTimestamp="now") == "ended: is gone: pod t-0 on n1 is being deleted"
+    assert rank_of({"metadata": {"name": "t-12"}}, "apps.kubernetes.io/pod-index") == 12
+    assert rank_of({"metadata": {"name": "t-12"}}, "mine") is None
+
+
+def test_what_contradicts_itself_is_refused() -> None:
+    job = KubernetesJob("lab")
+    for name in ("", "Trainers", "a_b", "1a", "a" * 64):
+        with pytest.raises(ValueError, match="cannot name a mesh of pods"):
+            job.add_mesh(name, 1)
+    with pytest.raises(ValueError, match="two ways"):
+        job.add_mesh("a", 1, image_spec=IMAGE, pod_template={})
+    with pytest.raises(ValueError, match="these are made"):
+        job.add_mesh("a", 1, image_spec=IMAGE, label_selector="x=y")
+    with pytest.raises(ValueError, match="these pods are there"):
+        job.add_mesh("a", 1, labels={})
+    with pytest.raises(ValueError, match="at least one mesh"):
+        job.apply()
+    job.add_mesh("a", 1)
+    with pytest.raises(EngineError, match=r"does not run in a pod: .*KubeConfig\.from_path"):
+        job.apply()
