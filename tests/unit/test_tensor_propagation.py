@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 
 from monarch_nb.tensor.propagation import (
     Call,
@@ -182,3 +182,25 @@ def test_a_ledger_adds_up_what_lines_have_moved(propagator: Propagator) -> None:
     ledger.add(plan, "cell:1")
     ledger.add(plan, "cell:1")
     assert list(ledger.rows().values()) == [(2, 2 * 48)]
+
+
+def test_ways_between_placements_that_are_remembered_are_those_that_a_search_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plane = Layout((2, 2), ("data", "model"))
+
+    def planned() -> list[object]:
+        propagator = Propagator(plane)
+        heads = (Shard(0), Shard(1))  # of attention, on batches: as one dimension, strided shards
+        left, right = (
+            propagator.plan(aten._unsafe_view.default, (Meta.of(plane, shape, torch.float32, heads), flat))[0].made[0]
+            for shape, flat in (((8, 4, 12, 8), [32, 12, 8]), ((8, 4, 8, 12), [32, 8, 12]))
+        )
+        product, _, _ = propagator.plan(aten.bmm.default, (left, right))  # type: ignore[arg-type]
+        return [left, right, product.program, product.made]
+
+    remembered = planned()
+    planner = _redistribute.DTensorRedistributePlanner
+    monkeypatch.setattr(planner, "get_next_state", planner.get_next_state.__wrapped__)
+    assert planned() == remembered
+    assert "_S(0, 4)" in str(remembered)  # a strided shard

@@ -15,6 +15,7 @@ from .lowered import Unfit, Way, flat, lowered, reason
 from .meta import Meta, Placements
 from .operation import Leaf, Operation, slots
 from .plan import Collective, Slot
+from .redistribution import remember_neighbours
 from .specs import carrier
 from .world import World
 
@@ -43,6 +44,9 @@ _DISTRUSTED = frozenset(
         "convolution_backward",
     }
 )
+
+
+remember_neighbours()
 
 
 def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
