@@ -67,10 +67,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogethe
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long begins before others; what starts no process comes last."""
 
-    def order(item: pytest.Item) -> tuple[int, bool]:
+    def order(item: pytest.Item) -> tuple[int, bool, bool]:
         at = place(item.nodeid)
         if at is None:
             at = len(FIRST) + (0 if item.get_closest_marker("long") else 2 if item.path.parent.name in LAST else 1)
-        return at, item.path.name.startswith("test_example_")  # of a kernel that has been used; pages want a new one
+        example = item.path.name.startswith("test_example_")  # takes a kernel that was used; pages want a new one
+        return at, item.get_closest_marker("last") is not None, example
 
     items.sort(key=order)

@@ -52,7 +52,6 @@ class Hoarder(Worker):
         return int(other.rank.call_one().get(SOON))
 
 
-@pytest.mark.slow
 def test_no_descriptors_left_in_the_controller() -> None:
     with Program("descriptors") as program:
         program.line("done")
@@ -60,6 +59,7 @@ def test_no_descriptors_left_in_the_controller() -> None:
         assert program.end() == 0
 
 
+@pytest.mark.slow
 def test_a_few_descriptors_left_in_the_controller_end_in_named_errors_and_not_in_waiting() -> None:
     with Program("few_descriptors") as program:
         program.line("done")

@@ -85,6 +85,7 @@ def test_the_first_procs_need_not_wait_for_what_the_template_imports(tmp_path: P
         wait_until(lambda: parent_of(status.template_pid or 0) == handle.pid)
 
 
+@pytest.mark.slow
 def test_templates_that_die_before_they_are_ready_cost_nothing_but_time(tmp_path: Path) -> None:
     env, _ = waits_for(tmp_path)
     with hosted(env=env) as (_, client):
