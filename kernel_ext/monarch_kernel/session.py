@@ -23,7 +23,7 @@ from .namespace import Mesh, Namespace, whole_mesh
 from .reactions import at, ended, stuck
 
 
-class _Made(Struct, frozen=True):
+class Made(Struct, frozen=True):
     """What a %mesh line asked for, and the uid of what it got."""
 
     uid: str
@@ -36,8 +36,16 @@ class Session(Namespace):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self._made: dict[str, _Made] = {}
+        self._made: dict[str, Made] = {}
         self._hosts: dict[int, HostMesh] = {}
+
+    def made(self) -> dict[str, Made]:
+        """What %mesh lines asked for, by name."""
+        return dict(self._made)
+
+    def remember(self, made: Mapping[str, Made]) -> None:
+        """Meshes have come back that %mesh lines asked for: running them again finds these."""
+        self._made.update(made)
 
     def file_name(self, file: str) -> str:
         """What people call a file: `Cell In[3]`, `train.py`."""
@@ -74,7 +82,7 @@ class Session(Namespace):
         if not dims:
             raise UsageError(f"%mesh: how large? For four processes write %mesh {name} gpus=4")
         mesh = self._spawn(name, dict(dims), setup, setup_filename)
-        self._made[name] = _Made(state_of(mesh).uid, wanted, setup)
+        self._made[name] = Made(state_of(mesh).uid, wanted, setup)
         self._shell.user_ns[name] = mesh
         return mesh, notice
 
@@ -190,7 +198,7 @@ def _folder(module: ModuleType) -> str:
     return str(path.parents[depth])
 
 
-def _difference(made: _Made, dims: tuple[tuple[str, int], ...], setup: str) -> str:
+def _difference(made: Made, dims: tuple[tuple[str, int], ...], setup: str) -> str:
     if made.dims != dims:
         before, now = (" ".join(f"{label}={size}" for label, size in shape) for shape in (made.dims, dims))
         return f"it was {before}, now {now}"
