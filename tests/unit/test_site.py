@@ -36,7 +36,6 @@ WITHOUT_EXAMPLE: dict[str, set[str]] = {
         "UndeliverableMessageEnvelope",
         "WouldBlockRuntime",
         "accept_hosts",
-        "attach",
         "attach_hosts",
         "breakpoint_if",
         "default_bootstrap_cmd",
@@ -55,41 +54,6 @@ WITHOUT_EXAMPLE: dict[str, set[str]] = {
     },
     "data": {
         "ArrowError",
-    },
-    "debug": {
-        "Answers",
-        "DebugError",
-        "Frame",
-        "Group",
-        "QuitDebugger",
-        "Stopped",
-        "StoppedAtBreakpoint",
-        "Tensor",
-        "Value",
-        "controller",
-        "detach",
-        "eval",
-        "freeze_on_error",
-        "next",
-        "on_change",
-        "release",
-        "resume",
-        "stacks",
-        "step",
-        "table",
-        "take",
-        "where",
-    },
-    "distributed": {
-        "Checkpoints",
-        "CompileError",
-        "CompileWarning",
-        "ContentsLostError",
-        "MeshTensor",
-        "Verification",
-        "checkpoint",
-        "load_safetensors",
-        "verify",
     },
     "exceptions": {
         "AddressError",
@@ -130,7 +94,7 @@ WITHOUT_EXAMPLE: dict[str, set[str]] = {
         "VirtualClock",
     },
 }
-UNDER_WAY = frozenset({"job"})  # modules whose chapters are being written
+UNDER_WAY = frozenset({"", "debug", "distributed", "job"})  # modules whose chapters are being written
 
 
 def test_every_page_of_docs_is_in_the_order_and_nothing_else_is() -> None:
