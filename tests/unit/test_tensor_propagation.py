@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
+from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from monarch_nb.tensor.propagation import (
     Call,
@@ -38,6 +40,9 @@ def test_equal_metas_are_one_object_and_stay_so_through_a_pickle() -> None:
     assert meta(4, 2, placed=ROWS) is first
     assert pickle.loads(pickle.dumps(first)) is first
     assert meta(4, 2, placed=COLUMNS) is not first
+    for placement in (_NormPartial(3), _StridedShard(0, split_factor=2), Partial("max")):
+        one = meta(4, 2, placed=(placement,))
+        assert pickle.loads(pickle.dumps(one)) is one
 
 
 def test_a_product_of_rows_stays_sharded_and_costs_nothing(propagator: Propagator) -> None:
