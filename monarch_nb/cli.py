@@ -1,4 +1,4 @@
-"""The command `monarch-nb`: its version, a host agent, and the doctor. Its exit status tells whether all is well."""
+"""The command `monarch-nb`: version, host agents, jobs, the doctor. Its exit status tells whether all is well."""
 
 import argparse
 import importlib.util
@@ -28,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from monarch_nb.host.agent import main as agent
 
         return agent(words[1:], prog="monarch-nb agent")
+    if words[:1] == ["job"]:
+        from monarch_nb.job.cli import main as job
+
+        return job(words[1:])
     parser = _parser()
     options = parser.parse_args(words)
     if options.command is None:
@@ -47,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser(
         "agent", help="let this machine take part in a cluster (monarch-nb agent --help)", add_help=False
+    )
+    commands.add_parser(
+        "job", help="start, list, watch and end jobs: hosts on Slurm, Kubernetes, SSH, ...", add_help=False
     )
     doctor = commands.add_parser("doctor", help="check this machine, its notebook kernel, and hosts; say what to do")
     doctor.add_argument("hosts", nargs="*", metavar="tcp://HOST:PORT", help="hosts on which monarch-nb agent runs")

@@ -22,6 +22,7 @@ from monarch_nb.job.identity import (
 from monarch_nb.job.kinds import kinds, register_job, unregister_job
 from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.local import LocalJob
+from monarch_nb.job.named import JobsFileError, job_named, make_job
 from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
@@ -49,6 +50,7 @@ __all__ = [
     "JobFileError",
     "JobState",
     "JobTrait",
+    "JobsFileError",
     "KubeConfig",
     "KubernetesJob",
     "LocalJob",
@@ -68,8 +70,10 @@ __all__ = [
     "hosts_from_config",
     "job_load",
     "job_loads",
+    "job_named",
     "kinds",
     "load_current_job",
+    "make_job",
     "new_service_proc_id",
     "ranked_service_proc_id_from_env",
     "register_job",
