@@ -174,6 +174,7 @@ def test_tensors_are_kept_without_the_graph_that_led_to_them(holders: Any) -> No
     group.resume()
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_group_that_is_destroyed_after_a_failure_closes_its_connections(procs: ProcMesh, holders: Any) -> None:
     setup_torch_elastic_env(procs)
