@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from monarch_nb.connect.joining import accept_hosts
     from monarch_nb.connect.leaving import DetachError, Leaving
     from monarch_nb.connect.own_hosts import local_hosts, prestart, shutdown, shutdown_context
-    from monarch_nb.connect.returning import Return, come_back, left_meshes
+    from monarch_nb.connect.returning import Return, come_back, end_mesh, left_meshes
     from monarch_nb.connect.story import Story, listing
     from monarch_nb.connect.transports import enable_transport
     from monarch_nb.connect.worker_loop import (
@@ -32,6 +32,7 @@ __all__ = [
     "attach_to_workers",
     "come_back",
     "enable_transport",
+    "end_mesh",
     "left_meshes",
     "listing",
     "local_hosts",
@@ -50,7 +51,7 @@ __getattr__ = lazy_names(
         "hosts": ("AttachError", "attach_hosts"),
         "joining": ("accept_hosts",),
         "leaving": ("DetachError", "Leaving"),
-        "returning": ("Return", "come_back", "left_meshes"),
+        "returning": ("Return", "come_back", "end_mesh", "left_meshes"),
         "story": ("Story", "listing"),
         "own_hosts": ("local_hosts", "prestart", "shutdown", "shutdown_context"),
         "transports": ("enable_transport",),

@@ -11,7 +11,8 @@ from typing import Any
 
 import monarch_nb as monarch
 from monarch_nb.actor import Actor, endpoint, this_host
-from monarch_nb.connect.hosts import AttachError
+from monarch_nb.connect import AttachError, Leaving
+from monarch_nb.runtime import runtime
 
 
 class Counter(Actor):
@@ -66,6 +67,7 @@ def leave(lease: str = "60s") -> None:
 def hold(_: str = "") -> None:
     """Spawns, and waits to be killed."""
     spawn()
+    runtime().part(Leaving).keep_up()  # as at the end of a cell
     say("holds")
     signal.pause()
 
@@ -95,6 +97,19 @@ def take(how: str = "") -> None:
     say("stopped")
 
 
+def mend(_: str = "") -> None:
+    """Attaches what has lost a process, and heals it."""
+    procs: Any = monarch.attach("trainers")
+    counter: Any = monarch.attach("counter")
+    try:
+        counter.slice(gpus=1).pid.call().get()
+    except RuntimeError as error:
+        say("error", str(error).splitlines()[0])
+    monarch.heal_mesh(procs)
+    say("counts", *counter.add.call(1).get().values())
+    procs.stop().get()
+
+
 def again(_: str = "") -> None:
     """Leaves, and comes back in the same program: handles that were held work again."""
     procs, counter = spawn()
@@ -109,4 +124,4 @@ def again(_: str = "") -> None:
 
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    {"leave": leave, "hold": hold, "take": take, "again": again}[sys.argv[1]](*sys.argv[2:])
+    {"leave": leave, "hold": hold, "take": take, "mend": mend, "again": again}[sys.argv[1]](*sys.argv[2:])

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.processes import alive
@@ -118,6 +119,38 @@ def test_when_the_lease_ends_all_ends_and_who_comes_late_is_told_once(place: Pat
     assert "trainers is gone: nobody came back to it: its lease of 1s ended at" in " ".join(late.said("refused")[0])
     later = Controller(place, "take").done()
     assert "there is no mesh 'trainers' to attach; there are: none" in " ".join(later.said("refused")[0])
+
+
+def shell(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "monarch_nb", "mesh", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+
+
+def test_another_version_is_refused_by_name_and_at_a_shell_what_was_left_is_listed_and_ended(place: Path) -> None:
+    (place / "gate").touch()
+    first = Controller(place, "leave").done()
+    pids = [int(pid) for pid in first.said("pids")[0]]
+    assert "trainers {gpus=2} with counter on " in shell("ls").stdout
+    [file] = files(place)
+    file.write_bytes(msgspec.json.encode({**msgspec.json.decode(file.read_bytes()), "version": "0.0.9"}))
+    refused = " ".join(Controller(place, "take").done().said("refused")[0])
+    assert "trainers runs monarch-nb 0.0.9 on Python" in refused
+    assert "monarch-nb mesh stop trainers" in refused
+    assert shell("stop", "trainers").stdout == "stopped trainers: 2 procs\n"
+    assert not any(map(alive, pids))
+    again = shell("stop", "trainers")
+    assert (again.returncode, again.stderr) == (1, "there is no mesh 'trainers' to attach; there are: none\n")
+
+
+def test_a_process_that_dies_meanwhile_is_told_of_and_healed_afterwards(place: Path) -> None:
+    (place / "gate").touch()
+    first = Controller(place, "leave").done()
+    os.kill(int(first.said("pids")[0][1]), signal.SIGKILL)
+    wait(lambda: not alive(int(first.said("pids")[0][1])))
+    second = Controller(place, "mend").done()
+    assert any("trainers gpus=1 ended: Killed(sig=9)" in line for line in second.lines), second.lines
+    assert second.said("error")
+    assert second.said("counts") == [["16", "11"]]
 
 
 def test_a_second_controller_is_refused_by_name_or_takes_over_and_the_first_is_told(place: Path) -> None:
