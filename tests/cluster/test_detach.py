@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from monarch_nb.transport import Keys
 from tests.processes import alive
 
 pytestmark = pytest.mark.timeout(120)
@@ -171,3 +172,33 @@ def test_the_same_program_comes_back_and_its_handles_work_again(place: Path) -> 
     program = Controller(place, "again").done()
     assert program.said("counts") == [["15", "15"], ["16", "16"], ["11", "11"]]
     assert program.said("same") == [["True"]]
+    assert "stopped" not in " ".join(program.said("view")[0]), program.lines
+
+
+def test_a_mesh_on_hosts_of_others_is_left_and_attached_over_tcp_with_the_key_of_its_file(place: Path) -> None:
+    key = place / "job.key"
+    Keys.load_or_create(key)
+    agents = [
+        subprocess.Popen(
+            [sys.executable, "-m", "monarch_nb", "agent", "--tcp", "tcp://127.0.0.1:0", "--key", str(key), "--keep"],
+            stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        endpoints = []
+        for agent in agents:
+            assert agent.stdout is not None
+            endpoints.append(msgspec.json.decode(agent.stdout.readline())["endpoint"])
+        first = Controller(place, "leave_hosts", str(key), *endpoints).done()
+        assert first.said("counts") == [["15", "15"]]
+        assert files(place)[0].stat().st_mode & 0o777 == 0o600
+        second = Controller(place, "take").done()
+        assert second.said("counts") == [["16", "16"]]
+        assert second.said("pids") == first.said("pids")
+    finally:
+        for agent in agents:
+            assert agent.stdout is not None
+            agent.stdout.close()
+            agent.terminate()
+            agent.wait(SOON)
