@@ -26,6 +26,7 @@ from monarch_nb.job.named import JobsFileError, job_named, make_job
 from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
+from monarch_nb.job.ray_engine import RayJob
 from monarch_nb.job.record import JobFileError
 from monarch_nb.job.role import Role
 from monarch_nb.job.ssh import SSHJob
@@ -59,6 +60,7 @@ __all__ = [
     "PortForwarder",
     "ProcessJob",
     "Progress",
+    "RayJob",
     "Role",
     "Running",
     "SSHJob",

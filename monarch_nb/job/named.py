@@ -17,6 +17,7 @@ from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.local import LocalJob
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
+from monarch_nb.job.ray_engine import RayJob
 from monarch_nb.job.role import Role
 from monarch_nb.job.ssh import SSHJob
 from monarch_nb.job.trait import JobTrait
@@ -24,7 +25,13 @@ from monarch_nb.mesh import HostMesh
 
 logger = logging.getLogger("monarch_nb.job")
 FILE = "monarch.toml"
-_CLASSES: dict[str, type[AdapterJob]] = {"mpi": MPIJob, "process": ProcessJob, "slurm": SlurmJob, "ssh": SSHJob}
+_CLASSES: dict[str, type[AdapterJob]] = {
+    "mpi": MPIJob,
+    "process": ProcessJob,
+    "ray": RayJob,
+    "slurm": SlurmJob,
+    "ssh": SSHJob,
+}
 _OF_IMAGES = tuple(inspect.signature(ImageSpec).parameters)
 
 
