@@ -157,7 +157,7 @@ def test_links_of_files_are_links_of_pages_on_the_site() -> None:
 def test_every_public_name_has_a_heading_on_the_page_of_its_module() -> None:
     for module in modules():
         found = anchors(reference.text(module))
-        assert [name.full for name in names(module) if name.full not in found] == []
+        assert [name.full for name in names(module) if name.anchor not in found] == []
 
 
 def test_what_a_public_name_means_is_found_where_the_site_looks_for_it_and_is_described() -> None:
