@@ -125,6 +125,16 @@ def test_gradients_of_what_is_written_through_views_are_those_of_local_tensors(m
             assert torch.equal(ours.grad.full_tensor(), local.grad), (placement, shape)
 
 
+def test_gradients_flow_through_what_is_selected_along_dimensions_counted_from_the_back(mesh: Mesh) -> None:
+    for placement in (S0, S1):
+        local = numbers(4, 5, 6).requires_grad_()
+        ours: Any = monarch_nb.distribute(numbers(4, 5, 6), mesh, [placement]).requires_grad_()
+        for x in (local, ours):
+            (x.select(-1, 2).square().sum() + x.narrow(-2, 1, 3).square().sum()).backward()
+        assert local.grad is not None
+        assert torch.equal(ours.grad.full_tensor(), local.grad), placement
+
+
 def test_functions_in_the_processes_and_compiled_steps_change_what_views_show(mesh: Mesh) -> None:
     t = rows(mesh, 4, 2)
     view = t[2]
