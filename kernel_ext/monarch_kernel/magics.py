@@ -16,6 +16,7 @@ from .display.errors import cell_syntax
 from .overview import Overview
 from .running import run_cell
 from .session import Session
+from .tensors import parts_on
 
 
 @magics_class
@@ -31,7 +32,7 @@ class MonarchMagics(Magics):
     def mesh(self, line: str, cell: str | None = None) -> ProcMesh:
         """Make a mesh of processes and bind it to a variable.
 
-        %mesh NAME dim=size ... [hosts=N] [--fresh] [--no-dedup] [--job KIND argument=value ...]
+        %mesh NAME dim=size ... [hosts=N] [--fresh] [--no-dedup]
 
         As a cell magic, the cell is the set-up of each process: it runs there before any actor is made, at first and
         whenever a process is brought back.
@@ -44,9 +45,6 @@ class MonarchMagics(Magics):
             import torch
             torch.manual_seed(rank)
 
-            %mesh trainers hosts=4 gpus=8 --job slurm partition=gpu    # on hosts that an engine gives
-            %mesh trainers gpus=8 --job lab                            # on those of [jobs.lab] of monarch.toml
-
         Running the same line again gives the same mesh; another shape or set-up replaces it, and says so. --fresh
         replaces it in any case; --no-dedup shows equal lines of several ranks one by one. From Python:
         this_host().spawn_procs(per_host={"gpus": 4}, name="workers").
@@ -57,8 +55,7 @@ class MonarchMagics(Magics):
         if setup:
             linecache.cache[filename] = (len(setup), None, setup.splitlines(keepends=True), filename)
         with cell_syntax():
-            mesh, notice = self._session.mesh(given.name, given.dims, setup, setup_filename=filename, fresh=given.fresh,
-                                                job=given.job, arguments=given.arguments)  # fmt: skip
+            mesh, notice = self._session.mesh(given.name, given.dims, setup, setup_filename=filename, fresh=given.fresh)
         logs_here().options.set_merging(state_of(mesh).uid, None if given.dedup else False)
         self._say(notice)
         return mesh
@@ -78,12 +75,15 @@ class MonarchMagics(Magics):
             self.optimizer
 
         On processes the cell runs in a namespace that lasts, with rank, point and mesh in it; on actors with self as
-        well. What ranks print is shown as it comes, equal lines once. Ctrl-C stops waiting; pressed again within two
-        seconds it interrupts the ranks. From Python: monarch.actor.run_on(workers, "x.sum()").get().
+        well. A sharded tensor of the notebook that the cell names is there as the process's own part of it. What ranks
+        print is shown as it comes, equal lines once. Ctrl-C stops waiting; pressed again within two seconds it
+        interrupts the ranks. From Python: monarch.actor.run_on(workers, "x.sum()").get().
         """
         given = read_place("%%on", line)
         part = given.of(self._session.find(given.name))
-        return run_cell(part, numbered("%%on", line, cell), self._cell())
+        source = numbered("%%on", line, cell)
+        with parts_on(part, source):
+            return run_cell(part, source, self._cell())
 
     @no_var_expand  # braces are those of expressions
     @cell_magic

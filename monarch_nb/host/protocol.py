@@ -2,6 +2,7 @@
 
 import msgspec
 
+from monarch_nb.wire.header import Layout
 from monarch_nb.wire.texts import Harmless
 
 Environment = dict[str, str | None]  # laid over the agent's own environment; None removes a name
@@ -14,7 +15,7 @@ class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     host: str
     run_folder: str
-    mesh: str  # uid of the proc mesh
+    layout: Layout
     rank: int
     incarnation: int
     owner: str
@@ -45,7 +46,7 @@ class SpawnProcs(msgspec.Struct, frozen=True, kw_only=True):
     sender.
     """
 
-    mesh: str  # its uid: where its other ranks are is no matter of this host's
+    layout: Layout
     ranks: tuple[int, ...]
     incarnations: tuple[int, ...] = ()
     owner: str = ""

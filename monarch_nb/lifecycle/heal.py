@@ -1,7 +1,7 @@
 """heal_mesh: the same mesh, whole again."""
 
 import time
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar, cast
 
 from monarch_nb.lifecycle.healing import MeshHealer
 from monarch_nb.mesh.handle import Handle, region_of, state_of
@@ -12,7 +12,14 @@ M = TypeVar("M")
 ROUNDS = 4
 
 
-def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False) -> M:
+class Shrinkable(Protocol):
+    """A mesh that can go on without its lost ranks."""
+
+    def shrunk(self) -> Self:
+        """A smaller mesh of those that are left. Blocks."""
+
+
+def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False, shrink: bool = False) -> M:
     """Brings the failed ranks of a mesh (or slice) back and returns the very same object. Blocks until they are ready.
 
     Lost processes are started again, with their set-up; their actors are re-created with the newest class and their
@@ -20,7 +27,17 @@ def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False) -> M
     repeated; tensors of a mesh for tensors are gone. With `kill` the processes of ranks that live are killed first,
     with all that is on them: for ranks that do not react to an interrupt. Raises HealError when ranks fail again, or
     were healed too often (3 times in 60 s).
+
+    With `shrink` nothing is started: gives a smaller mesh for tensors, the largest slice of this one that no lost rank
+    is in. This one is of no use any more then.
     """
+    if shrink:
+        if not hasattr(mesh, "shrunk") or isinstance(mesh, Handle):
+            raise TypeError(
+                f"heal_mesh(shrink=True) takes a mesh for tensors, not {type(mesh).__name__}: of other meshes "
+                "take a slice without the lost ranks"
+            )
+        return cast("Shrinkable", mesh).shrunk()  # type: ignore[return-value]
     procs = mesh if isinstance(mesh, Handle) else getattr(mesh, "procs", None)  # a mesh for tensors has them
     if not isinstance(procs, Handle):
         raise TypeError(f"heal_mesh takes a proc or actor mesh, or one for tensors, not {type(mesh).__name__}")

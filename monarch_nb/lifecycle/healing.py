@@ -99,22 +99,31 @@ class MeshHealer:
             return
         when_done(self._driver.heal(body.uid, frozenset(body.ranks), await_hooks=False), answer)
 
-    def _anew(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
-        assert isinstance(state, ProcState)
-        driver, gone = self._driver, self._driver.gone(state.uid)
+    def kill(self, state: ProcState, ranks: Sequence[int], why: str) -> Future[None]:
+        """Kills processes that are of no use any more: to their owner a failure like any other. Until they are gone."""
+        return self._kill(state, ranks, why, self._driver.proc_exited)
+
+    def _kill(
+        self, state: ProcState, ranks: Sequence[int], why: str, fail: Callable[[str, int, int, Cause], None]
+    ) -> Future[None]:
+        gone = self._driver.gone(state.uid)
         by_host: dict[str, list[str]] = {}
         for rank in ranks:
             if rank not in gone:
                 host = state.layout.host_of(rank)
                 by_host.setdefault(host, []).append(state.address(rank))
-                cause = Cause(
-                    kind="signal", text="killed so that it is started again", host=host, signal=9, at=time.time()
-                )
-                driver.killed(state.uid, rank, state.incarnation(rank), cause)
+                cause = Cause(kind="signal", text=why, host=host, signal=9, at=time.time())
+                fail(state.uid, rank, state.incarnation(rank), cause)
         asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
-            body = p.Stop(tuple(addresses), timeout_s=0.0, reason="killed so that it is started again", grace_s=0.0)
+            body = p.Stop(tuple(addresses), timeout_s=0.0, reason=why, grace_s=0.0)
             asked.append(request(self._engine, agent_of(host), host_verbs.STOP, body))
+        return settle(asked, lambda: f"processes of {state.name} have not ended yet")
+
+    def _anew(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
+        assert isinstance(state, ProcState)
+        driver = self._driver
+        killed = self._kill(state, ranks, "killed so that it is started again", driver.killed)
         whole: Future[None] = pending_future(story=lambda: f"{state.name} is being healed")
 
         def over(future: Future[None]) -> None:
@@ -124,7 +133,7 @@ class MeshHealer:
         def ended(_: Future[None]) -> None:  # devices and ports are free again
             when_done(driver.heal(state.uid, frozenset(ranks), await_hooks=await_hooks), over)
 
-        when_done(settle(asked, lambda: f"processes of {state.name} have not ended yet"), ended)
+        when_done(killed, ended)
         return whole
 
     # -- on threads of their own ------------------------------------------------------------------------------------

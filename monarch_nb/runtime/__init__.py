@@ -33,6 +33,7 @@ from monarch_nb.runtime.settling import (
     pending_future,
     resolve_future,
     resolved_future,
+    told_elsewhere,
     when_done,
 )
 from monarch_nb.runtime.streams import StreamCall
@@ -105,6 +106,7 @@ __all__ = [
     "runtime",
     "set_hook_lookup",
     "started",
+    "told_elsewhere",
     "undeclared_name",
     "when_done",
 ]

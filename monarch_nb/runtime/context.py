@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, Self
@@ -113,6 +114,9 @@ class Hosted(Protocol):
 
     def end_self(self, how: str, reason: str | None) -> None:
         """The actor asks for its own end, from within an endpoint."""
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Around what an interrupt of the actor breaks off; on its thread."""
 
 
 class StopRequested(BaseException):

@@ -140,6 +140,11 @@ class Future(Generic[R]):
         if self._unread:
             self._keep_untold()
 
+    def _told_elsewhere(self) -> None:
+        """Who holds it hears of its error in another way: nobody is told for its being dropped unread."""
+        self._handed = False
+        self._noticed()
+
     def _keep_untold(self) -> None:
         with _transitions:
             if self._unread and self._untold is None:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from monarch_nb.runtime.future import Future
 
 R = TypeVar("R")
+_kept: set[Future[Any]] = set()
 
 
 def pending_future(*, story: Callable[[], str] | None = None, start: Callable[[], None] | None = None) -> Future[Any]:
@@ -46,6 +47,13 @@ def cancel_with(future: Future[Any], cancel: Callable[[Future[Any]], bool]) -> N
 def hand_out(future: Future[Any]) -> None:
     """It goes to somebody who may forget it: an error that nobody looks at is told."""
     future._hand_out()
+
+
+def told_elsewhere(future: Future[Any]) -> None:
+    """An error of it that nobody looks at is not told, also where it is dropped: who asked hears of that otherwise."""
+    future._told_elsewhere()
+    _kept.add(future)  # a call that is under way would make another one in its place
+    when_done(future, _kept.discard)
 
 
 def give_up(future: Future[Any]) -> bool:

@@ -1,12 +1,14 @@
 """Tensors made of nothing on a mesh: by its own methods, and by PyTorch's functions with `device="mesh"`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.commands import Making
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.origin import place
@@ -56,7 +58,27 @@ def refill(tensor: MeshTensor) -> None:
     stream, meta, number = tensor.reference.stream, tensor.meta, tensor.reference.number
     empty = Making(0, "aten.empty.memory_format", (meta.shape,), {"dtype": meta.dtype}, meta, in_parts=True)
     stream.issue((_making(stream, empty), number), place())
-    stream.gone.pop(number, None)
+    stream.held.gone.pop(number, None)
+
+
+@contextmanager
+def refilling(stream: Stream, tensors: Collection[MeshTensor]) -> Iterator[None]:
+    """Around what reads values into all of these tensors: what is gone of them has new memory for that.
+
+    If it fails, that is gone as before.
+    """
+    gone = stream.held.gone
+    before = {one.reference.number: gone[one.reference.number] for one in tensors if one.reference.number in gone}
+    for tensor in tensors:
+        if tensor.reference.number in gone:
+            refill(tensor)
+    try:
+        yield
+    except DeviceMeshError:
+        raise
+    except BaseException:
+        stream.held.gone.update(before)  # what was read of it is not the whole
+        raise
 
 
 def _making(stream: Stream, told: Making) -> int:

@@ -177,7 +177,7 @@ def current(tensor: MeshTensor) -> int:
     """Its number on the workers, where its values are up to date."""
     number = tensor.reference.number
     stream = tensor.reference.stream
-    if number in stream.stale:
+    if number in stream.held.stale:
         make_again(stream, (number,), place())
     return number
 
@@ -230,21 +230,22 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
     if stream.lost is not None:
         stream.come_back()
     numbers = [tensor.reference.number for tensor in given]
-    if stream.gone:
-        stream.refuse_gone(numbers)
+    held = stream.held
+    if held.gone:
+        held.refuse_gone(numbers)
     if plan.notices:
         heed(stream, plan, where)
-    if stream.stale:
+    if held.stale:
         make_again(stream, numbers, where)
     if plan.writes:
         look_at_writes(plan, [tensor.reference for tensor in given], where)
     if plan.number not in stream.told:
         stream.tell_plan(Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes))
-    entries, ended, device = stream.table.entries, stream.ended.append, stream.device
+    device, entries, ended, following = stream.device, held.entries, held.ended.append, held.next
     made = []
     results = []
     for meta in plan.made:
-        reference = Reference(stream, stream.next())
+        reference = Reference(stream, following())
         entries[reference.number] = LiveEntry(reference, ended, meta, where)
         tensor = _make(MeshTensor, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
         tensor.meta, tensor.reference = meta, reference
@@ -317,16 +318,8 @@ def _with_numbers_uploaded(
 
 
 def upload(stream: Stream, tensor: torch.Tensor, placements: Placements) -> MeshTensor:
-    """A sharded tensor with the values of a local one, which may change as soon as this returns.
-
-    Raises TypeError for a sparse or quantized one.
-    """
+    """A sharded tensor with the values of a local one, which may change as soon as this returns."""
     where = place()
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise TypeError(
-            f"a tensor of layout {tensor.layout} and type {tensor.dtype} cannot be cut over processes: give a dense "
-            "one, as tensor.to_dense() or tensor.dequantize() makes it"
-        )
     meta = Meta.of(stream.layout, tensor.shape, tensor.dtype, placements)
     reference = stream.hold(meta, where)
     local = tensor.detach().cpu().contiguous()

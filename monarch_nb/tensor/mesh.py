@@ -7,16 +7,18 @@ from typing import Any, Self
 import torch
 from torch.distributed.tensor import Replicate
 
-from monarch_nb.mesh import ProcMesh, ValueMesh, part_of, region_of, this_host
-from monarch_nb.runtime import Future
+from monarch_nb.mesh import ProcMesh, ValueMesh, part_of, region_of, state_of, this_host
+from monarch_nb.runtime import Future, runtime
 from monarch_nb.shape import Extent, MeshTrait, Region
+from monarch_nb.supervision import Driver
 from monarch_nb.tensor import conversions, device, factories, kernels
 from monarch_nb.tensor.commands import Open, Parts, Run, TensorOf
 from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
 from monarch_nb.tensor.origin import place
-from monarch_nb.tensor.processes import processes_of
+from monarch_nb.tensor.processes import processes_of, shrunk
 from monarch_nb.tensor.propagation import Layout, Meta, Propagator
 from monarch_nb.tensor.sharding import placements_of
+from monarch_nb.tensor.shrinking import largest_slice
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewritten
 
@@ -114,7 +116,7 @@ class Mesh(MeshTrait):
         conversions.register()
         layout, region = self.layout, region_of(self._procs)
         propagator = Propagator(layout, leaf=MeshTensor)
-        processes, opening = self._processes, Open(layout, tuple(region.ranks()))
+        processes, opening = self._processes, Open(layout, self._processes.places(region))
         stream = Stream(self._procs.name, propagator, device.new_device(), processes.sender(region), processes)
         processes.use(stream, opening)
         device.occupy(stream, self._procs)
@@ -237,6 +239,23 @@ class Mesh(MeshTrait):
         """Blocks until all that was issued has run. Raises TensorError for what failed of it."""
         self.stream.synchronise()
 
+    def shrunk(self) -> Self:
+        """A mesh of the largest slice of its processes that none of the lost ones is in; itself where none is lost.
+
+        This one is of no use afterwards. Blocks. Raises ValueError where all are lost.
+        """
+        region = self._region
+        lost = [rank for rank in runtime().part(Driver).failed(state_of(self._procs).uid) if rank in region.ranks()]
+        if not lost:
+            return self
+        kept = largest_slice(self.sizes, [region.point_of_base_rank(rank) for rank in lost])
+        slices = {label: slice(one.start, one.stop, one.step) for label, one in kept.items()}
+        processes = shrunk(self._procs.slice(**slices), self._kind)
+        mesh = type(self).__new__(type(self))
+        mesh._begin(self._procs.slice(**slices), self._kind)
+        assert mesh._processes is processes
+        return mesh
+
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Ends its processes, and its tensors with them."""
         self.stream.lose(f"the mesh was stopped: {reason}")
@@ -258,7 +277,7 @@ class Mesh(MeshTrait):
 
 def _told(value: Any, found: list[MeshTensor]) -> Any:
     if isinstance(value, MeshTensor):
-        value.reference.stream.refuse_gone((value.reference.number,))
+        value.reference.stream.held.refuse_gone((value.reference.number,))
         found.append(value)
         return TensorOf(current(value))
     if isinstance(value, dict):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, part_of, region_of, state_of
-from monarch_nb.runtime import Context, Future, current, runtime
-from monarch_nb.shape import Region
+from monarch_nb.runtime import Context, Future, ProcState, current, runtime
+from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor.commands import Open
 from monarch_nb.tensor.errors import ContentsLostError, gone
@@ -25,16 +25,20 @@ _making = threading.Lock()
 
 
 class Processes:
-    """All processes of a proc mesh, whichever slice of it a tensor mesh is made of: groups are of all of them."""
+    """All processes of a proc mesh, whichever slice of it a tensor mesh is made of: groups are of all of them.
 
-    def __init__(self, procs: ProcMesh, device: str) -> None:
+    Of one that was shrunk those that are left; `generation` is then the last that was made before.
+    """
+
+    def __init__(self, procs: ProcMesh, device: str, generation: int = -1) -> None:
         self.device = device
-        self.generation = -1
+        self.generation = generation
         self._procs, self._state = procs, state_of(procs)
         self._context: Context = runtime().context()  # one sender, so that what it sends stays in order
-        self._members = tuple(range(len(procs)))
+        self._members = tuple(region_of(procs).ranks())
+        self._over = ""  # why nothing goes on in them
         runtime().part(Driver).raised_in_use(self._state.uid)
-        self.workers: Any = procs.spawn("tensors", TensorWorker)
+        self.workers: Any = procs.spawn(f"{procs.name}_workers", TensorWorker)
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self._openings: dict[int, Open] = {}
         self._lock = threading.RLock()
@@ -64,7 +68,7 @@ class Processes:
         """Makes a new process group of all of them; these streams go on, from where all ranks have come to."""
         layout = self._state.layout
         workers: ActorMesh[TensorWorker] = self.workers
-        first: Any = part_of(workers, region_of(workers).flatten("rank").slice(rank=0))
+        first: Any = part_of(workers, Region((), NDSlice(self._members[0], (), ())))
         [at] = self._all(first.keep_store, len(layout.hosts) == 1).values()
         number = self.generation + 1
         place = Place(self._state.uid, runtime().address, number, self._members, layout.per_host, self.device)
@@ -105,7 +109,8 @@ class Processes:
         with self._lock:
             if stream.lost is None:
                 return
-            if self._state.stopped is not None or runtime().part(Driver).failed(self._state.uid):
+            failed = runtime().part(Driver).failed(self._state.uid)
+            if self._over or self._state.stopped is not None or not failed.isdisjoint(self._members):
                 raise ContentsLostError(stream.lost)
             self.regroup(self.generation)
             for each in tuple(self._streams.values()):
@@ -115,6 +120,23 @@ class Processes:
         """A process is gone, and with it a part of all tensors (engine thread)."""
         for stream in tuple(self._streams.values()):
             stream.lost = gone(self._state.name, reason)
+
+    def end(self, why: str) -> None:
+        """Ends the workers of these processes, of which others take the place. Blocks."""
+        self._over = why
+        self._lose(why)
+        self._keeper.close()
+        self.workers.stop(why).get()
+
+    def places(self, region: Region) -> tuple[int, ...]:
+        """Which members of the group the ranks of a slice are. Raises ValueError where some are none."""
+        ranks = tuple(region.ranks())
+        if not set(ranks) <= set(self._members):
+            raise ValueError(
+                f"{self._state.name} was shrunk, and some of these processes were left out: make slices of the mesh "
+                "that heal_mesh(mesh, shrink=True) gave, or another mesh on new processes"
+            )
+        return tuple(map(self._members.index, ranks))
 
     def sender(self, region: Region) -> Callable[..., Future[ValueMesh[Any]]]:
         """What hands a batch to the workers of some of the processes."""
@@ -129,6 +151,12 @@ class Processes:
             current.reset(token)
 
 
+def workers_on(procs: ProcState) -> list[ActorMesh[TensorWorker]]:
+    """What executes operations on tensors in the processes of a proc mesh; none where it has none."""
+    found = _known.get(procs.uid)
+    return [] if found is None else [found.workers]
+
+
 def processes_of(procs: ProcMesh, device: str) -> Processes:
     """Those of a proc mesh, or of a slice; their workers are spawned when they are first needed. Blocks then.
 
@@ -141,4 +169,17 @@ def processes_of(procs: ProcMesh, device: str) -> Processes:
             found = _known[state.uid] = Processes(ProcMesh(state, state.region), device)
         if found.device != device:
             raise ValueError(f"{state.name} holds tensors on {found.device} already: its meshes cannot be on {device}")
+        return found
+
+
+def shrunk(procs: ProcMesh, device: str) -> Processes:
+    """These processes and no others of their proc mesh, some of which are gone. Blocks."""
+    state = state_of(procs)
+    with _making:
+        before = _known.pop(state.uid, None)
+        generation = -1
+        if before is not None:
+            before.end("it was shrunk, and its other processes are a mesh of their own now")
+            generation = before.generation
+        found = _known[state.uid] = Processes(procs, device, generation)
         return found

@@ -1,10 +1,16 @@
-"""Who still refers to a tensor on the workers."""
+"""Who still refers to a tensor on the workers, and what becomes of those that nobody refers to."""
 
+import threading
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from monarch_nb.tensor.origin import Place
+from monarch_nb.tensor.batch import Item
+from monarch_nb.tensor.commands import FREE
+from monarch_nb.tensor.errors import ContentsLostError
+from monarch_nb.tensor.origin import Place, origin_of
 from monarch_nb.tensor.propagation import Meta, Plan
 
 if TYPE_CHECKING:
@@ -65,3 +71,67 @@ class LiveEntry(weakref.ref[Reference]):
 
     def __init__(self, *arguments: Any) -> None:
         pass
+
+
+class Held:
+    """What workers keep for a stream, by number. `entries` are the tensors, also for those who display them."""
+
+    def __init__(self, entries: dict[int, LiveEntry]) -> None:
+        self.entries = entries
+        self.aside: dict[int, LiveEntry] = {}  # what workers keep under a number, and is no tensor
+        self.ended: deque[LiveEntry] = deque()  # of what nobody refers to any more
+        self.gone: dict[int, str] = {}  # tensors whose contents are, and why; nothing can be done with them
+        self.stale: dict[int, Copied] = {}  # what is to be made again before it is used
+        self.next = count(1).__next__  # numbers
+        self._freeing = threading.RLock()  # a finalizer may issue operations
+
+    def hold(self, stream: "Stream", meta: Meta, where: Place | None) -> Reference:
+        """A reference to a tensor that the next command makes."""
+        reference = Reference(stream, self.next())
+        self.entries[reference.number] = LiveEntry(reference, self.ended.append, meta, where)
+        return reference
+
+    def hold_aside(self, stream: "Stream") -> Reference:
+        """A reference to what the next command makes, which is no tensor."""
+        reference = Reference(stream, self.next())
+        self.aside[reference.number] = LiveEntry(reference, self.ended.append, cast(Meta, None), None)
+        return reference
+
+    def free(self, tell: Callable[[Item], None]) -> None:
+        """Has workers let go of what nobody refers to any more.
+
+        Ctrl-C may cut this off: what was being freed is then freed once more, which workers do not mind. To hold it
+        back would cost each operation as much as the rest of this does.
+        """
+        ended = self.ended
+        with self._freeing:
+            while ended:
+                entry = ended[0]
+                number = entry.number
+                tell(((FREE, number), None))
+                if self.entries.pop(number, None) is None:
+                    self.aside.pop(number, None)
+                self.gone.pop(number, None)
+                self.stale.pop(number, None)
+                if ended and ended[0] is entry:
+                    ended.popleft()
+
+    def all_gone(self, why: str, tell: Callable[[Item], None]) -> None:
+        """The contents of all tensors are; what is left of them on workers is let go of."""
+        self.gone = dict.fromkeys(tuple(self.entries), why)
+        for number in self.gone:
+            tell(((FREE, number), None))
+
+    def refuse_gone(self, numbers: Iterable[int]) -> None:
+        """Raises ContentsLostError where contents of one of these tensors are gone."""
+        for number in numbers:
+            why = self.gone.get(number)
+            if why is not None:
+                entry = self.entries[number]
+                made = origin_of(entry.place)
+                raise ContentsLostError(
+                    f"the contents of {entry.meta!r} are gone, since the mesh was healed. Restore them: "
+                    "monarch.checkpoint(...).restore(), model.load_state_dict(...), or tensor.copy_(values)"
+                    + (f"\n  it was made at {made}" if made else "")
+                    + f"\n  {why}"
+                )

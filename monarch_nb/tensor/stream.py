@@ -9,14 +9,14 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain, count
 from typing import Any, cast
 
 import torch
 
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.runtime import Context, Future, current, runtime
+from monarch_nb.runtime import Context, Future, current, runtime, told_elsewhere
 from monarch_nb.supervision import SupervisionError
 from monarch_nb.tensor.batch import Batch, Group, Item, Sites, Watcher, flat
 from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, SHARDS, WHOLE, Define, Making, Put, Run, encode_numbers
@@ -26,7 +26,7 @@ from monarch_nb.tensor.flusher import Flusher
 from monarch_nb.tensor.makings import Makings
 from monarch_nb.tensor.origin import Place, origin_of, place
 from monarch_nb.tensor.propagation import Meta, Propagator
-from monarch_nb.tensor.references import Copied, LiveEntry, Memory, Reference
+from monarch_nb.tensor.references import Held, Memory, Reference
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
@@ -53,21 +53,17 @@ class Stream:
         self.title, self.propagator, self.device = title, propagator, device
         self.layout = propagator.layout
         self.table = TensorTable()
+        self.held = Held(self.table.entries)
         self.queue: deque[Item] = deque()
-        self.aside: dict[int, LiveEntry] = {}  # what workers keep under a number, and is no tensor
-        self.ended: deque[LiveEntry] = deque()  # of tensors that nobody refers to any more
         self.told: dict[int, Define | Making] = {}  # plans that the workers know
         self.watcher: Watcher | None = None
         self.makings = Makings()
         self.noticed: set[str] = set()  # operations of whose cost the user was told
-        self.next = count(1).__next__  # numbers of tensors
         self.seed = 0  # of the random operations to come
         self.drawn = 0  # random operations since it was set
         self.quiet = True  # nothing waits to be sent
         self.lost: str | None = None  # why its tensors are gone
         self.lives = 0  # how often it has gone on after a heal
-        self.gone: dict[int, str] = {}  # tensors whose contents are, and why; nothing can be done with them
-        self.stale: dict[int, Copied] = {}  # what is to be made again before it is used
         self.viewed: weakref.WeakSet[Memory] = weakref.WeakSet()  # with views that may become stale
         self._send, self._group = send, group
         self._context: Context = runtime().context()
@@ -90,8 +86,8 @@ class Stream:
         """
         if self.lost is not None:
             raise ContentsLostError(self.lost)
-        if self.ended:
-            self.free()
+        if self.held.ended:
+            self.held.free(self.queue.append)
         if self.watcher is not None:
             self.watcher.issued(command, where)
         self.queue.append((command, where))
@@ -100,20 +96,7 @@ class Stream:
 
     def free(self) -> None:
         """Has workers let go of what nobody refers to any more."""
-        uninterrupted(self._free)  # what is taken and not told would stay on the workers
-
-    def _free(self) -> None:
-        entries = self.table.entries
-        while self.ended:
-            try:
-                number = self.ended.popleft().number
-            except IndexError:  # the flusher's thread has taken it
-                return
-            self.queue.append(((FREE, number), None))
-            if entries.pop(number, None) is None:
-                self.aside.pop(number, None)
-            self.gone.pop(number, None)
-            self.stale.pop(number, None)
+        self.held.free(self.queue.append)
 
     def _stir(self) -> None:
         if len(self.queue) >= BATCH:
@@ -144,15 +127,11 @@ class Stream:
     def hold(self, meta: Meta, where: Place | None) -> Reference:
         """A reference to a tensor that the next command makes."""
         self.come_back()
-        reference = Reference(self, self.next())
-        self.table.entries[reference.number] = LiveEntry(reference, self.ended.append, meta, where)
-        return reference
+        return self.held.hold(self, meta, where)
 
     def hold_aside(self) -> Reference:
         """A reference to what the next command makes, which is no tensor."""
-        reference = Reference(self, self.next())
-        self.aside[reference.number] = LiveEntry(reference, self.ended.append, cast(Meta, None), None)
-        return reference
+        return self.held.hold_aside(self)
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
@@ -181,7 +160,7 @@ class Stream:
     def flush_aside(self) -> None:
         """The same on a thread that must not wait: what cannot be sent now is sent a little later."""
         self.quiet = True
-        if self.lost is not None:
+        if self.lost is not None or self._is_over():
             return
         if self._is_far() or not self._lock.acquire(blocking=False):
             self.quiet = False
@@ -196,7 +175,7 @@ class Stream:
 
     def tick(self) -> None:
         """Tensors that ended are let go, though nothing else is issued."""
-        if self.ended and self.quiet:
+        if self.held.ended and self.quiet:
             self.flush_aside()
 
     def _cut(self) -> Batch | None:
@@ -225,6 +204,7 @@ class Stream:
         finally:
             current.reset(token)
         future.watched += 1  # what breaks it is raised where the mesh is used next, and told nowhere else
+        told_elsewhere(future)
         batch = Batch(first, places, nbytes, future)
         self._batches.append(batch)
         return batch
@@ -232,6 +212,15 @@ class Stream:
     def _is_far(self) -> bool:
         batches = tuple(self._batches)
         return sum(len(one.places) for one in batches) > AHEAD or sum(one.nbytes for one in batches) > BYTES_AHEAD
+
+    def _is_over(self) -> bool:
+        """A group has ended, as is known here. What is sent now would not run: who issues sees to the next group."""
+        for batch in tuple(self._batches):
+            if not batch.future.done() or batch.future.exception(0) is not None:
+                return False
+            if any(over >= 0 for _, (_, _, over) in batch.future.get(0)):
+                return True
+        return False
 
     def _keep_close(self) -> None:
         while self._is_far() and self._batches:
@@ -252,11 +241,16 @@ class Stream:
                 self._take(self._batches[0])
             try:
                 answers: ValueMesh[Any] = batch.future.get()
+            except KeyboardInterrupt:
+                if batch.future.done():  # ranks were interrupted, too, and have answered
+                    self._heed()
+                raise
             except SupervisionError as error:
                 self.lose(gone(self.title, "a process of it has ended"))
                 raise broken(self.title, error, batch.places) from None
             except Exception as error:
-                self.lose(gone(self.title, str(error)))
+                if batch.future.done():  # and not stopped in the debugger, to go on later
+                    self.lose(gone(self.title, str(error)))
                 raise
             uninterrupted(self._settle, batch, answers)
             self._go_on()
@@ -272,7 +266,8 @@ class Stream:
             where = batch.places[number - batch.first]
             error = TensorError(of_ranks[0].operation, origin_of(where), of_ranks, self.title)
             self._failed[number] = error
-            self._untold.append(error)
+            if any(failure.type_name != "KeyboardInterrupt" for failure in of_ranks):  # who interrupts knows
+                self._untold.append(error)
         while len(self._failed) > KEPT:
             del self._failed[next(iter(self._failed))]
 
@@ -305,24 +300,9 @@ class Stream:
             self.lives += 1
             self.told.clear()
             self.makings = Makings()
-            self.stale.clear()
+            self.held.stale.clear()
             self.free()
-            self.gone = dict.fromkeys(tuple(self.table.entries), why)
-            self.queue.extend(((FREE, number), None) for number in self.gone)
-
-    def refuse_gone(self, numbers: Iterable[int]) -> None:
-        """Raises ContentsLostError where contents of one of these tensors are gone."""
-        for number in numbers:
-            why = self.gone.get(number)
-            if why is not None:
-                entry = self.table.entries[number]
-                made = origin_of(entry.place)
-                raise ContentsLostError(
-                    f"the contents of {entry.meta!r} are gone, since the mesh was healed. Restore them: "
-                    "monarch.checkpoint(...).restore(), model.load_state_dict(...), or tensor.copy_(values)"
-                    + (f"\n  it was made at {made}" if made else "")
-                    + f"\n  {why}"
-                )
+            self.held.all_gone(why, self.queue.append)
 
     # -- synchronising ----------------------------------------------------------------------------------------------
 
@@ -363,7 +343,7 @@ class Stream:
 
     def _of(self, command: tuple[int, int], what: str) -> ValueMesh[Any]:
         self.come_back()
-        self.refuse_gone(command[1:])
+        self.held.refuse_gone(command[1:])
         return self.ask(command, what)
 
     def _send_asking(self, command: tuple[Any, ...], where: Place | None) -> Batch:

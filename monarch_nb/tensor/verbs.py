@@ -35,6 +35,13 @@ class Cut(msgspec.Struct, array_like=True, frozen=True):
     failures: tuple[Failure, ...] = ()
 
 
+class Interrupted(msgspec.Struct, array_like=True, frozen=True):
+    """A rank was interrupted, and did not end by that what it does."""
+
+    group: str
+    generation: int
+
+
 class HowFar(msgspec.Struct, array_like=True, frozen=True):
     """Asks how many operations of a stream a rank has done."""
 
@@ -43,12 +50,17 @@ class HowFar(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True):
-    """How many it has done."""
+    """How many it has done.
+
+    `held` says what it is still in of a generation that was ended, and why that cannot be left; "" for nothing.
+    """
 
     done: int
+    held: str = ""
 
 
 FAILED = Verb("tensor.failed", RankFailed, doc="an operation failed on this rank: has it on all?")
 GO_ON = Verb("tensor.go_on", GoOn, doc="it failed on all ranks alike: go on with the next operation")
 CUT = Verb("tensor.cut", Cut, doc="the process group is of no use any more: leave its collectives")
+INTERRUPTED = Verb("tensor.interrupted", Interrupted, doc="an interrupt has not ended what runs here")
 HOW_FAR = Verb("tensor.how_far", HowFar, Progress, doc="how many operations of a stream have you done?")

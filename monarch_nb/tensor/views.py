@@ -32,12 +32,12 @@ def viewed(plan: Plan, given: Sequence[Reference], made: Sequence[Reference]) ->
 def make_again(stream: Stream, numbers: Iterable[int], where: Place | None) -> None:
     """Makes those of these tensors again that are views of what has changed since."""
     for number in numbers:
-        copied = stream.stale.pop(number, None)
+        copied = stream.held.stale.pop(number, None)
         if copied is None:
             continue
         source, left = copied.base.number, []
         for step, (plan, at) in enumerate(copied.steps, 1):
-            results = [stream.next() for _ in plan.made]
+            results = [stream.held.next() for _ in plan.made]
             if step == len(copied.steps):
                 results[at] = number
             left += [one for one in results if one != number]
@@ -101,7 +101,7 @@ def all_rewritten(stream: Stream) -> None:
 def _outdate(stream: Stream, memory: Memory, but: Reference | None = None) -> None:
     for copy in memory.copies:
         if copy is not but and copy.copied is not None:
-            stream.stale[copy.number] = copy.copied
+            stream.held.stale[copy.number] = copy.copied
 
 
 def _way_back(reference: Reference) -> Plan:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import monarch_nb
-from monarch_nb.distributed import ContentsLostError, Mesh, MeshTensor, TensorError
+from monarch_nb.distributed import ContentsLostError, Mesh, MeshTensor, TensorError, load, save
 from monarch_nb.exceptions import DeviceMeshError
 from tests.cluster.actor_tools import Faults, spawned
 
@@ -125,12 +125,22 @@ def test_a_script_goes_on_after_a_rank_has_died_and_the_mesh_is_healed(faults: F
     faults.left()
 
 
-def test_contents_are_restored_from_local_values(mesh: Mesh, faults: Faults) -> None:
+def test_contents_are_restored_from_local_values_and_from_files(mesh: Mesh, faults: Faults, tmp_path: Path) -> None:
     t = mesh.zeros(4, 2, sharding_spec=["dp", None])
+    saved = {"t": mesh.arange(8, sharding_spec=["dp"])}
+    save(saved, tmp_path / "saved")
     kill(mesh, 3)
     with pytest.raises(DeviceMeshError):
         again_and_again(lambda: (t + 1).sum().item())
     monarch_nb.heal_mesh(mesh)
+    with pytest.raises(ContentsLostError, match=r"saved = \{"):
+        save(saved, tmp_path / "saved")
+    with pytest.raises(TensorError):
+        load({"other": saved["t"]}, tmp_path / "saved")
+    with pytest.raises(ContentsLostError):
+        saved["t"].tolist()
+    load(saved, tmp_path / "saved")
+    assert saved["t"].tolist() == list(range(8))
     t.copy_(torch.ones(4, 2))
     assert t.tolist() == [[1.0, 1.0]] * 4
     faults.left()
@@ -141,3 +151,18 @@ def test_slices_of_a_mesh_have_groups_of_their_own(mesh: Mesh) -> None:
     for part, name in ((first, "tp"), (second, "dp"), (mesh.slice(dp=1), "tp")):
         t = monarch_nb.distribute(torch.arange(4.0), part, [name])
         assert t.sum().item() == 6.0
+
+
+def test_what_is_left_of_a_mesh_goes_on_without_the_rank_that_died(faults: Faults) -> None:
+    for procs in spawned(2, "halved"):
+        whole = Mesh.of(procs, ("dp",))
+        t = whole.zeros(4, sharding_spec=["dp"])
+        kill(whole, 0)
+        with pytest.raises(DeviceMeshError):
+            again_and_again(lambda t=t: (t + 1).sum().item())
+        half = monarch_nb.heal_mesh(whole, shrink=True)
+        assert (half.shape, half.execute(os.getpid).extent) == ((1,), {"dp": 1})
+        assert half.arange(4, sharding_spec=["dp"]).sum().item() == 6
+        with pytest.raises(ContentsLostError, match="shrunk"):
+            t.sum()
+    faults.left()

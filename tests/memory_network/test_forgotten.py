@@ -9,7 +9,7 @@ import pytest
 
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint
 from monarch_nb.lifecycle import interrupts
-from monarch_nb.runtime import forgotten
+from monarch_nb.runtime import forgotten, told_elsewhere
 from monarch_nb.testing import in_process_host
 from tests.cluster.actor_tools import SECONDS
 
@@ -98,6 +98,19 @@ def test_a_future_that_is_kept_is_not_forgotten_and_one_that_is_dropped_unread_i
     with pytest.raises(ActorError, match="division by zero"):
         kept.get()
     del kept
+    nothing_else(mesh, told)
+
+
+def test_an_error_that_is_told_in_another_way_is_not_told_for_its_future_being_dropped(
+    procs: ProcMesh, told: list[tuple[str, int]]
+) -> None:
+    mesh = procs.spawn("f", Divider)
+    before, after = mesh.late.call(0), mesh.divide.call(0)
+    told_elsewhere(before)  # that it fails is not known yet
+    GATE.set()
+    after.wait(SECONDS)
+    told_elsewhere(after)
+    del before, after
     nothing_else(mesh, told)
 
 

@@ -101,10 +101,9 @@ def reader_threads() -> list[str]:
 def starved(leaving: int) -> Iterator[None]:
     """Only so many descriptors are left to this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.open(os.devnull, os.O_RDONLY)
-    highest = max(map(int, os.listdir("/dev/fd")))  # there may be many between the two
+    highest = os.open(os.devnull, os.O_RDONLY)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, highest + 64), hard))
-    taken = [lowest]
+    taken = [highest]
     try:
         while True:
             try:

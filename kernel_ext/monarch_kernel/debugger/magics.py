@@ -15,6 +15,7 @@ from monarch_nb.wire import ActorError
 
 from ..arguments import read_names, read_place
 from ..session import Session
+from ..tensors import workers_on
 from .completion import DebugCompletion
 from .results import Listing, Results, Table
 
@@ -159,7 +160,10 @@ class DebugMagics(Magics):
         From Python: monarch.debug.stacks(trainers).
         """
         where = read_place("%stacks", line)
-        return Listing(debug.stacks(where.of(self._session.find(where.name))))
+        part = where.of(self._session.find(where.name))
+        texts = [debug.stacks(one) for one in (part, *workers_on(part))]
+        told = [text for text in texts if not re.fullmatch(r"\d+  idle .*", text)]
+        return Listing("\n".join(told) or texts[0])
 
     @line_magic
     def freeze(self, line: str) -> None:

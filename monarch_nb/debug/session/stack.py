@@ -10,7 +10,19 @@ from monarch_nb.debug.records import Frame
 
 _ENGINE = tuple(
     f"monarch_nb.{package}"
-    for package in ("runtime", "supervision", "mesh", "lifecycle", "connect", "logs", "code", "host", "debug", "engine")
+    for package in (
+        "runtime",
+        "supervision",
+        "mesh",
+        "lifecycle",
+        "connect",
+        "logs",
+        "code",
+        "host",
+        "debug",
+        "engine",
+        "tensor",
+    )
 )
 _PLUMBING = ("asyncio", "threading", "contextlib", "concurrent", "selectors", "runpy", "weakref", "bdb", "pdb")
 AROUND = 5  # lines of source on either side

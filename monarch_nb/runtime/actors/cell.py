@@ -42,6 +42,7 @@ EXEC = "__cell__"  # runs a cell's source between messages
 HOOK = "__healed__"  # tells survivors who was re-created
 STRIKES_APART = 0.2  # seconds; an interrupt that comes sooner is the one before, which may not have arrived yet
 RELOAD = "__reload__"  # gives the actor a new class between messages
+STRUCK = "__interrupted__"  # of actors of the library whose endpoints are hit by interrupts only where they say so
 
 
 class ActorCell(AnsweringActor):
@@ -244,7 +245,7 @@ class ActorCell(AnsweringActor):
         left = continued(header.trace) if header.trace else None
         self._unanswered = header
         try:
-            self._exposed = True
+            self._exposed = self.struck is None
             method, args, kwargs = self._open(header, parcel)
             result = method(*args, **kwargs)
             self._cover()
@@ -321,9 +322,16 @@ class ActorCell(AnsweringActor):
         running = self.running
         return {**self._calls, running[0]: running} if running is not None else dict(self._calls)
 
+    @property
+    def struck(self) -> Callable[[], None] | None:
+        """What the actor does itself when it is interrupted; None for most. Its calls are never left out."""
+        return getattr(self.obj, STRUCK, None)
+
     def interrupt(self) -> None:
         """Raises KeyboardInterrupt in the running endpoint, or in `__init__`; best effort where that sits in C code."""
         executor = self.executor
+        if self.struck is not None:
+            self.struck()
         if isinstance(executor, AsyncExecutor):
             executor.urge(lambda: [task.cancel() for task in tuple(self._calls.values()) if task is not None])
         with self._covering:

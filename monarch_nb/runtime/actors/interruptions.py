@@ -31,7 +31,7 @@ class Interruptions:
         """Somebody interrupts an actor here (reading thread)."""
         cell = self._cells.get((request.mesh, request.rank))
         running = cell.running_now() if cell is not None else {}
-        for call in request.drop:
+        for call in request.drop if cell is None or cell.struck is None else ():
             if call not in running:
                 self._cancelled.add(call)
         if cell is None or not running:

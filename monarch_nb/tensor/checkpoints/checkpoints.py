@@ -13,7 +13,7 @@ from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.checkpoints import workers
 from monarch_nb.tensor.checkpoints.state import Kept, kept_in, put_into, put_together, taken_apart
 from monarch_nb.tensor.commands import Run, TensorOf
-from monarch_nb.tensor.factories import make, refill
+from monarch_nb.tensor.factories import make, refilling
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.stream import Stream
 
@@ -74,7 +74,7 @@ class Checkpoints:
         stream = self._stream
         rest, tensors = taken_apart(self._whole())
         stream.come_back()
-        stream.refuse_gone(tensor.reference.number for tensor in tensors.values())
+        stream.held.refuse_gone(tensor.reference.number for tensor in tensors.values())
         about = {"state": rest, "random": (stream.seed, stream.drawn)}
         state = {name: TensorOf(tensor.reference.number, sharded=True) for name, tensor in tensors.items()}
         arguments = (state, self.folder, number, secrets.token_hex(4), pickle.dumps(about), self._keep)
@@ -149,19 +149,13 @@ class Checkpoints:
             yield parameters[at]
 
     def _load(self, stream: Stream, tensors: dict[str, MeshTensor], number: int) -> None:
-        gone = {one.reference.number: why for one in tensors.values() if (why := stream.gone.get(one.reference.number))}
-        for tensor in tensors.values():
-            if tensor.reference.number in gone:
-                refill(tensor)
         state = {name: TensorOf(tensor.reference.number, sharded=True) for name, tensor in tensors.items()}
         try:
-            stream.run_everywhere(Run(workers.load, (state, self.folder, number), {}))
+            with refilling(stream, tensors.values()):
+                stream.run_everywhere(Run(workers.load, (state, self.folder, number), {}))
         except DeviceMeshError:
             raise
-        except BaseException as error:
-            stream.gone.update(gone)  # what was read of it is not the whole
-            if not isinstance(error, Exception):
-                raise
+        except Exception as error:
             raise CheckpointError(
                 f"the checkpoint of step {number} in {self.folder} cannot be read: {error}"
             ) from error

@@ -1,11 +1,11 @@
 """What workers do for checkpoints: each writes and reads its own shards, by torch.distributed.checkpoint."""
 
 import threading
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load as read_shards
 from torch.distributed.checkpoint.state_dict_saver import save as write_shards
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from monarch_nb.runtime import runtime
@@ -21,7 +21,7 @@ class Save:
     def __init__(self, state: dict[str, DTensor], folder: str, step: int, mark: str, rest: bytes, keep: int) -> None:
         self.error = ""
         self._state = {name: _copied(tensor) for name, tensor in state.items()}
-        self._group, self._is_first = _group_of(state)
+        self._group, self._is_first = group_of(next(iter(state.values())).device_mesh)
         self._path, self._step, self._rest, self._keep = folders.attempt(folder, step, mark), step, rest, keep
         self._thread = threading.Thread(target=self._run, name="monarch-checkpoint", daemon=True)
         self._thread.start()
@@ -68,7 +68,7 @@ def find(folder: str, step: int | None) -> tuple[int, bytes] | None:
 
 def load(state: dict[str, DTensor], folder: str, step: int) -> None:
     """Reads into tensors that are there, whatever mesh and placements they were saved with."""
-    group, _ = _group_of(state)
+    group, _ = group_of(next(iter(state.values())).device_mesh)
     read_shards(state, checkpoint_id=folders.path_of(folder, step), process_group=group)
 
 
@@ -79,9 +79,8 @@ def _copied(tensor: DTensor) -> DTensor:
     )
 
 
-def _group_of(state: dict[str, Any]) -> tuple[dist.ProcessGroup, bool]:
-    """The group of the ranks of these tensors, for nothing but checkpoints; and whether this is its first rank."""
-    mesh = next(iter(state.values())).device_mesh
+def group_of(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, bool]:
+    """A group of the ranks of a mesh, for nothing but files; and whether this is its first rank."""
     ranks = mesh.mesh.flatten().tolist()
     world = runtime().feature("tensor").membership.world
     name = f"checkpoints of {ranks}"

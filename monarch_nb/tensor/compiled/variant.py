@@ -65,7 +65,7 @@ class Variant:
         changed = self.watched.changed()
         if changed:
             return changed
-        if self.stream.ended:
+        if self.stream.held.ended:
             self.stream.free()
         if not self.stream.table.entries.keys() >= self._fixed:
             return "a tensor that it uses is no more"
@@ -89,9 +89,9 @@ class Variant:
         stream, sites = self.stream, self.capture.made_at
         given = [leaves[at].reference.number for at in self._given]
         given += [_grad(slot).reference.number for slot in self._read]
-        if stream.gone:
-            stream.refuse_gone((*given, *self._fixed))
-        if stream.stale:
+        if stream.held.gone:
+            stream.held.refuse_gone((*given, *self._fixed))
+        if stream.held.stale:
             make_again(stream, (*given, *self._fixed), None)
         references = [stream.hold(meta, sites[at]) for at, meta in enumerate(self._metas[: self._results])]
         into = [reference.number for reference in references]

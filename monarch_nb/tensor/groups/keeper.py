@@ -9,12 +9,13 @@ from typing import TypeVar
 
 import msgspec
 
+from monarch_nb.lifecycle.healing import MeshHealer
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, ProcExited
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.runtime import Future, ProcState, Runtime, when_done
 from monarch_nb.tensor.failure import Failure, ranks_text
 from monarch_nb.tensor.groups.verdict import Trouble, Verdict
-from monarch_nb.tensor.verbs import CUT, GO_ON, HOW_FAR, Cut, GoOn, HowFar, Progress, RankFailed
+from monarch_nb.tensor.verbs import CUT, GO_ON, HOW_FAR, Cut, GoOn, HowFar, Interrupted, Progress, RankFailed
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Verb, host_of
 
@@ -22,6 +23,9 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 
 _ASK_AFTER_S = 0.002  # most operations that fail do so on all ranks, which have told of it by then
 _ASK_AGAIN_S = 0.02
+_SILENT_S = 1.0  # without an answer, as of a process that is stopped
+LEAVE_S = 10.0  # for ranks to leave a generation that was ended: then their processes are
+ANSWER_S = 2.0  # for a word of how they are, before that
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +47,17 @@ class Keeper:
         self.generation = -1
         self._troubles: dict[tuple[int, int], Trouble] = {}  # by stream and operation
         self._cut = -1  # the last generation that was ended
+        self._closed = False
         self._lock = threading.Lock()
         engine.feature("tensor").kept[state.uid] = self
         engine.part(MeshEvents).listeners.append(self._heard)
 
     def close(self) -> None:
         """The group is not needed any more."""
-        self._engine.feature("tensor").kept.pop(self._state.uid, None)
+        self._closed = True
+        kept = self._engine.feature("tensor").kept
+        if kept.get(self._state.uid) is self:
+            del kept[self._state.uid]
         listeners = self._engine.part(MeshEvents).listeners
         if self._heard in listeners:
             listeners.remove(self._heard)
@@ -65,6 +73,7 @@ class Keeper:
         told = Cut(self._state.uid, generation, reason, failures)
         for rank in range(len(self._members)):
             self._tell(rank, CUT, told)
+        self._engine.later(LEAVE_S, lambda: self._look_who_left(generation))
 
     # -- engine threads ---------------------------------------------------------------------------------------------
 
@@ -84,6 +93,39 @@ class Keeper:
         if first and verdict is None:
             self._engine.later(_ASK_AFTER_S, lambda: self._ask(key))
 
+    def interrupted(self, told: Interrupted) -> None:
+        """A rank was interrupted, and is in what only the end of the generation ends."""
+        if told.generation == self.generation:
+            self.cut("it was interrupted")
+
+    def _look_who_left(self, generation: int) -> None:
+        """Ranks had their time to leave a generation."""
+        if self.generation != generation or self._closed:
+            return
+        asked = {
+            rank: request(self._engine, self._address(rank), HOW_FAR, HowFar(self._state.uid, 0))
+            for rank in range(len(self._members))
+        }
+        self._engine.later(ANSWER_S, lambda: self._end_who_stays(generation, asked))
+
+    def _end_who_stays(self, generation: int, asked: dict[int, Future[Progress]]) -> None:
+        if self.generation != generation or self._closed or self._state.stopped is not None:
+            return
+        for rank, future in asked.items():
+            if not future.done():
+                self._end(rank, "does not answer")
+            elif future.exception(0) is None and (held := future.get(0).held):
+                self._end(rank, f"cannot leave it: {held}")
+
+    def _end(self, rank: int, why: str) -> None:
+        base = self._members[rank]
+        text = (
+            f"killed: its process group was ended, {LEAVE_S:g} s ago and more, and it {why}. Nobody could use the mesh "
+            "while it stays"
+        )
+        logger.warning("rank %d of %s is %s", base, self._state.name, text)
+        self._engine.part(MeshHealer).kill(self._state, (base,), text)
+
     def _ask(self, key: tuple[int, int]) -> None:
         with self._lock:
             trouble = self._troubles.get(key)
@@ -94,10 +136,17 @@ class Keeper:
             rank: request(self._engine, self._address(rank), HOW_FAR, HowFar(self._state.uid, key[0]))
             for rank in others
         }
-        when_done(settle(list(asked.values()), lambda: ""), lambda _: self._answered(key, trouble, asked))
+        left = iter((True,))  # answers are looked at once: when all are there, or when some do not come
+
+        def look() -> None:
+            if next(left, False):
+                self._answered(key, trouble, asked)
+
+        when_done(settle(list(asked.values()), lambda: ""), lambda _: look())
+        self._engine.later(_SILENT_S, look)
 
     def _answered(self, key: tuple[int, int], trouble: Trouble, asked: dict[int, Future[Progress]]) -> None:
-        done = {rank: one.get(0).done for rank, one in asked.items() if one.exception(0) is None}
+        done = {rank: one.get(0).done for rank, one in asked.items() if one.done() and one.exception(0) is None}
         with self._lock:
             if self._troubles.get(key) is not trouble:
                 return

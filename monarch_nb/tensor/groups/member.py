@@ -1,21 +1,26 @@
 """One process's membership in a world: where its executing thread asks, and what other threads tell it meanwhile."""
 
+import sys
 import threading
 from collections.abc import Callable
 
 from monarch_nb.runtime import Runtime
 from monarch_nb.tensor.failure import Failure
-from monarch_nb.tensor.groups.connections import Connections
+from monarch_nb.tensor.groups.connections import CAN_CUT, Connections
 from monarch_nb.tensor.groups.world import Place, StoreAt, World
-from monarch_nb.tensor.verbs import FAILED, Cut, GoOn, RankFailed
+from monarch_nb.tensor.verbs import FAILED, INTERRUPTED, Cut, GoOn, Interrupted, RankFailed
+
+REACTS_S = 0.3  # for an interrupt to end what runs by itself
 
 
 class Membership:
-    """`group` is the uid of the proc mesh, `progress` how many operations of a stream this process has done."""
+    """`group` is the uid of the proc mesh, `progress` how many operations of a stream this process has done, `runs`
+    what it does now: a number that is another one for each batch, 0 for nothing.
+    """
 
-    def __init__(self, engine: Runtime, progress: Callable[[int], int]) -> None:
+    def __init__(self, engine: Runtime, progress: Callable[[int], int], runs: Callable[[], int]) -> None:
         self.world = World()
-        self.progress = progress
+        self.progress, self._runs = progress, runs
         self.group = ""
         self.over: Cut | None = None  # what ended this generation
         self._engine = engine
@@ -54,6 +59,23 @@ class Membership:
             return self.over is None
 
     # -- any thread -------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> str:
+        """What this process is still in of a generation that is over, and why it may stay there; "" for nothing."""
+        if CAN_CUT or self.over is None or not self._runs():
+            return ""
+        return f"connections of gloo cannot be cut on {sys.platform}"
+
+    def interrupted(self) -> None:
+        """Somebody interrupts this process; what that does not end is ended with the generation."""
+        was, told = self._runs(), Interrupted(self.group, self._generation)
+
+        def look() -> None:
+            if was and self._runs() == was:
+                self._engine.tell(self._controller, INTERRUPTED, told)
+
+        self._engine.later(REACTS_S, look)
 
     def go_on(self, told: GoOn) -> None:
         """All ranks have failed alike."""

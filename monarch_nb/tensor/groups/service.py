@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.runtime import Runtime
 from monarch_nb.tensor import verbs
-from monarch_nb.tensor.verbs import Cut, GoOn, HowFar, Progress, RankFailed
+from monarch_nb.tensor.verbs import Cut, GoOn, HowFar, Interrupted, Progress, RankFailed
 from monarch_nb.wire import Asker
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ class Groups:
         self.membership: Membership | None = None
         self.kept: dict[str, Keeper] = {}
         engine.verbs.handle(verbs.FAILED, self._failed)
+        engine.verbs.handle(verbs.INTERRUPTED, self._interrupted)
         engine.verbs.handle(verbs.GO_ON, self._go_on)
         engine.verbs.handle(verbs.CUT, self._cut)
         engine.verbs.handle(verbs.HOW_FAR, self._how_far)
@@ -27,6 +28,11 @@ class Groups:
         keeper = self.kept.get(told.group)
         if keeper is not None:
             keeper.failed(told)
+
+    def _interrupted(self, told: Interrupted, asker: Asker[None]) -> None:
+        keeper = self.kept.get(told.group)
+        if keeper is not None:
+            keeper.interrupted(told)
 
     def _go_on(self, told: GoOn, asker: Asker[None]) -> None:
         if self.membership is not None:
@@ -38,7 +44,9 @@ class Groups:
 
     def _how_far(self, asked: HowFar, asker: Asker[Progress]) -> Progress:
         member = self.membership
-        return Progress(member.progress(asked.stream) if member is not None and member.group == asked.group else 0)
+        if member is None or member.group != asked.group:
+            return Progress(0)
+        return Progress(member.progress(asked.stream), member.held)
 
 
 def attach(engine: Runtime) -> Groups:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from monarch_nb.tensor.commands import Run, TensorOf
+from monarch_nb.tensor.factories import refilling
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.stream import Stream
@@ -20,31 +21,40 @@ def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
     `state_dict` may be nested: {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}. All hosts
     of the mesh have to see the folder; what was there before is replaced at the end. Raises TensorError for what went
-    wrong on the workers: the folder is as it was then.
+    wrong on the workers, ContentsLostError where contents are gone: the folder is as it was then.
     """
     path = os.path.abspath(path)
-    _run(state_dict, files.write, path, f"{path}.{uuid.uuid4().hex[:8]}")
+    stream = _stream(state_dict)
+    stream.held.refuse_gone(tensor.reference.number for tensor in _on_mesh(state_dict))
+    _run(stream, state_dict, files.write, path, f"{path}.{uuid.uuid4().hex[:8]}")
 
 
 def load(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Loads what `save`, or `torch.distributed.checkpoint`, has written into a state dict of the same form, in place.
 
     Tensors may be placed otherwise than when they were saved, on a mesh of another shape. Numbers and the like are
-    replaced in the dict: hand it to `load_state_dict` afterwards where there are such. Blocks; raises TensorError where
-    the folder has not what is asked for.
+    replaced in the dict: hand it to `load_state_dict` afterwards where there are such. Tensors whose contents are gone
+    since the mesh was healed have contents again. Blocks; raises TensorError where the folder has not what is wanted.
     """
-    loaded = _run(state_dict, files.read, os.path.abspath(path))
+    stream = _stream(state_dict)
+    with refilling(stream, tuple(_on_mesh(state_dict))):
+        loaded = _run(stream, state_dict, files.read, os.path.abspath(path))
     for tensor in _on_mesh(state_dict):
         rewritten(tensor.reference, place())
     _take(state_dict, loaded)
 
 
-def _run(state: dict[str, Any], function: Any, *args: Any) -> Any:
+def _stream(state: dict[str, Any]) -> Stream:
     streams = {tensor.reference.stream for tensor in _on_mesh(state)}
     if len(streams) != 1:
         what = "no tensor on a mesh" if not streams else "tensors of several meshes"
         raise ValueError(f"a state dict that is saved and loaded by workers has those of one mesh; here is {what}")
     stream: Stream = streams.pop()
+    stream.come_back()
+    return stream
+
+
+def _run(stream: Stream, state: dict[str, Any], function: Any, *args: Any) -> Any:
     return stream.run_everywhere(Run(function, (_told(state), *args), {})).get(0)
 
 

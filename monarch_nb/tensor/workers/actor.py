@@ -1,17 +1,19 @@
 """The actor that executes tensor operations: one in each process of a mesh, with a thread of its own."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
 
-from monarch_nb.runtime import Actor, current, endpoint, runtime
+from monarch_nb.runtime import Actor, Instance, current, endpoint, runtime
 from monarch_nb.tensor.commands import Open, decode_numbers
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.world import Place, StoreAt
 from monarch_nb.tensor.workers.session import Session
-from monarch_nb.transport import held_back
 
 # What comes back of a batch: the operations that failed on this rank, what was asked for, and the generation of process
 # groups that was over before all had run; -1 for none.
@@ -24,7 +26,9 @@ class TensorWorker(Actor):
     def __init__(self) -> None:
         for advice in ("_collective_utils", "_redistribute"):  # which the program cannot take: it has called neither
             logging.getLogger(f"torch.distributed.tensor.{advice}").setLevel(logging.ERROR)
-        self._member = Membership(runtime(), self._progress)
+        self._member = Membership(runtime(), self._progress, lambda: self._busy)
+        self._busy = 0  # what it does now: another number each time, 0 for nothing
+        self._does = count(1)
         self._sessions: dict[int, Session] = {}
         self._taken: dict[int, int] = {}  # the last batch of each stream
         self._last: dict[int, Receipt] = {}  # what came of it: a batch may come twice
@@ -55,21 +59,20 @@ class TensorWorker(Actor):
             self._close(stream)
         for stream, session in self._sessions.items():
             session.resume(*streams[stream][1:])
-        rank = place.members.index(self._base_rank())
-        self._member.join(at, place, rank)
+        rank = place.members.index(self._instance().base_rank)
+        with self._doing():
+            self._member.join(at, place, rank)
         for stream, (opening, _, _) in sorted(streams.items()):
             if stream not in self._sessions and rank in opening.ranks:
                 self._open(stream, opening)
 
     @endpoint
     def batch(self, stream: int, number: int, first: int, numbers: bytes, objects: tuple[Any, ...]) -> Receipt:
-        """Executes a batch of a stream, with interrupts held back: no rank stops where others go on."""
+        """Executes a batch of a stream."""
         if number <= self._taken.get(stream, -1):
             return self._last[stream]
-        try:
-            receipt = held_back(self._execute, stream, first, numbers, objects)
-        except KeyboardInterrupt:  # it came while the batch ran, and the batch has run
-            receipt = self._last[stream]
+        with self._doing():
+            receipt = self._execute(stream, first, numbers, objects)
         self._taken[stream] = number
         return receipt
 
@@ -77,6 +80,10 @@ class TensorWorker(Actor):
     def close(self, stream: int) -> None:
         """Ends a stream: its tensors are gone."""
         self._close(stream)
+
+    def __interrupted__(self) -> None:
+        """Somebody interrupts what runs: functions of the program's end by that, collectives by this (any thread)."""
+        self._member.interrupted()
 
     def __cleanup__(self, error: Exception | None) -> None:
         self._sessions.clear()
@@ -105,19 +112,28 @@ class TensorWorker(Actor):
         member = self._member
         mesh = member.world.mesh(_name(stream), opening.layout, opening.ranks)
         rank = opening.ranks.index(member.world.rank)
-        session = self._sessions[stream] = Session(stream, mesh, opening.ranks, rank, member)
+        cell = self._instance().cell
+        assert cell is not None
+        session = self._sessions[stream] = Session(stream, mesh, opening.ranks, rank, member, cell.interruptible)
         return session
 
     def _progress(self, stream: int) -> int:
         session = self._sessions.get(stream)
         return session.done if session is not None else 0
 
+    @contextmanager
+    def _doing(self) -> Iterator[None]:
+        self._busy = next(self._does)
+        try:
+            yield
+        finally:
+            self._busy = 0
+
     @staticmethod
-    def _base_rank() -> int:
-        """Its place in the proc mesh."""
+    def _instance() -> Instance:
         context = current.get()
         assert context is not None
-        return context.actor_instance.base_rank
+        return context.actor_instance
 
 
 def _name(stream: int) -> str:

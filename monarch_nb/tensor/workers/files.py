@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from monarch_nb.tensor.checkpoints.workers import group_of
+
 
 def write(state: dict[str, Any], path: str, aside: str) -> None:
     """Saves a state. It is under its name when all of it is there: until then it is `aside`, in the same folder."""
-    with _group(state) as (group, first), _plainly():
+    group, first = _group(state)
+    with _plainly():
         try:
             save(state, checkpoint_id=aside, process_group=group)
         except BaseException:
@@ -33,7 +35,8 @@ def write(state: dict[str, Any], path: str, aside: str) -> None:
 
 def read(state: dict[str, Any], path: str) -> Any:
     """Loads a state: shards in place. On the first rank gives what is not sharded, with None for what is."""
-    with _group(state) as (group, first), _plainly():
+    group, first = _group(state)
+    with _plainly():
         load(state, checkpoint_id=path, process_group=group)
         return _plain(state) if first else None
 
@@ -48,18 +51,8 @@ def _plainly() -> Iterator[None]:
         raise RuntimeError(f"{type(cause).__name__}: {cause}") from cause
 
 
-@contextmanager
-def _group(state: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
-    """The process group of the tensors' mesh, whichever ranks of the world it has; whether this rank is its first."""
-    mesh = next(iter(_sharded(state))).device_mesh
-    ranks = mesh.mesh.flatten().tolist()
-    whole = ranks == list(range(dist.get_world_size()))
-    group = None if whole else dist.new_group(ranks, use_local_synchronization=True)
-    try:
-        yield group, dist.get_rank() == ranks[0]
-    finally:
-        if group is not None:
-            dist.destroy_process_group(group)
+def _group(state: dict[str, Any]) -> tuple[Any, bool]:
+    return group_of(next(iter(_sharded(state))).device_mesh)
 
 
 def _sharded(value: Any) -> Iterator[DTensor]:

@@ -2,7 +2,8 @@
 
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -47,10 +48,23 @@ class Tensors(Env):
 
 
 class Session:
-    """Takes batches; `ranks` are the members of its mesh, `rank` is this process's place among them."""
+    """Takes batches; `ranks` are the members of its mesh, `rank` is this process's place among them.
 
-    def __init__(self, stream: int, mesh: DeviceMesh, ranks: tuple[int, ...], rank: int, member: Membership) -> None:
+    Interrupts hit functions of the program, which run `interruptible`, and nothing else: no rank is to stop at an
+    operation that others go through.
+    """
+
+    def __init__(
+        self,
+        stream: int,
+        mesh: DeviceMesh,
+        ranks: tuple[int, ...],
+        rank: int,
+        member: Membership,
+        interruptible: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._stream, self._mesh, self._ranks, self._rank, self._member = stream, mesh, ranks, rank, member
+        self._interruptible = interruptible
         self.env: Env = Tensors()
         self._plans: dict[Number, Executable | Unusable] = {}
         self._journal = Journal(self._plans)
@@ -229,13 +243,14 @@ class Session:
                 tensor = command.tensor.to(self._mesh.device_type)
                 self.env[command.result] = distribute_tensor(tensor, self._mesh, command.placements, src_data_rank=None)
             case Parts():
-                self.env[command.result] = made_in_parts(command, self._mesh)
+                with self._interruptible():
+                    self.env[command.result] = made_in_parts(command, self._mesh)
             case Trace():
                 self.env[command.number] = Replay(command, self._mesh)
             case Run():
                 args = [self._local(value) for value in command.args]
                 kwargs = {name: self._local(value) for name, value in command.kwargs.items()}
-                with torch.enable_grad():
+                with torch.enable_grad(), self._interruptible():
                     return _off_device(command.function(*args, **kwargs))
         return None
 

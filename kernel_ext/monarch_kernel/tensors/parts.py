@@ -1,0 +1,54 @@
+"""Sharded tensors of the notebook in cells that run on the processes of their mesh."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from monarch_nb.mesh import ActorMesh, ProcMesh, part_of, region_of, state_of
+
+from .naming import handle_type, variables
+from .telling import all_streams
+
+_OF_CELLS = {"rank", "point", "mesh"}  # what cells on processes have themselves
+
+
+@contextmanager
+def parts_on(mesh: Any, source: str) -> Iterator[None]:
+    """Inside of it, a cell on processes of a mesh of tensors has those tensors of the notebook that it names.
+
+    Each process has its own part. Blocks until they are there.
+    """
+    handle = handle_type()
+    if handle is None or not isinstance(mesh, ProcMesh):
+        yield
+        return
+    here = {stream for stream, procs in all_streams() if state_of(procs) is state_of(mesh)}
+    held = variables()
+    named = {name: held[name] for name in _names(source) & held.keys() - _OF_CELLS if isinstance(held[name], handle)}
+    on_mesh = {name: tensor for name, tensor in named.items() if tensor.reference.stream in here}
+    if not on_mesh:
+        yield
+        return
+    from monarch_nb.tensor.lending import lent  # with torch, which is there
+
+    with lent(on_mesh):
+        yield
+
+
+def workers_on(mesh: Any) -> list[ActorMesh[Any]]:
+    """Those that execute the operations on the tensors of a proc mesh, or of a slice of it."""
+    module = sys.modules.get("monarch_nb.tensor.processes")
+    if module is None or not isinstance(mesh, ProcMesh):
+        return []
+    return [part_of(workers, region_of(mesh)) for workers in module.workers_on(state_of(mesh))]
+
+
+def _names(source: str) -> set[str]:
+    """Variables that occur in a cell."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # of which running it tells
+        return set()
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

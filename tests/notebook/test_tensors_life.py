@@ -1,0 +1,82 @@
+"""A mesh of tensors in a notebook whose cells are interrupted, stopped, looked at and broken."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notebook.notebook import Cell, Notebook
+
+pytestmark = pytest.mark.timeout(180)
+
+AGAIN = "Interrupt again within 2 s to interrupt the ranks too."
+SETUP = """
+import os, signal, time
+import torch
+import torch.distributed as dist
+import monarch, monarch.debug
+from monarch.distributed import Mesh, TensorError
+mesh = Mesh(shape=(2,), mesh_dim_names=("data",), name="pair")
+t = monarch.distribute(torch.arange(4.0), mesh, ["data"])
+other = mesh.zeros(4)
+
+def alone(part):
+    if dist.get_rank() == 1:
+        print("begun", flush=True)
+        dist.all_reduce(part)
+
+def asleep():
+    print("asleep", flush=True)
+    time.sleep(600)
+
+def halved(part):
+    rank = dist.get_rank()
+    breakpoint()
+    return float(part.sum()) / 2
+"""
+
+
+@pytest.fixture(scope="module")
+def nb() -> Iterator[Notebook]:
+    notebook = Notebook()
+    try:
+        notebook.run(SETUP, timeout=60).ok()
+        yield notebook
+    finally:
+        notebook.close()
+
+
+def test_a_cell_on_the_processes_has_its_part_of_a_tensor_under_its_name(nb: Notebook) -> None:
+    assert nb.run("%%on mesh\nt.mul_(10)\n(type(t).__name__, t.tolist())").ok().text.count("Tensor") == 2
+    assert nb.run("t.tolist()").text == "[0.0, 10.0, 20.0, 30.0]"
+    assert nb.run("%%on mesh data=1\nt.tolist()").ok().text.endswith("[20.0, 30.0]")
+    assert "False" in nb.run("%%on mesh\n't' in globals()").ok().text
+    nb.run("t.copy_(torch.arange(4.0))").ok()
+
+
+def test_an_interrupt_stops_waiting_and_a_second_one_ends_a_collective_that_nobody_else_enters(nb: Notebook) -> None:
+    request, cell = nb.start("mesh.execute(alone, other)"), Cell()
+    nb.until(request, cell, "begun")
+    nb.interrupt()
+    nb.until(request, cell, AGAIN)
+    nb.interrupt()
+    done = nb.finish(request)
+    assert done.traceback.startswith("KeyboardInterrupt: interrupted pair_workers.batch() on pair_workers data=1")
+    assert nb.run("t.sum().item()").ok().text == "6.0"
+
+
+def test_a_function_that_is_interrupted_leaves_the_tensors_as_they_are(nb: Notebook) -> None:
+    request, cell = nb.start("mesh.execute(asleep)"), Cell()
+    nb.until(request, cell, "asleep")
+    nb.interrupt()
+    nb.until(request, cell, AGAIN)
+    nb.interrupt()
+    done = nb.finish(request)
+    assert done.traceback.startswith("KeyboardInterrupt: interrupted pair_workers.batch() on pair_workers data=0-1")
+    assert nb.run("t.sum().item()").ok().text == "6.0"
+
+
+def test_a_breakpoint_in_a_function_that_the_ranks_run_stops_there(nb: Notebook) -> None:
+    cell = nb.run("mesh.execute(halved, t)")
+    assert "StoppedAtBreakpoint" in cell.traceback
+    assert "[2.0, 3.0]  data=1" in nb.run("%%mdb\np part.tolist()\nc all").ok().text
+    assert nb.run("t.sum().item()").ok().text == "6.0"
