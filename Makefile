@@ -15,7 +15,7 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor soak docs docs-serve screenshots clean
+.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor bench-scale test-verbs soak docs docs-serve screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -69,6 +69,13 @@ bench-data: setup ## the same for the data plane alone
 
 bench-tensor: setup ## the same for sharded tensors alone
 	PEERS='$(PEERS)' $(PY) -m tests.benchmarks --tensors --out build/bench-tensor.json
+
+bench-scale: setup ## what a controller pays for 10 to 1,000 virtual hosts; HOSTS='10000' for others
+	@mkdir -p build
+	$(PY) -m tests.benchmarks.scale --out build/bench-scale.json $(HOSTS)
+
+test-verbs: setup ## RDMABuffer over a real RDMA device; says why not where that cannot be
+	scripts/test-verbs $(PY)
 
 soak: setup ## ten minutes of everything at once, in which nothing may grow; SECONDS= for another while
 	@mkdir -p build

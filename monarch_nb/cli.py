@@ -1,4 +1,4 @@
-"""The command `monarch-nb`: its version, a host agent, and the doctor. Its exit status tells whether all is well."""
+"""The command `monarch-nb`: version, host agents, jobs, meshes, the doctor. Its exit status tells if all is well."""
 
 import argparse
 import importlib.util
@@ -28,12 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         from monarch_nb.host.agent import main as agent
 
         return agent(words[1:], prog="monarch-nb agent")
+    if words[:1] == ["job"]:
+        from monarch_nb.job.cli import main as job
+
+        return job(words[1:])
     parser = _parser()
     options = parser.parse_args(words)
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
-    return _doctor(options)
+    return _mesh(options) if options.command == "mesh" else _doctor(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,6 +52,15 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "agent", help="let this machine take part in a cluster (monarch-nb agent --help)", add_help=False
     )
+    commands.add_parser(
+        "job", help="start, list, watch and end jobs: hosts on Slurm, Kubernetes, SSH, ...", add_help=False
+    )
+    mesh = commands.add_parser("mesh", help="list meshes that were left without a controller, or stop one")
+    verbs = mesh.add_subparsers(dest="verb", metavar="ls|stop", required=True)
+    verbs.add_parser("ls", help="what can be attached, where, since when, and how much of its lease is left")
+    stop = verbs.add_parser("stop", help="end the processes of a mesh")
+    stop.add_argument("name", help="its name, or its id where several have that name")
+    stop.add_argument("--steal", action="store_true", help="also if a program holds it, which is told")
     doctor = commands.add_parser("doctor", help="check this machine, its notebook kernel, and hosts; say what to do")
     doctor.add_argument("hosts", nargs="*", metavar="tcp://HOST:PORT", help="hosts on which monarch-nb agent runs")
     doctor.add_argument("--key", help="the key file that the agents of these hosts were started with")
@@ -55,6 +68,20 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--no-kernel", action="store_true", help="leave the notebook kernel out")
     doctor.add_argument("--json", action="store_true", help="write the findings as JSON")
     return parser
+
+
+def _mesh(options: argparse.Namespace) -> int:
+    from monarch_nb.connect import AttachError, end_mesh, left_meshes, listing
+
+    if options.verb == "ls":
+        sys.stdout.write(f"{listing(left_meshes())}\n")
+        return 0
+    try:
+        sys.stdout.write(f"{end_mesh(options.name, steal=options.steal)}\n")
+    except AttachError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -31,21 +31,29 @@ KERNELS = {
 }
 
 
+# Front ends that are no kernels.
+OTHERS = {"marimo": ("marimo>=0.20,<1", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9")}
+
+
 def interpreter(name: str) -> Path:
     """The Python of a kernel; its environment is made first. Raises CalledProcessError where it cannot be."""
     folder = FOLDER / name
     python, stamp = folder / "bin" / "python", folder / ".requirements"
-    wanted = "\n".join((sys.version, *LIBRARY, *KERNELS[name]))
+    wanted = "\n".join((sys.version, *LIBRARY, *_packages(name)))
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
     print(f"making {folder.relative_to(ROOT)}", file=sys.stderr, flush=True)
     venv.create(folder, with_pip=False, clear=True)
     pip = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check")
-    subprocess.run([*pip, *KERNELS[name], *LIBRARY], check=True, capture_output=True, text=True)
+    subprocess.run([*pip, *_packages(name), *LIBRARY], check=True, capture_output=True, text=True)
     stamp.write_text(wanted)
     return python
 
 
+def _packages(name: str) -> tuple[str, ...]:
+    return {**KERNELS, **OTHERS}[name]
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or KERNELS:
+    for name in sys.argv[1:] or (*KERNELS, *OTHERS):
         print(f"{name}: {interpreter(name).relative_to(ROOT)}")

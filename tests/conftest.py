@@ -1,10 +1,13 @@
 """For all tests: how much they try, and how the processes they start are set up, hundreds of them."""
 
+import atexit
 import gc
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 from typing import Any
 
 import pytest
@@ -15,6 +18,11 @@ from tests.effort import EFFORT, tries
 
 # Born without torch and numpy, which cost each host agent a second; tests that want them say so.
 os.environ.setdefault("MONARCH_NB_PRELOAD", "")
+# Files of meshes that outlive their controllers are those of this run alone.
+os.environ["XDG_STATE_HOME"] = os.environ.get("MONARCH_TEST_STATE") or tempfile.mkdtemp(prefix="mnb-state-")
+if "MONARCH_TEST_STATE" not in os.environ:
+    os.environ["MONARCH_TEST_STATE"] = os.environ["XDG_STATE_HOME"]
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 # Compiled once, not in each process; the tests themselves too.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -67,10 +75,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogethe
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long begins before others; what starts no process comes last."""
 
-    def order(item: pytest.Item) -> tuple[int, bool]:
+    def order(item: pytest.Item) -> tuple[int, bool, bool]:
         at = place(item.nodeid)
         if at is None:
             at = len(FIRST) + (0 if item.get_closest_marker("long") else 2 if item.path.parent.name in LAST else 1)
-        return at, item.path.name.startswith("test_example_")  # of a kernel that has been used; pages want a new one
+        example = item.path.name.startswith("test_example_")  # takes a kernel that was used; pages want a new one
+        return at, item.get_closest_marker("last") is not None, example
 
     items.sort(key=order)

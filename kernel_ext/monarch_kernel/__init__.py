@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from .display import show
 from .extension import Extension
 
-__all__ = ["load_ipython_extension", "unload_ipython_extension"]
+__all__ = ["load_ipython_extension", "show", "unload_ipython_extension"]
 
 _loaded: dict[int, Extension] = {}
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from monarch_nb.code import local_modules
+from monarch_nb.connect import left_meshes
 from monarch_nb.runtime import Actor
 
 from .actors import is_actor_class
@@ -88,7 +89,7 @@ class Completion(LineCompletion):
 
     magics = (
         *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
-        "%monarch",
+        *("%monarch", "%detach", "%attach"),
     )
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
@@ -96,6 +97,12 @@ class Completion(LineCompletion):
         if magic == "%monarch":
             return [] if before else ["doctor"]
         names = self._session.names()
+        if magic == "%attach":
+            return self._left(before)
+        if magic == "%detach":
+            options = [] if "--keep" in before else ["--lease"] if before else ["--keep"]
+            free = [] if "--keep" in before else [name for name in names if name not in before]
+            return [*free, *(option for option in options if option not in before)]
         if magic in ("%stop", "%interrupt"):
             options = [] if before or magic != "%stop" else ["--all", "--unused"]
             dims = self._dims(before) if len(before) == 1 and magic == "%interrupt" else []
@@ -123,6 +130,14 @@ class Completion(LineCompletion):
         if magic == "%%actor":
             return self._classes() if label == "class" else []
         return super().values(magic, before, label)
+
+    @staticmethod
+    def _left(before: list[str]) -> list[str]:
+        try:
+            names = [mesh.name for mesh in left_meshes() if mesh.name not in before]
+        except OSError:
+            names = []
+        return [*dict.fromkeys(names), *(["--steal"] if before and "--steal" not in before else [])]
 
     def _classes(self) -> list[str]:
         return [name for name, value in self._shell.user_ns.items() if is_actor_class(value) and value is not Actor]

@@ -12,8 +12,9 @@ import msgspec
 from monarch_nb._about import HOMEPAGE
 from monarch_nb.doctor import Finding
 
+from .front_ends import facts_of, levels
+
 _SECONDS = 40.0
-_PANEL = "monarch-nb-lab"
 _ASK = """
 %load_ext monarch_nb
 import msgspec as _msgspec
@@ -33,8 +34,7 @@ def kernel_findings(shell: Any) -> list[Finding]:
         Finding("kernel", "ok", f"{told}; %load_ext works"),
         _comm(kernel),
         _widgets(),
-        _clicks(kernel),
-        _panel(),
+        *levels(facts_of(shell)),
     ]
 
 
@@ -66,26 +66,6 @@ def _widgets() -> Finding:
             "widgets", "warning", "the front ends of live displays are missing", "In a checkout: make setup."
         )
     return Finding("widgets", "ok", f"anywidget {_version('anywidget')}, ipywidgets {_version('ipywidgets')}")
-
-
-def _clicks(kernel: Any) -> Finding:
-    if "kernel subshells" in kernel.kernel_info.get("supported_features", ()):
-        return Finding("clicks", "ok", "buttons work while a cell runs")
-    return Finding("clicks", "ok", "buttons wait until the running cell ends; with ipykernel 7 they would not")
-
-
-def _panel() -> Finding:
-    try:
-        from jupyter_core.paths import jupyter_path
-    except ImportError:
-        folders: list[str] = []
-    else:
-        folders = jupyter_path("labextensions")
-    if any((Path(folder) / _PANEL / "package.json").is_file() for folder in folders):
-        return Finding("panel", "ok", "the JupyterLab panel is installed: the tab with four squares opens it")
-    return Finding(
-        "panel", "ok", "the JupyterLab panel is not installed here; a wheel that was built with npm brings it"
-    )
 
 
 def _asked() -> list[Finding]:

@@ -24,6 +24,7 @@ from .files import cell_name
 from .forgotten import Forgotten
 from .front import Front
 from .guide import GuideMagics
+from .leaving import LeavingMagics, Notebook
 from .magics import MonarchMagics
 from .output import CellOutput, Cells
 from .output.log_magics import LogMagics
@@ -63,6 +64,7 @@ class Extension:
         self._errors.install()
         self._shell.register_magics(MonarchMagics(self._shell, self._session))
         self._shell.register_magics(LogMagics(self._shell, self._session))
+        self._shell.register_magics(LeavingMagics(self._shell, self._session))
         self._shell.register_magics(self._debugging)
         self._shell.register_magics(ProfileMagics(self._shell, self._session))
         self._shell.register_magics(GuideMagics(self._shell, self._session))
@@ -154,6 +156,7 @@ class _Attached:
         self._output = CellOutput(front, self._logs, self._cells)
         self._logs.present(self._output)
         self._output.start()
+        self._notebook = Notebook(front, session, engine)
         self._reruns = Reruns(shell, front, session, engine)
         self._progress = Progress(front, engine, self._output)
         self.prompt = CellPrompt(shell, front, engine, widgets.debugger, elsewhere)
@@ -177,6 +180,7 @@ class _Attached:
         self.notices.close()
         self.prompt.uninstall()
         self._reruns.close()
+        self._notebook.close()
         self.stopping.uninstall()
         self.forgotten.uninstall()
         self._logs.present(None)

@@ -32,7 +32,7 @@ class MonarchMagics(Magics):
     def mesh(self, line: str, cell: str | None = None) -> ProcMesh:
         """Make a mesh of processes and bind it to a variable.
 
-        %mesh NAME dim=size ... [hosts=N] [--fresh] [--no-dedup]
+        %mesh NAME dim=size ... [hosts=N] [--fresh] [--no-dedup] [--job KIND argument=value ...]
 
         As a cell magic, the cell is the set-up of each process: it runs there before any actor is made, at first and
         whenever a process is brought back.
@@ -45,6 +45,9 @@ class MonarchMagics(Magics):
             import torch
             torch.manual_seed(rank)
 
+            %mesh trainers hosts=4 gpus=8 --job slurm partition=gpu    # on hosts that an engine gives
+            %mesh trainers gpus=8 --job lab                            # on those of [jobs.lab] of monarch.toml
+
         Running the same line again gives the same mesh; another shape or set-up replaces it, and says so. --fresh
         replaces it in any case; --no-dedup shows equal lines of several ranks one by one. From Python:
         this_host().spawn_procs(per_host={"gpus": 4}, name="workers").
@@ -55,7 +58,8 @@ class MonarchMagics(Magics):
         if setup:
             linecache.cache[filename] = (len(setup), None, setup.splitlines(keepends=True), filename)
         with cell_syntax():
-            mesh, notice = self._session.mesh(given.name, given.dims, setup, setup_filename=filename, fresh=given.fresh)
+            mesh, notice = self._session.mesh(given.name, given.dims, setup, setup_filename=filename, fresh=given.fresh,
+                                                job=given.job, arguments=given.arguments)  # fmt: skip
         logs_here().options.set_merging(state_of(mesh).uid, None if given.dedup else False)
         self._say(notice)
         return mesh

@@ -68,6 +68,15 @@ class Namespace:
             value = getattr(value, attribute, None)
         return value
 
+    def bind(self, name: str, mesh: Mesh) -> bool:
+        """Has a variable hold a mesh, unless it holds something else than a mesh that is over; whether it does."""
+        held = mesh_in(self._shell.user_ns.get(name))
+        free = name not in self._shell.user_ns or (held is not None and state_of(held).stopped is not None)
+        mine = held is not None and state_of(held).uid == state_of(mesh).uid
+        if free or mine:
+            self._shell.user_ns[name] = mesh
+        return free or mine
+
     def variables(self) -> dict[str, str]:
         """Uids of whole meshes, by the variables that hold them."""
         held = ((name, mesh, state_of(mesh)) for name, mesh in self._variables())

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from msgspec import Struct
@@ -23,13 +23,17 @@ from .namespace import Mesh, Namespace, whole_mesh
 from .reactions import at, ended, stuck
 from .tensors import workers_on
 
+if TYPE_CHECKING:
+    from .jobs import Jobs
 
-class _Made(Struct, frozen=True):
+
+class Made(Struct, frozen=True):
     """What a %mesh line asked for, and the uid of what it got."""
 
     uid: str
     dims: tuple[tuple[str, int], ...]
     setup: str
+    job: str = ""  # " --job slurm partition=gpu"
 
 
 class Session(Namespace):
@@ -37,8 +41,17 @@ class Session(Namespace):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self._made: dict[str, _Made] = {}
+        self._made: dict[str, Made] = {}
         self._hosts: dict[int, HostMesh] = {}
+        self._jobs: Jobs | None = None  # once a cell asks for one
+
+    def made(self) -> dict[str, Made]:
+        """What %mesh lines asked for, by name."""
+        return dict(self._made)
+
+    def remember(self, made: Mapping[str, Made]) -> None:
+        """Meshes have come back that %mesh lines asked for: running them again finds these."""
+        self._made.update(made)
 
     def file_name(self, file: str) -> str:
         """What people call a file: `Cell In[3]`, `train.py`."""
@@ -47,8 +60,9 @@ class Session(Namespace):
     # -- making -----------------------------------------------------------------------------------------------------
 
     def mesh(
-        self, name: str, dims: Mapping[str, int], setup: str = "", *, setup_filename: str = "", fresh: bool = False
-    ) -> tuple[ProcMesh, str]:
+        self, name: str, dims: Mapping[str, int], setup: str = "", *, setup_filename: str = "", fresh: bool = False,
+        job: str = "", arguments: Mapping[str, Any] | None = None,
+    ) -> tuple[ProcMesh, str]:  # fmt: skip
         """A proc mesh of that shape, bound to a variable of that name; and what is to be said about it, "" mostly.
 
         One with the same name, shape and set-up is reused unless `fresh`; another one of that name is stopped first.
@@ -60,10 +74,13 @@ class Session(Namespace):
         made = self._made.get(name)
         state = self.meshes().get(made.uid) if made is not None else None
         wanted = tuple(dims.items())
+        where = " ".join(
+            ["", "--job", job, *(f"{key}={value}" for key, value in (arguments or {}).items())] if job else []
+        )
         notice = ""
         if made is not None and isinstance(state, ProcState):
-            differs = _difference(made, wanted, setup)
-            if not fresh and (not dims or not differs):
+            differs = _difference(made, wanted, setup, where)
+            if not fresh and ((not dims and not job) or not differs):
                 mesh = ProcMesh(state, state.region)
                 self._shell.user_ns[name] = mesh
                 return mesh, _reused(name, describe(mesh))
@@ -72,21 +89,29 @@ class Session(Namespace):
             if actors:
                 notice += f"; its actors are gone: {', '.join(actors)}"
             ProcMesh(state, state.region).stop("replaced by %mesh").get()
-        if not dims:
+        if not dims and not job:
             raise UsageError(f"%mesh: how large? For four processes write %mesh {name} gpus=4")
-        mesh = self._spawn(name, dict(dims), setup, setup_filename)
-        self._made[name] = _Made(state_of(mesh).uid, wanted, setup)
+        hosts = self._hosts_for(name, dims, job, arguments or {})
+        mesh = self._spawn(hosts, name, dict(dims), setup, setup_filename)
+        self._made[name] = Made(state_of(mesh).uid, wanted, setup, where)
         self._shell.user_ns[name] = mesh
         return mesh, notice
 
-    def _spawn(self, name: str, dims: dict[str, int], setup: str, filename: str) -> ProcMesh:
-        count = dims.pop("hosts", None)
+    def _hosts_for(self, name: str, dims: Mapping[str, int], job: str, arguments: Mapping[str, Any]) -> HostMesh:
+        if job:
+            from .jobs import Jobs
+
+            self._jobs = self._jobs or Jobs()
+            return self._jobs.hosts(name, job, dims, arguments)
+        count = dims.get("hosts")
         if count is None:
-            hosts = this_host()
-        else:
-            if count not in self._hosts:
-                self._hosts[count] = local_hosts(count)
-            hosts = self._hosts[count]
+            return this_host()
+        if count not in self._hosts:
+            self._hosts[count] = local_hosts(count)
+        return self._hosts[count]
+
+    def _spawn(self, hosts: HostMesh, name: str, dims: dict[str, int], setup: str, filename: str) -> ProcMesh:
+        dims.pop("hosts", None)
         mesh = hosts.spawn_procs(
             per_host=dims or {"gpus": 1}, name=name, setup=setup or None, setup_filename=filename or "<set-up>"
         )
@@ -192,10 +217,10 @@ def _folder(module: ModuleType) -> str:
     return str(path.parents[depth])
 
 
-def _difference(made: _Made, dims: tuple[tuple[str, int], ...], setup: str) -> str:
-    if made.dims != dims:
+def _difference(made: Made, dims: tuple[tuple[str, int], ...], setup: str, job: str) -> str:
+    if (made.dims, made.job) != (dims, job):
         before, now = (" ".join(f"{label}={size}" for label, size in shape) for shape in (made.dims, dims))
-        return f"it was {before}, now {now}"
+        return f"it was {before}{made.job}, now {now}{job}"
     return "its set-up has changed" if made.setup.partition("\n")[2] != setup.partition("\n")[2] else ""
 
 

@@ -7,7 +7,10 @@ from monarch_nb._lazy import lazy_names
 if TYPE_CHECKING:
     from monarch_nb.connect.hosts import AttachError, attach_hosts
     from monarch_nb.connect.joining import accept_hosts
+    from monarch_nb.connect.leaving import DetachError, Leaving
     from monarch_nb.connect.own_hosts import local_hosts, prestart, shutdown, shutdown_context
+    from monarch_nb.connect.returning import Return, come_back, end_mesh, left_meshes
+    from monarch_nb.connect.story import Story, listing
     from monarch_nb.connect.transports import enable_transport
     from monarch_nb.connect.worker_loop import (
         run_worker_loop_forever,
@@ -19,11 +22,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttachError",
+    "DetachError",
+    "Leaving",
+    "Return",
+    "Story",
     "accept_hosts",
     "attach",
     "attach_hosts",
     "attach_to_workers",
+    "come_back",
     "enable_transport",
+    "end_mesh",
+    "left_meshes",
+    "listing",
     "local_hosts",
     "prestart",
     "run_worker_loop_forever",
@@ -39,6 +50,9 @@ __getattr__ = lazy_names(
     {
         "hosts": ("AttachError", "attach_hosts"),
         "joining": ("accept_hosts",),
+        "leaving": ("DetachError", "Leaving"),
+        "returning": ("Return", "come_back", "end_mesh", "left_meshes"),
+        "story": ("Story", "listing"),
         "own_hosts": ("local_hosts", "prestart", "shutdown", "shutdown_context"),
         "transports": ("enable_transport",),
         "worker_loop": (

@@ -48,9 +48,11 @@ class Leaving:
         self._engine = engine
         self._secrets: dict[str, str] = {}  # by uid of the procs
         self._notes: dict[str, bytes] = {}
+        self.tellers: list[Callable[[tuple[str, ...]], bytes]] = []  # what is to be kept with meshes, for the notebook
         self._held: set[str] = set()  # meshes that agents know how to keep
         self._due: set[str] = set()
         self._lock = threading.Lock()
+        self._holding = threading.Lock()
         self._what = f"the program {Path(sys.argv[0]).name or 'python'}"  # this process is, as others are told
         self.hosts: set[str] = set()  # with agents of this process that are to outlive it
         engine.verbs.handle(verbs.STOLEN, self._stolen)
@@ -67,12 +69,23 @@ class Leaving:
         """What this process is, for those who want a mesh that it has."""
         self._what = what
 
-    def note(self, uid: str, notes: bytes) -> None:
-        """What whoever comes for a mesh is given besides; kept with it from now on."""
-        if self._notes.get(uid) != notes:
-            self._notes[uid] = notes
-            if uid in self._held:
-                self._plan(uid)
+    def keep_up(self) -> None:
+        """Agents know now what has changed by now: all there is would be found by who comes after an end at once.
+
+        Blocks for as long as it takes to write that down; does nothing where nothing has changed.
+        """
+        for state in self._mine() if self._held else ():
+            if state.uid in self._held and self._noted(state) != self._notes.get(state.uid):
+                with self._lock:
+                    self._due.add(state.uid)
+        self._hold_due()
+
+    def _noted(self, state: ProcState) -> bytes | None:
+        """What whoever comes for a mesh is given besides."""
+        known = self._notes.get(state.uid)
+        for tell in self.tellers:
+            known = tell((state.uid, *state.actors))
+        return known
 
     def came_back(self, uid: str, secret: str, notes: bytes) -> None:
         """A mesh has come to this process, whose secret and notes are these."""
@@ -151,9 +164,9 @@ class Leaving:
     def _holds(self, state: ProcState, seconds: float, *, keep: bool) -> dict[str, p.Hold]:
         """What each of its hosts is told; the first one keeps all there is to know."""
         parts = parts_of(self._engine, state)
-        notes = self._notes.get(state.uid)
+        notes = self._noted(state)
         if notes is not None:
-            parts[NOTES] = notes
+            parts[NOTES] = self._notes[state.uid] = notes
         file = mesh_files.path_of(state.uid, state.name)
         secret = self._secrets.setdefault(state.uid, secrets.token_hex(32))
         hosts = list(dict.fromkeys(state.layout.hosts))
@@ -203,8 +216,12 @@ class Leaving:
             self._engine.later(_SOON_S, lambda: _aside(self._hold_due))
 
     def _hold_due(self) -> None:
-        with self._lock:
-            due, self._due = self._due, set()
+        with self._holding:
+            with self._lock:
+                due, self._due = self._due, set()
+            self._hold(due)
+
+    def _hold(self, due: Iterable[str]) -> None:
         for uid in due:
             state = self._engine.meshes.get(uid)
             if not isinstance(state, ProcState) or state.stopped is not None or self._engine.closed:

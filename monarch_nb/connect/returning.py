@@ -29,6 +29,7 @@ from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, runtime
+from monarch_nb.settings import settings
 from monarch_nb.supervision import Driver
 from monarch_nb.transport import Keys, TransportError, UnreachableError
 from monarch_nb.wire import agent_of, parse_address
@@ -63,19 +64,25 @@ def come_back(name: str, *, steal: bool = False) -> Return:
             f"{mesh.name} runs monarch-nb {there[0]} on Python {there[1]}, this process {here[0]} on {here[1]}: attach "
             f"it with those, or end it with `monarch-nb mesh stop {mesh.name}`"
         )
-    hosts = [way.host for way in mesh.ways]
-    for way in mesh.ways:
-        try:
-            _reach(engine, mesh, way)
-        except (UnreachableError, AttachError) as error:
-            if _agent_gone(path, mesh):
-                mesh_files.remove(path)
-            raise AttachError.of(
-                f"{mesh.name} cannot be attached, its host {way.host} cannot be reached: {error}"
-            ) from error
-    engine.part(Routes).settle(hosts, _ANSWER_S)
+    hosts = _reach_all(engine, path, mesh)
     answers = _ask(engine, mesh, hosts, steal=steal)
     return _take(engine, mesh, answers)
+
+
+def end_mesh(name: str, *, steal: bool = False) -> str:
+    """Stops a mesh that was left, whatever version runs it, and gives a line about it; blocks. Raises AttachError."""
+    engine = runtime()
+    path, mesh = _find(name)
+    hosts = _reach_all(engine, path, mesh)
+    answers = _ask(engine, mesh, hosts, steal=steal)
+    asked = []
+    for host, answer in zip(hosts, answers, strict=True):
+        stop = p.Stop(tuple(proc.address for proc in answer.procs), reason="stopped by monarch-nb mesh stop")
+        asked.append(request(engine, agent_of(host), verbs.STOP, stop))
+    ends = [answer.get(settings.mesh_terminate_timeout + _ANSWER_S) for answer in asked]
+    mesh_files.remove(path)
+    count = sum(len(end.exits) for end in ends)
+    return f"stopped {mesh.name}: {count} proc{'' if count == 1 else 's'}"
 
 
 def _find(name: str) -> tuple[Path, MeshFile]:
@@ -119,6 +126,22 @@ def _state(mesh: MeshFile) -> str:
     if mesh.holder is not None:
         return f"held by {mesh.holder.what}, process {mesh.holder.pid}"
     return f"left at {clock(mesh.left_at)}"
+
+
+def _reach_all(engine: Runtime, path: Path, mesh: MeshFile) -> list[str]:
+    """The hosts of a mesh, which know of this process, and it of them. Raises AttachError."""
+    hosts = [way.host for way in mesh.ways]
+    for way in mesh.ways:
+        try:
+            _reach(engine, mesh, way)
+        except (UnreachableError, AttachError) as error:
+            if _agent_gone(path, mesh):
+                mesh_files.remove(path)
+            raise AttachError.of(
+                f"{mesh.name} cannot be attached, its host {way.host} cannot be reached: {error}"
+            ) from error
+    engine.part(Routes).settle(hosts, _ANSWER_S)
+    return hosts
 
 
 def _reach(engine: Runtime, mesh: MeshFile, way: Way) -> None:

@@ -71,7 +71,8 @@ def _ends(procs: ProcState, exits: Sequence[p.Exited]) -> list[tuple[float, str]
         if not gone.expected:
             rank = parse_address(gone.address).rank
             where = places_of(procs.region, [rank]) or f"rank {rank}"
-            ended = f"{procs.name} {where} ended: {gone.reason}"
+            how = gone.reason.removeprefix("the process this actor was running on failed: ")
+            ended = f"{procs.name} {where} ended: {how}"
             told.append((gone.at, f"{clock(gone.at)} {ended}; heal_mesh brings it back"))
     return told
 
@@ -128,7 +129,7 @@ def _lines(engine: Runtime, procs: ProcState, answer: p.Attached, addresses: Map
 def listing(meshes: Sequence[MeshFile]) -> str:
     """The meshes that can be attached, one a line."""
     if not meshes:
-        return "no mesh was left: mesh.detach() leaves one, and %load_ext monarch --keep 1h all, when the kernel ends"
+        return "no mesh was left: mesh.detach() leaves one, and %detach --keep 1h all of a kernel, when it ends"
     return "\n".join(_line(mesh) for mesh in meshes)
 
 

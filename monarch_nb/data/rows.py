@@ -24,7 +24,11 @@ def batches_of(source: Any) -> Iterator[Batch]:
     A torch data set that gives samples one by one gives batches of one row.
     """
     if hasattr(source, "collect") and not hasattr(source, "__arrow_c_stream__"):
-        source = source.collect()  # a lazy frame
+        if hasattr(source, "collect_batches"):
+            for frame in source.collect_batches(lazy=True):  # more than memory holds may go through it
+                yield from batches_of(frame)
+            return
+        source = source.collect()  # a lazy frame of before it could be read piece by piece
     if hasattr(source, "__arrow_c_stream__"):
         from monarch_nb.data.arrow import batches_of_stream
 

@@ -16,7 +16,19 @@ from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import ROOT, ActorCell, ActorState, ProcState, Runtime, SpawnActor, endpoint, runtime
 from monarch_nb.transport import UnreachableError, held_back
-from monarch_nb.wire import REPLY, Asker, Done, Handlers, Header, Kind, Lane, Status, agent_of, encode_body
+from monarch_nb.wire import (
+    REPLY,
+    Asker,
+    Done,
+    Handlers,
+    Header,
+    Kind,
+    Lane,
+    Status,
+    agent_of,
+    encode_body,
+    proc_address,
+)
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -97,12 +109,12 @@ class InlineHost:
         started = []
         for place, rank in enumerate(request.ranks):
             incarnation = request.incarnations[place] if request.incarnations else 0
-            address = request.layout.address(rank, incarnation)
+            address = proc_address(self.host, request.mesh, rank, incarnation)
             spec = SpawnActor(
                 name=request.name, class_name="Console", kind="sync", labels=(), offset=rank, sizes=(), strides=(),
                 owner="", owner_process=self.engine.address, creators=(ROOT,),
             )  # fmt: skip
-            console = self.engine.host_actor(spec, request.layout.uid, rank, incarnation, InlineConsole(rank))
+            console = self.engine.host_actor(spec, request.mesh, rank, incarnation, InlineConsole(rank))
             self._alive[address] = console
             console.executor.start()
             started.append(address)

@@ -16,7 +16,7 @@ from monarch_nb.host.casting import Caster
 from monarch_nb.host.sender import AgentSender, Sender
 from monarch_nb.transport.memory.time import MemoryTime
 from monarch_nb.transport.memory.transport import MemoryTransport
-from monarch_nb.wire import Asker, Done, Handlers, Header, Kind, Lane, Status, agent_of
+from monarch_nb.wire import Asker, Done, Handlers, Header, Kind, Lane, Status, agent_of, proc_address
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -78,13 +78,13 @@ class MemoryHost:
         addresses = []
         for place, rank in enumerate(request.ranks):
             incarnation = request.incarnations[place] if request.incarnations else 0
-            address = request.layout.address(rank, incarnation)
+            address = proc_address(self.host, request.mesh, rank, incarnation)
             spec = p.ProcSpec(
                 address=address,
                 agent=self.address,
                 host=self.host,
                 run_folder="",
-                layout=request.layout,
+                mesh=request.mesh,
                 rank=rank,
                 incarnation=incarnation,
                 owner=request.owner or asker.src,

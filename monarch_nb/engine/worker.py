@@ -92,4 +92,4 @@ def host_console(engine: Runtime, spec: ProcSpec, console: Actor, *, runs_on: Ru
         creators=(ROOT,),
         runs_on=runs_on,
     )
-    return engine.host_actor(about, spec.layout.uid, spec.rank, spec.incarnation, console)
+    return engine.host_actor(about, spec.mesh, spec.rank, spec.incarnation, console)

@@ -2,7 +2,6 @@
 
 import msgspec
 
-from monarch_nb.wire.header import Layout
 from monarch_nb.wire.texts import Harmless
 
 Environment = dict[str, str | None]  # laid over the agent's own environment; None removes a name
@@ -15,7 +14,7 @@ class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     host: str
     run_folder: str
-    layout: Layout
+    mesh: str  # uid of the proc mesh
     rank: int
     incarnation: int
     owner: str
@@ -46,7 +45,7 @@ class SpawnProcs(msgspec.Struct, frozen=True, kw_only=True):
     sender.
     """
 
-    layout: Layout
+    mesh: str  # its uid: where its other ranks are is no matter of this host's
     ranks: tuple[int, ...]
     incarnations: tuple[int, ...] = ()
     owner: str = ""

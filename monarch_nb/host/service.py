@@ -23,7 +23,7 @@ from monarch_nb.host.procs.stopping import ProcStopper
 from monarch_nb.host.sender import AgentSender
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.logs.verbs import TAIL, TOOK, Follow, Took
-from monarch_nb.wire import REPLY, Asker, Done, Handlers, agent_of, host_of, parse_address
+from monarch_nb.wire import REPLY, Asker, Done, Handlers, agent_of, host_of, parse_address, proc_address
 from monarch_nb.wire.header import Header
 
 log = logging.getLogger(__name__)
@@ -95,15 +95,13 @@ class Service:
         starts = []
         started = zip(request.ranks, incarnations, environments, binds, launches, strict=True)
         for rank, incarnation, env, bind, launch in started:
-            address = request.layout.address(rank, incarnation)
-            if host_of(address) != self._host:
-                raise ValueError(f"{address} does not live on host {self._host}")
+            address = proc_address(self._host, request.mesh, rank, incarnation)
             if self._children.find(address) is not None:
                 raise ValueError(f"{address} was started before; its next start needs a new incarnation")
             name = parse_address(address).name
             spec = p.ProcSpec(
                 address=address, agent=self._sender.address, host=self._host, run_folder=str(self._folder),
-                layout=request.layout, rank=rank, incarnation=incarnation, owner=owner, name=request.name,
+                mesh=request.mesh, rank=rank, incarnation=incarnation, owner=owner, name=request.name,
                 env={**_own_pools(), **env}, cwd=request.cwd, sys_path=request.sys_path, setup=request.setup,
                 log=str(self._folder / "spool" / name), runner=request.runner, python=request.python,
             )  # fmt: skip

@@ -22,9 +22,11 @@ from monarch_nb.job.identity import (
 from monarch_nb.job.kinds import kinds, register_job, unregister_job
 from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.local import LocalJob
+from monarch_nb.job.named import JobsFileError, job_named, make_job
 from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
+from monarch_nb.job.ray_engine import RayJob
 from monarch_nb.job.record import JobFileError
 from monarch_nb.job.role import Role
 from monarch_nb.job.ssh import SSHJob
@@ -49,6 +51,7 @@ __all__ = [
     "JobFileError",
     "JobState",
     "JobTrait",
+    "JobsFileError",
     "KubeConfig",
     "KubernetesJob",
     "LocalJob",
@@ -57,6 +60,7 @@ __all__ = [
     "PortForwarder",
     "ProcessJob",
     "Progress",
+    "RayJob",
     "Role",
     "Running",
     "SSHJob",
@@ -68,8 +72,10 @@ __all__ = [
     "hosts_from_config",
     "job_load",
     "job_loads",
+    "job_named",
     "kinds",
     "load_current_job",
+    "make_job",
     "new_service_proc_id",
     "ranked_service_proc_id_from_env",
     "register_job",

@@ -37,6 +37,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     known_as: str = ""  # start: the name by which the asker knows this machine
     key: str = ""  # start: the job's key, as its file has it
     count: int = 0  # lines
+    bound: bool = False  # start: agents end with this process
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,7 +78,7 @@ class Helper:
         try:
             for name, env in ask.names.items():
                 line = command("monarch_nb.job.worker", ask.address, "--key", "-", "--report", folder / f"{name}.json",
-                               "--known-as", ask.known_as)  # fmt: skip
+                               "--known-as", ask.known_as, *["--bound"] * ask.bound)  # fmt: skip
                 agents[name] = self._processes.start_one(line, name, "", folder, env, ask.key.encode())
             self._list(folder, agents)
             job = Running(ask.job, str(folder), agents)

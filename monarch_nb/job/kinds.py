@@ -9,6 +9,7 @@ from monarch_nb.job.adapter import JobAdapter
 _LOADERS: dict[str, Callable[[], JobAdapter]] = {
     "kubernetes": lambda: import_module("monarch_nb.job.kubernetes.adapter").Kubernetes(),
     "mpi": lambda: import_module("monarch_nb.job.batch.mpi").MPI(),
+    "ray": lambda: import_module("monarch_nb.job.ray_engine.adapter").Ray(),
     "slurm": lambda: import_module("monarch_nb.job.batch.slurm").Slurm(),
     "local": lambda: import_module("monarch_nb.job.own_host").OwnHost(),
     "process": lambda: import_module("monarch_nb.job.processes").Processes(),

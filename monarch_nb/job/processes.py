@@ -99,6 +99,10 @@ class Processes(JobAdapter):
         """The jobs whose folders say so, and of which processes live."""
         return living_jobs(self, "process")
 
+    def shell(self, job: Running, name: str) -> list[str]:
+        """One on this machine, where they run."""
+        return [os.environ.get("SHELL") or "/bin/sh", "-i"]
+
     def lines(self, job: Running, name: str, count: int) -> list[str]:
         """What the worker has written to its file."""
         try:

@@ -37,14 +37,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--wanted", default="wanted.json", help="the file in it that lists the hosts by rank")
     parser.add_argument("--rank-from", default="", help="environment variables that may say which of them this is")
     parser.add_argument("--known-as", default="", help="the name by which others know this machine")
+    parser.add_argument("--bound", action="store_true", help="end with the process that has started this one")
     given = parser.parse_args(argv)
     key, told = given.key, given.report
     if given.folder is not None:
         rank = next(int(os.environ[name]) for name in given.rank_from.split(",") if name in os.environ)
         me = msgspec.json.decode((given.folder / given.wanted).read_bytes(), type=list[Wanted])[rank]
         os.environ.update(me.env)
-        threading.Thread(target=_end_with, args=(os.getppid(),), name="monarch-launcher", daemon=True).start()
         key, told = given.folder / "key", given.folder / f"{me.name}.json"
+    if given.bound or given.folder is not None:
+        threading.Thread(target=_end_with, args=(os.getppid(),), name="monarch-launcher", daemon=True).start()
     _work(given.address, _secret(key), told, os.path.expandvars(given.known_as))
     return 0
 

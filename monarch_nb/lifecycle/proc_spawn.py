@@ -107,7 +107,7 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
             handed_on = {PYTHON: python_version(), TRAVELS_IN: settings.to_send() or None}
             shared = {**_environment(engine, host), **handed_on}
             request_body = SpawnProcs(
-                layout=layout,
+                mesh=state.uid,
                 ranks=tuple(rank for rank, _ in there),
                 incarnations=tuple(incarnation for _, incarnation in there),
                 env=tuple(

@@ -158,7 +158,7 @@ def transfer(moves: Sequence[Move], timeout: float, *, write: bool) -> Future[No
     if sum(move.local.size for move in moves) <= _INLINE and mine.routes.quick(first.process):
         done: Future[None] = pending_future()
         try:
-            mine.routes.transfer(moves, limit, write=write)
+            mine.routes.transfer(moves, limit, write=write, quick=True)
         except Exception as error:
             hand_out(done)
             fail_future(done, error)

@@ -68,11 +68,14 @@ class Routes:
         mover = self._ladder.get(route.mover)
         return mover is not None and mover.alone and route.allowed == self._allowed()
 
-    def transfer(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
-        """Moves bytes from or to buffers of one process. Blocks; raises what movers raise, and RDMAError."""
+    def transfer(self, moves: Sequence[Move], limit: Limit, *, write: bool, quick: bool = False) -> None:
+        """Moves bytes from or to buffers of one process, of which `quick` was True just now, if that is known.
+
+        Blocks; raises what movers raise, and RDMAError.
+        """
         route = self.of(moves[0].handle.process)
         begun = time.perf_counter()
-        self._move(route, moves, limit, write)
+        self._move(route, route.allowed if quick else self._allowed(), moves, limit, write)
         size, seconds = sum(move.local.size for move in moves), time.perf_counter() - begun
         with self._lock:
             route.transfers += 1
@@ -83,8 +86,7 @@ class Routes:
                 route.read += size
         self._moved(route, size, seconds, write)
 
-    def _move(self, route: Route, moves: Sequence[Move], limit: Limit, write: bool) -> None:
-        allowed = self._allowed()
+    def _move(self, route: Route, allowed: tuple[str, ...], moves: Sequence[Move], limit: Limit, write: bool) -> None:
         known = route.mover if route.allowed == allowed else ""
         reasons: list[str] = []
         for name in (*([known] if known else ()), *allowed):

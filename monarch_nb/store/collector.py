@@ -139,6 +139,7 @@ class Collector:
 
     def _spawned(self, state: MeshState) -> None:
         if state.born is not None and state.stopped is None:
+            self._ended.discard(state.uid)
             self._put(spawned(self._engine, state))
 
     def _spawning(self, state: MeshState) -> None:
@@ -157,6 +158,8 @@ class Collector:
             self._ask(address, on=True)
 
     def _forget(self, state: MeshState) -> None:
+        if state.stopped is None:  # this process has come back to it
+            return
         for uid in (*(state.actors if isinstance(state, ProcState) else ()), state.uid):
             self._odd.pop(uid, None)
             self._starting.pop(uid, None)

@@ -318,8 +318,16 @@ def _with_numbers_uploaded(
 
 
 def upload(stream: Stream, tensor: torch.Tensor, placements: Placements) -> MeshTensor:
-    """A sharded tensor with the values of a local one, which may change as soon as this returns."""
+    """A sharded tensor with the values of a local one, which may change as soon as this returns.
+
+    Raises TypeError for a sparse or quantized one.
+    """
     where = place()
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise TypeError(
+            f"a tensor of layout {tensor.layout} and type {tensor.dtype} cannot be cut over processes: give a dense "
+            "one, as tensor.to_dense() or tensor.dequantize() makes it"
+        )
     meta = Meta.of(stream.layout, tensor.shape, tensor.dtype, placements)
     reference = stream.hold(meta, where)
     local = tensor.detach().cpu().contiguous()

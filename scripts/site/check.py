@@ -17,7 +17,7 @@ def missing(folder: Path) -> list[str]:
         texts = dict(zip(parts[1::2], parts[2::2], strict=True))
         for name in names(module):
             here = not name.home or first_home()[name.home] != name
-            if name.full not in texts or not (here or "doc-contents" in texts[name.full]):
+            if name.anchor not in texts or not (here or "doc-contents" in texts[name.anchor]):
                 found.append(name.full)
     return found
 

@@ -28,6 +28,11 @@ class Name:
         return f"{module_path(self.module)}.{self.name}"
 
     @property
+    def anchor(self) -> str:
+        """The anchor of its heading; Markdown would take underscores around a word for emphasis."""
+        return f"{module_path(self.module)}.{self.name.strip('_')}"
+
+    @property
     def value(self) -> Any:
         """What it names."""
         return getattr(module_of(self.module), self.name)

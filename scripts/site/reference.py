@@ -33,13 +33,13 @@ def _prose(doc: str) -> str:
 
 def _entry(name: Name) -> str:
     shown = f"`{name.name}`" if name.name.startswith("_") else name.name  # no emphasis
-    lines = [f"## {shown} {{ #{name.full} }}", f"*{name.kind}* · `{name.full}`"]
+    lines = [f"## {shown} {{ #{name.anchor} }}", f"*{name.kind}* · `{name.full}`"]
     described = first_home().get(name.home)
     if not name.home:
         lines.append(_value(name))
     elif described is not None and described != name:
         there = PurePosixPath(page_of(described.module)).name
-        lines.append(f"The same as [`{described.full}`]({there}#{described.full}).")
+        lines.append(f"The same as [`{described.full}`]({there}#{described.anchor}).")
         return "\n\n".join(lines)
     else:
         lines.append(f"::: {name.home}")

@@ -2,14 +2,18 @@
 
 import io
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import polars
 import psutil
 import torch
 from measure import Plan, figure, leave, plan_of, repeat
@@ -19,6 +23,7 @@ from monarch.data import Feed
 from monarch.rdma import ParameterSource, ParameterStore
 
 GENERATORS = 4
+warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 
 
 class Learner(Actor):
@@ -58,13 +63,21 @@ class Sink(Actor):
 
     @endpoint
     def rows(self, feed: Feed) -> int:
-        return sum(int(batch["x"].sum() >= 0) * len(batch["x"]) for batch in feed)
+        return sum(read(batch) for batch in feed)
 
 
-def batches(count: int, rows: int) -> Iterator[dict[str, Any]]:
-    values = np.random.default_rng(0).random((rows, 64), dtype=np.float32)
-    for _ in range(count):
-        yield {"x": values}
+def read(batch: Mapping[str, Any]) -> int:
+    """Uses all of a batch; how many rows it has."""
+    columns = [torch.as_tensor(column) for column in batch.values()]
+    return len(columns[0]) if all(column.sum() >= 0 for column in columns) else 0
+
+
+def query(folder: str, rows: int) -> polars.LazyFrame:
+    """A query on a file of 16 columns of numbers."""
+    path = f"{folder}/{rows}.parquet"
+    random = np.random.default_rng(0)
+    polars.DataFrame({f"x{at}": random.random(rows, dtype=np.float32) for at in range(16)}).write_parquet(path)
+    return polars.scan_parquet(path).filter(polars.col("x0") >= 0)
 
 
 def weights(plan: Plan, procs: Any) -> None:
@@ -83,12 +96,16 @@ def weights(plan: Plan, procs: Any) -> None:
 
 
 def feeding(plan: Plan, procs: Any) -> None:
-    count, rows = 4 * plan.big, 32_768
-    began = time.perf_counter()
-    total = sum(int(torch.as_tensor(batch["x"]).sum() >= 0) * rows for batch in batches(count, rows))
-    alone = time.perf_counter() - began
+    folder = tempfile.mkdtemp()
     sinks = procs.slice(gpus=slice(1, 1 + GENERATORS)).spawn("sinks", Sink)
-    sinks.rows.call(Feed(batches(4, 4), sinks, batch_size=1)).get()
+    sinks.rows.call(Feed(query(folder, 16), sinks, batch_size=1)).get()
+    rows = plan.big * 400_000
+    source = query(folder, rows)
+    began = time.perf_counter()
+    total = sum(
+        read({name: frame[name].to_numpy() for name in frame.columns}) for frame in source.collect_batches(lazy=True)
+    )
+    alone = time.perf_counter() - began
     process = psutil.Process()
     before, most, over = process.memory_info().rss, 0, threading.Event()
 
@@ -100,12 +117,13 @@ def feeding(plan: Plan, procs: Any) -> None:
     looker = threading.Thread(target=look)
     looker.start()
     began = time.perf_counter()
-    fed = sinks.rows.call(Feed(batches(count, rows), sinks, batch_size=rows // GENERATORS)).get()
+    fed = sinks.rows.call(Feed(source, sinks, batch_size=32_768)).get()
     seconds = time.perf_counter() - began
     over.set()
     looker.join()
-    assert sum(fed.values()) == total
-    figure("sync: feed", value=count * rows * 256 / 1e9 / seconds, part=alone / seconds)
+    shutil.rmtree(folder)
+    assert sum(fed.values()) == total == rows
+    figure("sync: feed", value=rows * 64 / 1e9 / seconds, part=alone / seconds)
     figure("sync: feed, controller", grown=max(0, most - before) / 1e6)
 
 

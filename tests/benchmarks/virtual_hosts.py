@@ -24,7 +24,7 @@ from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.transport import Keys, Parcel, UnreachableError
 from monarch_nb.transport.memory.network import NetworkFaults
 from monarch_nb.transport.memory.transport import MemoryTransport
-from monarch_nb.wire import Header, Kind, Lane, agent_of, encode, encode_header, host_of, parse_address
+from monarch_nb.wire import Asker, Header, Kind, Lane, agent_of, encode, encode_header, host_of, parse_address
 from monarch_nb.wire.header import SKIP
 
 THINKS_S = 0.0001  # from a call to the answer, inside a host
@@ -109,6 +109,9 @@ class VirtualHost(MemoryHost):
             self._caster.reply(reply, Parcel(frames))
         else:
             self.node.send(reply, Parcel(frames))
+
+    def _stop(self, request: p.Stop, asker: Asker[p.Ended]) -> None:
+        asker.reply(p.Ended(tuple(self.stop(request.addresses, request.reason, request.timeout_s))))
 
     def join(self, controller: str) -> None:
         """Says that it is there, as an agent does that has dialled."""

@@ -245,6 +245,7 @@ def test_after_a_restart_it_offers_to_load_the_extension_again(panel: Panel) -> 
     assert panel.lab.errors == []
 
 
+@pytest.mark.slow
 def test_another_notebook_in_front_shows_its_own_cluster(panel: Panel) -> None:
     shown = panel.shown
     panel.button("Spawn…").wait_for()

@@ -1,7 +1,6 @@
 """The quickstart notebook in a real JupyterLab: opened, run from its menu, looked at and saved. Without a browser it is
 executed as `make demo` does, and what it reached is looked at all the same."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from scripts.demo import Executed
 
 pytestmark = [
+    pytest.mark.slow,  # tests/notebook/test_example_quickstart.py runs it in a kernel alone
     pytest.mark.timeout(240),
     # The browser's driver leaves its own odds and ends to the collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -89,7 +89,7 @@ def test_nothing_is_shown_twice_or_left_over(shown: Any) -> None:
     assert [text for text in warned.all_inner_texts() if "SupervisionError" not in text] == []
 
 
-@pytest.mark.parametrize("name", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", THEMES)
 def test_it_can_be_looked_at(shown: Any, name: str) -> None:
     theme(shown, THEMES[name])
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -98,47 +98,9 @@ def test_it_can_be_looked_at(shown: Any, name: str) -> None:
     assert picture.stat().st_size > 50_000
 
 
-def _by_id(executed: "Executed", cell_id: str) -> list[dict]:
-    return next(cell.outputs for cell in executed.notebook.cells if cell.id == cell_id)
-
-
-def test_it_ends_above_95_percent_of_test_accuracy(executed: "Executed") -> None:
-    assert executed.summary()["accuracy"] > 0.95
-
-
-def test_the_failure_names_mesh_rank_host_signal_and_the_way_out(executed: "Executed") -> None:
-    errors = executed.outputs("error")
-    assert [error.ename for error in errors] == ["SupervisionError"]
-    told = ANSI.sub("", "\n".join(errors[0].traceback))
-    assert re.search(r"mesh +trainers, gpus=2", told)
-    assert re.search(r"host +\w+, pid \d+", told)
-    assert "signal 9 (SIGKILL)" in told
-    assert "heal_mesh(trainers)" in told
-    assert "monarch_nb" not in told  # the engine's own frames are nobody's business
-    assert told.count("SIGKILL") <= 3, "told once"
-
-
-def test_one_process_is_new_after_the_heal_and_three_are_the_same(executed: "Executed") -> None:
-    before, after = (
-        [int(pid) for pid in re.findall(r": (\d+)$", out["data"]["text/plain"], re.MULTILINE)]
-        for cell in ("spawn", "heal")
-        for out in _by_id(executed, cell)
-        if out.output_type == "execute_result"
-    )
-    assert len(before) == len(after) == 4
-    assert [rank for rank in range(4) if before[rank] != after[rank]] == [2]
-    assert executed.summary()["healed_ms"] > 0
-
-
 def test_nothing_is_shown_that_would_not_look_right_in_a_saved_notebook(executed: "Executed", tmp_path: Path) -> None:
     assert [out.text for out in executed.outputs("stream") if out.name == "stderr"] == []
     from scripts.demo import save
 
     _, page = save(executed, tmp_path)
     assert "test accuracy" in page.read_text(encoding="utf-8")
-
-
-def test_the_notebook_is_committed_without_outputs() -> None:
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    ran = [c["id"] for c in cells if c["cell_type"] == "code" and (c["outputs"] or c["execution_count"] is not None)]
-    assert ran == []

@@ -11,7 +11,10 @@ from typing import Any
 
 import monarch_nb as monarch
 from monarch_nb.actor import Actor, endpoint, this_host
-from monarch_nb.connect.hosts import AttachError
+from monarch_nb.connect import AttachError, Leaving, attach_hosts
+from monarch_nb.mesh import state_of
+from monarch_nb.runtime import runtime
+from monarch_nb.store import store_of
 
 
 class Counter(Actor):
@@ -42,9 +45,9 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-def spawn() -> tuple[Any, Any]:
+def spawn(procs: Any = None) -> tuple[Any, Any]:
     """Two procs with a counter each, that has begun to count."""
-    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="trainers")
+    procs = procs or this_host().spawn_procs(per_host={"gpus": 2}, name="trainers")
     counter: Any = procs.spawn("counter", Counter, 10)
     say("pids", *counter.pid.call().get().values())
     say("counts", *counter.add.call(5).get().values())
@@ -63,9 +66,17 @@ def leave(lease: str = "60s") -> None:
             say("error", str(error).splitlines()[0])
 
 
+def leave_hosts(key: str, *endpoints: str) -> None:
+    """Spawns on hosts that somebody else has started, and leaves all that is there."""
+    hosts = attach_hosts(endpoints, key=key)
+    spawn(hosts.spawn_procs(name="trainers"))
+    hosts.detach("60s")
+
+
 def hold(_: str = "") -> None:
     """Spawns, and waits to be killed."""
     spawn()
+    runtime().part(Leaving).keep_up()  # as at the end of a cell
     say("holds")
     signal.pause()
 
@@ -82,7 +93,7 @@ def take(how: str = "") -> None:
     counter: Any = monarch.attach("counter")
     say("pids", *counter.pid.call().get().values())
     say("counts", *counter.add.call(1).get().values())
-    say("slice", counter.slice(gpus=1).add.call_one(1).get())
+    say("slice", counter.slice(**{counter.extent.labels[0]: 1}).add.call_one(1).get())
     if how == "hold":
         say("holds")
         signal.sigtimedwait({signal.SIGUSR1}, 30)
@@ -95,13 +106,28 @@ def take(how: str = "") -> None:
     say("stopped")
 
 
+def mend(_: str = "") -> None:
+    """Attaches what has lost a process, and heals it."""
+    procs: Any = monarch.attach("trainers")
+    counter: Any = monarch.attach("counter")
+    try:
+        counter.slice(gpus=1).pid.call().get()
+    except RuntimeError as error:
+        say("error", str(error).splitlines()[0])
+    monarch.heal_mesh(procs)
+    say("counts", *counter.add.call(1).get().values())
+    procs.stop().get()
+
+
 def again(_: str = "") -> None:
     """Leaves, and comes back in the same program: handles that were held work again."""
+    store_of(runtime())
     procs, counter = spawn()
     procs.detach(lease="60s")
     back = monarch.attach("trainers")
     say("counts", *counter.add.call(1).get().values())
     say("same", back == procs)
+    say("view", store_of(runtime()).mesh_view(state_of(procs).uid, state_of(procs).region).counts)
     monarch.heal_mesh(procs, kill=True)
     say("counts", *counter.add.call(1).get().values())
     procs.stop().get()
@@ -109,4 +135,6 @@ def again(_: str = "") -> None:
 
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    {"leave": leave, "hold": hold, "take": take, "again": again}[sys.argv[1]](*sys.argv[2:])
+    {"leave": leave, "leave_hosts": leave_hosts, "hold": hold, "take": take, "mend": mend, "again": again}[sys.argv[1]](
+        *sys.argv[2:]
+    )

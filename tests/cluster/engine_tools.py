@@ -81,7 +81,7 @@ class SSHServer:
         self.process.kill()
         self.process.wait()
         for pid in (*children.stdout.split(), *grandchildren):
-            if "sshd" in _command(int(pid)):
+            if "sshd" in command_of(int(pid)):
                 os.kill(int(pid), 9)
         self.log.unlink()
 
@@ -90,7 +90,7 @@ class SSHServer:
         self.process.wait()
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:

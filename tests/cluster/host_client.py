@@ -98,7 +98,7 @@ class Client:
         """Start procs; returns their addresses."""
         layout = more.pop("layout", None) or Layout(f"p{next(self._uids)}", (self.host,), per_host or count)
         wish = protocol.SpawnProcs(
-            layout=layout, ranks=tuple(range(count)), sys_path=(ROOT,), runner=f"{RUNNERS}:{runner}", **more
+            mesh=layout.uid, ranks=tuple(range(count)), sys_path=(ROOT,), runner=f"{RUNNERS}:{runner}", **more
         )
         return list(self.ask(verbs.SPAWN, wish).addresses)
 

@@ -91,7 +91,8 @@ def samples_of(op: Any, kind: str, count: int = 1) -> list[Any]:
     with sizes(kind), contextlib.suppress(Exception):
         found = drawn()
     found = found or drawn()
-    found.sort(key=lambda sample: dims(sample) != max(map(dims, found)))
+    most = max(map(dims, found), default=0)  # a list that is being sorted is empty
+    found.sort(key=lambda sample: dims(sample) != most)
     return found[:count]
 
 

@@ -82,6 +82,7 @@ def test_the_doctor_looks_at_attached_hosts_with_their_key(agent: str, tmp_path:
     assert [finding for finding in there.values() if finding.level == "error"] == []
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_be_reached_and_a_key_that_others_can_read_end_with_status_1(tmp_path: Path) -> None:
     key = tmp_path / "job.key"
     key.write_text("secret")

@@ -156,6 +156,7 @@ def test_a_generator_of_a_failed_call_has_ended_while_its_frames_are_kept(holder
     assert (tmp_path / "out").read_text() == "ended"
 
 
+@pytest.mark.slow
 @needs_torch
 def test_the_processes_of_a_data_loader_end_while_the_frames_of_the_failed_call_are_kept(holders: Any) -> None:
     group = debug.post_mortem(failed(holders.slice(gpus=0).load.call_one()))
@@ -173,6 +174,7 @@ def test_tensors_are_kept_without_the_graph_that_led_to_them(holders: Any) -> No
     group.resume()
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_group_that_is_destroyed_after_a_failure_closes_its_connections(procs: ProcMesh, holders: Any) -> None:
     setup_torch_elastic_env(procs)

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from monarch_nb.transport import Keys
 from tests.processes import alive
 
 pytestmark = pytest.mark.timeout(120)
@@ -120,6 +122,38 @@ def test_when_the_lease_ends_all_ends_and_who_comes_late_is_told_once(place: Pat
     assert "there is no mesh 'trainers' to attach; there are: none" in " ".join(later.said("refused")[0])
 
 
+def shell(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "monarch_nb", "mesh", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+
+
+def test_another_version_is_refused_by_name_and_at_a_shell_what_was_left_is_listed_and_ended(place: Path) -> None:
+    (place / "gate").touch()
+    first = Controller(place, "leave").done()
+    pids = [int(pid) for pid in first.said("pids")[0]]
+    assert "trainers {gpus=2} with counter on " in shell("ls").stdout
+    [file] = files(place)
+    file.write_bytes(msgspec.json.encode({**msgspec.json.decode(file.read_bytes()), "version": "0.0.9"}))
+    refused = " ".join(Controller(place, "take").done().said("refused")[0])
+    assert "trainers runs monarch-nb 0.0.9 on Python" in refused
+    assert "monarch-nb mesh stop trainers" in refused
+    assert shell("stop", "trainers").stdout == "stopped trainers: 2 procs\n"
+    assert not any(map(alive, pids))
+    again = shell("stop", "trainers")
+    assert (again.returncode, again.stderr) == (1, "there is no mesh 'trainers' to attach; there are: none\n")
+
+
+def test_a_process_that_dies_meanwhile_is_told_of_and_healed_afterwards(place: Path) -> None:
+    (place / "gate").touch()
+    first = Controller(place, "leave").done()
+    os.kill(int(first.said("pids")[0][1]), signal.SIGKILL)
+    wait(lambda: not alive(int(first.said("pids")[0][1])))
+    second = Controller(place, "mend").done()
+    assert any("trainers gpus=1 ended: Killed(sig=9)" in line for line in second.lines), second.lines
+    assert second.said("error")
+    assert second.said("counts") == [["16", "11"]]
+
+
 def test_a_second_controller_is_refused_by_name_or_takes_over_and_the_first_is_told(place: Path) -> None:
     (place / "gate").touch()
     Controller(place, "leave").done()
@@ -138,3 +172,33 @@ def test_the_same_program_comes_back_and_its_handles_work_again(place: Path) -> 
     program = Controller(place, "again").done()
     assert program.said("counts") == [["15", "15"], ["16", "16"], ["11", "11"]]
     assert program.said("same") == [["True"]]
+    assert "stopped" not in " ".join(program.said("view")[0]), program.lines
+
+
+def test_a_mesh_on_hosts_of_others_is_left_and_attached_over_tcp_with_the_key_of_its_file(place: Path) -> None:
+    key = place / "job.key"
+    Keys.load_or_create(key)
+    agents = [
+        subprocess.Popen(
+            [sys.executable, "-m", "monarch_nb", "agent", "--tcp", "tcp://127.0.0.1:0", "--key", str(key), "--keep"],
+            stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        endpoints = []
+        for agent in agents:
+            assert agent.stdout is not None
+            endpoints.append(msgspec.json.decode(agent.stdout.readline())["endpoint"])
+        first = Controller(place, "leave_hosts", str(key), *endpoints).done()
+        assert first.said("counts") == [["15", "15"]]
+        assert files(place)[0].stat().st_mode & 0o777 == 0o600
+        second = Controller(place, "take").done()
+        assert second.said("counts") == [["16", "16"]]
+        assert second.said("pids") == first.said("pids")
+    finally:
+        for agent in agents:
+            assert agent.stdout is not None
+            agent.stdout.close()
+            agent.terminate()
+            agent.wait(SOON)

@@ -52,7 +52,6 @@ class Hoarder(Worker):
         return int(other.rank.call_one().get(SOON))
 
 
-@pytest.mark.slow
 def test_no_descriptors_left_in_the_controller() -> None:
     with Program("descriptors") as program:
         program.line("done")
@@ -60,6 +59,7 @@ def test_no_descriptors_left_in_the_controller() -> None:
         assert program.end() == 0
 
 
+@pytest.mark.slow
 def test_a_few_descriptors_left_in_the_controller_end_in_named_errors_and_not_in_waiting() -> None:
     with Program("few_descriptors") as program:
         program.line("done")
@@ -97,6 +97,7 @@ def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -
         assert actors.rank.call().get(SOON).values() == [0, 1]
 
 
+@pytest.mark.slow
 def test_no_memory_for_a_large_argument() -> None:
     with Program("memory") as program:
         program.line("done")
@@ -121,6 +122,7 @@ class Maker(Worker):
         return np.ones(count)
 
 
+@pytest.mark.slow
 def test_a_result_of_eighty_megabytes(duo: Any) -> None:
     makers = duo.spawn("makers", Maker)
     for one in makers.make.call(10**7).get(SOON).values():

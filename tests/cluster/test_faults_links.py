@@ -13,7 +13,7 @@ import zmq
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Node, Parcel
-from monarch_nb.wire import Header, Kind, Layout, Run
+from monarch_nb.wire import Header, Kind, Run
 from monarch_nb.wire.header import CastPlan
 from tests.cluster.fault_tools import SOON, begun, still_works
 
@@ -119,8 +119,8 @@ def test_a_peer_that_speaks_the_language_and_means_ill(workers: Any, host: Any) 
                 for kind in (Kind.CALL, Kind.REPLY, Kind.PORT, Kind.FOLDED, Kind.RETURNED):
                     for seq in (-1, 0, 5):
                         evil.send(msgspec.structs.replace(wrong, kind=kind, seq=seq, status=77, call="x"), parcel)
-                layout = Layout(state.procs.uid, (runtime().host, "hnone"), 2)
-                plan = CastPlan(layout, (Run(0, 4000), Run(-7, 2)), hosts=(0, 9))
+                runs, names = (Run(0, 4000), Run(-7, 2)), (runtime().host, "hnone")
+                plan = CastPlan(state.procs.uid, 2, runs, hosts=(0, 9), names=names)
                 evil.send(msgspec.structs.replace(wrong, kind=Kind.CAST, plan=plan), parcel)
         evil.close(2)
     finally:

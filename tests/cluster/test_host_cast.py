@@ -84,7 +84,7 @@ def three_hosts() -> Iterator[tuple[list[Client], Layout]]:
         for number, client in enumerate(clients):
             client.ask(verbs.HOSTS, protocol.Hosts(endpoints))
             wish = protocol.SpawnProcs(
-                layout=layout, ranks=(2 * number, 2 * number + 1), runner="tests.cluster.host_runners:echoes",
+                mesh=layout.uid, ranks=(2 * number, 2 * number + 1), runner="tests.cluster.host_runners:echoes",
                 sys_path=(client.root,), bootstrap_env_cold=True,
             )  # fmt: skip
             client.started(*client.ask(verbs.SPAWN, wish).addresses)

@@ -85,6 +85,7 @@ def test_the_first_procs_need_not_wait_for_what_the_template_imports(tmp_path: P
         wait_until(lambda: parent_of(status.template_pid or 0) == handle.pid)
 
 
+@pytest.mark.slow
 def test_templates_that_die_before_they_are_ready_cost_nothing_but_time(tmp_path: Path) -> None:
     env, _ = waits_for(tmp_path)
     with hosted(env=env) as (_, client):
@@ -165,6 +166,7 @@ def test_a_template_killed_between_spawns_is_replaced() -> None:
         assert [proc.state for proc in client.status().procs] == ["running", "running"]
 
 
+@pytest.mark.slow
 def test_a_template_killed_while_it_is_asked_costs_nothing_but_time() -> None:
     with hosted() as (_, client):
         client.started(*client.spawn(1))
@@ -184,6 +186,7 @@ def test_a_missing_interpreter_is_a_clear_exit() -> None:
         assert gone.pid == 0
 
 
+@pytest.mark.slow
 def test_no_descriptors_left_is_said_and_the_agent_lives_on(tmp_path: Path) -> None:
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\nulimit -n 64\nexec {sys.executable} "$@"\n')

@@ -221,6 +221,7 @@ def test_actors_of_every_host_that_fail_are_told_though_nobody_calls_them(
     )
 
 
+@pytest.mark.slow
 # The last one: it ends the meshes that the tests above share.
 def test_this_machine_spawns_again_after_the_hosts_it_was_one_of_were_shut_down(faults: list[MeshFailure]) -> None:
     hosts = local_hosts(2)

@@ -52,6 +52,7 @@ def proxied(tmp_path: Path, key: Path) -> "Iterator[tuple[list[HostProcess], lis
                 proxy.close()
 
 
+@pytest.mark.slow
 def test_cuts_shorter_than_the_lease_lose_nothing_and_repeat_nothing(
     proxied: Any, key: Path, faults: list[MeshFailure]
 ) -> None:
@@ -110,6 +111,7 @@ def back(hosts: Any) -> None:
     wait_until(lambda: not any(runtime().part(Routes).attached[host].lost for host in hosts.host_ids))
 
 
+@pytest.mark.slow
 def test_procs_elsewhere_learn_that_a_host_is_lost(
     proxied: Any, key: Path, faults: list[MeshFailure], tmp_path: Path
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_killed_agent_is_told_and_its_successor_takes_the_healed_procs(
         assert second[1] != first[1]
 
 
+@pytest.mark.slow
 def test_an_agent_that_was_started_anew_at_once_is_not_taken_for_the_old_one(
     tmp_path: Path, key: Path, faults: list[MeshFailure]
 ) -> None:

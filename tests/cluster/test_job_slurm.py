@@ -77,6 +77,7 @@ def test_each_node_is_a_host_and_another_process_finds_and_ends_the_job(slurm: S
         job.kill()
 
 
+@pytest.mark.slow
 def test_hosts_that_wait_in_the_queue_are_told_with_slurms_reason(slurm: SlurmCluster) -> None:
     job = SlurmJob({"trainers": 3}, PYTHON, env=LIGHT)
     job.state(cached_path=None)
@@ -152,6 +153,7 @@ with open(os.environ["RESULT"], "w") as out:
 """
 
 
+@pytest.mark.slow
 def test_a_client_script_runs_inside_the_allocation_which_ends_with_it(
     slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from monarch_nb.actor import Actor, SupervisionError, endpoint
 from monarch_nb.job import EngineError, SSHJob, running_jobs
-from tests.cluster.engine_tools import PYTHON, SSHServer, needs, none_alive
+from tests.cluster.engine_tools import PYTHON, SSHServer, command_of, needs, none_alive
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 from tests.processes import alive
@@ -50,7 +50,7 @@ def workers_of(server: SSHServer) -> list[int]:
     """The processes of agents that were started through the server."""
     found = subprocess.run(["pgrep", "-f", "monarch_nb.job.worker"], capture_output=True, text=True, check=False)
     mine = str(server.folder / "there")
-    return [pid for pid in map(int, found.stdout.split()) if mine in Path(f"/proc/{pid}/cmdline").read_text()]
+    return [pid for pid in map(int, found.stdout.split()) if mine in command_of(pid)]
 
 
 def test_hosts_are_started_over_ssh_and_found_again_and_ended_by_another_process(

@@ -31,6 +31,13 @@ def mesh() -> Iterator[Mesh]:
         yield Mesh.of(procs, ("data",))
 
 
+@pytest.fixture(scope="module")
+def grid() -> Iterator[Mesh]:
+    mesh = Mesh(shape=(2, 2), mesh_dim_names=("rows", "columns"), name="grid")
+    yield mesh
+    mesh.stop().get(40)
+
+
 def numbers(*shape: int) -> torch.Tensor:
     return torch.arange(float(torch.Size(shape).numel())).view(shape)
 
@@ -55,6 +62,8 @@ def test_what_is_written_to_a_view_is_seen_in_the_tensor_and_in_its_other_views(
     t = rows(mesh, 5, 3)
     expected = numbers(5, 3)
     last, column = t[4], t[:, 1]
+    for each in (t, expected):
+        each[2].unsqueeze(0).expand(3, 3).zero_()
     for each in (t, expected):
         each[1:3].fill_(7.0)
         each[-1] = 5.0
@@ -116,6 +125,16 @@ def test_gradients_of_what_is_written_through_views_are_those_of_local_tensors(m
             assert torch.equal(ours.grad.full_tensor(), local.grad), (placement, shape)
 
 
+def test_gradients_flow_through_what_is_selected_along_dimensions_counted_from_the_back(mesh: Mesh) -> None:
+    for placement in (S0, S1):
+        local = numbers(4, 5, 6).requires_grad_()
+        ours: Any = monarch_nb.distribute(numbers(4, 5, 6), mesh, [placement]).requires_grad_()
+        for x in (local, ours):
+            (x.select(-1, 2).square().sum() + x.narrow(-2, 1, 3).square().sum()).backward()
+        assert local.grad is not None
+        assert torch.equal(ours.grad.full_tensor(), local.grad), placement
+
+
 def test_functions_in_the_processes_and_compiled_steps_change_what_views_show(mesh: Mesh) -> None:
     t = rows(mesh, 4, 2)
     view = t[2]
@@ -162,6 +181,13 @@ def test_a_shape_that_depends_on_values_is_refused_at_the_line_with_what_to_do(m
         with pytest.raises(DataDependentShapeError, match=r"test_tensor_equal\.py:\d+[\s\S]*full_tensor\(\)"):
             DEPENDENT[name](t)
     assert t.sum().item() == 66.0
+
+
+def test_what_is_not_dense_is_refused_on_its_way_there_and_when_it_would_be_made(mesh: Mesh) -> None:
+    with pytest.raises(TypeError, match=r"to_dense\(\)"):
+        monarch_nb.distribute(numbers(4, 3).to_sparse(), mesh)
+    with pytest.raises(PropagationError, match=r"test_tensor_equal\.py:\d+.*no dense tensor"):
+        rows(mesh, 4, 3).to_sparse()
 
 
 def test_values_under_a_mask_are_written_in_place(mesh: Mesh) -> None:
@@ -218,9 +244,13 @@ def test_whole_numbers_that_become_parts_of_a_sum_stay_what_they_are(mesh: Mesh)
     assert counts.tolist() == [2, 2, 2]
 
 
-def test_norms_are_added_and_negated_as_numbers(mesh: Mesh) -> None:
+def test_norms_of_any_order_are_right_and_added_and_negated_as_numbers(mesh: Mesh) -> None:
     expected = numbers(4, 4)
     t = monarch_nb.distribute(expected, mesh, [S1])
+    for order in (3, 1, 0.5, 4, -1, 0, torch.inf, -torch.inf):
+        torch.testing.assert_close(
+            torch.linalg.vector_norm(t, order, 1).full_tensor(), torch.linalg.vector_norm(expected, order, 1)
+        )
     for norm in (lambda x: -x.norm(dim=1), lambda x: x.norm(dim=1) + x.norm(dim=1), lambda x: x.norm(dim=1).sum()):
         torch.testing.assert_close(norm(t).full_tensor(), norm(expected))
 
@@ -391,3 +421,12 @@ def test_random_programs_of_views_and_writes_see_what_local_tensors_see(mesh: Me
 @pytest.mark.parametrize("seed", range(tries(6)))
 def test_random_programs_compute_what_local_tensors_do_forward_and_backward(mesh: Mesh, seed: int) -> None:
     assert not (text := difference(seed, mesh, 8)), text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_random_programs_compute_what_local_tensors_do_on_two_dimensions(mesh: Mesh, grid: Mesh) -> None:
+    for seed in range(1000, 1000 + tries(60)):
+        assert not (text := difference(seed, grid, 8)), text
+        assert not (text := difference(seed, mesh, 8)), text
+        a_program(seed, mesh, 16)

@@ -207,6 +207,7 @@ def test_gradients_are_summed_up_once_and_with_no_sync_only_at_the_end(mesh: Mes
         torch.testing.assert_close(one.grad.full_tensor(), other.grad, atol=1e-5, rtol=1e-4, msg=name)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_activation_checkpoints_draw_the_same_dropout_again(mesh: Mesh, text: torch.Tensor) -> None:
     words = monarch_nb.distribute(text, mesh, ["data", None])
     gradients = []
@@ -220,6 +221,7 @@ def test_activation_checkpoints_draw_the_same_dropout_again(mesh: Mesh, text: to
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+@pytest.mark.slow
 def test_autocast_computes_products_in_lower_precision(mesh: Mesh, text: torch.Tensor) -> None:
     local = model_of()
     model = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh, COLUMNS_AND_ROWS)

@@ -118,6 +118,7 @@ def test_an_alias_binds_elsewhere_and_a_process_id_is_no_hindrance() -> None:
         hosts.shutdown().get(SOON)
 
 
+@pytest.mark.slow
 def test_all_interfaces_without_a_key_are_those_of_this_machine_where_it_is_dialled_there() -> None:
     ports = free_ports(2)
     addresses = [
@@ -179,6 +180,7 @@ def test_a_worker_that_cannot_listen_says_so_by_its_future_and_a_wrong_address_a
             start("nonsense")
 
 
+@pytest.mark.slow
 def test_a_worker_listens_by_a_socket_it_is_given_whose_port_needed_no_luck() -> None:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
@@ -348,6 +350,7 @@ def test_processes_of_workers_and_of_this_host_reach_each_other(folder: Path, ho
         hosts.shutdown().get(SOON)
 
 
+@pytest.mark.slow
 def test_a_terminated_worker_takes_its_link_away_later_or_its_successor_does(folder: Path) -> None:
     address = f"ipc://{folder}/w"
     process = start_worker(address)

@@ -140,6 +140,7 @@ def test_objects_of_native_modules_at_the_top_of_a_script_travel(tmp_path: Path)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_unpickled_is_not_seen_by_the_modes_of_torch(quad: ProcMesh) -> None:
     torch = pytest.importorskip("torch")
 

@@ -183,6 +183,7 @@ def test_a_program_can_be_worker_and_client_at_once(tmp_path: Path) -> None:
     assert callable(start_worker_loop_forever)
 
 
+@pytest.mark.slow
 def test_twelve_processes_on_a_small_machine() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 12})
     assert list(procs.spawn("users", User).rank.call().get(50).values()) == list(range(12))

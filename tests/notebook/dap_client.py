@@ -2,6 +2,7 @@
 
 import queue
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tests.notebook.notebook import Cell, Notebook
@@ -89,6 +90,13 @@ class Debugger:
                 if event["event"] == name:
                     return dict(self.events.pop(at)["body"])
             self._hear(deadline, f"no event {name!r}")
+
+    def until(self, holds: Callable[[], bool], timeout: float = 20) -> None:
+        """Asks until that holds: ranks that stop at one place do so one after the other."""
+        deadline = time.monotonic() + timeout
+        while not holds():
+            assert time.monotonic() < deadline, "it does not come to hold"
+            time.sleep(0.02)
 
     def finish(self, request: str, timeout: float = 30) -> Cell:
         """The cell, once it has ended."""

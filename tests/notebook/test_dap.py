@@ -75,3 +75,180 @@ def test_a_gutter_breakpoint_stops_ranks_whose_variables_are_read_set_and_steppe
     debugger.do("continue", threadId=1)
     debugger.event("continued")
     assert "200" in debugger.finish(cell).ok().text
+
+
+def test_ranks_at_other_places_are_threads_of_their_own_and_the_focus_moves_to_each(debugger: Debugger) -> None:
+    debugger.mark(TRAINER, "doubled = self.learn(loss)", "result = loss * 2", condition="@gpus=0 loss > 0")
+    cell = debugger.start("t.step.call(10).get().values()")
+    debugger.event("stopped")
+    assert len(debugger.threads()) == 1, "the condition is about one rank"
+    debugger.mark(TRAINER)
+    debugger.do("continue", threadId=1)
+    debugger.event("continued")
+    debugger.finish(cell).ok()
+
+    debugger.mark(TRAINER, "doubled = self.learn(loss)")
+    cell = debugger.start("t.step.call(10).get().values()")
+    debugger.event("stopped")
+    debugger.until(lambda: len(debugger.do("monarchThreads")["threads"][-1]["ranks"]) == 2)
+    first, others = debugger.threads()
+    assert first.startswith("trainers gpus=0 · Cell In[")
+    assert others.startswith("trainers gpus=1-2 · Cell In[")
+    assert debugger.do("monarchFocus", ranks="gpus=1", pinned=True)["name"] == "trainers gpus=1"
+    debugger.event("stopped")
+    assert debugger.variables()["loss"]["value"] == "11"
+    debugger.do("stepIn", threadId=1)
+    debugger.event("stopped")
+    assert debugger.frames()[0]["name"] == "Trainer.learn"
+    assert len(debugger.threads()) == 2, "only the rank that is pinned has stepped"
+    debugger.do("monarchFocus", ranks="gpus=0")
+    debugger.event("stopped")
+    debugger.do("continue", threadId=1)
+    debugger.event("stopped")  # the one that was left
+    debugger.do("continue", threadId=1)
+    debugger.event("continued")
+    assert "20, 22, 24" in debugger.finish(cell).ok().text
+
+
+def test_logpoints_print_by_rank_and_hit_counts_and_conditions_choose_the_pass(debugger: Debugger) -> None:
+    debugger.mark(TRAINER, "result = loss * 2", logMessage="at {loss:.1f}")
+    shown = debugger.finish(debugger.start("t.step.call(10.0).get()")).ok().stdout
+    assert [line for line in sorted(shown.splitlines()) if "at " in line] == [
+        "[gpus=0] at 10.0",
+        "[gpus=1] at 11.0",
+        "[gpus=2] at 12.0",
+    ]
+    debugger.mark(TRAINER, "result = loss * 2", condition="loss > 11", hitCondition="2")
+    debugger.finish(debugger.start("t.step.call(10).get()")).ok()
+    cell = debugger.start("t.step.call(10).get()")
+    debugger.event("stopped")
+    assert debugger.variables()["loss"]["value"] == "12"
+    debugger.do("continue", threadId=1)
+    debugger.finish(cell).ok()
+    (mark,) = debugger.mark(TRAINER, "result = loss * 2", condition="loss >")
+    assert not mark["verified"]
+    assert "loss > is not an expression" in mark["message"]
+
+
+def test_exceptions_stop_where_they_are_raised_and_where_an_endpoint_fails(debugger: Debugger) -> None:
+    debugger.do("setExceptionBreakpoints", filters=[], filterOptions=[{"filterId": "raised", "condition": "@gpus=1"}])
+    cell = debugger.start("t.fails.call(0).get()")
+    assert debugger.event("stopped")["reason"] == "exception"
+    assert debugger.do("exceptionInfo", threadId=1)["description"] == "ZeroDivisionError: division by zero"
+    assert len(debugger.threads()) == 1
+    debugger.do("continue", threadId=1)
+    debugger.finish(cell).ok()
+
+    debugger.do("setExceptionBreakpoints", filters=["uncaught"])
+    cell = debugger.start("t.slice(gpus=2).step.call_one('text').get()")
+    assert debugger.event("stopped")["reason"] == "exception"
+    assert debugger.variables()["x"]["value"] == "'text'"
+    debugger.do("continue", threadId=1)
+    assert "TypeError" in debugger.finish(cell).traceback
+
+
+def test_breakpoints_hold_in_the_init_of_actors_that_come_and_in_ranks_that_are_healed(debugger: Debugger) -> None:
+    debugger.mark(TRAINER, "self.scale = scale")
+    cell = debugger.start("late = w.spawn('late', Trainer, 3)\nlate.step.call(1).get().values()")
+    debugger.event("stopped")
+    assert debugger.frames()[0]["name"] == "Trainer.__init__"
+    debugger.until(lambda: len(debugger.do("monarchThreads")["threads"][-1]["ranks"]) == 2)
+    debugger.do("continue", threadId=1)
+    debugger.event("continued")
+    assert "6, 12, 18" in debugger.finish(cell).ok().text
+
+    debugger.mark(TRAINER, "loss = x + rank", condition="@late")
+    killing = "import os, signal, time\nfrom monarch.actor import heal_mesh\n"
+    cell = debugger.start(
+        killing
+        + "f = late.step.call(1)\ntry:\n    f.get()\nexcept Exception as error:\n    print(type(error).__name__)"
+    )
+    debugger.event("stopped")
+    debugger.do("evaluate", expression="import os, signal", frameId=debugger.frames()[0]["id"], context="repl")
+    debugger.ask("evaluate", expression="os.kill(os.getpid(), signal.SIGKILL)", context="repl")
+    debugger.event("stopped")  # another rank, since the one that was looked at is gone
+    debugger.do("continue", threadId=1)
+    assert "SupervisionError" in debugger.finish(cell).stdout
+    debugger.finish(debugger.start("heal_mesh(w)"), timeout=40).ok()
+    cell = debugger.start("late.step.call(1).get().values()")
+    debugger.event("stopped")
+    debugger.until(lambda: sum(len(row["ranks"]) for row in debugger.do("monarchThreads")["threads"]) == 3)
+    debugger.do("continue", threadId=1)
+    debugger.finish(cell).ok()
+    debugger.finish(debugger.start("late.stop().get()")).ok()
+
+
+def test_switching_the_debugger_off_lets_all_go_on_and_nothing_stops_any_more(notebook: Notebook) -> None:
+    debugger = Debugger(notebook).on()
+    debugger.mark(TRAINER, "loss = x + rank")
+    cell = debugger.start("t.step.call(1).get().values()")
+    debugger.event("stopped")
+    debugger.off()
+    assert "2, 4, 6" in debugger.finish(cell).ok().text
+    assert debugger.do("debugInfo")["isStarted"] is False
+    debugger.finish(debugger.start("t.step.call(1).get()")).ok()
+    assert not [event for event in debugger.events if event["event"] == "stopped"]
+
+
+def test_the_bug_button_shows_ranks_that_were_stopped_before_but_vs_code_hears_of_none(notebook: Notebook) -> None:
+    notebook.run("f = t.slice(gpus=0).step.call_one(1)").ok()
+    debugger = Debugger(notebook)
+    assert debugger.do("debugInfo")["stoppedThreads"] == []
+    debugger.on()
+    notebook.run("import monarch.debug\nb = monarch.debug.set_breakpoint('Trainer.step', t)").ok()
+    cell = debugger.start("t.slice(gpus=1).step.call_one(1).get()")
+    debugger.event("stopped")
+    assert debugger.do("debugInfo")["stoppedThreads"] == [1], "a page that is loaded again shows it"
+    code = Debugger(notebook, "vscode").on()
+    assert code.do("debugInfo")["stoppedThreads"] == []
+    debugger.do("continue", threadId=1)
+    debugger.finish(cell).ok()
+    notebook.run("monarch.debug.clear_breakpoint(b)").ok()
+    debugger.off()
+
+
+def test_notebooks_own_code_stops_in_the_kernels_own_debugger_and_actors_in_ours(debugger: Debugger) -> None:
+    own = "def helper(x):\n    y = x + 1\n    return y\n"
+    debugger.finish(debugger.start(own)).ok()
+    debugger.mark(own, "y = x + 1")
+    debugger.mark(TRAINER, "loss = x + rank")
+    cell = debugger.start("t.step.call(helper(1)).get().values()")
+    debugger.event("stopped")
+    assert debugger.frames(1)[0]["name"] == "helper"
+    assert debugger.variables()["x"]["value"] == "1"
+    debugger.do("continue", threadId=1)
+    debugger.event("stopped")
+    assert debugger.frames()[0]["name"] == "Trainer.step"
+    assert debugger.variables()["x"]["value"] == "2"
+    debugger.do("continue", threadId=1)
+    assert "4, 6, 8" in debugger.finish(cell).ok().text
+
+
+def test_a_hanging_repr_and_a_million_elements_are_bounded_and_tensors_are_told_by_what_they_are_like(
+    debugger: Debugger,
+) -> None:
+    code = TRAINER.replace("doubled = self.learn(loss)", "hang, many = Hang(), list(range(1_000_000))").replace(
+        "return doubled", "return len(many)"
+    )
+    code = "class Hang:\n    def __repr__(self):\n        while True:\n            pass\n\n" + code
+    debugger.finish(debugger.start(code)).ok()
+    debugger.finish(debugger.start("import numpy as np\nhung = w.slice(gpus=0).spawn('hung', Trainer)")).ok()
+    debugger.mark(code, "return len(many)")
+    cell = debugger.start("hung.step.call_one(np.arange(12.0)).get()")
+    debugger.event("stopped")
+    variables = debugger.variables()
+    assert "repr takes too long" in variables["hang"]["value"]
+    assert "1000000" in str(variables["many"]["indexedVariables"])
+    page = debugger.do("variables", variablesReference=variables["many"]["variablesReference"])["variables"]
+    assert (len(page), page[-1]["value"]) == (201, "999800 more")
+    assert "float64[12]" in variables["x"]["value"]
+    rich = debugger.do("richInspectVariables", variableName="x", frameId=debugger.frames()[0]["id"])["data"]
+    assert "<th>shape</th><td>12</td>" in rich["text/html"]
+    debugger.do("continue", threadId=1)
+    assert debugger.finish(cell).ok().text == "1000000"
+    debugger.finish(debugger.start("hung.stop().get()")).ok()
+
+
+def test_what_the_kernel_itself_answers_comes_as_it_is(debugger: Debugger) -> None:
+    assert debugger.do("modules")["modules"]
+    assert "t" in {row["name"] for row in debugger.do("inspectVariables")["variables"]}

@@ -1,5 +1,7 @@
 """examples/tensors.ipynb, executed where nobody can type: a tensor over eight processes, in view, through a death."""
 
+import re
+
 import pytest
 
 from tests.notebook.examples import Example
@@ -20,7 +22,7 @@ def test_a_tensor_is_seen_where_it_lies_and_the_mesh_survives_a_death(fresh: Not
     assert "the last cell moved" in example.text("tensors")
     assert "largest = scaled.abs().max().item()" in example.text("sync")
     assert "Send it there first: monarch.distribute" in example.text("shape")
-    assert "SupervisionError" in example.text("kill")
+    assert re.match(r"SupervisionError|ContentsLostError", example.text("kill"))  # of the call, or of the next one
     assert example.html("lost").count('class="lost"') == 1
     assert "healed, and equal: True" in example.text("heal")
     assert [cell.stderr for cell in example.shown.values() if cell.stderr] == []

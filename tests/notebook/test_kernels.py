@@ -43,6 +43,18 @@ def test_the_notebook_works_in_the_kernel_of(name: str) -> None:
     again(name, [f"tests/notebook/{module}.py" for module in TESTS])
 
 
+def test_a_program_of_marimo_spawns_calls_profiles_and_shows() -> None:
+    try:
+        python = interpreter("marimo")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"SKIPPED marimo: its environment cannot be made: {error.stderr[-500:]}")
+    program = ROOT / "tests" / "notebook" / "marimo_app.py"
+    env = {**os.environ, "PYTHONPATH": PATH}
+    done = subprocess.run([str(python), str(program)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["[0, 1]", "[0, 10]", "text/html trainers", "text/html Profile of trainers"]
+
+
 @pytest.mark.parametrize("name", ["ipykernel-7.3", "ipykernel-7.4"])
 def test_the_page_works_with_the_kernel_of(name: str) -> None:
     again(name, [f"tests/browser/{module}.py" for module in PAGES])

@@ -4,6 +4,7 @@ import datetime
 import gc
 import itertools
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,6 +120,17 @@ def test_columns_without_a_tensor_are_refused_by_name_and_say_what_to_do() -> No
     with pytest.raises(ArrowError, match=r"column ragged is of Arrow type .*have the query cast it"):
         next(batches_of(polars.DataFrame({"ragged": [[1], [2, 3]]})))
     assert [rows_of(batch) for batch in batches_of(table.lazy())] == [3]
+
+
+def test_a_query_is_read_piece_by_piece_and_in_order(tmp_path: Path) -> None:
+    polars, _ = frame()
+    if not hasattr(polars.LazyFrame, "collect_batches"):
+        pytest.skip("NOT TESTED HERE: this polars collects all of a query at once")
+    polars.DataFrame({"x": np.arange(2_000_000)}).write_parquet(tmp_path / "x.parquet", row_group_size=100_000)
+    batches = batches_of(polars.scan_parquet(tmp_path / "x.parquet").filter(polars.col("x") % 2 == 0))
+    first = next(batches)["x"]
+    assert 0 < len(first) < 1_000_000, "all at once"
+    assert np.array_equal(np.concatenate([first, *(batch["x"] for batch in batches)]), np.arange(0, 2_000_000, 2))
 
 
 def test_memory_of_a_batch_stays_when_its_source_is_gone() -> None:

@@ -9,7 +9,7 @@ from monarch_nb.host.procs import liveness
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.liveness import LivenessMonitor
 from monarch_nb.host.protocol import ProcSpec
-from monarch_nb.wire import Layout, Verb
+from monarch_nb.wire import Verb
 
 
 class Clock:
@@ -64,7 +64,7 @@ class World:
 
     def __post_init__(self) -> None:
         spec = ProcSpec(
-            address="h/p.0.0", agent="h/agent", host="h", run_folder="", layout=Layout("p", ("h",), 1), rank=0,
+            address="h/p.0.0", agent="h/agent", host="h", run_folder="", mesh="p", rank=0,
             incarnation=0, owner="h/c",
         )  # fmt: skip
         self.child = Child(spec, {"h/c"}, state="running", pid=1)

@@ -61,7 +61,7 @@ READ: dict[str, Callable[[str], Any]] = {
         ("%mesh", "new gpus=many", "gpus=many is not a size"),
         ("%mesh", "new four", "'four' is not a dimension"),
         ("%mesh", "new gpus=1 gpus=2", "given twice"),
-        ("%mesh", "new gpus=1 --frsh", "knows no option --frsh; its options are --fresh, --no-dedup"),
+        ("%mesh", "new gpus=1 --frsh", "knows no option --frsh; its options are --fresh, --job, --no-dedup"),
         ("%mesh", "new gpu=2", "did you mean gpus=2?"),
         ("%%on", "", "which mesh? The name of a mesh comes first"),
         ("%%on", "w gpus=x", "picks no rank"),

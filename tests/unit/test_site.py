@@ -36,7 +36,6 @@ WITHOUT_EXAMPLE: dict[str, set[str]] = {
         "UndeliverableMessageEnvelope",
         "WouldBlockRuntime",
         "accept_hosts",
-        "attach",
         "attach_hosts",
         "breakpoint_if",
         "default_bootstrap_cmd",
@@ -55,41 +54,6 @@ WITHOUT_EXAMPLE: dict[str, set[str]] = {
     },
     "data": {
         "ArrowError",
-    },
-    "debug": {
-        "Answers",
-        "DebugError",
-        "Frame",
-        "Group",
-        "QuitDebugger",
-        "Stopped",
-        "StoppedAtBreakpoint",
-        "Tensor",
-        "Value",
-        "controller",
-        "detach",
-        "eval",
-        "freeze_on_error",
-        "next",
-        "on_change",
-        "release",
-        "resume",
-        "stacks",
-        "step",
-        "table",
-        "take",
-        "where",
-    },
-    "distributed": {
-        "Checkpoints",
-        "CompileError",
-        "CompileWarning",
-        "ContentsLostError",
-        "MeshTensor",
-        "Verification",
-        "checkpoint",
-        "load_safetensors",
-        "verify",
     },
     "exceptions": {
         "AddressError",
@@ -130,7 +94,7 @@ WITHOUT_EXAMPLE: dict[str, set[str]] = {
         "VirtualClock",
     },
 }
-UNDER_WAY = frozenset({"job"})  # modules whose chapters are being written
+UNDER_WAY = frozenset({"", "debug", "distributed", "job"})  # modules whose chapters are being written
 
 
 def test_every_page_of_docs_is_in_the_order_and_nothing_else_is() -> None:
@@ -193,7 +157,7 @@ def test_links_of_files_are_links_of_pages_on_the_site() -> None:
 def test_every_public_name_has_a_heading_on_the_page_of_its_module() -> None:
     for module in modules():
         found = anchors(reference.text(module))
-        assert [name.full for name in names(module) if name.full not in found] == []
+        assert [name.full for name in names(module) if name.anchor not in found] == []
 
 
 def test_what_a_public_name_means_is_found_where_the_site_looks_for_it_and_is_described() -> None:

@@ -5,7 +5,9 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
+from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from monarch_nb.tensor.propagation import (
     Call,
@@ -38,6 +40,9 @@ def test_equal_metas_are_one_object_and_stay_so_through_a_pickle() -> None:
     assert meta(4, 2, placed=ROWS) is first
     assert pickle.loads(pickle.dumps(first)) is first
     assert meta(4, 2, placed=COLUMNS) is not first
+    for placement in (_NormPartial(3), _StridedShard(0, split_factor=2), Partial("max")):
+        one = meta(4, 2, placed=(placement,))
+        assert pickle.loads(pickle.dumps(one)) is one
 
 
 def test_a_product_of_rows_stays_sharded_and_costs_nothing(propagator: Propagator) -> None:
@@ -182,3 +187,25 @@ def test_a_ledger_adds_up_what_lines_have_moved(propagator: Propagator) -> None:
     ledger.add(plan, "cell:1")
     ledger.add(plan, "cell:1")
     assert list(ledger.rows().values()) == [(2, 2 * 48)]
+
+
+def test_ways_between_placements_that_are_remembered_are_those_that_a_search_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plane = Layout((2, 2), ("data", "model"))
+
+    def planned() -> list[object]:
+        propagator = Propagator(plane)
+        heads = (Shard(0), Shard(1))  # of attention, on batches: as one dimension, strided shards
+        left, right = (
+            propagator.plan(aten._unsafe_view.default, (Meta.of(plane, shape, torch.float32, heads), flat))[0].made[0]
+            for shape, flat in (((8, 4, 12, 8), [32, 12, 8]), ((8, 4, 8, 12), [32, 8, 12]))
+        )
+        product, _, _ = propagator.plan(aten.bmm.default, (left, right))  # type: ignore[arg-type]
+        return [left, right, product.program, product.made]
+
+    remembered = planned()
+    planner = _redistribute.DTensorRedistributePlanner
+    monkeypatch.setattr(planner, "get_next_state", planner.get_next_state.__wrapped__)
+    assert planned() == remembered
+    assert "_S(0, 4)" in str(remembered)  # a strided shard

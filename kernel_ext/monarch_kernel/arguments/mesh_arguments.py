@@ -1,12 +1,16 @@
-"""`%mesh NAME gpus=4 hosts=2 --fresh --no-dedup`, read into plain values."""
+"""`%mesh NAME gpus=4 hosts=2 --fresh --no-dedup --job slurm partition=gpu`, read into plain values."""
 
+import ast
 import difflib
+import re
+from typing import Any
 
 from IPython.core.error import UsageError
 from msgspec import Struct, field
 
 from .words import read_dim, split_line
 
+_JOB = re.compile(r"(?:^|\s)--job(?:\s*=\s*|\s+)(\S+)")
 USUAL_DIMS = ("hosts", "gpus")  # what almost everybody means by a dimension of a similar name
 
 
@@ -17,14 +21,26 @@ class MeshArguments(Struct, frozen=True):
     dims: dict[str, int] = field(default_factory=dict)
     fresh: bool = False
     dedup: bool = True
+    job: str = ""  # the kind of a job, or the name of one in monarch.toml, whose hosts it is to be on
+    arguments: dict[str, Any] = field(default_factory=dict)  # of that job
 
 
 def read_mesh(line: str) -> MeshArguments:
     """Reads the arguments of %mesh. Raises UsageError."""
-    name, words, options = split_line("%mesh NAME gpus=4", line, {"--fresh", "--no-dedup"})
+    job, known = "", frozenset[str]()
+    if found := _JOB.search(line):
+        job, line = found[1], f"{line[: found.start()]} {line[found.end() :]}"
+        known = _arguments_of(job)
+    elif "--job" in line.split():
+        raise UsageError("%mesh: which job? Write --job slurm, or --job and a name that monarch.toml has")
+    name, words, options = split_line("%mesh NAME gpus=4", line, {"--fresh", "--no-dedup", "--job"})
     dims: dict[str, int] = {}
+    arguments: dict[str, Any] = {}
     for word in words:
         label, size = read_dim(word, "gpus=4")
+        if label in known and label not in USUAL_DIMS:
+            arguments[label] = _value(size)
+            continue
         usual = difflib.get_close_matches(label, USUAL_DIMS, n=1, cutoff=0.8)
         if usual and label not in USUAL_DIMS:
             raise UsageError(
@@ -37,4 +53,17 @@ def read_mesh(line: str) -> MeshArguments:
         if label in dims:
             raise UsageError(f"%mesh: {label} is given twice")
         dims[label] = int(size)
-    return MeshArguments(name, dims, "--fresh" in options, "--no-dedup" not in options)
+    return MeshArguments(name, dims, "--fresh" in options, "--no-dedup" not in options, job, arguments)
+
+
+def _arguments_of(job: str) -> frozenset[str]:
+    from monarch_nb.job.named import arguments_of
+
+    return arguments_of(job)
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):  # 1:00:00, 64G, gpu
+        return text

@@ -46,7 +46,7 @@ class Adapter:
         self.ranks = ranks
         self.focus = Focus(name)
         self.gutter = Gutter(lambda path: Lines(source_of(path) or "", is_actor))
-        self.breakpoints = BreakpointRequests(ranks, self.gutter)
+        self.breakpoints = BreakpointRequests(ranks, self.gutter, name)
         self.looking = LookRequests(ranks, self.focus, source_of)
 
     @property

@@ -1,5 +1,7 @@
 """Requests about breakpoints: those of files and cells, and of exceptions."""
 
+from monarch_nb.debug.render import FileName
+
 from .asked import Message, Ranks
 from .gutter import Gutter, More
 
@@ -24,8 +26,9 @@ FILTERS = [
 class BreakpointRequests:
     """All actors have them, those that come included, while the debugger is on."""
 
-    def __init__(self, ranks: Ranks, gutter: Gutter) -> None:
+    def __init__(self, ranks: Ranks, gutter: Gutter, name: FileName) -> None:
         self._ranks = ranks
+        self._name = name  # what people call a file
         self.gutter = gutter
         self.on = False
         self.exceptions: dict[str, str] = {}  # filter -> the ranks that it is for, "" for all
@@ -67,9 +70,8 @@ class BreakpointRequests:
         rows = []
         for path, mark in self.gutter:
             more = self.gutter.more(path, mark.line.number)
-            rows.append(
-                {**mark.row(path), "condition": more.condition, "hitCondition": more.hit_condition, "log": more.log}
-            )
+            told = {"condition": more.condition, "hitCondition": more.hit_condition, "log": more.log}
+            rows.append({**mark.row(path), "name": f"{self._name(path)}:{mark.line.number}", **told})
         return {"breakpoints": rows}
 
     def _do_monarchBreakpoint(self, arguments: Message) -> Message:  # noqa: N802

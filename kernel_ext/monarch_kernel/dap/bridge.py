@@ -48,6 +48,7 @@ class DebugBridge:
         self._own: OwnDebugger | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._late: set[str] = set()  # files whose breakpoints the kernel's own debugger has not got yet
+        self._handing = asyncio.Lock()
         self._seq = 0
         self._undo: list[Callable[[], None]] = []
 
@@ -103,7 +104,8 @@ class DebugBridge:
         except Exception as error:
             logger.exception("the debug request %s could not be answered", command)
             return self._reply(message, None, f"{type(error).__name__}: {error}")
-        return answer if "success" in answer or "request_seq" in answer else self._reply(message, answer)
+        whole = "success" in answer or "request_seq" in answer or "body" in answer  # as the kernel itself answers
+        return answer if whole else self._reply(message, answer)
 
     def _reply(self, message: Message, body: Message | None, error: str = "") -> Message:
         self._seq += 1
@@ -202,6 +204,7 @@ class DebugBridge:
     async def _do_setBreakpoints(self, arguments: Message, message: Message) -> Message:  # noqa: N802
         assert self._own is not None
         body = await self._ours("setBreakpoints", arguments)
+        self.announcer.wake()
         path = str((arguments.get("source") or {}).get("path") or "")
         if self.adapter.gutter.of_notebook(path) or self._own.started:
             self._late.add(path)
@@ -222,13 +225,16 @@ class DebugBridge:
     async def _hand_over(self) -> None:
         """Gives the kernel's own debugger its breakpoints, once it can be started."""
         assert self._own is not None
-        if not self.adapter.attached or not await self._own.start():
-            return
+        async with self._handing:  # the cell that its start is ends, too
+            if self.adapter.attached and await self._own.start():
+                await self._hand(self._own)
+
+    async def _hand(self, own: OwnDebugger) -> None:
         while self._late:
             path = self._late.pop()
             rows = self.adapter.gutter.of_notebook(path)
             wanted = {"source": {"path": path}, "breakpoints": rows, "sourceModified": False}
-            await self._own.do("setBreakpoints", wanted)
+            await own.do("setBreakpoints", wanted)
 
     def cell_ends(self) -> None:
         """At the end of each cell, on its thread: what waited for the kernel to be idle is done then."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Literal
 
+NEW_LOCALS = 0x2  # a flag of the code of functions; that of classes is run when they are defined
 Whose = Literal["actors", "anybody", "notebook"]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -35,9 +36,11 @@ class Lines:
             self._run: list[int] = []
             return
         self._look(tree, "")
-        inside = {line for inner in _inner(code) for line in _lines_of(inner)}
+        every = [code, *_inner(code)]
+        inside = {line for each in every if each.co_flags & NEW_LOCALS for line in _lines_of(each)}
+        outside = {line for each in every if not each.co_flags & NEW_LOCALS for line in _lines_of(each)}
         heads = {line for begin, first, _ in self._functions for line in range(begin, first)}
-        self._run = sorted((inside | set(_lines_of(code))) - (heads - inside))
+        self._run = sorted((inside | outside) - (heads - inside))
 
     def _look(self, tree: ast.AST, prefix: str) -> None:
         for node in ast.iter_child_nodes(tree):
@@ -91,11 +94,9 @@ def _name(node: ast.expr) -> str:
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:
-    """The code of functions; that of classes is run when they are defined."""
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            if const.co_flags & 0x2:  # a function's, which has locals of its own
-                yield const
+            yield const
             yield from _inner(const)
 
 

@@ -23,6 +23,7 @@ from .logs import logs_html
 from .meshes import host_mesh_html, mesh_html, overview_html
 from .placement import placement_html
 from .profile import ProfileForms
+from .show import Shown, shown
 from .tensors import tensors_html
 from .transfers import transfers_html
 from .values import future_html, value_mesh_html
@@ -67,4 +68,9 @@ def uninstall(shell: Any) -> None:
     ProfileForms(shell).uninstall()
 
 
-__all__ = ["install", "uninstall"]
+def show(value: Any) -> Shown:
+    """A mesh, its results, a failure or a profile as a static display, where there is no IPython: in marimo's cells."""
+    return shown(value, _FORMS)
+
+
+__all__ = ["install", "show", "uninstall"]

@@ -7,11 +7,13 @@ import { ICommandPalette } from "@jupyterlab/apputils";
 import { INotebookTracker } from "@jupyterlab/notebook";
 import { ISettingRegistry } from "@jupyterlab/settingregistry";
 import { IStatusBar } from "@jupyterlab/statusbar";
+import type { Widget } from "@lumino/widgets";
 
 import { Actions } from "./actions";
 import { addCommands, openMenu } from "./commands";
 import { Front } from "./front";
 import { MonarchPanel } from "./panel";
+import { RanksSection, joinDebugger } from "./ranks";
 import { StatusItem } from "./status";
 
 import "./panel.css";
@@ -62,6 +64,9 @@ const plugin: JupyterFrontEndPlugin<void> = {
       { open, failures: () => panel.showFailures(), logs: (uid, ranks) => panel.showLogs(uid, ranks), selected: () => panel.meshes.view.row },
       palette,
     );
+    const ranks = new RanksSection(front);
+    const sidebars = (): Widget[] => [...app.shell.widgets("right"), ...app.shell.widgets("left")];
+    void app.restored.then(() => joinDebugger(sidebars, ranks));
     const status = statusBar ? new StatusItem(front, open) : null;
     if (status) statusBar?.registerStatusItem("monarch-nb:status", { item: status, align: "left", rank: 50 });
 

@@ -69,7 +69,7 @@ class Variables:
         late = False
         for name, value, expression in children:
             known = None
-            if late and not isinstance(value, _LEAVES):
+            if late and not issubclass(type(value), _LEAVES) and not _is_tensor(value):
                 known = Value(f"<{type_name(value)}>", type_name(value))
             try:
                 told.append(self.variable(name, value, expression, frame, known))

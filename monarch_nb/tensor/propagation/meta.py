@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement
 
 __all__ = ["Layout", "Meta", "Placements", "contiguous", "dense", "replicated"]
@@ -101,7 +102,7 @@ class Meta:
         for size, placement in zip(self.layout.shape, self.placements, strict=True):
             dim = getattr(placement, "dim", None)
             if dim is not None:
-                ways[dim] = ways.get(dim, 1) * size
+                ways[dim] = ways.get(dim, 1) * size * getattr(placement, "split_factor", 1)
         return any(self.shape[dim] % parts for dim, parts in ways.items())
 
     def placed(self, placements: Sequence[Placement]) -> "Meta":
@@ -113,18 +114,25 @@ class Meta:
         return f"Meta({tuple(self.shape)}, {str(self.dtype).removeprefix('torch.')}, [{placed}])"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt, (self.layout, self.shape, self.dtype, self.placements, self.stride, self.copied)
+        placements = tuple(map(_told, self.placements))
+        return _rebuilt, (self.layout, self.shape, self.dtype, placements, self.stride, self.copied)
 
 
 def _rebuilt(
     layout: Layout,
     shape: tuple[int, ...],
     dtype: torch.dtype,
-    placements: Placements,
+    placements: tuple[Placement | tuple[float], ...],
     stride: tuple[int, ...],
     copied: bool,
 ) -> Meta:
-    return Meta.of(layout, shape, dtype, placements, stride=stride, copied=copied)
+    found = [_NormPartial(*one) if isinstance(one, tuple) else one for one in placements]
+    return Meta.of(layout, shape, dtype, found, stride=stride, copied=copied)
+
+
+def _told(placement: Placement) -> Placement | tuple[float]:
+    """A placement as it can be pickled: parts of norms lose the kind of their norm, and become those of the second."""
+    return (placement.norm_type,) if isinstance(placement, _NormPartial) else placement
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
@@ -148,6 +156,6 @@ def dense(stride: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
 def _word(placement: Placement) -> str:
     if isinstance(placement, Shard):
         return f"Shard({placement.dim})"
-    if isinstance(placement, Partial):
+    if type(placement) is Partial:
         return f"Partial({placement.reduce_op})"
     return "Replicate" if placement.is_replicate() else str(placement)

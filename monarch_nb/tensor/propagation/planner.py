@@ -11,7 +11,7 @@ from .draft import Draft
 from .errors import DataDependentShapeError, PropagationError
 from .gathered import gathered
 from .lines import user_line
-from .lowered import Unfit, lowered
+from .lowered import Unfit, flat, lowered
 from .meta import Layout, Meta, Placements
 from .operation import Leaf, Operation, out_of_place
 from .partial import carries_parts, has_parts, summed
@@ -77,6 +77,9 @@ class Planner:
                 made = [register for register in registers if register is not None]
                 at = draft.splice(inner, (at,))[made[result]]
             source = draft.gather(1)
+            for dim, (size, stride) in enumerate(zip(draft.metas[at].shape, draft.metas[at].stride, strict=True)):
+                if size > 1 and not stride:  # what is expanded is one element
+                    at, source = (self._first(draft, register, dim) for register in (at, source))
             copy = Operation(
                 torch.ops.aten.copy_.default, (Slot(0), Slot(1)), {}, (draft.metas[at], draft.metas[source])
             )
@@ -93,6 +96,13 @@ class Planner:
             writes=(0,),
             collectives=tuple(draft.collectives),
         )
+
+    def _first(self, draft: Draft, register: int, dim: int) -> int:
+        """The register of the first of a whole tensor's parts along a dimension: a view."""
+        operation = Operation(torch.ops.aten.slice.Tensor, (Slot(0), dim, 0, 1), {}, (draft.metas[register],))
+        inner, (made,) = gathered(operation, operation.results(self._plain(operation))[1], self._worlds[0])
+        assert made is not None
+        return draft.splice(inner, (register,))[made]
 
     def _imagine(self) -> None:
         if not self._worlds:
@@ -229,6 +239,14 @@ class Planner:
                 "masked_fill, a product with the mask",
                 user_line(),
             ) from error
+        for leaf in flat(result):
+            if isinstance(leaf, torch.Tensor) and (leaf.layout != torch.strided or leaf.is_quantized):
+                raise PropagationError(
+                    operation.name,
+                    "its result is no dense tensor, and no other kind is cut over ranks",
+                    "Fetch the tensor first: t.full_tensor()",
+                    user_line(),
+                )
         for at in operation.writes:
             meta, tensor = operation.metas[at], tensors[at]
             if tuple(tensor.shape) != meta.shape or tensor.stride() != meta.stride:

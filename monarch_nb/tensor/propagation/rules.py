@@ -99,8 +99,9 @@ def _convolution(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     assert isinstance(weight, Slot)
     bias = [R] * (len(operation.metas) - 2)
     rows: list[Row] = [([Shard(0)], [Shard(0), R, *bias])]
-    if operation.args[8] == 1:
-        channels = 1 if operation.args[6] else 0
+    channels = 1 if operation.args[6] else 0
+    made, ranks = operation.metas[weight.register].shape[channels], operation.metas[weight.register].layout.size
+    if operation.args[8] == 1 and -(-made // ranks) * (ranks - 1) < made:  # no rank has none of them
         rows.append(([Shard(1)], [R, Shard(channels), *(Shard(0) for _ in bias)]))
     return rows
 

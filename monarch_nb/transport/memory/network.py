@@ -240,6 +240,7 @@ class MemoryNetwork:
         self._free: dict[tuple[str, bool], float] = {}  # when what leaves a host (True), or reaches it, is through
         self._redials: dict[frozenset[str], list[tuple[MemoryNode, _End]]] = {}
         self._link_incarnations = count(1)
+        self._wires: dict[str, set[_Wire]] = {}  # by the processes at their ends
 
     def join(
         self,
@@ -258,12 +259,12 @@ class MemoryNetwork:
     def kill(self, address: str) -> None:
         """The process ends at once; its connections break, what is under way is lost."""
         self._nodes[address].alive = False
-        self._break(lambda wire: address in wire[:2])
+        self._break(self._wires.pop(address, set()))
 
     def cut(self, one: str, other: str) -> None:
         """Break the connections of two nodes; they cannot connect again until `mend`."""
         self._cuts.add(frozenset((one, other)))
-        self._break(lambda wire: {one, other} == set(wire[:2]))
+        self._break({wire for wire in self._wires.get(one, ()) if other in wire[:2]})
 
     def mend(self, one: str, other: str) -> None:
         """Let them connect again."""
@@ -274,7 +275,8 @@ class MemoryNetwork:
     def part_hosts(self, one: str, other: str) -> None:
         """Break all connections between two hosts, for processes that begin later too, until `join_hosts`."""
         self._partitions.add(frozenset((one, other)))
-        self._break(lambda wire: {host_of(wire[0]), host_of(wire[1])} == {one, other})
+        wires = {wire for wires in self._wires.values() for wire in wires}
+        self._break({wire for wire in wires if {host_of(wire[0]), host_of(wire[1])} == {one, other}})
 
     def join_hosts(self, one: str, other: str) -> None:
         """Let them connect again."""
@@ -304,6 +306,8 @@ class MemoryNetwork:
     # how
 
     def _end(self, wire: _Wire, peer: str, *, dials: bool) -> _End:
+        for address in wire[:2]:
+            self._wires.setdefault(address, set()).add(wire)
         return _End(Link(next(self._link_incarnations), lane=wire[2], dials=dials, config=self.config), peer, wire)
 
     def _carry(self, node: MemoryNode, end: _End, prefix: bytes, item: Any, size: int) -> None:
@@ -341,8 +345,7 @@ class MemoryNetwork:
         there = self._free[other, False] = max(gone + delay, self._free.get((other, False), 0.0) + took)
         return there
 
-    def _break(self, which: Callable[[_Wire], bool]) -> None:
-        wires = {wire for node in self._nodes.values() for wire in node._ends if which(wire)}
+    def _break(self, wires: set[_Wire]) -> None:
         for wire in sorted(wires):
             self._generation[wire] = self._generation.get(wire, 0) + 1
             for address in wire[:2]:

@@ -1,0 +1,200 @@
+"""Which front end a kernel runs for, by facts of its process, and how much of each feature that front end gives."""
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from monarch_nb._about import page
+from monarch_nb.doctor import Finding
+
+from .views.bundle import built
+
+LAB, VSCODE, COLAB, LIGHTNING, KAGGLE, HUB, MARIMO, TERMINAL, RUN, OTHER = (
+    "JupyterLab or Notebook 7",
+    "VS Code",
+    "Colab",
+    "Lightning Studio",
+    "Kaggle",
+    "JupyterLab of a JupyterHub",
+    "marimo",
+    "IPython in a terminal",
+    "a run without a front end (nbclient, papermill)",
+    "a front end that says nothing about itself",
+)
+_GUIDES = {
+    COLAB: page("guides/colab.md"),
+    VSCODE: page("guides/vscode.md"),
+    LIGHTNING: page("guides/lightning.md"),
+    HUB: page("guides/jupyterhub.md"),
+    MARIMO: page("guides/marimo.md"),
+}
+_LABS = (LAB, HUB, LIGHTNING)  # where JupyterLab's extensions can be
+
+
+class Facts(Struct, frozen=True):
+    """What a process knows of its front end."""
+
+    environment: Mapping[str, str]
+    modules: frozenset[str] = frozenset()  # that are loaded
+    variables: frozenset[str] = frozenset()  # of the notebook, whose names begin with two underscores
+    kernel: bool = True
+    ipykernel: str = ""
+    subshells: bool = False  # the kernel can handle messages of widgets while a cell runs
+    comms: bool = True
+    widgets: bool = True  # anywidget, ipywidgets and our front ends are there
+    stdin: bool = True  # who has sent the running cell takes questions
+    debugger: bool = False  # the kernel answers a debugger
+    panel: bool = False  # our extension for JupyterLab is installed
+
+
+def facts_of(shell: Any) -> Facts:
+    """Those of the process that runs a shell; `shell` is None where there is no IPython."""
+    kernel = getattr(shell, "kernel", None)
+    request = (kernel.get_parent("shell") or {}) if kernel is not None else {}
+    info = getattr(kernel, "kernel_info", {}) if kernel is not None else {}
+    return Facts(
+        environment=dict(os.environ),
+        modules=frozenset(name for name in ("google.colab", "marimo") if name in sys.modules),
+        variables=frozenset(name for name in getattr(shell, "user_ns", {}) if str(name).startswith("__")),
+        kernel=kernel is not None,
+        ipykernel=_version("ipykernel"),
+        subshells="kernel subshells" in info.get("supported_features", ()),
+        comms=getattr(kernel, "comm_manager", None) is not None,
+        widgets=bool(_version("anywidget") and _version("ipywidgets")) and built(),
+        stdin=bool(request.get("content", {}).get("allow_stdin", True)),
+        debugger=getattr(kernel, "debugger", None) is not None,
+        panel=panel_installed(),
+    )
+
+
+def panel_installed() -> bool:
+    """Whether JupyterLab finds our extension."""
+    try:
+        from jupyter_core.paths import jupyter_path
+    except ImportError:
+        return False
+    folders = jupyter_path("labextensions")
+    return any(os.path.isfile(os.path.join(folder, "monarch-nb-lab", "package.json")) for folder in folders)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def recognised(facts: Facts) -> tuple[str, str]:
+    """The front end, and by what it was recognised. The first that fits: hosted ones set JupyterLab's variables too."""
+    environment = facts.environment
+
+    def variable(*prefixes: str) -> str:
+        return next((name for name in sorted(environment) if name.startswith(prefixes)), "")
+
+    signs: tuple[tuple[str, str], ...] = (
+        (MARIMO, "the module marimo" if "marimo" in facts.modules and not facts.kernel else ""),
+        (TERMINAL, "there is no kernel" if not facts.kernel else ""),
+        (
+            COLAB,
+            variable("COLAB_RELEASE_TAG") or ("the module google.colab" if "google.colab" in facts.modules else ""),
+        ),
+        (KAGGLE, variable("KAGGLE_KERNEL_RUN_TYPE")),
+        (VSCODE, "__vsc_ipynb_file__" if "__vsc_ipynb_file__" in facts.variables else ""),
+        (LIGHTNING, variable("LIGHTNING_CLOUD", "LIGHTNING_STUDIO")),
+        (RUN, "its cells take no questions" if not facts.stdin else ""),
+        (HUB, variable("JUPYTERHUB_API_URL", "JUPYTERHUB_USER")),
+        (LAB, variable("JPY_SESSION_NAME")),
+        (VSCODE, variable("VSCODE_PID", "VSCODE_CWD")),  # also in kernels of a Jupyter that was started in its terminal
+    )
+    return next(((name, sign) for name, sign in signs if sign), (OTHER, "no sign of any is there"))
+
+
+def levels(facts: Facts) -> list[Finding]:
+    """The front end, and how much of each feature it gives. Pure."""
+    where, sign = recognised(facts)
+    guide = _GUIDES.get(where)
+    told = f"{where} ({sign})" + (f"; its guide: {guide}" if guide else "")
+    each: tuple[tuple[str, Callable[[Facts, str], tuple[str, str]]], ...] = (
+        ("magics", _magics),
+        ("displays", _displays),
+        ("buttons", _buttons),
+        ("debugger", _debugger),
+        ("bug button", _bug_button),
+        ("side panel", _panel),
+        ("away", _away),
+    )
+    return [Finding("front end", "ok", told)] + [Finding(about, "ok", *level(facts, where)) for about, level in each]
+
+
+def _magics(facts: Facts, where: str) -> tuple[str, str]:
+    if where == MARIMO:
+        return "none: cells use the Python calls that the help of each magic names", ""
+    return "all of them", ""
+
+
+def _displays(facts: Facts, where: str) -> tuple[str, str]:
+    if where == TERMINAL:
+        return "text", ""
+    if where == MARIMO:
+        return "tables that do not change: monarch_kernel.show(mesh) in a cell", ""
+    if where == RUN:
+        return "tables that do not change: nobody looks while it runs", ""
+    if not facts.comms or not facts.widgets:
+        why = "the kernel has no comms" if not facts.comms else "anywidget, ipywidgets or their bundles are missing"
+        return f"tables that do not change: {why}", "pip install 'monarch-nb[notebook]', then restart the kernel."
+    if where == COLAB:
+        return "live: they change while a cell runs; Colab asks once for custom widgets", ""
+    return "live: they change while a cell runs", ""
+
+
+def _buttons(facts: Facts, where: str) -> tuple[str, str]:
+    if where in (TERMINAL, RUN, MARIMO) or not (facts.comms and facts.widgets):
+        return "none: use the magics, or the Python calls", ""
+    if not facts.subshells:
+        return f"they wait until the running cell ends: ipykernel {facts.ipykernel} has no subshells", ""
+    if where in _LABS:
+        return "they work while a cell runs", ""
+    return "they work while a cell runs where this front end uses subshells, else after it", ""
+
+
+def _debugger(facts: Facts, where: str) -> tuple[str, str]:
+    if not facts.stdin or where == RUN:
+        return "no prompt: calls raise StoppedAtBreakpoint, and %%mdb gives commands from the next cell", ""
+    if where == VSCODE:
+        return "its prompt is the box at the top of the window; what is stopped stands in the cell", ""
+    if where == MARIMO:
+        return "monarch.debug: group(), step(), eval(); there is no prompt", ""
+    return "its prompt is in the cell", ""
+
+
+def _bug_button(facts: Facts, where: str) -> tuple[str, str]:
+    if where in _LABS and facts.debugger:
+        return "breakpoints in the margin of cells hold on the ranks", ""
+    if where == VSCODE and facts.debugger:
+        return "Debug Cell is answered, and ends with the cell; %break sets breakpoints that last", ""
+    if where in (LAB, HUB, LIGHTNING, VSCODE):
+        return "none: this kernel has no debugger; %break sets breakpoints", "pip install --upgrade ipykernel debugpy"
+    return "none here: %break sets breakpoints in actors that run", ""
+
+
+def _panel(facts: Facts, where: str) -> tuple[str, str]:
+    if where not in _LABS:
+        return "none: only JupyterLab and Notebook 7 have one; %meshes, %failures and %logs show the same", ""
+    if not facts.panel:
+        return "not installed beside this kernel; a wheel that was built with npm brings it", ""
+    return "the tab with four squares opens it", ""
+
+
+def _away(facts: Facts, where: str) -> tuple[str, str]:
+    if where in (COLAB, KAGGLE, LIGHTNING):
+        return "a machine that sleeps, or is taken back, takes its processes along: save what has to last", ""
+    if where == HUB:
+        return (
+            "a Hub may end servers that seem idle: mesh.detach() leaves a mesh on other hosts running for a lease",
+            "",
+        )
+    return "processes end with the kernel; mesh.detach() leaves them running for a lease", ""

@@ -1,0 +1,52 @@
+"""Hosts for %mesh from jobs: kept by name, found again after a restart of the kernel, shown while they join."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from monarch_nb.job import JobsFileError, JobTrait, Role, job_named, make_job
+from monarch_nb.job.named import described_jobs, hosts_of, job_file
+from monarch_nb.job.progress import Progress
+from monarch_nb.mesh import HostMesh
+
+_ITS_OWN = ("local", "process")  # kinds whose hosts are this machine, whatever they are asked for
+
+
+class Jobs:
+    """The jobs that cells of this kernel have asked for."""
+
+    def __init__(self) -> None:
+        self._used: dict[tuple[str, str, str], JobTrait] = {}
+
+    def hosts(self, name: str, kind: str, dims: Mapping[str, int], arguments: Mapping[str, Any]) -> HostMesh:
+        """The hosts for a mesh: those of that name in the job of monarch.toml, or of a new job of the kind.
+
+        Blocks until they have joined, and shows how many have; Ctrl-C ends a job whose hosts are missing.
+        Raises UsageError for what is not known, EngineError and HostsMissingError.
+        """
+        try:
+            described = described_jobs()
+            job = job_named(kind) if kind in described else self._made(name, kind, dims, arguments)
+        except (LookupError, JobsFileError, TypeError, ValueError) as error:
+            raise UsageError(f"%mesh --job {kind}: {error.args[0] if error.args else error}") from None
+        saved = kind if kind in described else name
+        key = (kind, saved, repr((dims.get("hosts"), arguments)) if kind not in described else "")
+        job = self._used.setdefault(key, job)
+        try:
+            hosts = hosts_of(job, name, job_file(saved), _show)
+        except LookupError as error:
+            raise UsageError(f"%mesh --job {kind}: {error.args[0]}") from None
+        if kind in described and "hosts" in dims and dims["hosts"] != len(hosts):
+            raise UsageError(f"%mesh: {kind} has {len(hosts)} hosts for {name}, as monarch.toml says: leave hosts= out")
+        return hosts
+
+    def _made(self, name: str, kind: str, dims: Mapping[str, int], arguments: Mapping[str, Any]) -> JobTrait:
+        gpus = None if kind in _ITS_OWN else dims.get("gpus")
+        return make_job(kind, {name: Role(hosts=dims.get("hosts", 1), gpus=gpus)}, **arguments)
+
+
+def _show(progress: Progress) -> None:
+    sys.stdout.write(f"{progress.bar()}\n")
+    sys.stdout.flush()

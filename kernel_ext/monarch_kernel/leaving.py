@@ -1,0 +1,162 @@
+"""%detach and %attach: meshes that outlive the kernel, with the names that its cells gave them."""
+
+import os
+import sys
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class
+
+from monarch_nb import configure
+from monarch_nb.connect import Leaving, Return, come_back, left_meshes, listing
+from monarch_nb.mesh import ActorMesh, state_of
+from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.settings import DurationError, parse_duration, settings
+
+from .arguments.words import is_name
+from .front import Front
+from .namespace import Mesh
+from .session import Made, Session
+
+LEASE = "1h"
+
+
+class Notes(msgspec.Struct, frozen=True):
+    """What a notebook has to say of a mesh to the kernel that comes back to it."""
+
+    variables: dict[str, str] = {}  # uids, by the variables that hold them
+    made: dict[str, Made] = {}  # what %mesh lines asked for, by name
+
+
+class Notebook:
+    """Has what this notebook calls its meshes kept with them."""
+
+    def __init__(self, front: Front, session: Session, engine: Runtime) -> None:
+        self._front, self._session = front, session
+        self._leaving = engine.part(Leaving)
+        name = PurePath(os.environ.get("JPY_SESSION_NAME", "")).name
+        self._leaving.call_itself(f"the kernel of {name}" if name else "another kernel")
+        self._leaving.tellers.append(self._notes)
+        front.ending.append(self._leaving.keep_up)
+
+    def close(self) -> None:
+        """Does so no longer."""
+        self._leaving.tellers.remove(self._notes)
+        self._front.ending.remove(self._leaving.keep_up)
+
+    def _notes(self, meshes: tuple[str, ...]) -> bytes:
+        variables = {name: uid for name, uid in self._session.variables().items() if uid in meshes}
+        made = {name: one for name, one in self._session.made().items() if one.uid in meshes}
+        return msgspec.json.encode(Notes(variables, made))
+
+
+def bind(session: Session, back: Return) -> list[str]:
+    """Gives the meshes that have come back the names they had; tells which variables are taken by something else."""
+    try:
+        notes = msgspec.json.decode(back.notes, type=Notes) if back.notes else Notes()
+    except msgspec.DecodeError:
+        notes = Notes()
+    meshes: list[Any] = [back.procs, *back.actors]
+    by_uid: dict[str, Mesh] = {state_of(mesh).uid: mesh for mesh in meshes}
+    named = set(notes.variables.values())
+    wanted = {name: by_uid[uid] for name, uid in notes.variables.items() if uid in by_uid}
+    wanted |= {state_of(mesh).name: mesh for uid, mesh in by_uid.items() if uid not in named}
+    taken = [name for name, mesh in wanted.items() if is_name(name) and not session.bind(name, mesh)]
+    session.remember({name: one for name, one in notes.made.items() if one.uid in by_uid})
+    return taken
+
+
+@magics_class
+class LeavingMagics(Magics):
+    """%detach and %attach."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        super().__init__(shell)
+        self._session = session
+
+    @line_magic
+    def detach(self, line: str) -> None:
+        """Leave meshes: their processes live on without this kernel, until somebody attaches them or the lease ends.
+
+        %detach NAME ... [--lease 2h]   # these; the lease is 1h if nothing is said
+        %detach --keep 1h               # all of them, for so long, whenever this kernel ends: well, or killed
+        %detach --keep 0                # no more: processes end with the kernel
+
+        %attach NAME, here or in another kernel, comes back. What is called when a mesh is left goes on there, and its
+        result is lost; state, output, metrics and ranks stopped in the debugger stay. From Python:
+        workers.detach(lease="2h"); monarch.configure(mesh_keep="1h").
+        """
+        names, options = _read(line, ("--lease", "--keep"))
+        if "--keep" in options:
+            if names or "--lease" in options:
+                raise UsageError("%detach: --keep is for all meshes: %detach --keep 1h")
+            configure(mesh_keep=_duration("--keep", options["--keep"]))
+            runtime().part(Leaving).refresh()
+            kept = settings.mesh_keep > 0
+            after = f"live on for {options['--keep']} after this kernel" if kept else "end with this kernel"
+            sys.stdout.write(f"processes {after}\n")
+            return
+        if not names:
+            raise UsageError("%detach: which mesh? Write %detach NAME --lease 2h, or %detach --keep 1h")
+        lease = _duration("--lease", options.get("--lease", LEASE))
+        meshes = [self._session.find(name) for name in names]
+        for name, mesh in zip(names, meshes, strict=True):
+            procs = state_of(mesh).procs if isinstance(mesh, ActorMesh) else state_of(mesh)
+            runtime().part(Leaving).detach(procs, parse_duration(lease) / 1e9)
+            sys.stdout.write(f"{name} is left for {lease}: %attach {procs.name} comes back to it\n")
+
+    @line_magic
+    def attach(self, line: str) -> Any:
+        """Come back to a mesh that was left, with the names it had; or list what can be attached.
+
+        %attach                  # what there is, where, since when, and how much of its lease is left
+        %attach NAME             # this one, its actors and their state; what happened meanwhile is told
+        %attach NAME --steal     # also from a kernel that holds it, which is told
+
+        From Python: monarch.attach("workers", steal=True).
+        """
+        names, options = _read(line, (), ("--steal",))
+        if not names:
+            sys.stdout.write(f"{listing(left_meshes())}\n")
+            return None
+        for name in names:
+            if name in {state.name for state in self._session.meshes().values()}:
+                sys.stdout.write(f"{name} is here\n")
+                continue
+            back = come_back(name, steal="--steal" in options)
+            taken = bind(self._session, back)
+            sys.stdout.write(f"{back.story.text()}\n")
+            for variable in taken:
+                sys.stdout.write(f"the variable {variable} holds something else, and stays as it is\n")
+        return self._session.find(names[-1])
+
+
+def _read(line: str, valued: tuple[str, ...], flags: tuple[str, ...] = ()) -> tuple[list[str], dict[str, str]]:
+    """Names, and options with their values. Raises UsageError."""
+    names: list[str] = []
+    options: dict[str, str] = {}
+    words = line.replace("=", " ").split()
+    while words:
+        word = words.pop(0).rstrip(",")
+        if word in flags:
+            options[word] = ""
+        elif word in valued:
+            if not words:
+                raise UsageError(f"{word}: for how long? Write {word} 2h")
+            options[word] = words.pop(0)
+        elif word.startswith("-"):
+            known = ", ".join((*valued, *flags))
+            raise UsageError(f"there is no option {word}; there is {known}")
+        else:
+            names.append(word)
+    return names, options
+
+
+def _duration(option: str, text: str) -> str:
+    try:
+        parse_duration(text)
+    except DurationError as error:
+        raise UsageError(f"%detach {option}: {error}") from None
+    return text

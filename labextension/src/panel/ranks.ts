@@ -1,0 +1,214 @@
+// In JupyterLab's own debugger: which rank is looked at, and what a gutter cannot say of a breakpoint.
+
+import type { ISessionContext } from "@jupyterlab/apputils";
+import type { KernelMessage } from "@jupyterlab/services";
+import type { JSONObject } from "@lumino/coreutils";
+import type { Message } from "@lumino/messaging";
+import { Widget } from "@lumino/widgets";
+
+import { h, say } from "../page/dom";
+import type { Front } from "./front";
+
+const MOST = 64; // ranks of one group that have a button
+
+export interface RankRow {
+  session: string;
+  name: string;
+}
+
+export interface Threads {
+  threads: { id: number; name: string; ranks: RankRow[] }[];
+  pinned: boolean;
+  lead: string;
+}
+
+export interface BreakpointRow {
+  name: string;
+  line: number;
+  source: { path: string };
+  condition: string;
+  hitCondition: string;
+  log: string;
+  message?: string;
+}
+
+const NONE: Threads = { threads: [], pinned: false, lead: "" };
+
+/** Requests of the debug adapter protocol, on the control channel: they are answered while a cell runs. */
+export class DebugLink {
+  constructor(private _context: () => ISessionContext | null) {}
+
+  async ask<T>(command: string, args: object = {}): Promise<T> {
+    const kernel = this._context()?.session?.kernel;
+    if (!kernel) throw new Error("there is no kernel");
+    const content = { type: "request", seq: this._seq++, command, arguments: args } as unknown as KernelMessage.IDebugRequestMsg["content"];
+    const future = kernel.requestDebug(content);
+    const reply = await new Promise<KernelMessage.IDebugReplyMsg>((resolve, reject) => {
+      future.onReply = (message) => resolve(message);
+      void future.done.catch(reject);
+    });
+    const answer = reply.content as unknown as { success?: boolean; message?: string; body?: T };
+    if (answer.success === false) throw new Error(answer.message ?? `${command} failed`);
+    return answer.body as T;
+  }
+
+  private _seq = 1 << 20;
+}
+
+/** A section that JupyterLab's debugger gets: there is nothing in it while nothing of a mesh is stopped or marked. */
+export class RanksSection extends Widget {
+  constructor(private _front: Front) {
+    super();
+    this.id = "mnb-dap-ranks";
+    this.title.label = "Ranks";
+    this.addClass("mnb-dap");
+    this._link = new DebugLink(() => this._context);
+    this._pin = h("input", { type: "checkbox", onchange: () => void this._focus(this._threads.lead) });
+    this.node.append(
+      h(
+        "div",
+        { class: "mnb-v mnb-dap-body" },
+        this._note,
+        this._list,
+        h("label", { class: "mnb-dap-pin" }, this._pin, "commands go to this rank only"),
+        h("b", { class: "mnb-dap-head", text: "Breakpoints" }),
+        this._rows,
+        this._wrong,
+      ),
+    );
+    _front.changed.connect(this._changed, this);
+    this._changed();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    void this._refresh();
+  }
+
+  private _changed(): void {
+    const context = this._front.notebook?.sessionContext ?? null;
+    if (context === this._context) return;
+    this._context?.iopubMessage.disconnect(this._heard, this);
+    this._context = context;
+    context?.iopubMessage.connect(this._heard, this);
+    this._draw(NONE, []);
+  }
+
+  private _heard(_: ISessionContext, message: KernelMessage.IMessage): void {
+    if (message.header.msg_type !== "debug_event") return;
+    const { event } = message.content as unknown as { event: string };
+    if (event === "terminated") this._draw(NONE, []);
+    else if (event === "monarchThreads") void this._refresh();
+  }
+
+  /** Asks once at a time; what happens meanwhile is asked for after that. */
+  private async _refresh(): Promise<void> {
+    if (this._asking) {
+      this._again = true;
+      return;
+    }
+    this._asking = true;
+    try {
+      do {
+        this._again = false;
+        const threads = await this._link.ask<Threads>("monarchThreads");
+        const marks = await this._link.ask<{ breakpoints: BreakpointRow[] }>("monarchBreakpoints");
+        this._draw(threads?.threads ? threads : NONE, marks?.breakpoints ?? []);
+      } while (this._again);
+    } catch {
+      this._draw(NONE, []); // a kernel without a mesh
+    } finally {
+      this._asking = false;
+    }
+  }
+
+  private async _focus(session: string): Promise<void> {
+    await this._do("monarchFocus", { session, pinned: this._pin.checked });
+    await this._refresh();
+  }
+
+  private async _do(command: string, args: JSONObject): Promise<void> {
+    try {
+      await this._link.ask(command, args);
+      say(this._wrong, "");
+    } catch (error) {
+      say(this._wrong, error instanceof Error ? error.message : String(error));
+    }
+  }
+
+  private _draw(threads: Threads, marks: BreakpointRow[]): void {
+    const drawn = JSON.stringify([threads, marks]);
+    if (drawn === this._drawn) return;
+    this._drawn = drawn;
+    this._threads = threads;
+    this._pin.checked = threads.pinned;
+    const stopped = threads.threads.length;
+    say(this._note, stopped ? "" : "No rank is stopped. Breakpoints in the methods of actors stop ranks.");
+    this._note.hidden = Boolean(stopped);
+    (this._pin.parentElement as HTMLElement).hidden = !stopped;
+    this._list.replaceChildren(
+      ...threads.threads.map(({ name, ranks }) =>
+        h(
+          "li",
+          {},
+          h("div", { class: "mnb-dap-group", text: name, title: name }),
+          ...ranks.slice(0, MOST).map((rank) => this._button(rank, threads.lead)),
+          ranks.length > MOST ? h("span", { class: "mnb-dim", text: ` and ${ranks.length - MOST} more` }) : null,
+        ),
+      ),
+    );
+    this._rows.replaceChildren(...marks.map((mark) => this._row(mark)));
+  }
+
+  private _button({ session, name }: RankRow, lead: string): HTMLElement {
+    return h("button", {
+      class: "mnb-b mnb-dap-rank",
+      type: "button",
+      text: name,
+      title: `look at ${name}`,
+      "aria-pressed": session === lead ? "true" : "false",
+      onclick: () => void this._focus(session),
+    });
+  }
+
+  private _row(mark: BreakpointRow): HTMLElement {
+    const input = (label: string, value: string, example: string): HTMLInputElement =>
+      h("input", { "aria-label": `${label} of ${mark.name}`, placeholder: `${label}: ${example}`, value, spellcheck: "false" });
+    const condition = input("condition", mark.condition, "@gpus=3 loss > 1");
+    const hits = input("hits", mark.hitCondition, "3, >= 3, % 10");
+    const log = input("log", mark.log, "loss is {loss:.3f}");
+    const send = (): void =>
+      void this._do("monarchBreakpoint", {
+        path: mark.source.path,
+        line: mark.line,
+        condition: condition.value,
+        hitCondition: hits.value,
+        log: log.value,
+      });
+    for (const each of [condition, hits, log]) each.addEventListener("change", send);
+    return h("details", { class: "mnb-dap-mark", open: Boolean(mark.condition || mark.hitCondition || mark.log) }, h("summary", { text: mark.name }), condition, hits, log);
+  }
+
+  private _again = false;
+  private _asking = false;
+  private _context: ISessionContext | null = null;
+  private _drawn = "";
+  private _link: DebugLink;
+  private _list = h("ul", { class: "mnb-dap-threads" });
+  private _note = h("div", { class: "mnb-dim" });
+  private _pin: HTMLInputElement;
+  private _rows = h("div");
+  private _threads: Threads = NONE;
+  private _wrong = h("div", { class: "mnb-wrong", role: "alert" });
+}
+
+/** Adds a section to JupyterLab's debugger, where there is one: it may be made after this extension. */
+export function joinDebugger(widgets: () => Iterable<Widget>, section: Widget): boolean {
+  for (const widget of widgets()) {
+    if (widget.id !== "jp-debugger-sidebar") continue;
+    const panel = widget as Widget & { addWidget?: (widget: Widget) => void };
+    panel.addWidget?.(section);
+    return Boolean(panel.addWidget);
+  }
+  return false;
+}

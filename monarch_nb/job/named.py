@@ -1,0 +1,161 @@
+"""Jobs by name: what `monarch.toml` says of them, and what makes one of a kind and plain arguments."""
+
+import inspect
+import logging
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from monarch_nb.job.adapted import AdapterJob
+from monarch_nb.job.batch import MPIJob, SlurmJob
+from monarch_nb.job.kinds import kinds
+from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
+from monarch_nb.job.local import LocalJob
+from monarch_nb.job.process import ProcessJob
+from monarch_nb.job.progress import Progress
+from monarch_nb.job.ray_engine import RayJob
+from monarch_nb.job.role import Role
+from monarch_nb.job.ssh import SSHJob
+from monarch_nb.job.trait import JobTrait
+from monarch_nb.mesh import HostMesh
+
+logger = logging.getLogger("monarch_nb.job")
+FILE = "monarch.toml"
+_CLASSES: dict[str, type[AdapterJob]] = {
+    "mpi": MPIJob,
+    "process": ProcessJob,
+    "ray": RayJob,
+    "slurm": SlurmJob,
+    "ssh": SSHJob,
+}
+_OF_IMAGES = tuple(inspect.signature(ImageSpec).parameters)
+
+
+class JobsFileError(ValueError):
+    """A monarch.toml that cannot be read, or that describes no job; the text says where and what."""
+
+
+def find_file(start: "str | os.PathLike[str] | None" = None) -> Path | None:
+    """The monarch.toml of a folder, or of one above it; None if there is none."""
+    place = Path(start or ".").absolute()
+    return next((folder / FILE for folder in (place, *place.parents) if (folder / FILE).is_file()), None)
+
+
+def described_jobs(file: Path | None = None) -> dict[str, dict[str, Any]]:
+    """What the file says of each job, by name: `[jobs.lab]`, with `kind`, `meshes`, and the arguments of the kind.
+
+    Without a file that of this folder. Raises JobsFileError.
+    """
+    file = file or find_file()
+    if file is None:
+        return {}
+    try:
+        jobs = tomllib.loads(file.read_text("utf-8")).get("jobs", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise JobsFileError(f"{file}: {error}") from None
+    for name, said in jobs.items() if isinstance(jobs, dict) else ():
+        if not isinstance(said, dict) or not isinstance(said.get("kind"), str) or not said.get("meshes"):
+            raise JobsFileError(f'{file}: [jobs.{name}] needs a kind and meshes: kind = "slurm", meshes = {{ a = 4 }}')
+    return dict(jobs)
+
+
+def job_named(name: str, file: Path | None = None) -> JobTrait:
+    """The job that monarch.toml describes under a name; nothing is started.
+
+    Raises LookupError for a name that it does not have, JobsFileError for what it says wrongly.
+    """
+    jobs = described_jobs(file)
+    if name not in jobs:
+        where = file or find_file() or f"no {FILE} in this folder or above"
+        raise LookupError(f"there is no job {name!r}: {where} has {', '.join(sorted(jobs)) or 'none'}")
+    said = dict(jobs[name])
+    try:
+        return make_job(said.pop("kind"), said.pop("meshes"), **said)
+    except (TypeError, ValueError, LookupError) as error:
+        raise JobsFileError(f"{file or find_file()}: [jobs.{name}]: {error}") from None
+
+
+def job_file(name: str) -> str:
+    """Where a job of that name is saved, so that other processes find it: beside monarch.toml, else in this folder."""
+    file = find_file()
+    return str((file.parent if file is not None else Path()) / ".monarch" / "jobs" / f"{name}.json")
+
+
+def arguments_of(kind: str) -> frozenset[str]:
+    """The names of the arguments that jobs of a kind take, beside their meshes."""
+    if kind == "kubernetes":
+        found = {*inspect.signature(KubernetesJob).parameters, *_OF_IMAGES, "port", "secret", "label_selector"}
+        return frozenset(found)
+    made = _CLASSES.get(kind)
+    return frozenset() if made is None else frozenset(inspect.signature(made).parameters) - {"meshes"}
+
+
+def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait:
+    """A job of a kind. `meshes` has for each name a number of hosts, what a `Role` has, or what the kind takes.
+
+    Raises LookupError for a kind that is not there, TypeError and ValueError for what it does not take.
+    """
+    if kind == "local":
+        return LocalJob(tuple(meshes))
+    if kind == "ssh":
+        return SSHJob(meshes=meshes, **arguments)
+    if kind == "kubernetes":
+        return _kubernetes(meshes, arguments)
+    roles = {name: _role(name, said) for name, said in meshes.items()}
+    made = _CLASSES.get(kind)
+    if made is not None:
+        wanted: Any = made
+        job: JobTrait = wanted(roles, **arguments)
+        return job
+    if kind not in kinds():
+        raise LookupError(f"there is no kind of jobs {kind!r} here: there are {', '.join(kinds())}")
+    return AdapterJob(kind, roles, arguments.pop("env", None), options=arguments)
+
+
+def _role(name: str, said: Any) -> "int | Role":
+    if isinstance(said, (int, Role)):
+        return said
+    try:
+        return msgspec.convert(said, Role)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _kubernetes(meshes: Mapping[str, Any], arguments: dict[str, Any]) -> KubernetesJob:
+    config = arguments.pop("kubeconfig", None)
+    common = {name: arguments.pop(name) for name in (*_OF_IMAGES, "port", "secret", "label_selector")
+              if name in arguments}  # fmt: skip
+    job = KubernetesJob(kubeconfig=None if config is None else KubeConfig.from_path(config), **arguments)
+    for name, said in meshes.items():
+        if isinstance(said, Role):
+            resources = {"resources": {"nvidia.com/gpu": said.gpus}} if said.gpus else {}
+            said = {"hosts": said.hosts, **resources}
+        wanted = {**common, **({"hosts": said} if isinstance(said, int) else said)}
+        image = {key: wanted.pop(key) for key in _OF_IMAGES if key in wanted}
+        spec = ImageSpec(**image) if "image" in image else None
+        job.add_mesh(name, wanted.pop("hosts", 1), image_spec=spec, **wanted)
+    return job
+
+
+def hosts_of(job: JobTrait, name: str, path: str, tell: Callable[[Progress], object]) -> HostMesh:
+    """The hosts of a mesh of a job, which is started if it does not run, and saved at `path`; its only mesh may have
+    any name.
+
+    Blocks until the hosts have joined; `tell` is called with the progress. Ctrl-C ends the job while some are missing.
+    Raises LookupError for a mesh that it does not have, EngineError and HostsMissingError.
+    """
+    running = job._running
+    if running is not None and running._lost():
+        logger.warning("a job is gone: %s: %s. A new one is started", running._described(), running._lost())
+        job.kill()
+    meshes = job.state(path)._hosts
+    if name not in meshes and len(meshes) != 1:
+        raise LookupError(f"the job has no mesh {name!r}: it has {', '.join(meshes)}")
+    running = job._running
+    if isinstance(running, AdapterJob) and not isinstance(running, LocalJob):
+        running.wait(tell=tell)
+    return meshes[name] if name in meshes else next(iter(meshes.values()))

@@ -1,0 +1,62 @@
+"""Jobs on a real Ray cluster of one node."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="NOT TESTED HERE: pip install 'monarch-nb[ray]'")
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+
+# In a process of its own: Ray's client leaves threads and sockets behind in the process that it was used in.
+PROGRAM = """
+import os, sys
+import ray
+ray.init(num_cpus=3, include_dashboard=False, namespace="monarch-nb", log_to_driver=False, logging_level="ERROR")
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.job import RayJob, Role, running_jobs
+
+class Where(Actor):
+    @endpoint
+    def where(self):
+        return os.environ["MARK"], os.getpid()
+
+def alive(pid):
+    return os.path.exists(f"/proc/{pid}") and " Z " not in open(f"/proc/{pid}/stat").read()
+
+if __name__ == "__main__":
+    job = RayJob({"trainers": 2}, strategy="PACK", env={"MARK": "ray", "TORCH_TEST_MARK": "1"})
+    state = job.state(cached_path=None)
+    found = state.trainers.spawn_procs().spawn("where", Where).where.call().get(90).values()
+    print("marks", *[mark for mark, _ in found], flush=True)
+    more = RayJob({"others": Role(cpus=2)}, strategy="PACK")
+    more.state(cached_path=None)
+    try:
+        more.wait(4)
+    except TimeoutError as error:
+        print("waiting", "waits for a node of Ray's" in str(error), flush=True)
+    more.kill()
+    print("listed", [each.apply_id for each in running_jobs("ray")] == [job.apply_id], flush=True)
+    job.kill()
+    print("gone", not any(alive(pid) for _, pid in found), running_jobs("ray"), flush=True)
+    ray.shutdown()
+"""
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    yield
+    for name in ("RAY_ADDRESS",):
+        os.environ.pop(name, None)
+
+
+def test_each_bundle_of_a_placement_group_is_a_host(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    env = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=160, env=env)
+    assert done.stdout.splitlines() == ["marks ray ray", "waiting True", "listed True", "gone True []"], done.stderr

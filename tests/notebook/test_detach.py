@@ -1,0 +1,106 @@
+"""Meshes outlive a real kernel: it is restarted, or killed, and the next one goes on with them under their names."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.notebook import Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+COUNTER = """
+import os
+from monarch.actor import Actor, endpoint
+
+class Counter(Actor):
+    def __init__(self):
+        self.n = 0
+    @endpoint
+    def add(self, more):
+        self.n += more
+        print("counted to", self.n)
+        return self.n
+    @endpoint
+    def stopped(self):
+        here = self.n
+        breakpoint()
+        return here
+
+%mesh trainers gpus=2
+mine = trainers.spawn("counter", Counter)
+mine.add.call(5).get().values()
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/train.ipynb")
+    return tmp_path
+
+
+def restart(notebook: Notebook) -> None:
+    """As the button of a front end does; then the extension is loaded again."""
+    notebook.manager.restart_kernel(now=False)
+    notebook.client.wait_for_ready(timeout=30)
+    notebook.pid = int(notebook.run("import os; os.getpid()").text)
+    notebook.run("%load_ext monarch").ok()
+
+
+def test_a_kernel_is_restarted_and_goes_on_with_its_mesh_under_the_same_names(files: Path) -> None:
+    notebook = Notebook()
+    try:
+        assert notebook.run(COUNTER).ok().text == "[5, 5]"
+        pids = notebook.run("trainers.run(os.getpid).get().values()").ok().text
+        notebook.run("waits = mine.slice(gpus=1).stopped.call_one()").ok()
+        left = notebook.run("%detach trainers --lease 2m").ok()
+        assert "trainers is left for 2m: %attach trainers comes back to it" in left.stdout
+        assert "attach" in notebook.run("mine.add.call(1).get()").traceback
+        restart(notebook)
+        listed = notebook.run("%attach").ok().stdout
+        assert "trainers {gpus=2} with counter on " in listed
+        assert "it was detached" in listed
+        assert notebook.complete("%attach tr") == ["trainers"]
+        back = notebook.run("%attach trainers").ok()
+        assert "trainers is back: 2 procs with counter; left " in back.stdout
+        assert "counter.stopped() runs on gpus=1" in back.stdout
+        assert notebook.run("trainers.run(__import__('os').getpid).get().values()").ok().text == pids
+        assert notebook.run("mine.slice(gpus=0).add.call_one(2).get()").ok().text == "7"
+        notebook.run("import monarch.debug as debug; debug.wait(timeout=10)").ok()
+        assert notebook.run("[(one.name, one.point) for one in debug.sessions()]").ok().text == "[('counter', (1,))]"
+        assert "5" in notebook.run("print(debug.eval('here + 0'))").ok().stdout
+        notebook.run("debug.resume()").ok()
+        assert notebook.run("mine.slice(gpus=1).add.call_one(3).get()").ok().text == "8"
+        notebook.run("%mesh trainers gpus=2").ok()  # the line that made it finds it
+        assert notebook.run("trainers.run(__import__('os').getpid).get().values()").ok().text == pids
+        assert "stopped trainers" in notebook.run("%stop trainers").ok().stdout
+        assert "no mesh was left" in notebook.run("%attach").ok().stdout
+    finally:
+        notebook.close()
+
+
+def test_with_keep_a_killed_kernel_leaves_its_mesh_and_a_thief_is_told_to_the_one_that_had_it(files: Path) -> None:
+    notebook = Notebook()
+    try:
+        assert "live on for 2m" in notebook.run("%detach --keep 2m").ok().stdout
+        notebook.run(COUNTER).ok()
+        os.kill(notebook.pid, signal.SIGKILL)
+    finally:
+        notebook.close()
+    first, second = Notebook(), Notebook()
+    try:
+        back = first.run("%attach trainers").ok().stdout
+        assert "the process that owned it is gone" in back
+        assert first.run("mine.add.call(1).get().values()").ok().text == "[6, 6]"
+        refused = second.run("%attach trainers").traceback
+        assert f"held by the kernel of train.ipynb (process {first.pid} on" in refused
+        assert "taken over from the kernel of train.ipynb" in second.run("%attach trainers --steal").ok().stdout
+        assert second.run("mine.add.call(1).get().values()").ok().text == "[7, 7]"
+        told = first.run("mine.add.call(1).get()").traceback
+        assert f"taken over by the kernel of train.ipynb (process {second.pid} on" in told
+        second.run("%stop trainers").ok()
+    finally:
+        first.close()
+        second.close()

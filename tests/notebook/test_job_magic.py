@@ -1,0 +1,46 @@
+"""%mesh on the hosts of a job, in a real kernel."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.notebook import Notebook
+
+pytestmark = pytest.mark.timeout(120)
+TOML = """
+[jobs.lab]
+kind = "process"
+meshes = { trainers = 2, loaders = 1 }
+env = { MARK = "lab" }
+"""
+
+
+def test_a_mesh_lies_on_the_hosts_of_a_job_by_kind_and_by_name(nb: Notebook, tmp_path: Path) -> None:
+    nb.run(f"import os; here = os.getcwd(); os.chdir({str(tmp_path)!r})").ok()
+    (tmp_path / "monarch.toml").write_text(TOML)
+    try:
+        cell = nb.run("%mesh near hosts=2 slots=1 --job process env={'MARK':'cell'}").ok()
+        assert cell.text == "<ProcMesh 'near' {hosts=2, slots=1}>"
+        assert "[####################] 2/2 hosts joined" in cell.stdout
+        assert "'cell'" in nb.run("%%on near\nimport os\nos.environ['MARK']").text
+        assert "near is reused" in nb.run("%mesh near hosts=2 slots=1 --job process env={'MARK':'cell'}").ok().stdout
+        assert nb.run("%mesh trainers slots=2 --job lab").ok().text == "<ProcMesh 'trainers' {hosts=2, slots=2}>"
+        assert nb.run("%mesh loaders --job lab").ok().text == "<ProcMesh 'loaders' {hosts=1, gpus=1}>"
+        assert "'lab'" in nb.run("%%on loaders\nimport os\nos.environ['MARK']").text
+        line = [sys.executable, "-m", "monarch_nb", "job", "ls"]
+        listed = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        assert "(lab)  process  trainers=2, loaders=1  3 running" in " ".join(listed.split("\n")), listed
+        saved = json.loads((tmp_path / ".monarch/jobs/lab.json").read_text())
+        ended = subprocess.run(
+            [*line[:-1], "kill", saved["apply_id"][:8]], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert ended.stdout.startswith("ended: "), ended.stderr
+        assert "the job has no mesh 'others'" in nb.run("%mesh others --job lab").stderr
+        assert "there is no kind of jobs 'slurn' here" in nb.run("%mesh others hosts=1 --job slurn").stderr
+    finally:
+        nb.run("%stop near trainers loaders")
+        nb.run("from monarch.job import running_jobs\nfor job in running_jobs('process'): job.kill()").ok()
+        nb.run("os.chdir(here)").ok()

@@ -1,0 +1,188 @@
+"""Lines that can be stopped at, marks in a gutter, and who is looked at: no kernel, and nothing that runs."""
+
+from typing import Any
+
+import pytest
+
+from monarch_kernel.dap.focus import Focus
+from monarch_kernel.dap.gutter import Gutter, More, ranks_in
+from monarch_kernel.dap.handles import Handle, Handles, is_ours
+from monarch_kernel.dap.lines import Line, Lines
+from monarch_nb.debug import Frame, Stopped
+
+CELL = """\
+import math
+
+class Trainer(Actor):
+    scale = 2
+
+    @endpoint
+    def step(self, x):
+        '''What it does.'''
+
+        y = x + 1
+        # a remark
+        return helper(
+            y,
+        )
+
+def helper(y):
+    return y * 2
+
+result = helper(1)
+"""
+
+
+def stopped(rank: int, line: int = 10, *, number: int = 1, name: str = "trainers") -> Stopped:
+    return Stopped(
+        session=f"s{rank}",
+        number=number,
+        address=f"h/p.{rank}.0",
+        host="h",
+        pid=rank,
+        mesh=name,
+        name=name,
+        rank=rank,
+        incarnation=0,
+        labels=("gpus",),
+        point=(rank,),
+        sizes=(8,),
+        stack=(Frame("train.py", line, "step"),),
+    )
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clicked", "line"),
+    [
+        (10, Line(10, "actors", "Trainer")),
+        (7, Line(10, "actors", "Trainer")),  # the head of a method: where it begins, past what it says of itself
+        (6, Line(10, "actors", "Trainer")),
+        (11, Line(12, "actors", "Trainer")),  # a remark: the next line that is run
+        (17, Line(17, "anybody")),
+        (16, Line(17, "anybody")),
+        (19, Line(19, "notebook")),
+        (4, Line(4, "notebook")),
+        (99, Line(19, "notebook")),
+    ],
+)
+def test_a_click_means_the_next_line_that_is_run_and_tells_whose_code_it_is(clicked: int, line: Line) -> None:
+    assert Lines(CELL).at(clicked) == line
+
+
+def test_a_class_is_one_of_actors_by_its_base_its_endpoints_or_what_the_notebook_knows() -> None:
+    text = "class A(Base):\n    def f(self):\n        return 1\n"
+    assert Lines(text).at(3).whose == "anybody"
+    assert Lines(text, lambda name: name == "A").at(3) == Line(3, "actors", "A")
+    assert Lines(text.replace("    def", "    @x.endpoint(a=1)\n    def")).at(4) == Line(4, "actors", "A")
+
+
+def test_a_text_that_is_no_python_can_be_stopped_at_where_it_was_clicked() -> None:
+    assert Lines("%%on workers\nx = (").at(2) == Line(2, "anybody")
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
+
+
+def gutter() -> Gutter:
+    return Gutter(lambda path: Lines(CELL))
+
+
+def test_marks_go_to_the_ranks_to_the_notebook_or_to_both_by_whose_code_they_are_in() -> None:
+    marks = gutter()
+    marks.set("cell", [{"line": 10}, {"line": 17}, {"line": 19}])
+    assert [(each.line, each.actor) for each in marks.of_mesh()] == [(10, "Trainer"), (17, "")]
+    assert marks.of_notebook("cell") == [{"line": 17}, {"line": 19}]
+
+
+def test_what_was_said_of_a_mark_stays_when_the_gutter_sends_it_again() -> None:
+    marks = gutter()
+    marks.set("cell", [{"line": 17}])
+    marks.add("cell", 17, More("@gpus=3 y > 1", "% 2", "y is {y}"))
+    marks.set("cell", [{"line": 10}, {"line": 17}])
+    (line,) = [each for each in marks.of_mesh() if each.line == 17]
+    assert (line.ranks, line.condition, line.hit_condition, line.log) == ("gpus=3", "y > 1", "% 2", "y is {y}")
+    assert marks.of_notebook("cell") == [], "it names ranks"
+    with pytest.raises(LookupError, match="no breakpoint at line 3"):
+        marks.add("cell", 3, More())
+
+
+@pytest.mark.parametrize(
+    ("more", "says"), [(More("y >"), "not an expression"), (More("", "often"), "no hit condition")]
+)
+def test_what_means_nothing_is_refused_and_a_mark_with_it_stops_nobody(more: More, says: str) -> None:
+    marks = gutter()
+    wanted: dict[str, Any] = {"line": 17, "condition": more.condition, "hitCondition": more.hit_condition}
+    (mark,) = marks.set("cell", [wanted])
+    assert says in mark.row("cell")["message"]
+    assert marks.of_mesh() == []
+    with pytest.raises(ValueError, match=says):
+        marks.add("cell", 17, more)
+
+
+def test_ranks_stand_before_a_condition() -> None:
+    assert ranks_in("@gpus=0:4 loss > 1") == ("gpus=0:4", "loss > 1")
+    assert ranks_in("@3") == ("3", "")
+    assert ranks_in(" loss > 1 ") == ("", "loss > 1")
+
+
+# -- who is looked at --------------------------------------------------------------------------------------------------
+
+
+def test_the_rank_that_is_looked_at_is_a_thread_and_the_others_of_its_place_are_the_next_one() -> None:
+    focus = Focus()
+    records = [*(stopped(rank) for rank in range(4)), stopped(4, line=20)]
+    assert focus.settle(records) is records[0]
+    assert [(each.number, each.name) for each in focus.threads(records)] == [
+        (1, "trainers gpus=0 · train.py:10"),
+        (2, "trainers gpus=1-3 · train.py:10"),
+        (3, "trainers gpus=4 · train.py:20"),
+    ]
+    assert focus.meant(records, 1) == tuple(records[:4])
+    assert focus.meant(records, 3) == (records[4],)
+    focus.move(records[2], pinned=True)
+    assert focus.settle(records) is records[2]
+    assert focus.meant(records, 1) == (records[2],)
+
+
+def test_front_ends_hear_of_a_rank_once_and_again_when_it_stands_anew() -> None:
+    focus = Focus()
+    assert focus.settle([stopped(0)]) is not None
+    assert focus.settle([stopped(0), stopped(1)]) is None
+    assert focus.settle([stopped(0, number=2), stopped(1)]) is not None
+
+
+def test_where_the_rank_has_gone_on_those_that_were_with_it_come_next_then_the_most() -> None:
+    focus = Focus()
+    records = [stopped(0), stopped(1), *(stopped(rank, line=20) for rank in (2, 3, 4))]
+    assert focus.settle(records) is records[2]
+    focus.move(records[0], pinned=False)
+    focus.settle(records)
+    assert focus.settle(records[1:]) is records[1]
+    assert focus.settle(records[2:]) is records[2]
+    assert focus.settle([]) is None
+    assert focus.has_gone([])
+    assert not focus.has_gone([]), "they are told once"
+
+
+def test_a_pinned_rank_is_waited_for_and_found_again_where_it_stops_next() -> None:
+    focus = Focus()
+    records = [stopped(0), stopped(1)]
+    focus.move(records[1], pinned=True)
+    focus.settle(records)
+    assert focus.settle(records[:1]) is None
+    assert focus.has_gone(records[:1])
+    again = stopped(1, line=30, number=2)
+    assert focus.settle([records[0], again]) is again
+
+
+def test_numbers_hold_for_a_stop_and_are_not_those_of_another_debugger() -> None:
+    handles = Handles()
+    number = handles.number(Handle("s0", 1, 0))
+    assert is_ours(number)
+    assert not is_ours(7)
+    assert handles.number(Handle("s0", 1, 0)) == number
+    handles.keep([stopped(0, number=2)])
+    assert handles.get(number) is None

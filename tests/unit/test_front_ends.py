@@ -1,0 +1,106 @@
+"""Which front end a kernel runs for, by the facts of its process, and what that front end is said to give. Pure."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_kernel import show
+from monarch_kernel.front_ends import (
+    COLAB,
+    HUB,
+    KAGGLE,
+    LAB,
+    LIGHTNING,
+    MARIMO,
+    OTHER,
+    RUN,
+    TERMINAL,
+    VSCODE,
+    Facts,
+    facts_of,
+    levels,
+    recognised,
+)
+from monarch_nb.mesh import this_host
+from monarch_nb.testing import cluster
+
+pytestmark = pytest.mark.timeout(30)
+SESSION = {"JPY_SESSION_NAME": "/home/me/a.ipynb"}
+FRONT_ENDS = {
+    LAB: Facts(SESSION, ipykernel="7.4.0", subshells=True, debugger=True, panel=True),
+    VSCODE: Facts({}, variables=frozenset({"__vsc_ipynb_file__"}), ipykernel="7.3.0", subshells=True, debugger=True),
+    # Colab's server is a Jupyter of its own: it sets that variable too.
+    COLAB: Facts({**SESSION, "COLAB_RELEASE_TAG": "r2026"}, frozenset({"google.colab"}), ipykernel="6.17.1"),
+    KAGGLE: Facts({"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, ipykernel="6.29"),
+    LIGHTNING: Facts({**SESSION, "LIGHTNING_CLOUD_PROJECT_ID": "1"}, ipykernel="6.29", debugger=True),
+    HUB: Facts({**SESSION, "JUPYTERHUB_API_URL": "http://hub"}, ipykernel="7.4.0", subshells=True, debugger=True),
+    MARIMO: Facts({}, frozenset({"marimo"}), kernel=False),
+    TERMINAL: Facts({"VSCODE_PID": "1"}, kernel=False),
+    RUN: Facts(SESSION, stdin=False, ipykernel="7.4.0", subshells=True),
+    OTHER: Facts({}, ipykernel="7.4.0"),
+}
+
+
+def told(facts: Facts) -> dict[str, str]:
+    return {finding.about: finding.found for finding in levels(facts)}
+
+
+@pytest.mark.parametrize("name", FRONT_ENDS)
+def test_each_front_end_is_recognised_and_every_feature_has_a_level(name: str) -> None:
+    facts = FRONT_ENDS[name]
+    assert recognised(facts)[0] == name
+    assert set(told(facts)) == {
+        *("front end", "magics", "displays", "buttons", "debugger", "bug button", "side panel", "away")
+    }
+    assert told(facts)["front end"].startswith(name)
+
+
+def test_a_jupyter_that_was_started_in_the_terminal_of_vs_code_is_jupyter() -> None:
+    assert recognised(Facts({**SESSION, "VSCODE_PID": "1"}))[0] == LAB
+    assert recognised(Facts({"VSCODE_PID": "1"}))[0] == VSCODE
+
+
+def test_what_needs_subshells_comms_a_prompt_or_a_debugger_is_said_to_be_missing_without() -> None:
+    lab = FRONT_ENDS[LAB]
+    assert told(lab)["buttons"] == "they work while a cell runs"
+    assert told(lab)["bug button"] == "breakpoints in the margin of cells hold on the ranks"
+    assert "ipykernel 6.17.1 has no subshells" in told(FRONT_ENDS[COLAB])["buttons"]
+    assert "none" in told(FRONT_ENDS[COLAB])["side panel"]
+    assert "no comms" in told(Facts(SESSION, comms=False))["displays"]
+    assert "anywidget" in told(Facts(SESSION, widgets=False))["displays"]
+    assert told(Facts(SESSION, widgets=False))["buttons"].startswith("none")
+    assert "StoppedAtBreakpoint" in told(FRONT_ENDS[RUN])["debugger"]
+    assert "this kernel has no debugger" in told(Facts(SESSION))["bug button"]
+    assert "not installed" in told(Facts(SESSION))["side panel"]
+    assert "box at the top" in told(FRONT_ENDS[VSCODE])["debugger"]
+    assert told(FRONT_ENDS[MARIMO])["magics"].startswith("none")
+
+
+def kernel(**attributes: Any) -> Any:
+    return SimpleNamespace(get_parent=lambda channel: {"content": {"allow_stdin": True}}, **attributes)
+
+
+def test_the_shape_of_the_kernel_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = kernel(
+        kernel_info={"supported_features": ["debugger", "kernel subshells"]}, comm_manager=object(), debugger=object()
+    )
+    facts = facts_of(SimpleNamespace(kernel=new, user_ns={"__vsc_ipynb_file__": "a.ipynb", "x": 1}))
+    assert (facts.kernel, facts.subshells, facts.comms, facts.debugger, facts.stdin) == (True,) * 5
+    assert facts.variables == {"__vsc_ipynb_file__"}
+    old = facts_of(SimpleNamespace(kernel=kernel(kernel_info={}, comm_manager=None), user_ns={}))
+    assert (old.subshells, old.comms, old.debugger) == (False, False, False)
+    none = facts_of(None)
+    assert (none.kernel, recognised(none)[0]) == (False, TERMINAL)
+
+
+def test_a_value_is_shown_without_ipython_as_in_marimo() -> None:
+    with cluster():
+        procs = this_host().spawn_procs(per_host={"gpus": 2}, name="seen")
+        procs.initialized.get(10)
+        kind, html = show(procs)._mime_()
+        assert kind == "text/html"
+        assert "seen" in html
+        assert "<table" in html
+        assert show(procs)._repr_html_().startswith('<div class="mnb"')
+    assert show("<b>")._mime_() == ("text/html", "<pre>&#x27;&lt;b&gt;&#x27;</pre>")

@@ -1,0 +1,75 @@
+"""Jobs by name: what monarch.toml may say."""
+
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.job import JobsFileError, KubernetesJob, Role, SlurmJob, SSHJob, job_named, make_job
+from monarch_nb.job.named import arguments_of, described_jobs, find_file, job_file
+
+pytestmark = pytest.mark.timeout(20)
+FILE = """
+[jobs.lab]
+kind = "slurm"
+partition = "gpu"
+meshes = { trainers = { hosts = 4, gpus = 8 }, loaders = 2 }
+
+[jobs.desk]
+kind = "ssh"
+python_exe = "/opt/py"
+meshes = { trainers = ["me@n1", "n2:2222"] }
+
+[jobs.pods]
+kind = "kubernetes"
+namespace = "lab"
+image = "example/x"
+meshes = { trainers = { hosts = 2, resources = { "nvidia.com/gpu" = 1 } }, loaders = 1 }
+
+[jobs.wrong]
+kind = "slurm"
+partitoin = "gpu"
+meshes = { a = 1 }
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "monarch.toml").write_text(FILE)
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    return tmp_path / "monarch.toml"
+
+
+def test_jobs_of_a_folder_above_have_their_kinds_and_arguments(file: Path) -> None:
+    assert find_file() == file
+    lab = job_named("lab")
+    assert isinstance(lab, SlurmJob)
+    assert (lab._meshes, lab._options["partition"]) == ({"trainers": 4, "loaders": 2}, "gpu")
+    assert lab._role("trainers") == Role(hosts=4, gpus=8)
+    assert repr(job_named("desk")) == "<SSHJob trainers=2>"
+    pods = job_named("pods")
+    assert isinstance(pods, KubernetesJob)
+    assert pods._options["meshes"]["trainers"]["resources"] == {"nvidia.com/gpu": 1}
+    assert pods._options["meshes"]["loaders"]["image"] == "example/x"
+    assert job_file("lab") == str(file.parent / ".monarch/jobs/lab.json")
+
+
+def test_what_is_wrong_is_told_with_the_place(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match=r"no job 'nobody': .*monarch\.toml has desk, lab, pods, wrong"):
+        job_named("nobody")
+    with pytest.raises(JobsFileError, match=r"\[jobs\.wrong\]: .*partitoin"):
+        job_named("wrong")
+    for text in ("[jobs.a]\nkind = 3", "[jobs.a]\nkind = 'slurm'", "[jobs", "[jobs]\na = 1"):
+        file.write_text(text)
+        with pytest.raises(JobsFileError, match=r"monarch\.toml"):
+            described_jobs()
+    with pytest.raises(LookupError, match="no kind of jobs 'x'"):
+        make_job("x", {"a": 1})
+    with pytest.raises(ValueError, match=r"a: .*gpsu"):
+        make_job("slurm", {"a": {"gpsu": 1}})
+
+
+def test_the_arguments_of_a_kind_are_known() -> None:
+    assert {"partition", "time_limit", "env"} <= arguments_of("slurm")
+    assert {"namespace", "image", "resources"} <= arguments_of("kubernetes")
+    assert isinstance(make_job("ssh", {"a": ["b"]}), SSHJob)
