@@ -32,7 +32,7 @@ class ArrivedLog:
         self._acknowledged = 0
         self._open: dict[tuple[str, str], LineBuffer] = {}  # by stream and call
         self._kept = kept
-        self._count = 0  # of the lines in `blocks`
+        self._count = 0  # of the lines that are kept
         self._claim = claim
 
     def reached(self, position: int) -> bool:

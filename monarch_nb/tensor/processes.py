@@ -119,7 +119,7 @@ class Processes:
     def _lose(self, reason: str) -> None:
         """A process is gone, and with it a part of all tensors (engine thread)."""
         for stream in tuple(self._streams.values()):
-            stream.lost = gone(self._state.name, reason)
+            stream.lost = gone(self._state.name, self._over or reason)  # the word of a death may come after the end
 
     def end(self, why: str) -> None:
         """Ends the workers of these processes, of which others take the place. Blocks."""

@@ -211,4 +211,4 @@ def test_the_extension_loads_under_both_names_and_unloads(nb: Notebook) -> None:
     nb.run("%load_ext monarch").ok()
     nb.run("heal_mesh(w)").ok()
     assert "mnb" in nb.run("w").html
-    assert nb.run("%%on w\nprint('once')").ok().stdout.count("once") == 1
+    assert nb.run("%%on w gpus=0\nprint('once')").ok().stdout.count("once") == 1

@@ -43,7 +43,7 @@ def test_bytes_that_come_twice_are_taken_once() -> None:
     assert log.feed(b"one\ntw", at=0) == ["one"]
     assert log.feed(b"one\ntwo\n", at=0) == ["two"]
     assert log.feed(b"e\n", at=2) == []
-    assert "".join(one.text for one in log.log.blocks) == "one\ntwo\n"
+    assert "".join(one.text for one in log.log.written()) == "one\ntwo\n"
 
 
 def test_following_may_begin_in_the_middle() -> None:
@@ -101,8 +101,8 @@ def test_only_the_last_lines_are_kept() -> None:
     log = Log(kept=100)
     for number in range(1000):
         log.feed(b"line %d\n" % number)
-    assert len(log.log.blocks) == 100
-    assert log.log.blocks[-1].text == "line 999\n"
+    assert len(log.log.written()) == 100
+    assert log.log.written()[-1].text == "line 999\n"
 
 
 def test_ranks_are_drawn_together_along_their_dimensions() -> None:

@@ -32,8 +32,11 @@ const { default: plugin } = await import("../../src/panel/index");
 
 type Activate = (app: object, ...optional: unknown[]) => void;
 
-function app(): { commands: CommandRegistry; shell: { add: ReturnType<typeof vi.fn>; activateById: ReturnType<typeof vi.fn> } } {
-  return { commands: new CommandRegistry(), shell: { add: vi.fn(), activateById: vi.fn() } };
+type Shell = Record<"add" | "activateById" | "widgets", ReturnType<typeof vi.fn>>;
+
+function app(): { commands: CommandRegistry; restored: Promise<void>; shell: Shell } {
+  const shell = { add: vi.fn(), activateById: vi.fn(), widgets: vi.fn(() => []) };
+  return { commands: new CommandRegistry(), restored: Promise.resolve(), shell };
 }
 
 const tracker = (): object => ({ currentWidget: null, currentChanged: new Signal({}) });
