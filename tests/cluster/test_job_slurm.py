@@ -95,6 +95,7 @@ def test_hosts_that_wait_in_the_queue_are_told_with_slurms_reason(slurm: SlurmCl
         more.kill()
 
 
+@pytest.mark.slow
 def test_a_job_that_slurm_ends_is_told_in_its_words(slurm: SlurmCluster, shown: list[Any]) -> None:
     job = SlurmJob({"trainers": 1}, PYTHON, env=LIGHT)
     try:
