@@ -12,7 +12,7 @@ from scripts.processes import MARK, left_behind
 from tests.soak.samples import MEGABYTE, Samples
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 14.0
+SECONDS = float(os.environ.get("SOAK_SECONDS", "14"))
 PAUSE = 0.5  # between rounds, which leaves others the processor
 
 
