@@ -10,6 +10,18 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 
+def repeat(
+    later: Callable[[float, Callable[[], object]], object], seconds: float, function: Callable[[], bool]
+) -> None:
+    """Runs `function` by a clock's `later`, each `seconds`, for as long as it returns True."""
+
+    def again() -> None:
+        if function():
+            later(seconds, again)
+
+    later(seconds, again)
+
+
 class ThreadClock:
     """Runs short functions at a time, on a thread of its own; they must not block."""
 
@@ -38,12 +50,7 @@ class ThreadClock:
 
     def every(self, seconds: float, function: Callable[[], bool]) -> None:
         """Runs `function` each `seconds` for as long as it returns True."""
-
-        def again() -> None:
-            if function():
-                self.later(seconds, again)
-
-        self.later(seconds, again)
+        repeat(self.later, seconds, function)
 
     def close(self) -> None:
         """Forgets everything; ends the thread."""

@@ -4,6 +4,8 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
+from monarch_nb.transport.clock import repeat
+
 __all__ = ["VirtualClock"]
 
 
@@ -27,12 +29,7 @@ class VirtualClock:
 
     def every(self, seconds: float, function: Callable[[], bool]) -> None:
         """Call `function` each `seconds` for as long as it returns True."""
-
-        def again() -> None:
-            if function():
-                self.later(seconds, again)
-
-        self.later(seconds, again)
+        repeat(self.later, seconds, function)
 
     def close(self) -> None:
         """Forget everything that is due."""

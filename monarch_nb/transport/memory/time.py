@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from monarch_nb.transport.clock import repeat
 from monarch_nb.transport.memory.network import MemoryNetwork
 
 logger = logging.getLogger(__name__)
@@ -147,12 +148,7 @@ class ProcessClock:
 
     def every(self, seconds: float, function: Callable[[], bool]) -> None:
         """Run `function` each `seconds` for as long as it returns True."""
-
-        def again() -> None:
-            if function():
-                self.later(seconds, again)
-
-        self.later(seconds, again)
+        repeat(self.later, seconds, function)
 
     def close(self) -> None:
         """Forget everything that was to be done later."""
