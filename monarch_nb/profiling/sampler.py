@@ -60,8 +60,9 @@ class Sampler:
             return self._take()
 
     def _run(self) -> None:
+        tuple(self._look())  # the first look fills caches: it does not tell what looking costs
         before = told = time.monotonic()
-        pause = self._period
+        pause, costs = self._period, 0.0
         while not self._over.wait(pause):
             ran = time.thread_time()
             now = time.monotonic()
@@ -75,7 +76,8 @@ class Sampler:
             cost = time.thread_time() - ran
             with self._lock:
                 self._cost += cost
-            pause = max(self._period - (time.monotonic() - now), cost / MOST_COST)
+            costs = (costs + cost) / 2  # one dear look must not make the thread miss what is short
+            pause = max(self._period - (time.monotonic() - now), costs / MOST_COST)
 
     def _note(self, seconds: float) -> None:
         """One look, which stands for the time since the one before."""
