@@ -1,7 +1,7 @@
 """`put`: a value that many calls share. It is written once on each host, and every process maps it where it lies."""
 
 import weakref
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from monarch_nb.rdma.buffer import aside, service
 from monarch_nb.rdma.errors import BufferDroppedError
@@ -10,7 +10,7 @@ from monarch_nb.rdma.puts import Kept, starts
 from monarch_nb.runtime import Future, runtime
 from monarch_nb.transport import SharedMemoryError
 from monarch_nb.transport.shared import MemoryFile
-from monarch_nb.wire import decode, encode
+from monarch_nb.wire import Pieces, decode, encode
 
 __all__ = ["Put", "put"]
 
@@ -86,7 +86,7 @@ def put(value: T) -> Put[T]:
     Raises what pickling the value raises, and SharedMemoryError where there is no memory for it.
     """
     engine, mine = runtime(), service()
-    frames: list[Any] = [memoryview(frame).cast("B") for frame in encode(value, engine)]
+    frames = [frame if isinstance(frame, Pieces) else memoryview(frame).cast("B") for frame in encode(value, engine)]
     made: Put[T] = Put(mine.puts.keep(frames, engine.context().actor_instance))
     weakref.finalize(made, mine.puts.release, made._kept.handle.number).atexit = False
     return made

@@ -26,7 +26,7 @@ from monarch_nb.settings import settings
 from monarch_nb.transport import SharedMemoryError
 from monarch_nb.transport.mapping import map_file
 from monarch_nb.transport.shared import MemoryFile
-from monarch_nb.wire import Asker
+from monarch_nb.wire import Asker, Pieces
 
 __all__ = ["Kept", "Puts", "starts"]
 
@@ -84,7 +84,7 @@ class Puts:
 
     # -- values put here --------------------------------------------------------------------------------------------
 
-    def keep(self, frames: Sequence[memoryview], owner: Instance) -> Kept:
+    def keep(self, frames: Sequence[memoryview | Pieces], owner: Instance) -> Kept:
         """Copies frames into a memory file, which is on offer to other hosts."""
         sizes = tuple(frame.nbytes for frame in frames)
         token = secrets.token_bytes(_TOKEN)

@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 from monarch_nb.transport import shared
 from monarch_nb.transport.shared import MemoryFile
+from monarch_nb.wire import Pieces
 
 Body: TypeAlias = bytes | bytearray | memoryview | MemoryFile
 
@@ -84,7 +85,10 @@ def _private(body: Body) -> memoryview:
 
 
 def snapshot(
-    frames: Sequence[Any], *, portable: bool = False, hold: Callable[[memoryview], MemoryFile] = MemoryFile.holding
+    frames: Sequence[Any],
+    *,
+    portable: bool = False,
+    hold: Callable[[memoryview | Pieces], MemoryFile] = MemoryFile.holding,
 ) -> Parcel:
     """Copy the buffers: what the caller does to them afterwards is not seen by anybody.
 
@@ -96,7 +100,7 @@ def snapshot(
         if type(frame) is bytes and (portable or len(frame) < shared.threshold):
             bodies.append(frame)  # immutable: nothing to copy
             continue
-        data = memoryview(frame).cast("B")
+        data = frame if type(frame) is Pieces else memoryview(frame).cast("B")
         if portable or data.nbytes < shared.threshold:
             bodies.append(bytes(data))
         else:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.mapping import map_file
 from monarch_nb.transport.shared import MemoryFile
+from monarch_nb.wire import Pieces
 
 __all__ = ["Loan", "Pool"]
 
@@ -61,7 +62,7 @@ class Pool:
         self._numbers = itertools.count(1)
         self._ticking = False
 
-    def holding(self, data: memoryview) -> MemoryFile:
+    def holding(self, data: memoryview | Pieces) -> MemoryFile:
         """A memory file with a copy of `data` (contiguous bytes). Raises SharedMemoryError when memory runs out."""
         length = data.nbytes
         taken = uninterrupted(self._take, length)
@@ -72,6 +73,9 @@ class Pool:
         entry, user = taken
         if entry.mapping is None:
             entry.mapping = map_file(entry.file.fd, entry.file.length, private=False, writable=True)
+        if isinstance(data, Pieces):
+            data.copy_into(entry.mapping)
+            return user
         for start in range(0, length, _PIECE):
             entry.mapping[start : min(start + _PIECE, length)] = data[start : start + _PIECE]
         return user

@@ -10,12 +10,12 @@ import errno
 import fcntl
 import os
 import select
-from collections.abc import Iterable
 from typing import Any
 
 from monarch_nb.transport.errors import SharedMemoryError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.mapping import map_file
+from monarch_nb.wire import Pieces
 
 __all__ = ["MemoryFile", "available", "threshold"]
 
@@ -48,20 +48,11 @@ class MemoryFile:
         return MemoryFile(self.fd, length, self._closer)
 
     @classmethod
-    def holding(cls, data: memoryview) -> "MemoryFile":
+    def holding(cls, data: memoryview | Pieces) -> "MemoryFile":
         """A sealed memory file with a copy of `data` (contiguous bytes)."""
-        return cls.gathering([data], data.nbytes)
-
-    @classmethod
-    def gathering(cls, pieces: Iterable[memoryview], length: int) -> "MemoryFile":
-        """A sealed memory file with the pieces one after the other."""
-        file = cls._create(length)
-        try:
-            for piece in pieces:
-                file.append(piece)
-            file.seal()
-        except OSError as error:
-            raise _no_room(error, length) from error
+        file = cls._create(data.nbytes)
+        file.append(data)
+        file.seal()
         return file
 
     @classmethod
@@ -82,8 +73,9 @@ class MemoryFile:
         """An unsealed memory file that `append` will fill up to `length`."""
         return cls._create(length)
 
-    def append(self, piece: memoryview) -> None:
+    def append(self, data: memoryview | Pieces) -> None:
         """Write at the end. Raises SharedMemoryError when memory runs out."""
+        piece = memoryview(bytes(data)) if isinstance(data, Pieces) else data
         done = 0
         try:
             while done < piece.nbytes:

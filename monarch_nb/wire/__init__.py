@@ -30,6 +30,7 @@ from monarch_nb.wire.header import (
     encode_header,
 )
 from monarch_nb.wire.pickler import REDUCERS
+from monarch_nb.wire.pieces import Pieces
 from monarch_nb.wire.plain import decode_plain
 from monarch_nb.wire.sources import gather_sources, received_sources, register_sources
 from monarch_nb.wire.tensors import without_modes
@@ -67,6 +68,7 @@ __all__ = [
     "MalformedMessageError",
     "MessageTooLargeError",
     "PickleFailure",
+    "Pieces",
     "Refused",
     "RemoteException",
     "Run",

@@ -3,7 +3,7 @@
 Frame 0 is the pickle stream, protocol 5; the others are its out-of-band buffers. Where a message carries code by
 value, or large bytes that the stream left outside, frame 0 starts with a byte that no pickle starts with, followed by
 the length (u32) and the pickle of (class units, sources, places), and then the stream. `places` are offsets in the
-stream at which the last frames belong.
+stream at which the last frames belong. Small buffers share frames: see `pieces`, whose table then comes first of all.
 """
 
 import pickle
@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, install
 from monarch_nb.wire.codec import enter_codec, leave_codec
-from monarch_nb.wire.pages import ask_for_large_pages
 from monarch_nb.wire.pickler import Pickler
+from monarch_nb.wire.pieces import PACKED, Pieces, pack, unpack
 from monarch_nb.wire.tensors import without_modes
 
 
@@ -33,6 +33,7 @@ class Filed(Protocol):
 
 
 Frame = bytes | bytearray | memoryview
+Sent = Frame | Pieces
 Part = Frame | Filed
 
 _IN_MEMORY = (bytes, bytearray, memoryview)
@@ -50,7 +51,7 @@ class MessageTooLargeError(ValueError):
     """A message that leaves its process has more bytes than `codec_max_frame_length` allows."""
 
 
-def encode(obj: object, context: object = None) -> list[Frame]:
+def encode(obj: object, context: object = None) -> list[Sent]:
     """The frames of `obj`. Those after the first may be the caller's own memory: copy them before it can change.
 
     `context` is what `current_codec()` returns meanwhile. Raises what the objects' own pickling raises.
@@ -67,17 +68,19 @@ def encode(obj: object, context: object = None) -> list[Frame]:
             pickler.dump(obj)
             chunks, frames = pickler.chunks, pickler.buffers
             if not cargo.classes and not pickler.files and max(map(len, chunks)) < _LARGE:
-                return [chunks[0] if len(chunks) == 1 else b"".join(chunks), *frames]
+                first = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                return pack(first, frames) if len(frames) > 1 else [first, *frames]
             cargo.files.update(pickler.files)
             units, sources = cargo.pack(_unit_pickler)
     finally:
         leave_codec(previous)
     stream, places, pieces = _set_apart(chunks)
     prologue = pickle.dumps(([tuple(unit) for unit in units], sources, places), 5)
-    return [b"".join((_PROLOGUE.pack(_EXTENDED, len(prologue)), prologue, *stream)), *frames, *pieces]
+    first = b"".join((_PROLOGUE.pack(_EXTENDED, len(prologue)), prologue, *stream))
+    return [*pack(first, frames), *pieces]
 
 
-def check_size(frames: Sequence[Frame]) -> None:
+def check_size(frames: Sequence[Sent]) -> None:
     """Raises MessageTooLargeError for the body of a message that is above `codec_max_frame_length`."""
     size = 0
     for frame in frames:
@@ -102,9 +105,12 @@ def decode(frames: Sequence[Part], context: object = None) -> Any:
         if len(first) <= _TINY:
             return pickle.loads(first)
         with without_modes():
+            others = frames[1:]
+            if first[0] == PACKED:
+                first, others = unpack(memoryview(first), others)
             if first[0] != _EXTENDED:
-                return pickle.loads(first, buffers=_mapped(frames[1:]))
-            return _decode_extended(memoryview(first), frames[1:])
+                return pickle.loads(first, buffers=_mapped(others))
+            return _decode_extended(memoryview(first), others)
     finally:
         leave_codec(previous)
 
@@ -155,7 +161,10 @@ class _Reader:
 
     def readinto(self, target: Any) -> int:
         view, done = memoryview(target).cast("B"), 0
-        ask_for_large_pages(view)
+        if len(view) >= _LARGE:
+            from monarch_nb.wire.pages import ask_for_large_pages
+
+            ask_for_large_pages(view)
         while self._parts and not isinstance(piece := self._parts[-1], memoryview):
             self._parts.pop()
             if piece.length == len(view):  # as a rule: what was set apart is one object

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monarch_nb.wire.body import Frame, check_size, decode, encode
+from monarch_nb.wire.body import Frame, Sent, check_size, decode, encode
 from monarch_nb.wire.codec import current_codec
 from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_name
 
@@ -103,7 +103,7 @@ def _frames(exc: BaseException) -> list[str]:
         return []
 
 
-def encode_exception(exc: BaseException, context: object = None) -> list[Frame]:
+def encode_exception(exc: BaseException, context: object = None) -> list[Sent]:
     """The frames of `exc`. Never raises: what cannot be pickled travels as its names and texts."""
     formatted = format_exception(exc)
     reason = ""

@@ -8,6 +8,7 @@ import pytest
 
 from monarch_nb.transport.pool import IDLE, KEPT, LENT, Pool
 from monarch_nb.transport.shared import MemoryFile, available
+from monarch_nb.wire import Pieces
 from tests.unit.transport_tools import End, ends, run_folder, wait_until
 
 pytestmark = [
@@ -46,6 +47,24 @@ def test_a_file_that_was_given_back_is_filled_again() -> None:
     second = filled(pool, b"2", BIG - 5)
     assert inode(second) == same
     assert bytes(second.private()) == b"2" * (BIG - 5)
+
+
+def test_small_buffers_are_put_together_into_a_file_that_is_filled_again() -> None:
+    pool = a_pool()
+    first = filled(pool, b"1")
+    number, same = pool.lend([first], "h/b"), inode(first)
+    del first
+    pool.returned([number], "h/b")
+    pieces = Pieces()
+    for letter in range(100):
+        assert pieces.add(memoryview(bytes([letter]) * 10_001))
+    file = pool.holding(pieces)
+    assert inode(file) == same
+    content = bytes(file.private())
+    assert content == bytes(pieces)
+    assert [content[start : start + 10_001] for start in range(0, len(content), 10_048)] == [
+        bytes([letter]) * 10_001 for letter in range(100)
+    ]
 
 
 def test_a_file_that_its_sender_still_holds_is_not_filled_again() -> None:

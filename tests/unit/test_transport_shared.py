@@ -1,5 +1,6 @@
 import errno
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from monarch_nb.transport import DescriptorLimitError, SharedMemoryError, pool
 from monarch_nb.transport.parcel import snapshot
 from monarch_nb.transport.shared import MemoryFile, available
+from monarch_nb.wire import decode, encode
 from monarch_nb.wire.header import Header, Kind
 from tests.unit.transport_tools import End, ends, run_folder, starved
 
@@ -49,6 +51,22 @@ def test_only_large_buffers_get_a_memory_file() -> None:
     assert parcel.nbytes == 1 + 2 * 256 * 1024 - 1 + BIG
     parcel.close()
     assert memory_files() == []
+
+
+def test_many_small_buffers_travel_in_one_memory_file_and_each_can_be_written_to() -> None:
+    state = [bytearray([number]) * 16_384 for number in range(200)]
+    with run_folder() as folder:
+        a, b = End("h/a", folder), End("h/b", folder)
+        with ends(a, b):
+            parcel = a.node.snapshot(encode([pickle.PickleBuffer(part) for part in state]))
+            assert [type(body).__name__ for body in parcel.bodies] == ["bytes", "MemoryFile"]
+            state[3][:] = bytes(16_384)
+            for _ in range(2):
+                a.node.send(Header(Kind.CALL, "h/b", "h/a"), parcel)
+            first, second = decode(b.get()[1]), decode(b.get()[1])
+            first[5][:3] = b"new"
+            assert [part[0] for part in second] == list(range(200))
+            assert bytes(first[4]) + bytes(first[6]) == b"\4" * 16_384 + b"\6" * 16_384
 
 
 def test_a_body_for_many_receivers_is_written_once_and_released_when_all_have_it(
@@ -157,6 +175,7 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from monarch_nb.transport import Node
+from monarch_nb.wire import decode, encode
 from monarch_nb.wire.header import Header, Kind
 node = Node("h/a", run_folders={"h": Path(sys.argv[1])}, handler=print, on_link_failed=print)
 node.start()

@@ -15,7 +15,11 @@ from monarch_nb.wire import current_codec, decode, encode
 def trip(obj, context=None):
     """`obj` as it arrives: frames after the first are copied, as the transport does."""
     first, *others = encode(obj, context)
-    return decode([bytes(first), *map(bytearray, others)], context)
+    return decode([bytes(first), *copies(others)], context)
+
+
+def copies(frames):
+    return [bytearray(bytes(frame)) for frame in frames]
 
 
 values = st.recursive(
@@ -36,14 +40,15 @@ def code_and_large_bytes():
 
 
 @pytest.mark.fuzz
-@given(values, st.integers(0, 10**6), st.integers(0, 4), st.booleans())
-def test_a_message_that_lacks_its_end_is_refused(value, cut, kept, prologue):
-    first, *others = encode((value, np.arange(4), code_and_large_bytes() if prologue else None))
+@given(values, st.integers(0, 10**6), st.integers(0, 4), st.booleans(), st.booleans())
+def test_a_message_that_lacks_its_end_is_refused(value, cut, kept, prologue, table):
+    arrays = [np.zeros(5000) for _ in range(5 if table else 1)]
+    first, *others = encode((value, arrays, code_and_large_bytes() if prologue else None))
     with pytest.raises(Exception):  # noqa: B017 - pickle's errors are of many types
-        decode([bytes(first)[: cut % len(first)], *map(bytearray, others)])
+        decode([bytes(first)[: cut % len(first)], *copies(others)])
     if kept < len(others):
         with pytest.raises(Exception):  # noqa: B017
-            decode([bytes(first), *map(bytearray, others[:kept])])
+            decode([bytes(first), *copies(others[:kept])])
 
 
 def test_plain_arguments_are_one_plain_pickle():
@@ -108,6 +113,33 @@ def test_arrays_travel_out_of_band_and_arrive_writable():
 )
 def test_all_sorts_of_arrays_survive(array):
     np.testing.assert_array_equal(trip([array])[0], array)
+
+
+def test_many_small_buffers_share_frames_and_a_large_one_is_alone():
+    state = {number: np.full(4096, number, np.float32) for number in range(200)}
+    state |= {"large": np.arange(100_000), "odd": np.arange(4099, dtype=np.uint8), "again": state[7]}
+    first, large, *together = encode(state)
+    assert np.shares_memory(np.frombuffer(large, np.uint8), state["large"])
+    assert [len(frame) for frame in together] == [200 * 16_384 + 4160], "as many as fit into 4 MiB"
+    back = decode([bytes(first), bytearray(large), *copies(together)])
+    for name, array in state.items():
+        np.testing.assert_array_equal(back[name], array)
+    assert back["again"] is back[7]
+    assert back[0].flags.writeable
+    back[0][:] = -1
+    assert (back[1] == 1).all(), "each has bytes of its own"
+
+
+@given(st.lists(st.integers(0, 300_000), min_size=1, max_size=40), st.booleans())
+def test_buffers_of_any_sizes_come_back_in_their_order(sizes, code):
+    arrays = [np.full(size, number, np.uint8) for number, size in enumerate(sizes)]
+    frames = encode((arrays, code_and_large_bytes() if code else None))
+    largest = 4 << 20
+    assert len(frames) <= 2 + sum(size >= 256 << 10 for size in sizes) + max(4, 2 * sum(sizes) // largest)
+    back, _ = decode([bytes(frames[0]), *copies(frames[1:])])
+    assert [(array.size, set(array.tolist())) for array in back] == [
+        (size, {number} if size else set()) for number, size in enumerate(sizes)
+    ]
 
 
 def test_bytes_arrays_and_large_lists_mix():
