@@ -1,13 +1,16 @@
 """For all tests: how much they try, and how the processes they start are set up, hundreds of them."""
 
 import atexit
+import contextlib
 import gc
+import importlib
 import os
 import re
 import shutil
 import signal
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.effort import EFFORT, tries
+
+HERE = Path(__file__).resolve().parent
 
 # Born without torch and numpy, which cost each host agent a second; tests that want them say so.
 os.environ.setdefault("MONARCH_NB_PRELOAD", "")
@@ -34,6 +39,18 @@ settings.register_profile(
     "ours", max_examples=tries(60), deadline=None, derandomize=EFFORT == 1, print_blob=True, database=None
 )
 settings.load_profile("ours")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker reads other modules first: what pytest makes of their asserts is then made once, not in all workers."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None or [session.config.rootpath / one for one in session.config.args] != [HERE]:
+        return
+    files = [path for folder in session.config.getini("python_files") for path in sorted(HERE.rglob(folder))]
+    for path in files[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # told when it is collected
+            importlib.import_module(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:

@@ -28,8 +28,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     _running.close()  # where the last test was not reached
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Ended by the last of these tests: while the browser's driver is there, nothing else can run an event loop."""
-    if nextitem is None or nextitem.path.parent != HERE:
-        _running.close()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Ended by the last of these tests, and if its own end failed: while the driver is there, no event loop can run."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path.parent != HERE:
+            _running.close()

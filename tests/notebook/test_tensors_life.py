@@ -53,25 +53,21 @@ def test_a_cell_on_the_processes_has_its_part_of_a_tensor_under_its_name(nb: Not
     nb.run("t.copy_(torch.arange(4.0))").ok()
 
 
-def test_an_interrupt_stops_waiting_and_a_second_one_ends_a_collective_that_nobody_else_enters(nb: Notebook) -> None:
-    request, cell = nb.start("mesh.execute(alone, other)"), Cell()
-    nb.until(request, cell, "begun")
+@pytest.mark.parametrize(
+    ("what", "told", "ranks"),
+    [("mesh.execute(alone, other)", "begun", "data=1"), ("mesh.execute(asleep)", "asleep", "data=0-1")],
+    ids=["a collective that nobody else enters", "a function"],
+)
+def test_an_interrupt_stops_waiting_and_a_second_one_ends_what_runs_and_leaves_tensors_as_they_are(
+    nb: Notebook, what: str, told: str, ranks: str
+) -> None:
+    request, cell = nb.start(what), Cell()
+    nb.until(request, cell, told)
     nb.interrupt()
     nb.until(request, cell, AGAIN)
     nb.interrupt()
     done = nb.finish(request)
-    assert done.traceback.startswith("KeyboardInterrupt: interrupted pair_workers.batch() on pair_workers data=1")
-    assert nb.run("t.sum().item()").ok().text == "6.0"
-
-
-def test_a_function_that_is_interrupted_leaves_the_tensors_as_they_are(nb: Notebook) -> None:
-    request, cell = nb.start("mesh.execute(asleep)"), Cell()
-    nb.until(request, cell, "asleep")
-    nb.interrupt()
-    nb.until(request, cell, AGAIN)
-    nb.interrupt()
-    done = nb.finish(request)
-    assert done.traceback.startswith("KeyboardInterrupt: interrupted pair_workers.batch() on pair_workers data=0-1")
+    assert done.traceback.startswith(f"KeyboardInterrupt: interrupted pair_workers.batch() on pair_workers {ranks}")
     assert nb.run("t.sum().item()").ok().text == "6.0"
 
 
