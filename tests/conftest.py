@@ -43,7 +43,7 @@ settings.load_profile("ours")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Each worker reads other modules first, so that what pytest makes of their asserts is made once and not four times."""
+    """Each worker reads other modules first: what pytest makes of their asserts is then made once, not by all."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None or [session.config.rootpath / one for one in session.config.args] != [HERE]:
         return
