@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from os import PathLike
 
 from monarch_nb.connect.hosts import AttachError, objection, read_key
@@ -12,7 +13,7 @@ from monarch_nb.host import verbs
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime, runtime
-from monarch_nb.transport import Keys
+from monarch_nb.transport import Keys, UnreachableError
 from monarch_nb.wire import Asker, Done
 
 _BEAT_S = 1.0  # between words to a host: that its connection is gone is only seen when something is written to it
@@ -26,8 +27,10 @@ class JoinedHost(RemoteHost):
 
     dials_nobody = True
 
-    def __init__(self, engine: Runtime, state: p.HostState, keys: Keys | None, lease: float | None) -> None:
+    def __init__(self, engine: Runtime, state: p.HostState, calls: str, keys: Keys | None, lease: float | None,
+                 ) -> None:  # fmt: skip
         super().__init__(engine, "", state, keys, False, lease)
+        self.calls = calls  # the endpoint at which this process takes it in
         engine.later(self._pause, self._beat)
 
     def dials(self, other: AttachedHost) -> bool:
@@ -124,6 +127,24 @@ class Reception:
                 raise AttachError({**self.refused, "": late}, 1)
             return [self._new.pop(host) for host in tuple(self._new)[:count]]
 
+    def await_host(self, host: str, timeout: float) -> p.HostState | None:
+        """This one, once it has joined; None if it does not. Blocks."""
+        with self._changed:
+            self._changed.wait_for(lambda: host in self._new, timeout)
+            return self._new.pop(host, None)
+
+    def admit(self, states: Sequence[p.HostState], lease: float | None) -> list[str]:
+        """These hosts are used from now on: their ids. Blocks until they have agreed."""
+        routes, joined = self._engine.part(Routes), []
+        for state in states:
+            remote = routes.attached[state.host] = JoinedHost(self._engine, state, self.endpoint, self.keys, lease)
+            joined.append(remote.join())
+        for answer in joined:
+            answer.get(_JOIN_S)
+        hosts = [state.host for state in states]
+        routes.settle(hosts, _JOIN_S)
+        return hosts
+
 
 _reception: Reception | None = None
 
@@ -146,25 +167,38 @@ def accept_hosts(
     listen, at the same endpoint until `shutdown_context()`.
     Raises AttachError when fewer have come, TrustError without a key, TransportError if nothing can listen there.
     """
-    global _reception
     if count < 1:
         raise ValueError(f"count={count!r} must be at least 1")
     keys = read_key(key)
     engine = runtime()
+    reception = _reception_at(engine, at, keys, insecure_loopback)
+    hosts = reception.admit(reception.take(count, timeout), lease)
+    return HostMesh(name, hosts, host_labels(hosts), owned=True)
+
+
+def _reception_at(engine: Runtime, at: str, keys: Keys | None, insecure_loopback: bool) -> Reception:
+    """The one of this process. Raises ValueError where it is at another endpoint."""
+    global _reception
     reception = _reception
     if reception is None or not reception.belongs_to(engine):
         reception = _reception = Reception(engine, at, keys, insecure_loopback)
-    elif (reception.at, reception.keys) != (at, keys):
+    elif at not in (reception.at, reception.endpoint) or reception.keys != keys:
         raise ValueError(
             f"this process accepts hosts at {reception.at} already, and cannot accept them at {at} as well"
         )
-    states = reception.take(count, timeout)
-    joined = []
-    for state in states:
-        remote = engine.part(Routes).attached[state.host] = JoinedHost(engine, state, keys, lease)
-        joined.append(remote.join())
-    hosts = [state.host for state in states]
-    for answer in joined:
-        answer.get(_JOIN_S)
-    engine.part(Routes).settle(hosts, _JOIN_S)
-    return HostMesh(name, hosts, host_labels(hosts), owned=True)
+    return reception
+
+
+def readmit(engine: Runtime, host: str, at: str, keys: Keys | None, timeout: float) -> None:
+    """Takes in a host that dialled a process which is gone, at the same endpoint. Blocks until it has dialled here.
+
+    Raises TransportError where this process cannot listen there, UnreachableError for a host that does not come.
+    """
+    try:
+        reception = _reception_at(engine, at, keys, keys is None)
+    except ValueError as error:
+        raise UnreachableError(str(error)) from None
+    state = reception.await_host(host, timeout)
+    if state is None:
+        raise UnreachableError(f"it has not dialled {at} within {timeout:g} s: its agent has ended, or dials elsewhere")
+    reception.admit([state], None)

@@ -17,9 +17,9 @@ import msgspec
 from monarch_nb._version import __version__
 from monarch_nb.connect.record import NOTES, parts_of
 from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.ways import way_to
 from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
-from monarch_nb.host.folders import run_folder_for
 from monarch_nb.host.holdings import clock
 from monarch_nb.host.mesh_files import MeshFile, Way
 from monarch_nb.lifecycle.proc_spawn import ProcBirth, python_version
@@ -186,22 +186,10 @@ class Leaving:
         return {host: other if host != hosts[0] else first for host in hosts}
 
     def _way(self, state: ProcState, host: str) -> Way:
-        """How another controller reaches a host. Raises DetachError."""
-        routes = self._engine.part(Routes)
-        if host in routes.local:
-            return Way(host, f"ipc://{run_folder_for(host)}")
-        remote = routes.attached.get(host)
-        if remote is None or remote.lost:
-            why = "it is lost" if remote is not None else "it is not known here"
-            raise DetachError(f"{state.name} cannot be detached: its host {host} cannot be reached: {why}")
-        if remote.near:
-            return Way(host, remote.endpoint)
-        if not remote.endpoint or remote.behind:
-            raise DetachError(
-                f"{state.name} cannot be detached: nobody else can dial its host {host}, which has dialled this "
-                "process or is behind a gateway; start its agent with --tcp, and attach it with attach_hosts"
-            )
-        return Way(host, remote.endpoint, "" if remote.keys is None else remote.keys.to_text().decode())
+        try:
+            return way_to(self._engine, host)
+        except LookupError as error:
+            raise DetachError(f"{state.name} cannot be detached: {error.args[0]}") from None
 
     def refresh(self) -> None:
         """The setting `mesh_keep` has changed: agents hear of it, for the meshes that there are."""

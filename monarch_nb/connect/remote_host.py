@@ -66,7 +66,7 @@ class RemoteHost:
         if not isinstance(other, RemoteHost) or not other.endpoint or other.behind > self.behind:
             return False
         far = is_loopback(other.endpoint) and not is_loopback(self.endpoint)
-        far = far or other.endpoint in self.engine.part(Routes).tunnelled
+        far = far or other.endpoint in self.engine.part(Routes).tunnels
         return other is not self and not far and self.keys == other.keys
 
     def join(self) -> Future[Done]:

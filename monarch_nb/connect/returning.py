@@ -9,17 +9,16 @@ from pathlib import Path
 from msgspec import Struct
 
 from monarch_nb._version import __version__
-from monarch_nb.connect.hosts import AttachError, attach_hosts
+from monarch_nb.connect.following import follow
+from monarch_nb.connect.hosts import AttachError
 from monarch_nb.connect.leaving import Leaving
-from monarch_nb.connect.local_host import meet
-from monarch_nb.connect.own_hosts import LocalAgents
 from monarch_nb.connect.record import NOTES, actors_from, procs_from
 from monarch_nb.connect.routes import Routes
 from monarch_nb.connect.story import Story, listing, story_of
 from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.holdings import clock
-from monarch_nb.host.mesh_files import MeshFile, Way
+from monarch_nb.host.mesh_files import MeshFile
 from monarch_nb.lifecycle.proc_spawn import python_version
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs import MeshLogs
@@ -31,7 +30,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, runtime
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Driver
-from monarch_nb.transport import Keys, TransportError, UnreachableError
+from monarch_nb.transport import TransportError
 from monarch_nb.wire import agent_of, parse_address
 
 _ANSWER_S = 10.0
@@ -133,8 +132,8 @@ def _reach_all(engine: Runtime, path: Path, mesh: MeshFile) -> list[str]:
     hosts = [way.host for way in mesh.ways]
     for way in mesh.ways:
         try:
-            _reach(engine, mesh, way)
-        except (UnreachableError, AttachError) as error:
+            follow(engine, mesh, way)
+        except RuntimeError as error:  # what the transport, a job or the host itself says
             if _agent_gone(path, mesh):
                 mesh_files.remove(path)
             raise AttachError.of(
@@ -142,25 +141,6 @@ def _reach_all(engine: Runtime, path: Path, mesh: MeshFile) -> list[str]:
             ) from error
     engine.part(Routes).settle(hosts, _ANSWER_S)
     return hosts
-
-
-def _reach(engine: Runtime, mesh: MeshFile, way: Way) -> None:
-    """Makes a host known to this process, and this process to it."""
-    routes = engine.part(Routes)
-    if way.host in routes.local or (way.host in routes.attached and not routes.attached[way.host].lost):
-        return
-    if not way.endpoint.startswith("ipc://"):
-        key = Keys.from_text(way.key.encode(), f"the file of {mesh.name}") if way.key else None
-        attach_hosts([way.endpoint], key=key, insecure_loopback=key is None)
-        return
-    if mesh.machine != platform.node():
-        raise UnreachableError(f"it is on the machine {mesh.machine}, where no TCP port leads to it; this is "
-                               f"{platform.node()}")  # fmt: skip
-    engine.part(LocalAgents).ensure()  # agents are told of each other, and so of this process
-    folder = way.endpoint.removeprefix("ipc://")
-    local = meet(engine, f"{folder}/agent", time.monotonic() + 1.0, lambda: engine.closed)
-    routes.attached[local.host] = local
-    local.join().get(_ANSWER_S)
 
 
 def _ask(engine: Runtime, mesh: MeshFile, hosts: Sequence[str], *, steal: bool) -> list[p.Attached]:

@@ -4,7 +4,7 @@ import contextlib
 import ipaddress
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from monarch_nb.host import protocol as p
@@ -84,10 +84,13 @@ class GatewayRoute(Protocol):
 class Routes:
     """The hosts that one process knows, and what their agents are told of each other."""
 
-    def __init__(self, engine: Runtime) -> None:
+    def __init__(self, engine: Runtime, opens: Callable[[str], str]) -> None:
+        """`opens` opens a tunnel anew, of which another process has written down how, and gives its end here."""
         self.attached: dict[str, AttachedHost] = {}  # by id
         self.local: dict[str, int] = {}  # hosts whose agents this process has started, and their incarnations
-        self.tunnelled: set[str] = set()  # endpoints of this machine that lead elsewhere: others cannot dial them
+        # Endpoints of this machine that lead elsewhere: others cannot dial them, but open such a tunnel, as is written.
+        self.tunnels: dict[str, str] = {}
+        self.opens = opens
         self._engine = engine
         self._gateway: GatewayRoute | None = None
         self._told: dict[str, int] = {}  # hosts whose agents know that all others are reached by way of this process

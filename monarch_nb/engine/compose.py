@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import import_module
 
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.connect.leaving import Leaving
@@ -27,6 +28,11 @@ from monarch_nb.supervision import Driver, MeshFailure
 from monarch_nb.transport import Clock, Transport
 
 RUNNER = "monarch_nb.engine.worker:run_proc"  # what a process of a mesh runs: a name, as it crosses to other processes
+
+
+def _open_tunnel(written: str) -> str:
+    opened: str = import_module("monarch_nb.job.reopening").opened(written)
+    return opened
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def compose(
         root_id=role.root_id,
         is_worker=role.is_worker,
     )
-    parts.add(Routes, Routes(engine))
+    parts.add(Routes, Routes(engine, _open_tunnel))
     logs = parts.add(MeshLogs, MeshLogs(engine, set_log_level))
     logs.present(Forwarding(logs))
     events = parts.add(MeshEvents, MeshEvents(logs.happened))

@@ -26,8 +26,13 @@ class Way(msgspec.Struct, frozen=True):
     """How one host of a mesh is reached: by its run folder on this machine, or at an endpoint with the job's key."""
 
     host: str
-    endpoint: str  # ipc://<run folder>, or tcp://...
+    endpoint: str  # ipc://<run folder>, or tcp://...; empty for one that nobody can dial
     key: str = ""  # as a key file has it
+    tunnel: str = (
+        ""  # what opens a tunnel to it anew, as its job has written it: the endpoint was the end of the old one
+    )
+    gateway: "Way | None" = None  # the host that dials it
+    calls: str = ""  # the endpoint that its agent dials, where nobody can dial it
 
 
 class MeshFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -120,6 +120,8 @@ class ProcessWatcher:
             self.host_lost(host, reason, lost.incarnations.get(host, 0))
 
     def _owner_gone(self, process: str, reason: str) -> None:
+        if process in self._engine.local.away:
+            return  # it has left what it had here, and host agents look after that
         self._driver.feed(lambda machine: machine.owner_gone(process, reason))
         if process not in self._owners:
             return

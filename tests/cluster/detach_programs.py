@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import monarch_nb as monarch
 from monarch_nb.actor import Actor, endpoint, this_host
-from monarch_nb.connect import AttachError, Leaving, attach_hosts
+from monarch_nb.connect import AttachError, Leaving, accept_hosts, attach, attach_hosts, attach_to_workers
+from monarch_nb.job import job_load
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import runtime
 from monarch_nb.store import store_of
@@ -32,6 +34,11 @@ class Counter(Actor):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
+
+    @endpoint
+    def ask(self, other: Any) -> int:
+        found: int = other.add.call_one(0).get()
+        return found
 
     @endpoint
     def wait_for(self, path: str) -> str:
@@ -74,6 +81,24 @@ def leave_hosts(key: str, *endpoints: str) -> None:
     hosts.detach("60s")
 
 
+def leave_behind(key: str, gateway: str, *endpoints: str) -> None:
+    """Spawns on hosts that are reached through one of them, and leaves all that is there."""
+    attach(gateway, private_key=Path(key))
+    spawn(attach_to_workers(ca=Path(key), workers=endpoints).spawn_procs(name="trainers"))[0].detach("60s")
+
+
+def leave_callers(key: str, at: str) -> None:
+    """Spawns on two hosts that dial, and leaves all that is there."""
+    hosts = accept_hosts(2, at=at, key=key)
+    spawn(hosts.spawn_procs(name="trainers"))[0].detach("60s")
+
+
+def leave_job(file: str) -> None:
+    """Spawns on the hosts of a job in a file, and leaves all that is there."""
+    hosts: Any = job_load(file).state(None).trainers
+    spawn(hosts.spawn_procs(name="trainers"))[0].detach("60s")
+
+
 def hold(_: str = "") -> None:
     """Spawns, and waits to be killed."""
     spawn()
@@ -94,6 +119,8 @@ def take(how: str = "") -> None:
     counter: Any = monarch.attach("counter")
     say("pids", *counter.pid.call().get().values())
     say("counts", *counter.add.call(1).get().values())
+    first, last = (counter.slice(**{counter.extent.labels[0]: rank}) for rank in (0, 1))
+    say("across", first.ask.call_one(last).get())
     say("slice", counter.slice(**{counter.extent.labels[0]: 1}).add.call_one(1).get())
     if how == "hold":
         say("holds")
@@ -136,6 +163,5 @@ def again(_: str = "") -> None:
 
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    {"leave": leave, "leave_hosts": leave_hosts, "hold": hold, "take": take, "mend": mend, "again": again}[sys.argv[1]](
-        *sys.argv[2:]
-    )
+    programs = (leave, leave_hosts, leave_behind, leave_callers, leave_job, hold, take, mend, again)
+    {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

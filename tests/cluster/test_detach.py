@@ -7,53 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from monarch_nb.transport import Keys
+from tests.cluster.detach_tools import ROOT, SOON, Controller, come_back, files
+from tests.ports import free_port
 from tests.processes import alive
 
 pytestmark = pytest.mark.timeout(120)
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = Path(__file__).with_name("detach_programs.py")
-SOON = 30.0
-
-
-class Controller:
-    """One program."""
-
-    def __init__(self, place: Path, *words: str, **env: str) -> None:
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS), *words], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "GATE": str(place / "gate"), **env},
-        )  # fmt: skip
-
-    def until(self, word: str) -> list[str]:
-        """The rest of the next line that begins so."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip())
-            if line.split()[:1] == [word]:
-                return line.split()[1:]
-        raise AssertionError(f"no line {word!r}: {self.lines}")
-
-    def done(self) -> "Controller":
-        assert self.process.stdout is not None
-        with self.process.stdout:
-            self.lines += [line.rstrip() for line in self.process.stdout]
-        assert self.process.wait(SOON) == 0, self.lines
-        return self
-
-    def kill(self) -> None:
-        assert self.process.stdout is not None
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-
-    def said(self, word: str) -> list[list[str]]:
-        return [line.split()[1:] for line in self.lines if line.split()[:1] == [word]]
 
 
 def wait(what: Callable[[], bool]) -> None:
@@ -73,10 +37,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     wait(lambda: not list(runs.iterdir()))
     runs.rmdir()
-
-
-def files(place: Path) -> list[Path]:
-    return list(place.glob("monarch-nb/meshes/*.json"))
 
 
 def test_a_mesh_that_was_left_is_attached_by_another_program_with_its_state(place: Path) -> None:
@@ -175,30 +135,47 @@ def test_the_same_program_comes_back_and_its_handles_work_again(place: Path) -> 
     assert "stopped" not in " ".join(program.said("view")[0]), program.lines
 
 
-def test_a_mesh_on_hosts_of_others_is_left_and_attached_over_tcp_with_the_key_of_its_file(place: Path) -> None:
+@pytest.fixture
+def agents(place: Path) -> Iterator[tuple[Path, Callable[..., list[Any]]]]:
+    """The key of host agents, and what starts two with options: what they say of themselves."""
     key = place / "job.key"
     Keys.load_or_create(key)
-    agents = [
-        subprocess.Popen(
-            [sys.executable, "-m", "monarch_nb", "agent", "--tcp", "tcp://127.0.0.1:0", "--key", str(key), "--keep"],
-            stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    try:
-        endpoints = []
-        for agent in agents:
-            assert agent.stdout is not None
-            endpoints.append(msgspec.json.decode(agent.stdout.readline())["endpoint"])
-        first = Controller(place, "leave_hosts", str(key), *endpoints).done()
-        assert first.said("counts") == [["15", "15"]]
-        assert files(place)[0].stat().st_mode & 0o777 == 0o600
-        second = Controller(place, "take").done()
-        assert second.said("counts") == [["16", "16"]]
-        assert second.said("pids") == first.said("pids")
-    finally:
-        for agent in agents:
-            assert agent.stdout is not None
-            agent.stdout.close()
-            agent.terminate()
-            agent.wait(SOON)
+    started = []
+
+    def start(*options: str) -> list[Any]:
+        line = [sys.executable, "-m", "monarch_nb", "agent", "--key", str(key), "--keep", *options]
+        mine = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+        started.extend(mine)
+        return [msgspec.json.decode(agent.stdout.readline()) for agent in mine if agent.stdout is not None]
+
+    yield key, start
+    for agent in started:
+        assert agent.stdout is not None
+        agent.stdout.close()
+        agent.terminate()
+        agent.wait(SOON)
+
+
+def test_a_mesh_on_hosts_of_others_is_left_and_attached_over_tcp_with_the_key_of_its_file(
+    place: Path, agents: tuple[Path, Callable[..., list[Any]]]
+) -> None:
+    key, start = agents
+    endpoints = [agent["endpoint"] for agent in start("--tcp", "tcp://127.0.0.1:0")]
+    come_back(place, Controller(place, "leave_hosts", str(key), *endpoints).done())
+
+
+def test_a_mesh_behind_a_gateway_is_attached_through_the_gateway(
+    place: Path, agents: tuple[Path, Callable[..., list[Any]]]
+) -> None:
+    key, start = agents
+    endpoints = [agent["endpoint"] for agent in start("--tcp", "tcp://127.0.0.1:0")]
+    come_back(place, Controller(place, "leave_behind", str(key), endpoints[0], *endpoints).done())
+
+
+def test_a_mesh_of_hosts_that_dial_is_attached_where_they_dial(
+    place: Path, agents: tuple[Path, Callable[..., list[Any]]]
+) -> None:
+    key, start = agents
+    at = f"tcp://127.0.0.1:{free_port()}"
+    start("--dial", at)
+    come_back(place, Controller(place, "leave_callers", str(key), at).done())

@@ -12,6 +12,7 @@ import pytest
 
 from monarch_nb.actor import Actor, SupervisionError, endpoint
 from monarch_nb.job import EngineError, SSHJob, running_jobs
+from tests.cluster.detach_tools import Controller, come_back
 from tests.cluster.engine_tools import PYTHON, SSHServer, command_of, needs, none_alive
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
@@ -100,6 +101,20 @@ def test_a_tunnel_is_enough_and_lives_again_when_the_connection_was_cut(server: 
     finally:
         job.kill()
     assert none_alive([pid])
+
+
+def test_a_mesh_behind_tunnels_is_attached_by_another_process_which_opens_its_own(
+    server: SSHServer, tmp_path: Path
+) -> None:
+    job = job_at(server, {"trainers": [server.name] * 2}, reach="tunnel", env=LIGHT)
+    try:
+        job.apply()
+        job.dump(str(tmp_path / "job.json"))
+        first = Controller(tmp_path, "leave_job", str(tmp_path / "job.json")).done()
+        come_back(tmp_path / "state", first)
+    finally:
+        job.kill()
+    assert none_alive([int(pid) for pid in first.said("pids")[0]])
 
 
 def remotes() -> list[Any]:

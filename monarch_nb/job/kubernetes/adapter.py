@@ -23,6 +23,7 @@ from monarch_nb.job.adapter import (
 from monarch_nb.job.kubernetes import template as make
 from monarch_nb.job.kubernetes.config import api_client
 from monarch_nb.job.kubernetes.pods import rank_of, seen_of
+from monarch_nb.job.tunnels import opened_here
 from monarch_nb.runtime import runtime
 
 _SECONDS = 30.0
@@ -186,7 +187,7 @@ class Kubernetes(JobAdapter):
             process.stdout.close()
             raise EngineError(f"kubectl port-forward to {name} has failed: {said.strip() or 'it has ended'}")
         way = f"tcp://127.0.0.1:{said.removeprefix(_FORWARDING).split()[0]}"
-        runtime().part(Routes).tunnelled.add(way)
+        opened_here(way, job, name, (address,))
         with self._lock:
             self._forwards[(job.job, name)] = (process, way)
         return way

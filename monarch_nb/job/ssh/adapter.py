@@ -5,12 +5,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monarch_nb.connect.routes import Routes
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.helper import Answer, Ask
 from monarch_nb.job.ssh.machine import Machine
 from monarch_nb.job.ssh.thread import LoopThread
-from monarch_nb.runtime import runtime
+from monarch_nb.job.tunnels import opened_here
 from monarch_nb.transport import knock
 
 _LONGEST_S = 240.0
@@ -94,7 +93,7 @@ class SSH(JobAdapter):
         port = int(joins[0].rpartition(":")[2])
         work = self._machine(job, job.agents[name].id).way(port)
         here = f"tcp://127.0.0.1:{asyncio.run_coroutine_threadsafe(work, self._loop).result(_LONGEST_S)}"
-        runtime().part(Routes).tunnelled.add(here)
+        opened_here(here, job, name, tuple(joins))
         return (here,)
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:

@@ -1,0 +1,20 @@
+"""Ways that a job has opened from this machine to its hosts, written down for another process to open."""
+
+import msgspec
+
+from monarch_nb.connect.routes import Routes
+from monarch_nb.job.adapter import Running
+from monarch_nb.runtime import runtime
+
+
+class Tunnel(msgspec.Struct, frozen=True):
+    """The way to one host of a job."""
+
+    job: Running
+    name: str  # of the host
+    joins: tuple[str, ...]  # where it is met from near it
+
+
+def opened_here(endpoint: str, job: Running, name: str, joins: tuple[str, ...]) -> None:
+    """An endpoint of this machine leads to a host: others cannot dial it, but can open such a way themselves."""
+    runtime().part(Routes).tunnels[endpoint] = msgspec.json.encode(Tunnel(job, name, joins)).decode()
