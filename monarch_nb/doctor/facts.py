@@ -13,12 +13,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from monarch_nb.host.folders import base_folder
-from monarch_nb.host.linux import has_pidfd, portable
+from monarch_nb.host.linux import has_pidfd, portable, rdma_devices
 from monarch_nb.lifecycle.devices import devices
 from monarch_nb.transport import Host, host_of
 
 _WANTED = ("monarch-nb", "pyzmq", "msgspec", "cloudpickle")
-_ALSO = ("torch", "numpy", "torchmonarch")
+_ALSO = ("torch", "numpy", "torchmonarch", "nixl-cu12", "nixl-cu13")
 _SHARED = Path("/dev/shm")
 
 
@@ -41,6 +41,9 @@ class Facts(Struct, frozen=True):
     quick_start: bool  # processes are forked from one that has imported everything
     sharing: Host  # what there is for threads that look before they sleep
     gpus: int
+    rdma: tuple[str, ...] = ()  # RDMA devices that this process may use
+    rdma_closed: tuple[str, ...] = ()  # and those it may not
+    locked_memory: int = sys.maxsize  # that a process may keep where it is, for devices
 
 
 def facts_of_this_machine() -> Facts:
@@ -63,6 +66,9 @@ def facts_of_this_machine() -> Facts:
         quick_start=has_pidfd() and not portable(),
         sharing=host_of(None),
         gpus=len(devices()),
+        rdma=rdma_devices(),
+        rdma_closed=rdma_devices(closed=True),
+        locked_memory=_limits(resource.RLIMIT_MEMLOCK)[0],
     )
 
 

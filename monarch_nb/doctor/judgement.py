@@ -7,8 +7,10 @@ _LEAST_FILES, _GOOD_FILES = 512, 4096
 _FEW_PROCESSES = 256
 _SMALL_SHARED = 1 << 30
 _LITTLE_DISK = 256 << 20
+_LITTLE_LOCKED = 1 << 30
 _PYTHON = (3, 11)
 _COMPARED = ("torch", "numpy")
+_NIXL = ("nixl-cu12", "nixl-cu13")
 
 
 def judge(facts: Facts, controller: Facts | None = None) -> list[Finding]:
@@ -26,6 +28,7 @@ def judge(facts: Facts, controller: Facts | None = None) -> list[Finding]:
         _start(facts),
         _waiting(facts),
         Finding("GPUs", "ok", f"{facts.gpus}" if facts.gpus else "none: gpus is a dimension like any other"),
+        _rdma(facts),
     ]
 
 
@@ -174,6 +177,31 @@ def _waiting(facts: Facts) -> Finding:
     else:
         return Finding("waiting", "ok", f"look_before_sleep=auto polls for messages with up to {most} processes here")
     return Finding("waiting", "ok", f"threads sleep at once, also with look_before_sleep=auto: {why}")
+
+
+def _rdma(facts: Facts) -> Finding:
+    if facts.rdma_closed and not facts.rdma:
+        return Finding(
+            "RDMA", "warning", f"{', '.join(facts.rdma_closed)} may not be used by this user",
+            "Give this user /dev/infiniband/uverbs* for reading and writing; in a container, pass these devices in.\n"
+            "Until then memory goes to other machines by TCP.",
+        )  # fmt: skip
+    nixl = next((f"{name} {facts.versions[name]}" for name in _NIXL if facts.versions.get(name)), "")
+    if not facts.rdma:
+        return Finding("RDMA", "ok", "no device: memory goes to other machines by TCP")
+    devices = ", ".join(facts.rdma)
+    if not nixl:
+        return Finding(
+            "RDMA", "warning", f"{devices}, and no NIXL",
+            "To have memory go to other machines by it: pip install 'monarch-nb[rdma]', on all of them.",
+        )  # fmt: skip
+    if facts.locked_memory < _LITTLE_LOCKED:
+        return Finding(
+            "RDMA", "warning", f"{devices}, but a process may lock {_size(facts.locked_memory)} of memory",
+            "A device needs memory that stays where it is: raise memlock in /etc/security/limits.conf, or start the\n"
+            "container with --ulimit memlock=-1. What cannot be locked goes by TCP.",
+        )  # fmt: skip
+    return Finding("RDMA", "ok", f"{devices}, by {nixl}")
 
 
 def _number(value: int) -> str:

@@ -1,5 +1,6 @@
 """The few Linux calls that Python lacks; every one says whether it worked, so that other systems take other ways."""
 
+import contextlib
 import ctypes
 import fcntl
 import itertools
@@ -8,6 +9,7 @@ import select
 import signal
 import sys
 import time
+from pathlib import Path
 
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -33,6 +35,16 @@ def has_pidfd() -> bool:
     except OSError:
         return False
     return True
+
+
+def rdma_devices(*, closed: bool = False) -> tuple[str, ...]:
+    """The names of this machine's RDMA devices that this process may use, such as mlx5_0; or of those it may not."""
+    found = []
+    for device in sorted(Path("/sys/class/infiniband_verbs").glob("uverbs*")):
+        with contextlib.suppress(OSError):
+            if os.access(f"/dev/infiniband/{device.name}", os.R_OK | os.W_OK) is not closed:
+                found.append((device / "ibdev").read_text().strip())
+    return tuple(found)
 
 
 def become_subreaper() -> bool:

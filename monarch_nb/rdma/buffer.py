@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import BufferDroppedError, TransferCancelledError
+from monarch_nb.rdma.fabric import verbs_available
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
@@ -67,7 +68,7 @@ class RDMABuffer:
 
     @property
     def backend(self) -> str:
-        """How bytes move between it and this process: "local", "cross-memory", "streams" or "messages"; "" before."""
+        """How bytes move between it and this process: "local", "cross-memory", "nixl" and so on; "" before."""
         return service().routes.of(self._handle.process).mover
 
     @property
@@ -194,8 +195,8 @@ def aside(work: Callable[[Limit], T], limit: Limit) -> Future[T]:
 
 
 def is_ibverbs_available() -> bool:
-    """Whether memory is moved by InfiniBand verbs: there is no mover for them yet."""
-    return False
+    """Whether this process could move memory by an RDMA device: there is one that it may use, and NIXL is installed."""
+    return verbs_available()
 
 
 def is_rdma_available() -> bool:
@@ -210,4 +211,4 @@ def is_rdma_available() -> bool:
 
 def get_rdma_backend() -> str:
     """ "ibverbs", "tcp" or "none", as torchmonarch calls them: "tcp" stands for all ways that need no verbs."""
-    return "tcp"
+    return "ibverbs" if verbs_available() else "tcp"

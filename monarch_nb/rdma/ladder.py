@@ -3,19 +3,22 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from monarch_nb.rdma.fabric import Fabric
 from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.lessor import Lessor
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers import Mover
 from monarch_nb.rdma.movers.cross_memory import CrossMemory
 from monarch_nb.rdma.movers.local import Local
 from monarch_nb.rdma.movers.messages import Messages
+from monarch_nb.rdma.movers.nixl import Nixl
 from monarch_nb.rdma.movers.streams import Streams
 from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.verbs import Listening, Outcome
 from monarch_nb.settings import settings
 from monarch_nb.wire import Verb
 
-__all__ = ["LADDER", "End", "register"]
+__all__ = ["LADDER", "End", "movers_named", "register"]
 
 
 class End(Protocol):
@@ -23,6 +26,8 @@ class End(Protocol):
 
     address: str
     regions: Regions
+    fabric: Fabric
+    lessor: Lessor
 
     def ask(self, handle: Handle, verb: Verb[Any, Outcome], question: Any) -> Callable[[Limit], Outcome]:
         """Sends a request to the owner of a buffer; the result waits for the answer."""
@@ -31,9 +36,15 @@ class End(Protocol):
         """Where streams to the owner of a buffer are to be opened."""
 
 
+def movers_named() -> tuple[str, ...]:
+    """The movers that the settings name; none where all may be used."""
+    return tuple(name.strip() for name in settings.rdma_movers.split(",") if name.strip())
+
+
 LADDER: dict[str, Callable[[End], Mover]] = {
     "local": lambda end: Local(end.address, end.regions),
     "cross-memory": lambda end: CrossMemory(),
+    "nixl": lambda end: Nixl(end.fabric, end.lessor, lambda: "nixl" in movers_named()),
     "streams": lambda end: Streams(end.dial, lambda: settings.rdma_tcp_fallback_parallelism),
     "messages": lambda end: Messages(end.ask),
 }

@@ -50,7 +50,8 @@ class Regions:
         self._blocks: list[ctypes.Array[ctypes.c_char]] = []
         self._free: list[int] = []
         self.guard = Guard()
-        self._written: list[Region] = []  # withdrawn, and a writer from outside has not ended yet
+        self._held: list[Callable[[int], bool]] = []
+        self._withdrawn: list[Region] = []  # and somebody outside has not ended yet
 
     def __len__(self) -> int:
         return len(self._regions)
@@ -58,9 +59,13 @@ class Regions:
     def __iter__(self) -> Iterator[Region]:
         return iter(tuple(self._regions.values()))
 
+    def keep_while(self, held: Callable[[int], bool]) -> None:
+        """Memory that was withdrawn is kept while `held` says True of its number. Whoever ends that calls `let_go`."""
+        self._held.append(held)
+
     def offer(self, memory: Memory, owner: str, actor: Any = None, *, readonly: bool = False) -> Region:
         """Offers memory; it is kept alive until the offer is withdrawn. Read-only memory is offered for reading."""
-        self._let_go()
+        self.let_go()
         with self._lock:
             if not self._free:
                 block = ctypes.create_string_buffer(_BLOCK * MARK)
@@ -76,7 +81,7 @@ class Regions:
     def withdraw(self, number: int) -> bool:
         """Ends an offer, and waits for this process's own transfers of it; False if there was none.
 
-        Where another process writes just now, the memory is kept until that has ended.
+        Where another process uses it just now, the memory is kept until that has ended.
         """
         with self._lock:
             region = self._regions.pop(number, None)
@@ -87,19 +92,19 @@ class Regions:
             while region.writers:
                 region.lock.wait()
         with self._lock:
-            self._written.append(region)
-        self._let_go()
+            self._withdrawn.append(region)
+        self.let_go()
         return True
 
-    def _let_go(self) -> None:
-        """Of memory that was withdrawn, and that nobody writes to any more."""
-        if not self._written:
+    def let_go(self) -> None:
+        """Of memory that was withdrawn, and that nobody outside uses any more."""
+        if not self._withdrawn:
             return
         with self._lock:
-            withdrawn, self._written = self._written, []
+            withdrawn, self._withdrawn = self._withdrawn, []
             for region in withdrawn:
-                if self.guard.written(region.number):
-                    self._written.append(region)
+                if self.guard.written(region.number) or any(held(region.number) for held in self._held):
+                    self._withdrawn.append(region)
                 else:
                     region.memory = None
                     self._free.append(region.mark)

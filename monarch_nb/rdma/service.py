@@ -10,8 +10,11 @@ from typing import Any
 from monarch_nb.mesh.requests import RequestError, UnansweredError, request
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import owner_lost
+from monarch_nb.rdma.fabric import Fabric
 from monarch_nb.rdma.handle import Handle
-from monarch_nb.rdma.ladder import LADDER
+from monarch_nb.rdma.ladder import LADDER, movers_named
+from monarch_nb.rdma.leases import Leases
+from monarch_nb.rdma.lessor import Lessor
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.listener import Listener
 from monarch_nb.rdma.memory import Memory
@@ -43,6 +46,8 @@ class Service:
         self.regions = Regions()
         self._atomics = threading.Lock()
         self._listener = Listener(self.regions)
+        self.fabric, self.lessor = Fabric(self.address), Lessor(engine)
+        self._leases = Leases(self.regions, self.fabric)
         self._movers = {name: make(self) for name, make in LADDER.items()}
         self.telling = Telling(engine, self.regions)
         self.routes = Routes(self._movers, self._allowed, self._moved)
@@ -57,6 +62,9 @@ class Service:
         engine.verbs.handle(verbs.ATOMIC, self._later(self._atomic))
         engine.verbs.handle(verbs.DROP, self._later(self._drop))
         engine.verbs.handle(verbs.DIAL, self._later(self._dialled))
+        engine.verbs.handle(verbs.LEASE, self._later(self._leased))
+        engine.verbs.handle(verbs.RENEW, self._later(self._leases.renew))
+        engine.verbs.handle(verbs.RELEASE, lambda message, asker: self._leases.release(message))
         engine.verbs.handle(verbs.WHERE, self.puts.where)
         engine.verbs.handle(verbs.HOLDS, self.puts.holds)
         engine.verbs.handle(verbs.FORGET, self.puts.forget)
@@ -204,9 +212,13 @@ class Service:
         plain = question.plain and not settings.rdma_encrypt_streams
         return verbs.Listening(*self._listener.open_for(question.place, plain=plain))
 
+    def _leased(self, question: verbs.Leasing) -> verbs.Leased:
+        self.fabric.check(asked_for=question.asked_for)
+        return self._leases.lease(question)
+
     def _allowed(self) -> tuple[str, ...]:
         """The movers that may be used now, the best first."""
-        return _chosen(tuple(self._movers), settings.rdma_movers, settings.rdma_allow_tcp_fallback)
+        return _chosen(tuple(self._movers), movers_named(), settings.rdma_allow_tcp_fallback)
 
     def close(self) -> None:
         """Ends all offers and streams."""
@@ -215,7 +227,9 @@ class Service:
         self._listener.close()
         for mover in self._movers.values():
             mover.close()
+        self._leases.close()
         self.regions.withdraw_all(lambda region: True)
+        self.fabric.close()
         self.regions.guard.close()
 
 
@@ -225,9 +239,8 @@ def _check(memory: Memory, offset: int, size: int) -> None:
 
 
 @functools.lru_cache(maxsize=4)
-def _chosen(movers: tuple[str, ...], wanted: str, sockets: bool) -> tuple[str, ...]:
+def _chosen(movers: tuple[str, ...], names: tuple[str, ...], sockets: bool) -> tuple[str, ...]:
     """The movers that two settings leave."""
-    names = [name.strip() for name in wanted.split(",") if name.strip()]
     return tuple(name for name in movers if (not names or name in names) and (sockets or name not in SOCKETS))
 
 

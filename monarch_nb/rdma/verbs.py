@@ -96,11 +96,45 @@ class Forget(msgspec.Struct, array_like=True, frozen=True):
     token: bytes
 
 
+class Leasing(msgspec.Struct, array_like=True, frozen=True):
+    """Asks for the use of buffers by an RDMA device: their numbers and secrets."""
+
+    regions: tuple[tuple[int, bytes], ...]
+    write: bool
+    asked_for: bool = False  # whether the asker's settings name this way, so that it is taken without a device, too
+
+
+class Leased(msgspec.Struct, array_like=True, frozen=True):
+    """How that went, as in `Outcome`, for which of the buffers; and, if it is "done", how to reach them."""
+
+    how: str
+    text: str = ""
+    place: int = 0  # of the buffer that it is about, in the question
+    lease: int = 0
+    agent: str = ""
+    words: bytes = b""  # for the asker's NIXL agent
+
+
+class Renewing(msgspec.Struct, array_like=True, frozen=True):
+    """The sender still uses what it has leased."""
+
+    lease: int
+
+
+class Releasing(msgspec.Struct, array_like=True, frozen=True):
+    """The sender uses it no longer."""
+
+    lease: int
+
+
 READ = Verb("rdma.read", Reading, Outcome, doc="the bytes of a buffer, where no better way leads to it", lane=Lane.DATA)
 WRITE = Verb("rdma.write", Writing, Outcome, doc="bytes for a buffer, where no better way leads to it", lane=Lane.DATA)
 ATOMIC = Verb("rdma.atomic", Atomic, Outcome, doc="adds to, or swaps, 8 bytes of a buffer")
 DROP = Verb("rdma.drop", Drop, Outcome, doc="a buffer is not needed any more")
 DIAL = Verb("rdma.dial", Dial, Listening, doc="where are streams to you to be opened?")
+LEASE = Verb("rdma.lease", Leasing, Leased, doc="may I reach these buffers by the RDMA devices?")
+RENEW = Verb("rdma.renew", Renewing, Outcome, doc="I still move bytes of what I have leased")
+RELEASE = Verb("rdma.release", Releasing, doc="I move no more bytes of what I have leased")
 WHERE = Verb("rdma.where", WhereIs, Where, doc="where does a value that you have put lie on my host?")
 HOLDS = Verb("rdma.holds", Holds, doc="I have fetched a value of yours for my host")
 FORGET = Verb("rdma.forget", Forget, doc="a value of mine that you hold was dropped")

@@ -14,13 +14,20 @@ import pytest
 import monarch_nb
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, this_host, this_proc
 from monarch_nb.rdma import BufferDroppedError, OwnerLostError, RDMAAction, RDMABuffer, RDMAError, routes, transfers
+from monarch_nb.rdma.fabric import nixl_name
 from tests.cluster.actor_tools import Faults
 from tests.cluster.fault_tools import until
 from tests.cluster.rdma_conformance import CHECKS, Holder, mover_of
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
-MOVERS = ["cross-memory", "streams", "messages"]
+WITHOUT_NIXL = "NOT TESTED HERE: NIXL is not installed (pip install 'monarch-nb[rdma]'); `make test-verbs` brings it"
+MOVERS = [
+    "cross-memory",
+    pytest.param("nixl", marks=pytest.mark.skipif(not nixl_name(), reason=WITHOUT_NIXL)),
+    "streams",
+    "messages",
+]
 
 
 class Later(Actor):

@@ -25,6 +25,8 @@ GOOD = Facts(
     gpus=0,
 )
 
+NIXL = {**GOOD.versions, "nixl-cu12": "1.5.1"}
+
 
 def levels(facts: Facts, controller: Facts | None = None) -> dict[str, str]:
     return {finding.about: finding.level for finding in judge(facts, controller)}
@@ -42,6 +44,7 @@ def but(**changes: object) -> Facts:
 def test_a_machine_that_has_everything_gets_no_advice() -> None:
     assert set(levels(GOOD).values()) == {"ok"}
     assert not [finding for finding in judge(GOOD) if finding.advice]
+    assert levels(but(rdma=("rxe0",), versions=NIXL))["RDMA"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,9 @@ def test_a_machine_that_has_everything_gets_no_advice() -> None:
         (but(loopback_problem="Operation not permitted"), "error", "127.0.0.1"),
         (but(name_resolves=False), "warning", "/etc/hosts"),
         (but(quick_start=False), "warning", "seconds"),
+        (but(rdma=("mlx5_0",)), "warning", "monarch-nb[rdma]"),
+        (but(rdma_closed=("mlx5_0",)), "warning", "/dev/infiniband/uverbs"),
+        (but(rdma=("rxe0",), versions=NIXL, locked_memory=8 << 20), "warning", "memlock"),
         (but(versions={**GOOD.versions, "torchmonarch": "0.3.0"}), "warning", "%load_ext monarch_nb"),
         (but(versions={**GOOD.versions, "pyzmq": ""}), "error", "pip install"),
         (but(python="3.10.4"), "error", "3.11"),

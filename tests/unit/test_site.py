@@ -73,7 +73,6 @@ WITHOUT_EXAMPLE: dict[str, set[str]] = {
         "RDMAReadTransferWarning",
         "RDMATcpFallbackWarning",
         "RDMAWriteTransferWarning",
-        "is_ibverbs_available",
         "is_rdma_available",
         "put",
     },

@@ -1,0 +1,246 @@
+"""This process's NIXL agent: what registers memory with an RDMA device and moves bytes between two of them.
+
+It is made when it is first needed. It has no thread of its own: NIXL's would keep a processor busy for as long as the
+process lives. Whoever waits for bytes drives it, and so does an owner while somebody uses its memory (`Leases`).
+"""
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import itertools
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
+
+from monarch_nb.host.linux import rdma_devices
+from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.movers import CannotReachError
+
+__all__ = ["Fabric", "LinkCutError", "Span", "nixl_name", "verbs_available"]
+
+_PACKAGES = ("nixl_cu12", "nixl_cu13", "nixl")  # the same library, built for one CUDA or another, which none needs
+_HOST = "DRAM"  # NIXL's word for memory of the host
+_QUIET = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+_OF_THIS_PROCESS = 1 << 40  # numbers of memory that is registered for one transfer; those of regions are smaller
+_FORKED = "this process was forked from one that may use NIXL, whose libraries do not survive that"
+
+Span = tuple[int, int, int]  # address, bytes, and the number that tells apart what was registered at one address
+
+
+class LinkCutError(Exception):
+    """The connection to a peer is gone: its process has ended, or the network between."""
+
+
+class _Transfer(Protocol):
+    def release(self) -> None: ...
+
+
+class _Agent(Protocol):
+    """What is used of nixl_agent."""
+
+    agent: object
+
+    def get_reg_descs(self, descs: Sequence[tuple[int, int, int, str]], mem_type: str) -> object: ...
+    def get_xfer_descs(self, descs: Sequence[Span], mem_type: str) -> object: ...
+    def register_memory(self, reg_list: object) -> object: ...
+    def deregister_memory(self, dereg_list: object) -> None: ...
+    def get_partial_agent_metadata(self, descs: object, inc_conn_info: bool, backends: list[str]) -> bytes: ...
+    def add_remote_agent(self, metadata: bytes) -> bytes: ...
+    def remove_remote_agent(self, agent: str) -> None: ...
+    def initialize_xfer(self, operation: str, local: object, remote: object, remote_agent: str) -> _Transfer: ...
+    def transfer(self, handle: _Transfer) -> str: ...
+    def check_xfer_state(self, handle: _Transfer) -> str: ...
+    def get_new_notifs(self) -> object: ...
+
+
+_made: list[tuple[int, _Agent]] = []  # by process id: of this one, or of the one that it was forked from
+
+
+def nixl_name() -> str:
+    """The name under which NIXL can be imported; "" where it is not installed. Nothing is imported."""
+    return next((name for name in _PACKAGES if importlib.util.find_spec(name) is not None), "")
+
+
+def verbs_available() -> bool:
+    """Whether this process could move memory by an RDMA device."""
+    return bool(nixl_name() and rdma_devices())
+
+
+class Fabric:
+    """One per process. All methods may be called from any thread; those that drive the agent raise LinkCutError."""
+
+    def __init__(self, process: str) -> None:
+        self.name = f"{process}#{os.getpid()}-{secrets.token_hex(4)}"  # no later life of the process has the same
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._agent: _Agent | None = None
+        self._closed = False
+        self._numbers = itertools.count(_OF_THIS_PROCESS)
+
+    def check(self, *, asked_for: bool) -> None:
+        """Raises CannotReachError where this process has no NIXL, or no device and nobody has asked for doing without.
+
+        Without one UCX, which NIXL stands on, takes what there is: the kernel inside a machine, TCP between two.
+        """
+        if not nixl_name():
+            raise CannotReachError("NIXL is not installed here: pip install 'monarch-nb[rdma]'")
+        if self._pid != os.getpid():
+            raise CannotReachError(_FORKED)
+        if not asked_for and not rdma_devices():
+            raise CannotReachError("there is no RDMA device here (/dev/infiniband/uverbs*)")
+
+    def register(self, memory: Memory, number: int = 0) -> Span:
+        """Makes memory known to the device, as region `number` or for one transfer. Raises CannotReachError."""
+        span = (memory.address, memory.size, number or next(self._numbers))
+        with self._using() as agent:
+            try:
+                agent.register_memory(agent.get_reg_descs([(*span, "")], _HOST))
+            except Exception as error:
+                raise CannotReachError(f"{memory.size:,} bytes cannot be registered: {_text(error)}") from None
+        return span
+
+    def deregister(self, span: Span) -> None:
+        """The device forgets that memory."""
+        with contextlib.suppress(Exception), self._using() as agent:
+            agent.deregister_memory(agent.get_reg_descs([(*span, "")], _HOST))
+
+    def words_for(self, spans: Sequence[Span]) -> bytes:
+        """What another process has to know to reach these."""
+        with self._using() as agent:
+            return agent.get_partial_agent_metadata(
+                agent.get_reg_descs([(*span, "") for span in spans], _HOST), True, ["UCX"]
+            )
+
+    def meet(self, peer: str, words: bytes) -> None:
+        """Takes what another process has said with `words_for`. Raises CannotReachError."""
+        if peer == self.name:
+            return
+        with self._using() as agent:
+            try:
+                agent.add_remote_agent(words)
+            except Exception as error:
+                raise CannotReachError(f"the two ends have no transport in common: {_text(error)}") from None
+
+    def forget(self, peer: str) -> None:
+        """Ends the connection to a process; what was under way with it ends, too."""
+        with contextlib.suppress(Exception), self._using() as agent:
+            agent.remove_remote_agent(peer)
+
+    def start(self, peer: str, local: Sequence[Span], remote: Sequence[Span], *, write: bool) -> "Transfer":
+        """Begins to move bytes between memory of this process and of another, span by span."""
+        with self._using() as agent, _named():
+            here, there = agent.get_xfer_descs(local, _HOST), agent.get_xfer_descs(remote, _HOST)
+            handle = agent.initialize_xfer("WRITE" if write else "READ", here, there, peer)
+            return Transfer(self, handle)
+
+    def drive(self) -> None:
+        """Takes what has come for this process, so that connections to it come about."""
+        with contextlib.suppress(Exception), self._using() as agent:
+            agent.get_new_notifs()
+
+    def close(self) -> None:
+        """Gives the agent up."""
+        with self._lock:
+            agent, self._agent, self._closed = self._agent, None, True
+            _made[:] = [entry for entry in _made if entry[1] is not agent]
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[_Agent]:
+        with self._lock:
+            if self._closed:
+                raise CannotReachError("this process leaves the cluster")
+            if self._agent is None:
+                self._agent = _make(self.name)
+            yield self._agent
+
+
+class Transfer:
+    """Bytes on their way."""
+
+    def __init__(self, fabric: Fabric, handle: _Transfer) -> None:
+        self._fabric, self._handle = fabric, handle
+        self._posted = False
+
+    def over(self) -> bool:
+        """Whether all bytes have arrived; drives the agent. Raises LinkCutError."""
+        with self._fabric._using() as agent, _named():
+            state = agent.check_xfer_state(self._handle) if self._posted else agent.transfer(self._handle)
+            self._posted = True
+        if state not in ("DONE", "PROC"):
+            raise LinkCutError(f"NIXL says {state}")
+        return state == "DONE"
+
+    def release(self) -> bool:
+        """Ends it; False where its bytes are still under way."""
+        with self._fabric._using():
+            try:
+                self._handle.release()
+            except Exception:
+                return False
+        return True
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """NIXL's errors share no class: all that it raises here is that bytes did not arrive."""
+    try:
+        yield
+    except Exception as error:
+        raise LinkCutError(_text(error)) from None
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _make(name: str) -> _Agent:
+    """Takes half a second: the libraries are loaded, and devices looked for. Raises CannotReachError."""
+    if any(process != os.getpid() for process, _ in _made):
+        raise CannotReachError(_FORKED)
+    package = nixl_name()
+    if not package:
+        raise CannotReachError("NIXL is not installed there: pip install 'monarch-nb[rdma]'")
+    # The wheel brings libraries of its own beside the system's. Where the system's were loaded first, the two do not
+    # share what they register, and leaving the process does not crash.
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libibverbs.so.1")
+    with _environment(_QUIET | ({"UCX_TLS": "^tcp"} if rdma_devices() else {})):
+        try:
+            nixl: Any = importlib.import_module(f"{package}._api")
+            logging.getLogger("nixl").setLevel(logging.ERROR)  # it would print that all is well
+            config = nixl.nixl_agent_config(
+                enable_prog_thread=False,
+                backends=["UCX"],
+                sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
+            )
+            agent = cast("_Agent", nixl.nixl_agent(name, config))
+        except Exception as error:
+            raise CannotReachError(f"NIXL does not start: {_text(error)}") from None
+    _made.append((os.getpid(), agent))
+    return agent
+
+
+@contextlib.contextmanager
+def _environment(words: dict[str, str]) -> Iterator[None]:
+    """What libraries read while they start, unless somebody has said it already; processes started later do not."""
+    mine = {name: word for name, word in words.items() if name not in os.environ}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            os.environ.pop(name, None)
+
+
+def _forked() -> None:
+    """The child never ends what the libraries have begun in its parent."""
+    for _, agent in _made:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(agent.agent))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

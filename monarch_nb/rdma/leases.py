@@ -1,0 +1,142 @@
+"""Who uses memory of this process by its RDMA device now: until they say that they are done, it stays where it is."""
+
+import itertools
+import threading
+import time
+from dataclasses import dataclass
+
+from monarch_nb.rdma.fabric import Fabric, Span
+from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.regions import Regions
+from monarch_nb.rdma.verbs import Leased, Leasing, Outcome, Releasing, Renewing
+
+__all__ = ["LEASE_S", "Leases"]
+
+LEASE_S = 10.0
+_DRIVEN_S = 0.0001  # between two looks at what has come, while somebody uses memory
+_STEP_S = 0.5  # the most that one look counts: a process that was stopped has not seen its lessees' renewals
+
+
+@dataclass(slots=True)
+class _Lease:
+    numbers: set[int]  # of regions
+    left: float  # seconds
+
+
+class Leases:
+    """One per process that offers memory. The agent is driven while there is a lease, and costs nothing otherwise."""
+
+    def __init__(self, regions: Regions, fabric: Fabric, *, seconds: float = LEASE_S) -> None:
+        self._regions, self._fabric = regions, fabric
+        self._seconds = seconds  # that a lease stands after it was last renewed
+        self._tokens = itertools.count(1)
+        self._changed = threading.Condition()
+        self._leases: dict[int, _Lease] = {}
+        self._returned = False  # whether some have ended since memory was last let go
+        self._registering = threading.Lock()
+        self._spans: dict[int, Span] = {}  # of regions that the device knows
+        self._driver: threading.Thread | None = None
+        self._closed = False
+        regions.keep_while(self._held)
+
+    def lease(self, question: Leasing) -> Leased:
+        """Registers regions and says how to reach them. Blocks; raises CannotReachError."""
+        with self._changed:
+            if self._closed:
+                return Leased("lost", "this process leaves the cluster")
+            token = next(self._tokens)
+            self._leases[token] = _Lease(set(), self._seconds)
+            if self._driver is None:
+                self._driver = threading.Thread(target=self._drive, name="monarch-rdma-leases", daemon=True)
+                self._driver.start()
+            self._changed.notify_all()
+        spans = []
+        try:
+            for place, (number, secret) in enumerate(question.regions):
+                try:
+                    with self._regions.use(number, secret, write=question.write) as memory:
+                        self._add(token, number)
+                        spans.append(self._register(memory, number))
+                except (LookupError, PermissionError) as error:
+                    self.release(Releasing(token))
+                    return Leased("dropped", str(error), place=place)
+            words = self._fabric.words_for(spans)
+        except BaseException:
+            self.release(Releasing(token))
+            raise
+        return Leased("done", lease=token, agent=self._fabric.name, words=words)
+
+    def renew(self, question: Renewing) -> Outcome:
+        """Somebody still uses what was leased."""
+        with self._changed:
+            lease = self._leases.get(question.lease)
+            if lease is None:
+                return Outcome("dropped", "the lease has ended")
+            lease.left = self._seconds
+        return Outcome("done")
+
+    def release(self, message: Releasing) -> None:
+        """Somebody has done what they wanted. Does not block."""
+        with self._changed:
+            self._leases.pop(message.lease, None)
+            self._returned = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends all leases."""
+        with self._changed:
+            self._closed = True
+            self._leases.clear()
+            self._changed.notify_all()
+            driver = self._driver
+        if driver is not None:
+            driver.join(2 * _STEP_S)
+
+    def _held(self, number: int) -> bool:
+        """Whether somebody uses a region that was withdrawn. If not, the device forgets it."""
+        with self._changed:
+            if any(number in lease.numbers for lease in self._leases.values()):
+                return True
+        with self._registering:
+            span = self._spans.pop(number, None)
+            if span is not None:
+                self._fabric.deregister(span)
+        return False
+
+    def _add(self, token: int, number: int) -> None:
+        with self._changed:
+            lease = self._leases.get(token)
+            if lease is not None:
+                lease.numbers.add(number)
+
+    def _register(self, memory: Memory, number: int) -> Span:
+        with self._registering:
+            if number not in self._spans:
+                self._spans[number] = self._fabric.register(memory, number)
+            return self._spans[number]
+
+    def _drive(self) -> None:
+        """On a thread of its own: makes the agent take what has come for it, and ends leases that nobody renews."""
+        seen = time.monotonic()
+        while True:
+            with self._changed:
+                while not self._leases and not self._returned and not self._closed:
+                    self._changed.wait()
+                    seen = time.monotonic()
+                if self._closed:
+                    return
+                now = time.monotonic()
+                self._age(min(now - seen, _STEP_S))
+                seen = now
+                returned, self._returned = self._returned, False
+            if returned:
+                self._regions.let_go()
+            self._fabric.drive()
+            time.sleep(_DRIVEN_S)
+
+    def _age(self, seconds: float) -> None:
+        for token, lease in tuple(self._leases.items()):
+            lease.left -= seconds
+            if lease.left <= 0:
+                del self._leases[token]
+                self._returned = True

@@ -1,0 +1,145 @@
+"""Leases of memory for RDMA devices: what an owner keeps, for whom, and how long."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from monarch_nb.rdma.fabric import Fabric, Span
+from monarch_nb.rdma.leases import Leases
+from monarch_nb.rdma.memory import Memory, memory_of
+from monarch_nb.rdma.regions import Region, Regions
+from monarch_nb.rdma.verbs import Leasing, Releasing, Renewing
+
+pytestmark = pytest.mark.timeout(20)
+
+
+class Device(Fabric):
+    """Registers on paper."""
+
+    def __init__(self) -> None:
+        super().__init__("owner")
+        self.registered: dict[int, Span] = {}
+        self.driven = 0
+
+    def register(self, memory: Memory, number: int = 0) -> Span:
+        assert number not in self.registered
+        self.registered[number] = (memory.address, memory.size, number)
+        return self.registered[number]
+
+    def deregister(self, span: Span) -> None:
+        del self.registered[span[2]]
+
+    def words_for(self, spans: Sequence[Span]) -> bytes:
+        return b"words for %d" % len(spans)
+
+    def drive(self) -> None:
+        self.driven += 1
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def regions() -> Iterator[Regions]:
+    made = Regions()
+    yield made
+    made.guard.close()
+
+
+@pytest.fixture
+def leases(regions: Regions, device: Device) -> Iterator[Leases]:
+    made = Leases(regions, device)
+    yield made
+    made.close()
+
+
+def asking(*regions: Region, write: bool = False) -> Leasing:
+    return Leasing(tuple((region.number, region.secret) for region in regions), write)
+
+
+def test_memory_that_is_dropped_stays_until_the_last_lease_of_it_has_ended(
+    regions: Regions, leases: Leases, device: Device
+) -> None:
+    region = regions.offer(memory_of(bytearray(100)), "owner")
+    first, second = leases.lease(asking(region)), leases.lease(asking(region, write=True))
+    assert (first.how, second.how, first.words, len(device.registered)) == ("done", "done", b"words for 1", 1)
+    regions.withdraw(region.number)
+    assert leases.lease(asking(region)).how == "dropped"
+    leases.release(Releasing(first.lease))
+    leases.release(Releasing(first.lease))
+    assert region.memory is not None
+    assert device.registered
+    leases.release(Releasing(second.lease))
+    until(lambda: region.memory is None)
+    assert not device.registered
+
+
+def test_a_region_is_registered_once_and_forgotten_when_it_is_dropped(
+    regions: Regions, leases: Leases, device: Device
+) -> None:
+    region = regions.offer(memory_of(bytearray(100)), "owner")
+    for _ in range(3):
+        leases.release(Releasing(leases.lease(asking(region)).lease))
+    assert list(device.registered) == [region.number]
+    regions.withdraw(region.number)
+    assert not device.registered
+
+
+def test_of_many_the_one_that_is_refused_is_named_and_none_is_held(
+    regions: Regions, leases: Leases, device: Device
+) -> None:
+    good, bad = (regions.offer(memory_of(bytearray(8)), "owner") for _ in range(2))
+    forged = Leasing(((good.number, good.secret), (bad.number, bytes(16))), write=False)
+    answer = leases.lease(forged)
+    assert (answer.how, answer.place, answer.lease, answer.words) == ("dropped", 1, 0, b"")
+    regions.withdraw(good.number)
+    until(lambda: good.memory is None)
+
+
+def test_what_is_for_reading_is_leased_for_reading(regions: Regions, leases: Leases) -> None:
+    region = regions.offer(memory_of(b"for reading"), "owner")
+    assert leases.lease(asking(region)).how == "done"
+    answer = leases.lease(asking(region, write=True))
+    assert answer.how == "dropped"
+    assert "read-only" in answer.text
+
+
+def test_a_lease_that_nobody_renews_ends(regions: Regions, device: Device) -> None:
+    leases = Leases(regions, device, seconds=0.2)
+    region = regions.offer(memory_of(bytearray(100)), "owner")
+    kept, left = leases.lease(asking(region)), leases.lease(asking(region))
+    del left  # whoever had it is gone
+    regions.withdraw(region.number)
+    for _ in range(30):
+        assert leases.renew(Renewing(kept.lease)).how == "done"
+        assert region.memory is not None
+        time.sleep(0.01)
+    until(lambda: region.memory is None)
+    assert leases.renew(Renewing(kept.lease)).how == "dropped"
+    leases.close()
+
+
+def test_nothing_is_driven_while_nobody_holds_a_lease(regions: Regions, leases: Leases, device: Device) -> None:
+    region = regions.offer(memory_of(bytearray(100)), "owner")
+    lease = leases.lease(asking(region))
+    until(lambda: device.driven > 3)
+    leases.release(Releasing(lease.lease))
+    [driver] = [thread for thread in threading.enumerate() if thread.name == "monarch-rdma-leases"]
+    until(lambda: not leases._leases and not leases._returned)
+    seen = device.driven
+    time.sleep(0.1)
+    assert device.driven <= seen + 1
+    leases.close()
+    assert not driver.is_alive()
+    assert leases.lease(asking(region)).how == "lost"
