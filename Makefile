@@ -15,7 +15,7 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor bench-scale test-verbs soak docs docs-serve screenshots clean
+.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor bench-scale test-verbs soak chaos docs docs-serve screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -84,6 +84,9 @@ soak: setup ## ten minutes of everything at once, in which nothing may grow; SEC
 $(VENV)/.docs: $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	@touch $@
+
+chaos: setup ## 2,000 faults over a job on three hosts in network namespaces; FAULTS= for more or fewer, SEED= to repeat
+	$(PY) -m tests.chaos --faults $(or $(FAULTS),2000) $(if $(SEED),--seed $(SEED))
 
 docs: setup $(VENV)/.docs ## build the documentation site in build/site; dead links and names without a place are errors
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict

@@ -128,9 +128,9 @@ class LocalHost:
             if self._killed:
                 self._forget("it was killed")
             return
-        self.engine.part(ProcessWatcher).host_lost(self.host, self.lost, self.incarnation)
+        loss = self.engine.part(ProcessWatcher).host_lost(self.host, self.lost, self.incarnation)
         self._forget(self.lost)
-        self.engine.part(Routes).tell_lost(self.host, self.lost, self.incarnation)
+        self.engine.part(Routes).tell_lost(self.host, self.lost, self.incarnation, loss)
 
 
 def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Path:

@@ -158,8 +158,8 @@ class LocalAgents:
             engine.part(Routes).local.pop(handle.host, None)
             how = f"status {status}" if status >= 0 else f"signal {-status}"
             reason = f"its host agent (process {handle.pid}) ended with {how}"
-            engine.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
-            engine.part(Routes).tell_lost(handle.host, reason, handle.incarnation)
+            loss = engine.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
+            engine.part(Routes).tell_lost(handle.host, reason, handle.incarnation, loss)
             if handle.host == engine.host:
                 clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
             else:

@@ -199,8 +199,8 @@ class RemoteHost:
             return
         self.lost = reason
         log.warning("host %s is lost: %s", self.host, reason)
-        self.engine.part(ProcessWatcher).host_lost(self.host, reason, self.incarnation)
-        self.engine.part(Routes).tell_lost(self.host, reason, self.incarnation)
+        loss = self.engine.part(ProcessWatcher).host_lost(self.host, reason, self.incarnation)
+        self.engine.part(Routes).tell_lost(self.host, reason, self.incarnation, loss)
 
     def _until_back(self) -> None:
         """Returns when the host can be used again, for procs that are spawned or healed from now on."""

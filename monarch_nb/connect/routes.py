@@ -94,7 +94,7 @@ class Routes:
         self._engine = engine
         self._gateway: GatewayRoute | None = None
         self._told: dict[str, int] = {}  # hosts whose agents know that all others are reached by way of this process
-        self._gone: dict[str, tuple[str, int]] = {}  # hosts whose loss is about to be told, all in one message
+        self._gone: dict[str, tuple[str, int, int]] = {}  # hosts whose loss is about to be told, all in one message
         self._telling = threading.Lock()
         self._settling = threading.Lock()  # else two hosts that come back at once are not told of each other
 
@@ -179,14 +179,15 @@ class Routes:
             with contextlib.suppress(TimeoutError):  # another host may be out of touch: that is not the matter here
                 answer.exception(max(0.0, deadline - time.monotonic()))
 
-    def tell_lost(self, host: str, reason: str, incarnation: int) -> None:
+    def tell_lost(self, host: str, reason: str, incarnation: int, loss: int) -> None:
         """Tells all other agents, and through them all processes, that a host is gone; `incarnation` is its agent's.
+        `loss` is the number of that loss.
 
         In a moment: what is lost at once, as with the power of a rack, is told at once.
         """
         with self._telling:
             first = not self._gone
-            self._gone[host] = (reason, incarnation)
+            self._gone[host] = (reason, incarnation, loss)
         if first:
             self._engine.later(_TOGETHER_S, self._tell_gone)
         if self._gateway is not None and self._gateway.remote.host == host:
@@ -199,8 +200,11 @@ class Routes:
             gone, self._gone = self._gone, {}
         if not gone or self._engine.closed:
             return
-        reasons = {host: reason for host, (reason, _) in gone.items()}
-        lost = p.Lost(reasons, {host: incarnation for host, (_, incarnation) in gone.items()})
+        lost = p.Lost(
+            {host: reason for host, (reason, _, _) in gone.items()},
+            {host: incarnation for host, (_, incarnation, _) in gone.items()},
+            {host: loss for host, (_, _, loss) in gone.items()},
+        )
         for other in (*self.local, *(remote.host for remote in self.attached.values() if not remote.lost)):
             if other not in gone:
                 self._engine.tell(agent_of(other), verbs.LOST, lost)

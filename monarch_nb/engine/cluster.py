@@ -245,11 +245,11 @@ class Cluster:
 
     def _lose(self, name: str, reason: str) -> None:
         self._lost.add(name)
-        self._engine.part(ProcessWatcher).host_lost(name, reason, 0)
+        loss = self._engine.part(ProcessWatcher).host_lost(name, reason, 0)
         for other in self._hosts:
             if other != name and other not in self._lost:
                 with contextlib.suppress(TransportError):
-                    self._engine.tell(agent_of(other), verbs.LOST, p.Lost({name: reason}))
+                    self._engine.tell(agent_of(other), verbs.LOST, p.Lost({name: reason}, losses={name: loss}))
 
     def _runtimes(self) -> list[Runtime]:
         workers = [worker.engine for host in self._hosts.values() for worker in tuple(host.workers.values())]

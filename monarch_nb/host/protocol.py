@@ -155,10 +155,12 @@ class Lost(msgspec.Struct, frozen=True):
     """agent.lost: these hosts are gone with all that ran there, and why. Passed on to procs as host.lost.
 
     `incarnations` tells which incarnation of an agent has ended: a later one, that is known by then, is not meant.
+    `losses` numbers the loss, which the same agent may survive: processes that were healed after it are not meant.
     """
 
     hosts: dict[str, str]
     incarnations: dict[str, int] = {}
+    losses: dict[str, int] = {}
 
 
 class Lease(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from monarch_nb.runtime import fault_hook, forgotten, runtime
-from monarch_nb.supervision import Driver, MeshFailure
+from monarch_nb.supervision import Driver, MeshFailure, log_failure
 from monarch_nb.wire import error_line
 
 # Interrupts whatever the main thread waits for. Ignored by default, and nobody else's business, unlike SIGINT, whose
@@ -19,7 +19,6 @@ from monarch_nb.wire import error_line
 _WAKE = signal.SIGURG
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-logger = logging.getLogger(__name__)
 _statuses: list[int] = []  # with which the program is to end, the first one counts
 _notebook = False
 _exiting: list[bool] = []  # the main thread has been told to exit
@@ -73,11 +72,7 @@ def unhandled(failure: MeshFailure) -> None:
     threading.Thread(target=run, name="monarch-fault", daemon=True).start()
 
 
-def _log(failure: MeshFailure) -> None:
-    logger.error("%s", failure.report())
-
-
-def tell(failure: MeshFailure, show: Callable[[MeshFailure], None] = _log) -> None:
+def tell(failure: MeshFailure, show: Callable[[MeshFailure], None] = log_failure) -> None:
     """A failure that ends nothing goes to the hook that the user has set, or is shown."""
     hook = fault_hook(exit_on_fault)
     if hook is exit_on_fault:

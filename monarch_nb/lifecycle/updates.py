@@ -9,7 +9,7 @@ from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.verbs import STOPPED, SUBSCRIBE, UPDATE, Stopped, Subscribe, Update
 from monarch_nb.runtime import Future, MeshState, ProcState, Runtime
-from monarch_nb.supervision import Driver, RankIncarnation
+from monarch_nb.supervision import Action, Driver, Machine, RankIncarnation
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done
 
@@ -41,7 +41,7 @@ class ReferenceUpdates:
             state = self._engine.meshes.get(uid)
             if state is None:
                 continue
-            update = Update(uid, state.incarnations, state.version, tuple(back))
+            update = Update(uid, state.incarnations, state.version, tuple(back), self._driver.since(uid))
             for process in tuple(self._holders.get(uid, ())):
                 asked.append((process, uid, request(self._engine, process, UPDATE, update)))
         until = time.monotonic() + PATIENCE
@@ -71,7 +71,9 @@ class ReferenceUpdates:
         if state is None:
             return
         if state.version:
-            self._engine.tell(holder, UPDATE, Update(uid, state.incarnations, state.version, ()))
+            self._engine.tell(
+                holder, UPDATE, Update(uid, state.incarnations, state.version, (), self._driver.since(uid))
+            )
         self._versions.greet(holder, uid)
         if state.stopped is not None:
             self._engine.tell(holder, STOPPED, Stopped(uid, None, state.stopped, True))
@@ -82,10 +84,17 @@ class ReferenceUpdates:
             state.renew(update.incarnations, update.version)
             back = update.back or tuple(update.incarnations.items())
             known = "respawned" if isinstance(state, ProcState) else "recreated"
-            self._driver.feed(lambda machine: getattr(machine, known)(update.uid, back))
+
+            def follow(machine: Machine) -> list[Action]:
+                machine.came_after(update.uid, update.since)
+                actions: list[Action] = getattr(machine, known)(update.uid, back)
+                return actions
+
+            self._driver.feed(follow)
             if isinstance(state, ProcState):
                 for rank, _ in back:
                     self._engine.node.learn(state.layout.host_of(rank))  # it is there again, if it was lost
+                    self._watcher.host_back(state.layout.host_of(rank), update.since.get(rank, 0))
                 self._watcher.watch(*(state.address(rank) for rank, _ in back))
         return Done()
 

@@ -8,6 +8,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.mesh_events import Event, HostLost, ProcExited, ProcResponsive, ProcStarted, ProcUnresponsive
 from monarch_nb.mesh.requests import fail_requests
+from monarch_nb.routing.incarnations import new_incarnation
 from monarch_nb.runtime import ProcState, RunsOn, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Cause, Driver
@@ -24,6 +25,8 @@ class ProcessWatcher:
         self._engine, self._driver, self._tell = engine, driver, tell
         self.pids: dict[str, int] = {}
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
+        self._losses: dict[str, int] = {}  # the number of the last one of each host
+        self._over: dict[str, int] = {}  # that of the last one after which processes have come there
         self._owners: set[str] = set()  # processes elsewhere that own actors here
         self._engine.verbs.handle(verbs.PROC_STARTED, self._started)
         self._engine.verbs.handle(verbs.PROC_EXITED, self._exited)
@@ -63,14 +66,26 @@ class ProcessWatcher:
             self._owners.add(process)
             self.watch(process)
 
-    def host_lost(self, host: str, reason: str, incarnation: int) -> None:
-        """A host agent is gone, and all processes of its host with it; `incarnation` is the agent's, if it is known."""
+    def host_back(self, host: str, loss: int) -> None:
+        """Processes have come to a host after that loss of it, which is thereby over."""
+        self._over[host] = max(loss, self._over.get(host, 0))
+
+    def host_lost(self, host: str, reason: str, incarnation: int, loss: int = 0) -> int:
+        """A host agent is gone, and all processes of its host with it; `incarnation` is the agent's, if it is known.
+
+        `loss` is the number by which all call this loss, if another process has found it out; else it is given one.
+        """
+        late = 0 < loss <= self._over.get(host, 0)  # processes that came after it are known
+        loss = loss or max(new_incarnation(), self._losses.get(host, 0) + 1)
+        self._losses[host] = max(loss, self._losses.get(host, 0))
         cause = Cause(kind="host", text=reason, host=host, at=time.time())
         procs = [state for state in tuple(self._engine.meshes.values()) if isinstance(state, ProcState)]
         ranks = {rank for state in procs for rank in state.layout.ranks_on(host)}
         driver = self._driver
         awaited, called = driver.called(*ranks)
-        driver.feed(lambda machine: machine.host_lost([host], cause, awaited, called))
+        driver.feed(lambda machine: machine.host_lost([host], cause, awaited, called, loss))
+        if late:
+            return loss
         there = {state.address(rank) for state in procs for rank in state.layout.ranks_on(host)}
         gone = {agent_of(host), *(there & self.pids.keys())}
         self._engine.host_lost(host, reason)
@@ -81,6 +96,7 @@ class ProcessWatcher:
         for address in gone:
             self._engine.node.forget(address, reason, incarnation)
         self._tell(HostLost(host))
+        return loss
 
     def found(self, started: p.Started) -> None:
         """A process of a mesh that this one has come back to."""
@@ -117,7 +133,7 @@ class ProcessWatcher:
 
     def _hosts_lost(self, lost: p.Lost, asker: Asker[None]) -> None:
         for host, reason in lost.hosts.items():
-            self.host_lost(host, reason, lost.incarnations.get(host, 0))
+            self.host_lost(host, reason, lost.incarnations.get(host, 0), lost.losses.get(host, 0))
 
     def _owner_gone(self, process: str, reason: str) -> None:
         if process in self._engine.local.away:

@@ -14,12 +14,13 @@ class Subscribe(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Update(msgspec.Struct, array_like=True, frozen=True):
-    """What a heal has changed."""
+    """What a heal has changed. `since`: after which loss of its host each rank came, if after one."""
 
     uid: str
     incarnations: dict[int, int]
     version: int
     back: tuple[RankIncarnation, ...]
+    since: dict[int, int] = {}
 
 
 class Stopped(msgspec.Struct, array_like=True, frozen=True):

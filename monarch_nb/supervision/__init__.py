@@ -19,7 +19,7 @@ from .driver import Driver
 from .effects import SupervisorEffects
 from .errors import DeviceMeshError, HealError, SupervisionError
 from .failure import MeshFailure, decode_failure
-from .hooks import UndeliverableMessage
+from .hooks import UndeliverableMessage, log_failure
 from .machine import Machine, RootPolicy
 from .name import MeshName
 from .ranks import Extent, RankIncarnation, Selection
@@ -58,4 +58,5 @@ __all__ = [
     "Tell",
     "UndeliverableMessage",
     "decode_failure",
+    "log_failure",
 ]

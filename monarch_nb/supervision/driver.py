@@ -1,13 +1,9 @@
 """Drives the supervision machine of a process: feeds it events, and carries its actions out, in order."""
 
 import logging
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from monarch_nb.runtime import (
     ActorCell,
@@ -17,9 +13,6 @@ from monarch_nb.runtime import (
     Local,
     MeshState,
     ProcState,
-    fail_future,
-    pending_future,
-    resolve_future,
     when_done,
 )
 from monarch_nb.runtime.supervising import Actor
@@ -42,15 +35,15 @@ from monarch_nb.supervision.call_errors import CallErrors
 from monarch_nb.supervision.cause import Cause
 from monarch_nb.supervision.causes import Refusal
 from monarch_nb.supervision.effects import SupervisorEffects
-from monarch_nb.supervision.errors import HealError, SupervisionError
-from monarch_nb.supervision.failure import MeshFailure, gathered
-from monarch_nb.supervision.hooks import UndeliverableMessage, run_hook
+from monarch_nb.supervision.failure import MeshFailure
+from monarch_nb.supervision.heals import Heals
+from monarch_nb.supervision.hooks import UndeliverableMessage, log_failure, run_hook
 from monarch_nb.supervision.machine import Machine
 from monarch_nb.supervision.ranks import RankIncarnation
 from monarch_nb.supervision.records import RankStatus
 from monarch_nb.supervision.report import PROCS_STOPPED
 from monarch_nb.transport import Clock, held_back
-from monarch_nb.wire import Flags, Header, Kind, error_line, format_exception
+from monarch_nb.wire import Flags, Header, Kind, format_exception
 
 if TYPE_CHECKING:
     from monarch_nb.supervision.ranks import Selection
@@ -74,13 +67,11 @@ class Driver(CallErrors):
         """`root` is the stream of code outside actors, where ownership begins. `show` takes what ends nothing."""
         super().__init__(local, Machine(root=root, root_policy="script"))
         self._clock, self._effects = clock, effects
-        self._fatal, self._show = fatal or _log, show or _log
+        self._fatal, self._show = fatal or log_failure, show or log_failure
         self.listeners: list[Callable[[Action | OwnerSaid | None], None]] = []  # None: something may have changed
         self._actions: deque[Action] = deque()
         self._acting = False
-        self._heals: dict[int, Future[None]] = {}
-        self._heal_number = 0
-        self._hasty: set[int] = set()  # heals that do not wait for the hooks of survivors
+        self._heals = Heals(effects, self.feed)
 
     def in_notebook(self, show: Callable[[MeshFailure], None]) -> None:
         """From now on a failure that nobody handles ends nothing: a call that waits for it raises it, else `show`."""
@@ -145,20 +136,8 @@ class Driver(CallErrors):
                     self._show(failure)
             case Tell(failure):
                 self._show(failure)
-            case Respawn(uid, back):
-                self._in_thread(lambda: self._bring_back(uid, back, self._effects.respawn, Machine.respawned))
-            case Recreate(uid, back):
-                self._in_thread(lambda: self._bring_back(uid, back, self._effects.recreate, Machine.recreated))
-            case Healed():
-                self._in_thread(lambda: self._healed(action))
-            case HealRefused(request, _, text, _):
-                future = self._heals.pop(request, None)
-                if future is not None:
-                    fail_future(future, HealError(text))
-
-    @staticmethod
-    def _in_thread(function: Callable[[], None]) -> None:
-        threading.Thread(target=function, name="monarch-heal", daemon=True).start()
+            case Respawn() | Recreate() | Healed() | HealRefused():
+                self._heals.carry_out(action)
 
     def called(self, *ranks: int) -> tuple[set[str], set[str]]:
         """Meshes with a call that one of these ranks has not answered: those it is awaited of right now, and all."""
@@ -180,6 +159,11 @@ class Driver(CallErrors):
         """Ranks of a mesh that have failed."""
         with self._lock:
             return {rank for rank, status in self.machine.status(uid).items() if status.state == "failed"}
+
+    def since(self, uid: str) -> dict[int, int]:
+        """Of each rank of a mesh that was ever healed after its host was lost, the number of that loss."""
+        with self._lock:
+            return self.machine.since(uid)
 
     def gone(self, uid: str) -> set[int]:
         """Ranks of a mesh that have failed, were stopped, or are being healed."""
@@ -347,54 +331,8 @@ class Driver(CallErrors):
 
     def _heal(self, uid: str, selection: "Selection", await_hooks: bool) -> Future[None]:
         with self._lock:
-            self._heal_number += 1
-            number = self._heal_number
-            future: Future[None] = pending_future(story=lambda: "the heal is not done yet")
-            self._heals[number] = future
-            if not await_hooks:
-                self._hasty.add(number)
+            number, future = self._heals.expect(await_hooks=await_hooks)
             self.machine.intensity.limit = settings.heal_max_restarts
             self.machine.intensity.window = settings.heal_window
         self.feed(lambda machine: machine.heal_requested(uid, self._clock.monotonic(), number, selection))
         return future
-
-    def _bring_back(
-        self,
-        uid: str,
-        incarnations: tuple[RankIncarnation, ...],
-        bring: Callable[[str, Sequence[RankIncarnation]], None],
-        done: Callable[[Machine, str, Sequence[RankIncarnation]], list[Action]],
-    ) -> None:
-        try:
-            bring(uid, incarnations)
-        except BaseException as error:
-            cause = Cause(kind="spawn", text=error_line(error), at=time.time())
-            if isinstance(error, SupervisionError) and error.failure is not None:
-                cause = msgspec.structs.replace(error.failure.cause)
-            self.feed(lambda machine: machine.heal_failed(uid, incarnations, cause))
-            return
-        self.feed(lambda machine: done(machine, uid, incarnations))
-
-    def _healed(self, action: Healed) -> None:
-        error: BaseException | None = None
-        try:
-            if action.incarnations:
-                self._effects.healed(action.incarnations, not self._hasty.intersection(action.requests))
-        except BaseException as raised:
-            error = raised
-        if action.again:
-            told = "\n".join(failure.report() for failure in gathered(action.again))
-            error = HealError(f"not everything could be healed:\n{told}", action.again)
-        self._hasty.difference_update(action.requests)
-        for request in action.requests:
-            future = self._heals.pop(request, None)
-            if future is None:
-                continue
-            if error is None:
-                resolve_future(future, None)
-            else:
-                fail_future(future, error)
-
-
-def _log(failure: MeshFailure) -> None:
-    logger.error("%s", failure.report())

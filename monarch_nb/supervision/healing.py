@@ -176,6 +176,8 @@ class Healing:
                 before = mesh.at(rank)
                 targets[uid][rank] = before.incarnation + 1
                 mesh.put(rank, "healing", before.incarnation + 1, before.cause, before.failure_id)
+                if mesh.is_procs:
+                    self._records.comes(mesh, rank)
         self._heals[root.uid] = Heal(targets, deque(needed), requests=requests)
         return self.settle(root)
 

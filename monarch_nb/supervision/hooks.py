@@ -1,12 +1,16 @@
 """Hooks of actors that supervision runs: on the actor's own thread, before its next message."""
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from monarch_nb.runtime import ActorLife
+from monarch_nb.supervision.failure import MeshFailure
+
+logger = logging.getLogger(__name__)
 
 
 class UndeliverableMessage(msgspec.Struct, frozen=True):
@@ -72,3 +76,8 @@ def run_hook(
         failed(error)
 
     cell.executor.urge(run)
+
+
+def log_failure(failure: MeshFailure) -> None:
+    """What becomes of a failure that nobody handles where nobody has said anything else."""
+    logger.error("%s", failure.report())

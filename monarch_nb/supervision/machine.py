@@ -11,15 +11,16 @@ from .cause import Cause, stop_cause
 from .failure import MeshFailure
 from .healing import Healing, Request
 from .intensity import Intensity
+from .queries import MeshQueries
 from .ranks import RankIncarnation, Selection
-from .records import Mesh, MeshRecords, MeshSpec, RankStatus
+from .records import Mesh, MeshSpec
 from .report import PROCS_STOPPED
-from .tree import Entry, Tree
+from .tree import Entry
 
 RootPolicy = Literal["notebook", "script"]
 
 
-class Machine:
+class Machine(MeshQueries):
     """Knows the meshes that this process's actors own, and those it holds references to; decides who is told what.
 
     A dead process hits its own rank and every actor on it, but an owner is told once of it: in the name of the actor
@@ -36,11 +37,10 @@ class Machine:
         max_restarts: int = 3,
         window: float = 60.0,
     ) -> None:
+        super().__init__()
         self.root = root
         self.root_policy: RootPolicy = root_policy
         self.root_supervises = root_supervises  # the root has a handler of its own, asked before anything is shown
-        self._records = MeshRecords()
-        self._tree = Tree()
         self.intensity = Intensity(max_restarts, window)
         self._healing = Healing(self._records, self.intensity, self._tell)
         self._ids = count(1)
@@ -101,41 +101,6 @@ class Machine:
             self._healing.intensity.forget(gone.uid)
         return actions
 
-    def status(self, mesh_uid: str) -> Mapping[int, RankStatus]:
-        """How each rank of a mesh is. Raises KeyError if the mesh is not known here."""
-        return self._records.status(mesh_uid)
-
-    def odd(self, mesh_uid: str | None = None) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
-        """All meshes known here, or one: why each has ended, if so, and its ranks that are not always alive."""
-        meshes = self._records.meshes
-        chosen = meshes if mesh_uid is None else [mesh_uid] if mesh_uid in meshes else ()
-        return [(uid, meshes[uid].ended, dict(meshes[uid].odd)) for uid in chosen]
-
-    def owner_name(self, actor: str) -> str:
-        """What people call an owner."""
-        record = self._tree.get(actor)
-        return record.name if record is not None else actor
-
-    def incarnations(self, mesh_uid: str) -> dict[int, int]:
-        """The incarnation of each rank that was ever healed; all others are in their first, 0."""
-        odd = self._records.meshes[mesh_uid].odd
-        return {rank: status.incarnation for rank, status in odd.items() if status.incarnation}
-
-    def sound(self, mesh_uid: str) -> bool:
-        """Whether nothing has ever happened to any rank of a mesh; needs no lock."""
-        mesh = self._records.meshes.get(mesh_uid)
-        return mesh is None or (mesh.ended is None and not mesh.odd)
-
-    def check(self, mesh_uid: str, selection: Selection = None) -> MeshFailure | None:
-        """What a call on these ranks must raise at once; None if all of them work, or the mesh is not known here."""
-        mesh = self._records.meshes.get(mesh_uid)
-        return None if mesh is None else self._records.broken(mesh, selection)
-
-    def describe(self, mesh_uid: str, ranks: Sequence[int], cause: Cause) -> MeshFailure | None:
-        """Something that happened to ranks of a mesh and failed none of them, as people are told it."""
-        mesh = self._records.meshes.get(mesh_uid)
-        return None if mesh is None else mesh.failure([rank for rank in ranks if rank in mesh], cause)
-
     # Failures
 
     def actor_failed(
@@ -167,13 +132,23 @@ class Machine:
         return self._fail(self._records.hit_with(procs, [rank]), cause, awaited, called)
 
     def host_lost(
-        self, hosts: Collection[str], cause: Cause, awaited: Collection[str] = (), called: Collection[str] = ()
+        self,
+        hosts: Collection[str],
+        cause: Cause,
+        awaited: Collection[str] = (),
+        called: Collection[str] = (),
+        loss: int = 0,
     ) -> list[Action]:
-        """Hosts are gone, with all their processes."""
+        """Hosts are gone, with all their processes.
+
+        `loss` is the number of that loss, later ones have larger numbers: ranks that were healed after it are not
+        meant. 0 means all.
+        """
         actions: list[Action] = []
+        self._records.losses.update({host: max(loss, self._records.losses.get(host, 0)) for host in hosts if loss})
         for procs in [mesh for mesh in self._records.meshes.values() if mesh.is_procs]:
             for host in hosts:
-                lost = self._records.hit_with(procs, procs.ranks_on(host))
+                lost = self._records.lost_with(procs, host, loss)
                 actions += self._fail(lost, msgspec.structs.replace(cause, host=host), awaited, called)
         return actions
 
@@ -296,6 +271,13 @@ class Machine:
         for rank, incarnation in incarnations:
             actions += self._replaced(procs, rank, incarnation)
         return [*actions, *self._healing.follow(procs, [rank for rank, _ in incarnations])]
+
+    def came_after(self, mesh_uid: str, losses: Mapping[int, int]) -> None:
+        """Ranks of another owner's mesh are healed: the losses of their hosts after which they came."""
+        mesh = self._records.meshes.get(mesh_uid)
+        if mesh is not None and mesh.owner is None:
+            for rank, loss in losses.items():
+                mesh.since[rank] = max(loss, mesh.since.get(rank, 0))
 
     def recreated(self, mesh_uid: str, incarnations: Iterable[RankIncarnation]) -> list[Action]:
         """Actors are back."""

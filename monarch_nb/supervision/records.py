@@ -49,6 +49,7 @@ class Mesh(Struct, eq=False):
     ended: Cause | None = None
     odd: dict[int, RankStatus] = field(default_factory=dict)
     down: int = 0  # how many of these are not alive
+    since: dict[int, int] = field(default_factory=dict)  # of healed ranks, after which loss of their host they came
     uid: str = ""
     name: str = ""
     on: str | None = None
@@ -158,12 +159,13 @@ class MeshRecords:
     def __init__(self) -> None:
         self.meshes: dict[str, Mesh] = {}
         self._on: dict[str, list[str]] = {}
+        self.losses: dict[str, int] = {}  # the last one of each host that was ever lost
 
     def add(self, mesh: Mesh) -> None:
         """Write a mesh down, and its procs, if those are another owner's."""
         known = self.meshes.get(mesh.uid)
         if known is not None:  # procs that were first seen through actors on them
-            mesh.odd, mesh.down, mesh.ended = known.odd, known.down, known.ended
+            mesh.odd, mesh.down, mesh.ended, mesh.since = known.odd, known.down, known.ended, known.since
         self.meshes[mesh.uid] = mesh
         if mesh.on is None or known is not None:
             return
@@ -198,6 +200,23 @@ class MeshRecords:
             del self._on[mesh.on]
             if procs is not None and procs.owner is None and not procs.process:
                 del self.meshes[mesh.on]
+
+    def lost_with(self, procs: Mesh, host: str, loss: int) -> list[tuple[Mesh, int]]:
+        """What is lost with a host: not what came after that loss, however late the word of it is."""
+        lost = self.hit_with(procs, procs.ranks_on(host))
+        return [(mesh, rank) for mesh, rank in lost if not 0 < loss <= self.since(mesh, rank)]
+
+    def since(self, mesh: Mesh, rank: int) -> int:
+        """After which loss of its host a healed rank came; 0 if after none."""
+        procs = None if mesh.on is None else self.meshes.get(mesh.on)
+        return max(mesh.since.get(rank, 0), 0 if procs is None else procs.since.get(rank, 0))
+
+    def comes(self, procs: Mesh, rank: int) -> None:
+        """A rank is being healed: the losses of its host that are known by now do not mean it."""
+        layout = procs.spec.layout
+        loss = 0 if layout is None or not self.losses else self.losses.get(layout.host_of(rank), 0)
+        if loss:
+            procs.since[rank] = loss
 
     def leave(self, uid: str, cause: Cause) -> list[Mesh]:
         """Procs and all on them are not this process's any more; those that had not ended before."""

@@ -180,8 +180,8 @@ class VirtualCluster(Cluster):
         for number in numbers:
             name, why = f"m{number}", "its rack has no power"
             self._engine.part(Routes).attached[name].lost = why
-            self._engine.part(ProcessWatcher).host_lost(name, why, 1)
-            self._engine.part(Routes).tell_lost(name, why, 1)
+            loss = self._engine.part(ProcessWatcher).host_lost(name, why, 1)
+            self._engine.part(Routes).tell_lost(name, why, 1, loss)
         self.advance(0.1)
 
     def kill_rank(self, address: str) -> None:

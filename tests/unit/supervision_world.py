@@ -69,6 +69,9 @@ class World:
     told: dict[int, str] = field(default_factory=dict)
     faults: list[int] = field(default_factory=list)
     awaited: set[int] = field(default_factory=set)
+    losses: dict[str, int] = field(default_factory=dict)  # the last one of each host that the machine was told of
+    since: dict[int, int] = field(default_factory=dict)  # of ranks of P, that loss when they were started again
+    loss: int = 0
     owners_gone: set[str] = field(default_factory=set)
     handling: dict[str, int] = field(default_factory=dict)
     requests: dict[int, str] = field(default_factory=dict)  # number -> "" until answered
@@ -133,16 +136,21 @@ class World:
         return actions
 
     def lose_host(self) -> None:
+        """The word of it may come twice, much later: what was started after the first is not meant by the second."""
         host = self.random.randrange(2)
+        name = f"h{host}"
+        self.loss += 1
+        loss = self.loss
 
         def report() -> list[Action]:
+            self.losses[name] = max(loss, self.losses.get(name, 0))
             for rank in (2 * host, 2 * host + 1):
-                if self.machine.status("P")[rank].state in ("alive", "healing"):
+                if self.since.get(rank, 0) < loss and self.machine.status("P")[rank].state in ("alive", "healing"):
                     self.bury("P", rank, self.machine.status("P")[rank].incarnation)
                     self.bury("P", rank, self.incarnations["P"][rank])
-            return self.machine.host_lost([f"h{host}"], Cause(kind="host"))
+            return self.machine.host_lost([name], Cause(kind="host"), loss=loss)
 
-        self.reports.append(report)
+        self.reports += [report] * self.random.choice((1, 1, 2))
 
     def heal(self, uid: str, ranks: frozenset[int] | None) -> None:
         number = len(self.requests)
@@ -241,6 +249,8 @@ class World:
             if uid in PROCS_OF:
                 assert self.fine(PROCS_OF[uid], rank), "an actor is created on a dead process"
             self.incarnations[uid][rank] = incarnation
+            if uid == "P":
+                self.since[rank] = self.losses.get(f"h{rank // 2}", 0)
             times = self.restarts.setdefault((uid, rank), [])
             times.append(self.now)
             assert len([time for time in times if time > self.now - WINDOW]) <= LIMIT + 1

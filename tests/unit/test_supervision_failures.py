@@ -123,6 +123,32 @@ def test_a_lost_host_is_told_once_with_all_its_ranks() -> None:
     assert supervised.host_lost({"h1"}, Cause(kind="host")) == []
 
 
+def test_word_of_a_lost_host_that_comes_after_the_heal_means_only_what_was_not_healed() -> None:
+    holder = Machine()  # elsewhere: the procs and actors are another process's
+    for uid, on in (("P", None), ("A", "P"), ("Q", None)):
+        holder.know("owner", spec(uid, on, layout=LAYOUT if on is None else None))
+    holder.came_after("P", {2: 7, 3: 7})
+    holder.respawned("P", [(2, 1), (3, 1)])
+    holder.recreated("A", [(2, 1), (3, 1)])
+    holder.host_lost({"h1"}, Cause(kind="host"), loss=7)
+    assert holder.check("P") is None
+    assert holder.check("A") is None
+    assert holder.check("Q", {2}) is not None
+    holder.host_lost({"h1"}, Cause(kind="host"), loss=8)
+    assert holder.check("P", {2}) is not None
+    assert holder.check("A", {3}) is not None
+
+
+def test_an_owner_tells_after_which_loss_its_healed_ranks_came() -> None:
+    supervised = machine()
+    supervised.host_lost({"h1"}, Cause(kind="host"), loss=7)
+    assert supervised.since("A") == {}
+    supervised.heal_requested("P", 0.0, 1)
+    supervised.respawned("P", [(2, 1), (3, 1)])
+    assert supervised.since("P") == supervised.since("A") == {2: 7, 3: 7}
+    assert supervised.host_lost({"h1"}, Cause(kind="host"), loss=7) == []
+
+
 def test_only_calls_that_touch_failed_ranks_are_refused() -> None:
     supervised = machine()
     supervised.actor_failed("A", 2, 0, RAISED)

@@ -1,0 +1,187 @@
+"""The controller of a chaos run: works without end, and does what it is told in lines of JSON.
+
+`python -m tests.chaos.program FOLDER NUMBER KEY ENDPOINT...`: number 0 spawns, others attach what it left. Commands
+are {"do": "heal", "seconds": N} and {"do": "end"}; each is answered by one line.
+"""
+
+import faulthandler
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import monarch_nb.actor
+from monarch_nb import attach, configure
+from monarch_nb.actor import Actor, context, current_rank, endpoint, heal_mesh
+from monarch_nb.connect import AttachError, attach_hosts, shutdown
+from monarch_nb.exceptions import DeviceMeshError
+from tests.chaos.ledger import Ledger
+
+BOUND = float(os.environ.get("CHAOS_BOUND", "30"))  # seconds within which every call has to end
+LEASE = 3.0  # seconds without a connection after which a host is lost
+SLOTS = 2
+THREADS = 3
+PAUSE = float(os.environ.get("CHAOS_PAUSE", "0.02"))  # between the calls of a thread
+
+
+class Worker(Actor):
+    """Writes down what reaches it, in a file of its own, before it answers."""
+
+    def __init__(self, folder: str) -> None:
+        rank = context().actor_instance.rank.rank
+        path = f"{folder}/effects-{rank}-{os.getpid()}-{time.monotonic_ns()}"
+        self.file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        self.rank = rank
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def mark(self, token: str, body: bytes = b"") -> int:
+        os.write(self.file, f"{token}\n".encode())
+        return self.rank
+
+
+class Caller(Actor):
+    """Calls others from where it is."""
+
+    @endpoint
+    def relay(self, others: Any, token: str) -> list[int]:
+        return list(others.mark.call(token).get(BOUND).values())
+
+    @endpoint
+    def where(self) -> int:
+        return int(current_rank().rank)
+
+
+class Work:
+    """Calls of all kinds, until it is ended."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._ledger = Ledger(folder / f"ledger-{number}")
+        self._number = number
+        self._over = threading.Event()
+        self.workers: Any = None
+        self.callers: Any = None
+        self._threads = [threading.Thread(target=self._run, args=(place,)) for place in range(THREADS)]
+
+    def start(self, workers: Any, callers: Any) -> None:
+        """On these meshes."""
+        self.workers, self.callers = workers, callers
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Blocks until the last call is over."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, place: int) -> None:
+        dice = random.Random(self._number * THREADS + place)
+        count = 0
+        while not self._over.is_set():
+            count += 1
+            token = f"{self._number}.{place}.{count}"
+            kind = dice.choice(["all", "all", "one", "one", "host", "relay", "body", "cast"])
+            began = time.monotonic()
+            self._ledger.began(token, kind)
+            try:
+                self._ledger.ended(token, began, self._call(kind, token, dice))
+            except BaseException as error:
+                self._ledger.ended(token, began, None, error)
+                self._over.wait(PAUSE)
+            self._over.wait(PAUSE)
+
+    def _call(self, kind: str, token: str, dice: random.Random) -> list[int]:
+        """The ranks that have answered."""
+        host, slot = dice.randrange(self.workers.size("hosts")), dice.randrange(SLOTS)
+        match kind:
+            case "all":
+                return list(self.workers.mark.call(token).get(BOUND).values())
+            case "one":
+                return [self.workers.slice(hosts=host, slots=slot).mark.call_one(token).get(BOUND)]
+            case "host":
+                return list(self.workers.slice(hosts=host).mark.call(token).get(BOUND).values())
+            case "relay":
+                caller = self.callers.slice(hosts=host, slots=slot)
+                return list(caller.relay.call_one(self.workers, token).get(BOUND))
+            case "body":
+                return list(self.workers.mark.call(token, dice.randbytes(200_000)).get(BOUND).values())
+            case _:
+                self.workers.mark.broadcast(token)
+                return []
+
+
+def healed(work: Work, seconds: float) -> dict[str, Any]:
+    """Heals until all answers, and says how long that took and what was in its way."""
+    began, told, last = time.monotonic(), [], ""
+    while time.monotonic() - began < seconds:
+        try:
+            heal_mesh(work.workers, timeout=10)
+            pids = list(work.workers.pid.call().get(10).values())
+            work.callers.where.call().get(10)
+            return {"seconds": time.monotonic() - began, "told": told, "pids": pids}
+        except (DeviceMeshError, TimeoutError) as error:  # a host is not back yet, or was lost once more
+            text = f"{type(error).__name__}: {error}"
+            if text != last:
+                told.append(text[:600])
+                last = text
+            time.sleep(0.1)
+    return {"seconds": time.monotonic() - began, "told": told, "failed": last}
+
+
+def say(**words: Any) -> None:
+    """One line for the director."""
+    sys.__stdout__.write(json.dumps(words) + "\n")  # type: ignore[union-attr]
+    sys.__stdout__.flush()  # type: ignore[union-attr]
+
+
+def meshes(folder: Path, number: int, key: str, endpoints: list[str]) -> tuple[Any, Any, Any, str]:
+    """Processes, workers and callers, and how they came to be."""
+    how = "spawned"
+    if number > 0:
+        try:
+            procs: Any = attach("team", steal=True)
+            return procs, attach("workers"), attach("callers"), "attached"
+        except AttachError as error:
+            how = f"spawned, as {error}"
+    hosts = attach_hosts(endpoints, key=key, lease=LEASE, timeout=30)
+    procs = hosts.spawn_procs(per_host={"slots": SLOTS}, name="team")
+    workers: Any = procs.spawn("workers", Worker, str(folder))
+    callers: Any = procs.spawn("callers", Caller)
+    workers.pid.call().get(60)
+    return procs, workers, callers, how
+
+
+def main() -> None:
+    folder, number, key, *endpoints = sys.argv[1:]
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    sys.stdout = sys.stderr  # what attach and the ranks say
+    monarch_nb.actor.unhandled_fault_hook = lambda failure: None  # type: ignore[attr-defined]
+    configure(heal_max_restarts=1_000_000, mesh_keep="90s")
+    work = Work(Path(folder), int(number))
+    procs, workers, callers, how = meshes(Path(folder), int(number), key, endpoints)
+    work.start(workers, callers)
+    say(how=how)
+    for line in sys.stdin:
+        match json.loads(line):
+            case {"do": "heal", "seconds": seconds}:
+                say(**healed(work, seconds))
+            case _:
+                break
+    work.end()
+    configure(mesh_keep="0s")
+    procs.stop().get(30)
+    shutdown()
+    say(ended=True)
+
+
+if __name__ == "__main__":
+    main()
