@@ -11,6 +11,7 @@ from monarch_nb.runtime import Future, Runtime, runtime, started, waiting
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure
+from monarch_nb.tensor import code_files
 from monarch_nb.wire import ActorError
 
 from . import display
@@ -160,13 +161,15 @@ class _Attached:
         self._reruns = Reruns(shell, front, session, engine)
         self._progress = Progress(front, engine, self._output)
         self.prompt = CellPrompt(shell, front, engine, widgets.debugger, elsewhere)
-        self.stopping = Stopping(front, engine, lambda file: cell_name(shell, file))
+        self._name: Callable[[str], str] = lambda file: cell_name(shell, file)
+        self.stopping = Stopping(front, engine, self._name)
         self.forgotten = Forgotten(shell, front, self._output.flush)
         self.notices = Notices(front, store_of(engine), widgets, self._output.flush)
         notebook_mode(self.notices.show)
         self.prompt.install()
         self.stopping.install()
         self.forgotten.install()
+        code_files.namers.append(self._name)
         self._leave_waits = waiting.join(
             waiter=self._progress, guard=self._progress.guard, when_ready=self._progress.ready
         )
@@ -183,5 +186,6 @@ class _Attached:
         self._notebook.close()
         self.stopping.uninstall()
         self.forgotten.uninstall()
+        code_files.namers.remove(self._name)
         self._logs.present(None)
         self._cells.close()

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
@@ -101,10 +103,10 @@ class MeshHealer:
 
     def kill(self, state: ProcState, ranks: Sequence[int], why: str) -> Future[None]:
         """Kills processes that are of no use any more: to their owner a failure like any other. Until they are gone."""
-        return self._kill(state, ranks, why, self._driver.proc_exited)
+        return self._kill(state, ranks, Cause(kind="killed", text=why), self._driver.proc_exited)
 
     def _kill(
-        self, state: ProcState, ranks: Sequence[int], why: str, fail: Callable[[str, int, int, Cause], None]
+        self, state: ProcState, ranks: Sequence[int], why: Cause, fail: Callable[[str, int, int, Cause], None]
     ) -> Future[None]:
         gone = self._driver.gone(state.uid)
         by_host: dict[str, list[str]] = {}
@@ -112,18 +114,19 @@ class MeshHealer:
             if rank not in gone:
                 host = state.layout.host_of(rank)
                 by_host.setdefault(host, []).append(state.address(rank))
-                cause = Cause(kind="signal", text=why, host=host, signal=9, at=time.time())
+                cause = msgspec.structs.replace(why, host=host, at=time.time())
                 fail(state.uid, rank, state.incarnation(rank), cause)
         asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
-            body = p.Stop(tuple(addresses), timeout_s=0.0, reason=why, grace_s=0.0)
+            body = p.Stop(tuple(addresses), timeout_s=0.0, reason=why.text, grace_s=0.0)
             asked.append(request(self._engine, agent_of(host), host_verbs.STOP, body))
         return settle(asked, lambda: f"processes of {state.name} have not ended yet")
 
     def _anew(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
         assert isinstance(state, ProcState)
         driver = self._driver
-        killed = self._kill(state, ranks, "killed so that it is started again", driver.killed)
+        why = Cause(kind="signal", text="killed so that it is started again", signal=9)
+        killed = self._kill(state, ranks, why, driver.killed)
         whole: Future[None] = pending_future(story=lambda: f"{state.name} is being healed")
 
         def over(future: Future[None]) -> None:

@@ -11,6 +11,7 @@ from monarch_nb.supervision.report import error_text, facts
 _TITLES = {
     "signal": ("died", "died"),
     "exit": ("ended", "ended"),
+    "killed": ("was killed", "were killed"),
     "host": ("is lost with its host", "are lost with their host"),
     "init": ("could not be constructed", "could not be constructed"),
     "spawn": ("could not be started", "could not be started"),

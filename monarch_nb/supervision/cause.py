@@ -12,6 +12,7 @@ CauseKind = Literal[
     "signal",  # the process was ended by a signal
     "host",  # the host, or the way to it, was lost
     "aborted",  # the actor failed itself: abort() or kill()
+    "killed",  # the process was of no use any more, and was killed: `text` says why
     "undeliverable",  # a message of the actor could not be delivered
     "unhandled",  # an owner did not handle `chain`
     "raised",  # an owner raised while it handled `chain`

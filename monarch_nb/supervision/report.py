@@ -29,6 +29,8 @@ def error_text(cause: Cause) -> str:
     match cause.kind:
         case "exit" | "signal":
             return f"the process this actor was running on failed: {ending(cause)}"
+        case "killed":
+            return f"the process this actor was running on was killed: {text}"
         case "host":
             return f"the host {cause.host or 'it was on'} was lost" + (f": {cause.text}" if cause.text else "")
         case "init":

@@ -36,6 +36,10 @@ class Watcher(Protocol):
 class Group(Protocol):
     """The process group that a stream's operations run in, as the stream needs it."""
 
+    @property
+    def over(self) -> int:
+        """The generation that is now, if it has been ended: what is sent to it would not run. -1 while it goes on."""
+
     def regroup(self, over: int) -> None:
         """Goes on to the generation after `over`. Blocks. Raises DeviceMeshError where processes are missing."""
 

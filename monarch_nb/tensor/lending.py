@@ -7,9 +7,8 @@ from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.commands import Run, TensorOf
 from monarch_nb.tensor.errors import TensorError
 from monarch_nb.tensor.handle import MeshTensor, current
-from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.stream import Stream
-from monarch_nb.tensor.views import rewritten
+from monarch_nb.tensor.views import rewriting
 from monarch_nb.tensor.workers.lending import lend, take_back
 
 
@@ -27,12 +26,11 @@ def lent(tensors: Mapping[str, MeshTensor]) -> Iterator[None]:
         stream.held.refuse_gone((tensor.reference.number,))
         by_mesh.setdefault(stream, {})[name] = TensorOf(current(tensor))
     try:
-        for stream, told in by_mesh.items():
-            stream.run_everywhere(Run(lend, (told,), {}))
-        yield
+        with rewriting(tensor.reference for tensor in tensors.values()):
+            for stream, told in by_mesh.items():
+                stream.run_everywhere(Run(lend, (told,), {}))
+            yield
     finally:
-        for tensor in tensors.values():
-            rewritten(tensor.reference, place())
         for stream, told in by_mesh.items():
             with suppress(DeviceMeshError, TensorError):  # of which the next operation tells, too
                 stream.run_everywhere(Run(take_back, (list(told),), {}))

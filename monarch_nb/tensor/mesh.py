@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate
 
 from monarch_nb.mesh import ProcMesh, ValueMesh, part_of, region_of, state_of, this_host
 from monarch_nb.runtime import Future, runtime
-from monarch_nb.shape import Extent, MeshTrait, Region
+from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor import conversions, device, factories, kernels
 from monarch_nb.tensor.commands import Open, Parts, Run, TensorOf
@@ -20,7 +20,7 @@ from monarch_nb.tensor.propagation import Layout, Meta, Propagator
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.shrinking import largest_slice
 from monarch_nb.tensor.stream import Stream
-from monarch_nb.tensor.views import rewritten
+from monarch_nb.tensor.views import rewriting
 
 aten = torch.ops.aten
 
@@ -60,7 +60,7 @@ class Mesh(MeshTrait):
 
     def _begin(self, procs: ProcMesh, kind: str) -> None:
         if not len(procs.extent):
-            procs = part_of(procs, Region(("rank",), region_of(procs).ndslice))
+            procs = part_of(procs, Region(("rank",), NDSlice(region_of(procs).ndslice.offset, (1,), (1,))))
         self._procs, self._kind = procs, kind
         self._entered: list[AbstractContextManager[None]] = []
         self._processes = processes_of(procs, kind)
@@ -230,10 +230,8 @@ class Mesh(MeshTrait):
         """
         written: list[MeshTensor] = []
         sent = Run(function, _told(args, written), _told(kwargs, written))
-        found = self.stream.run_everywhere(sent)
-        for tensor in written:
-            rewritten(tensor.reference, place())
-        return found
+        with rewriting(tensor.reference for tensor in written):
+            return self.stream.run_everywhere(sent)
 
     def synchronise(self) -> None:
         """Blocks until all that was issued has run. Raises TensorError for what failed of it."""

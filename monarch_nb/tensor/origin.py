@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from monarch_nb.tensor.code_files import name_of
+
 _LIBRARIES = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,  # ours
     os.path.dirname(torch.__file__) + os.sep,
@@ -34,7 +36,7 @@ class Origin(NamedTuple):
         return linecache.getline(self.file, self.line).strip()
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" + (f" in {self.function}" if self.function != "<module>" else "")
+        where = f"{name_of(self.file)}:{self.line}" + (f" in {self.function}" if self.function != "<module>" else "")
         return f"{where}\n    {self.source}" if self.source else where
 
 

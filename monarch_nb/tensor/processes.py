@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, part_of, region_of, state_of
-from monarch_nb.runtime import Context, Future, ProcState, current, runtime
+from monarch_nb.runtime import Context, Future, ProcState, current, runtime, told_elsewhere
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor.commands import Open
@@ -20,7 +20,7 @@ from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.actor import TensorWorker
 from monarch_nb.transport import held_back
 
-_known: "weakref.WeakValueDictionary[str, Processes]" = weakref.WeakValueDictionary()
+_known: "dict[str, Processes]" = {}  # they stay in their group as long as they run, whoever uses it
 _making = threading.Lock()
 
 
@@ -33,7 +33,7 @@ class Processes:
     def __init__(self, procs: ProcMesh, device: str, generation: int = -1) -> None:
         self.device = device
         self.generation = generation
-        self._procs, self._state = procs, state_of(procs)
+        self._procs, self._state, self._engine = procs, state_of(procs), runtime()
         self._context: Context = runtime().context()  # one sender, so that what it sends stays in order
         self._members = tuple(region_of(procs).ranks())
         self._over = ""  # why nothing goes on in them
@@ -43,9 +43,12 @@ class Processes:
         self._openings: dict[int, Open] = {}
         self._lock = threading.RLock()
         keeper = self._keeper = Keeper(runtime(), self._state, self._members, weakref.WeakMethod(self._lose))
-        weakref.finalize(self, keeper.close)
-        self._compare_versions()
-        self._group({})
+        try:
+            self._compare_versions()
+            self._group({})
+        except BaseException:
+            keeper.close()
+            raise
 
     def _compare_versions(self) -> None:
         """Both sides work out placements by themselves, by the same code of PyTorch."""
@@ -82,6 +85,10 @@ class Processes:
 
     def use(self, stream: Stream, opening: Open) -> None:
         """From now on a stream goes on in each generation, for as long as somebody has it."""
+        with self._lock:
+            for number in self._openings.keys() - set(self._streams.keys()):  # nobody has these any more
+                del self._openings[number]
+                self._send(self.workers.close, number)
         self._streams[stream.number] = stream
         self._openings[stream.number] = opening
 
@@ -121,6 +128,20 @@ class Processes:
         for stream in tuple(self._streams.values()):
             stream.lost = gone(self._state.name, self._over or reason)  # the word of a death may come after the end
 
+    @property
+    def over(self) -> int:
+        """The generation that is now, where it has been ended; -1 where it goes on."""
+        return self._keeper.over
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there are no such processes any more."""
+        return self._state.stopped is not None or self._engine.closed
+
+    def close(self) -> None:
+        """Nobody makes a mesh of them any more."""
+        self._keeper.close()
+
     def end(self, why: str) -> None:
         """Ends the workers of these processes, of which others take the place. Blocks."""
         self._over = why
@@ -146,9 +167,11 @@ class Processes:
     def _send(self, endpoint: Any, *args: Any) -> Future[ValueMesh[Any]]:
         token = current.set(self._context)
         try:
-            return endpoint.call(*args)  # type: ignore[no-any-return]
+            future: Future[ValueMesh[Any]] = endpoint.call(*args)
         finally:
             current.reset(token)
+        told_elsewhere(future)  # where the mesh is used next
+        return future
 
 
 def workers_on(procs: ProcState) -> list[ActorMesh[TensorWorker]]:
@@ -165,6 +188,9 @@ def processes_of(procs: ProcMesh, device: str) -> Processes:
     state = state_of(procs)
     with _making:
         found = _known.get(state.uid)
+        for uid, each in tuple(_known.items()):
+            if each.has_ended:
+                _known.pop(uid).close()
         if found is None:
             found = _known[state.uid] = Processes(ProcMesh(state, state.region), device)
         if found.device != device:

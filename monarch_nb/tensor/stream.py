@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.runtime import Context, Future, current, runtime, told_elsewhere
+from monarch_nb.runtime import Context, Future, current, runtime
 from monarch_nb.supervision import SupervisionError
 from monarch_nb.tensor.batch import Batch, Group, Item, Sites, Watcher, flat
 from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, SHARDS, WHOLE, Define, Making, Put, Run, encode_numbers
@@ -203,8 +203,7 @@ class Stream:
             raise
         finally:
             current.reset(token)
-        future.watched += 1  # what breaks it is raised where the mesh is used next, and told nowhere else
-        told_elsewhere(future)
+        future.watched += 1  # what breaks it is raised where the mesh is used next
         batch = Batch(first, places, nbytes, future)
         self._batches.append(batch)
         return batch
@@ -215,6 +214,8 @@ class Stream:
 
     def _is_over(self) -> bool:
         """A group has ended, as is known here. What is sent now would not run: who issues sees to the next group."""
+        if self._group.over >= 0:
+            return True
         for batch in tuple(self._batches):
             if not batch.future.done() or batch.future.exception(0) is not None:
                 return False
@@ -229,9 +230,11 @@ class Stream:
     # -- answers ----------------------------------------------------------------------------------------------------
 
     def _heed(self) -> None:
-        """Takes what has been answered. Raises what broke the mesh."""
-        while self._batches and self._batches[0].future.done():
+        """Takes what has been answered, and what soon is, since its group has ended. Raises what broke the mesh."""
+        while self._batches and (self._batches[0].future.done() or self._group.over >= 0):
             self._take(self._batches[0])
+        if self.lost is None:
+            self._over = max(self._over, self._group.over)
         self._go_on()
 
     def _take(self, batch: Batch) -> ValueMesh[Any]:

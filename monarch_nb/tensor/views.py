@@ -4,11 +4,13 @@ A view that cuts a sharded dimension has memory of its own there. It is made aga
 under it has changed, and what is written to it is written to that tensor, too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from monarch_nb.tensor.commands import FREE, Define
 from monarch_nb.tensor.notices import is_refused, tell
-from monarch_nb.tensor.origin import Place
+from monarch_nb.tensor.origin import Place, place
 from monarch_nb.tensor.propagation import Notice, Plan, ViewWriteError, user_line
 from monarch_nb.tensor.references import Copied, Memory, Reference
 from monarch_nb.tensor.stream import Stream
@@ -90,6 +92,36 @@ def rewritten(reference: Reference, where: Place | None) -> None:
         _issue(reference.stream, _way_back(reference), numbers, where)
     if reference.memory is not None:
         _outdate(reference.stream, reference.memory, but=reference)
+
+
+@contextmanager
+def rewriting(references: Iterable[Reference]) -> Iterator[None]:
+    """Around what writes to these tensors in ways that are not known here, or may have before it failed.
+
+    Raises ViewWriteError where one is a copy of a part of another: nobody could tell which of them was written to.
+    """
+    each = tuple(dict.fromkeys(references))
+    if _overlap(each):
+        raise ViewWriteError(
+            "this",
+            "it may write to a tensor and to a view of it that is a copy on the processes, and which of them it "
+            "writes to is not known",
+            "Give it one of them only, or a copy of the view: view.clone()",
+            user_line(),
+        )
+    where = place()
+    try:
+        yield
+    finally:
+        for reference in each:
+            if reference.stream.lost is None:
+                rewritten(reference, where)
+
+
+def _overlap(references: Sequence[Reference]) -> bool:
+    """Whether one is a copy of a part of what another shows, too."""
+    times = Counter(one.memory for one in references if one.memory is not None)
+    return any(one.copied is not None and times[one.memory] > 1 for one in references)
 
 
 def all_rewritten(stream: Stream) -> None:

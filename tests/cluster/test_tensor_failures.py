@@ -1,5 +1,6 @@
 """A process of a tensor mesh dies, or one rank fails alone: nobody waits for what cannot come, and the mesh goes on."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import torch.distributed as dist
 import monarch_nb
 from monarch_nb.distributed import ContentsLostError, Mesh, MeshTensor, TensorError, load, save
 from monarch_nb.exceptions import DeviceMeshError
+from monarch_nb.tensor.groups import keeper, verdict
 from tests.cluster.actor_tools import Faults, spawned
 
 pytestmark = pytest.mark.timeout(120)
@@ -49,6 +51,13 @@ def fails_on_rank_three(shard: torch.Tensor) -> torch.Tensor:
         raise MemoryError("out of memory here")
     dist.all_reduce(shard)
     return shard
+
+
+def fails_on_the_last_rank(shard: torch.Tensor) -> None:
+    """The other one is stopped."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        raise MemoryError("out of memory here")
+    dist.all_reduce(shard)
 
 
 def test_a_rank_that_fails_alone_is_told_and_the_others_wait_for_nothing(mesh: Mesh) -> None:
@@ -151,6 +160,29 @@ def test_slices_of_a_mesh_have_groups_of_their_own(mesh: Mesh) -> None:
     for part, name in ((first, "tp"), (second, "dp"), (mesh.slice(dp=1), "tp")):
         t = monarch_nb.distribute(torch.arange(4.0), part, [name])
         assert t.sum().item() == 6.0
+
+
+def test_a_process_that_stays_in_a_group_that_has_ended_is_ended_too(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, limit in ((keeper, "LEAVE_S"), (keeper, "ANSWER_S"), (keeper, "_SILENT_S"), (verdict, "MOST_S")):
+        monkeypatch.setattr(module, limit, 0.5)
+    for procs in spawned(2, "stayed"):
+        dropped = Mesh.of(procs, ("dp",)).ones(4)
+        del dropped
+        gc.collect()
+        mesh = Mesh.of(procs, ("dp",))  # its processes are in a group already, which is that of their meshes
+        pids = mesh.execute(os.getpid).values()
+        os.kill(pids[0], signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(DeviceMeshError, match=r"killed: its process group was ended.*does not answer"):
+            mesh.execute(fails_on_the_last_rank, mesh.ones(4))
+        assert time.monotonic() - began < 2 * SOON_S
+        monarch_nb.heal_mesh(mesh)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pids[0], 0)
+        assert mesh.ones(4, sharding_spec=["dp"]).sum().item() == 4
+    faults.left()
 
 
 def test_what_is_left_of_a_mesh_goes_on_without_the_rank_that_died(faults: Faults) -> None:

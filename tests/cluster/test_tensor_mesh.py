@@ -1,6 +1,7 @@
 """Sharded tensors on two real processes: what feels local, and what is said where it cannot be."""
 
 import copy
+import os
 import random
 import signal
 import threading
@@ -131,6 +132,50 @@ def test_a_part_that_does_not_fit_is_told_with_the_line_that_wanted_it(mesh: Mes
     made = mesh.from_parts(lambda part: torch.ones(5), size=(4,), sharding_spec=["data"])
     with pytest.raises(TensorError, match=r"a part of size \(2,\) and torch.float32 is wanted here, and \(5,\)"):
         made.full_tensor()
+
+
+def test_one_process_of_a_mesh_is_a_mesh(mesh: Mesh) -> None:
+    last = mesh.slice(data=1)
+    assert (last.shape, last.mesh_dim_names) == ((1,), ("rank",))
+    assert last.arange(4, sharding_spec=["rank"]).sum().item() == 6
+    [pid] = last.execute(os.getpid).values()
+    assert pid == mesh.execute(os.getpid).values()[1]
+
+
+def test_views_follow_what_a_function_writes_before_it_fails(mesh: Mesh) -> None:
+    def fill(shard: torch.Tensor) -> None:
+        shard.fill_(7)
+        raise ValueError("too late")
+
+    t = rows(mesh, torch.zeros(6))
+    view = t[1:4]
+    assert view.tolist() == [0.0] * 3
+    with pytest.raises(TensorError, match="too late"):
+        mesh.execute(fill, t)
+    assert (view + 0).tolist() == [7.0] * 3
+    with pytest.raises(TensorError, match="too late"):
+        mesh.execute(lambda shard: fill(shard.zero_().sub_(1)), view)
+    assert t.tolist() == [7.0] * 6
+    with pytest.raises(RuntimeError, match=r"one of them only, or a copy of the view: view\.clone"):
+        mesh.execute(lambda one, other: one.fill_(3), t, view)
+    assert mesh.execute(lambda one, other: float(one[0] + other.sum()), t, view.clone()).values()[0] > 7
+
+
+def test_views_follow_what_is_restored(mesh: Mesh, tmp_path: Path) -> None:
+    t = rows(mesh, torch.arange(6.0))
+    view = t[1:4]
+    assert view.tolist() == [1.0, 2.0, 3.0]
+    whole, part = (monarch_nb.checkpoint({"t": one}, folder=str(tmp_path / str(n))) for n, one in enumerate((t, view)))
+    t.mul_(10)
+    for saves in (whole, part):
+        saves.save(1)
+        saves.wait()
+    t.zero_()
+    assert part.restore() == 1
+    assert t.tolist() == [0.0, 10.0, 20.0, 30.0, 0.0, 0.0]
+    assert whole.restore() == 1
+    assert view.tolist() == [10.0, 20.0, 30.0]
+    assert t.tolist() == [10.0 * n for n in range(6)]
 
 
 def test_a_slice_of_a_mesh_has_tensors_of_its_own(mesh: Mesh) -> None:

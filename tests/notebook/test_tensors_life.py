@@ -76,3 +76,26 @@ def test_a_breakpoint_in_a_function_that_the_ranks_run_stops_there(nb: Notebook)
     assert "StoppedAtBreakpoint" in cell.traceback
     assert "[2.0, 3.0]  data=1" in nb.run("%%mdb\np part.tolist()\nc all").ok().text
     assert nb.run("t.sum().item()").ok().text == "6.0"
+
+
+def test_ranks_that_are_interrupted_later_leave_the_tensors_as_they_are(nb: Notebook) -> None:
+    request, cell = nb.start("mesh.execute(alone, other)"), Cell()
+    nb.until(request, cell, "begun")
+    nb.interrupt()
+    assert "%interrupt pair_workers ends it there" in nb.finish(request).traceback
+    nb.run("%interrupt mesh").ok()
+    assert nb.run("t.sum().item()").ok().text == "6.0"
+
+
+def test_an_error_of_the_ranks_names_the_line_of_the_cell(nb: Notebook) -> None:
+    cell = nb.run("table = torch.nn.Embedding(4, 2).to(mesh.device)\ntable(mesh.full((2,), 99)).sum().item()")
+    assert "issued at Cell In[" in cell.traceback
+    assert "]:2\n    table(mesh.full((2,), 99)).sum().item()" in cell.traceback
+    assert "Cell In[" in nb.run("t[:, None, None].nonzero()").traceback
+
+
+def test_a_mesh_is_stopped_without_a_word_of_what_it_had_to_do(nb: Notebook) -> None:
+    cell = nb.run("for _ in range(500):\n    other.add_(1)\nleft = mesh.stop()").ok()
+    after = nb.run("left.get()\nleft = None\nimport gc, time; gc.collect(); time.sleep(0.2)").ok()
+    assert "waited" not in cell.stderr + after.stderr
+    assert "stopped" in nb.run("t.sum()").traceback

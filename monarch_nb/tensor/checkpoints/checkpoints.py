@@ -11,11 +11,13 @@ from torch.distributed.tensor import Replicate
 
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.checkpoints import workers
-from monarch_nb.tensor.checkpoints.state import Kept, kept_in, put_into, put_together, taken_apart
+from monarch_nb.tensor.checkpoints.state import Kept, put_into, put_together, taken_apart
 from monarch_nb.tensor.commands import Run, TensorOf
 from monarch_nb.tensor.factories import make, refilling
-from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.handle import MeshTensor, current
+from monarch_nb.tensor.nested import all_of
 from monarch_nb.tensor.stream import Stream
+from monarch_nb.tensor.views import rewriting
 
 aten = torch.ops.aten
 
@@ -76,7 +78,7 @@ class Checkpoints:
         stream.come_back()
         stream.held.refuse_gone(tensor.reference.number for tensor in tensors.values())
         about = {"state": rest, "random": (stream.seed, stream.drawn)}
-        state = {name: TensorOf(tensor.reference.number, sharded=True) for name, tensor in tensors.items()}
+        state = {name: TensorOf(current(tensor), sharded=True) for name, tensor in tensors.items()}
         arguments = (state, self.folder, number, secrets.token_hex(4), pickle.dumps(about), self._keep)
         stream.tell(Run(workers.save, arguments, {}))
 
@@ -106,7 +108,7 @@ class Checkpoints:
         about = pickle.loads(first[1])
         rest = about["state"]
         _, there = taken_apart(self._whole())
-        tensors = {kept.name: self._place(stream, kept, there.get(kept.name)) for kept in kept_in(rest)}
+        tensors = {kept.name: self._place(stream, kept, there.get(kept.name)) for kept in all_of(Kept, rest)}
         missing = [name for name in there if name not in tensors and name.startswith("model.")]
         if missing:
             raise CheckpointError(f"the checkpoint of step {number} in {self.folder} has no {', '.join(missing[:3])}")
@@ -149,9 +151,9 @@ class Checkpoints:
             yield parameters[at]
 
     def _load(self, stream: Stream, tensors: dict[str, MeshTensor], number: int) -> None:
-        state = {name: TensorOf(tensor.reference.number, sharded=True) for name, tensor in tensors.items()}
         try:
-            with refilling(stream, tensors.values()):
+            with rewriting(tensor.reference for tensor in tensors.values()), refilling(stream, tensors.values()):
+                state = {name: TensorOf(current(tensor), sharded=True) for name, tensor in tensors.items()}
                 stream.run_everywhere(Run(workers.load, (state, self.folder, number), {}))
         except DeviceMeshError:
             raise

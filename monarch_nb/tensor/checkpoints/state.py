@@ -1,6 +1,6 @@
 """A state as programs keep it, taken apart: its sharded tensors by name, and the rest as one object."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,18 +46,6 @@ def put_together(rest: Any, tensor: Callable[[Kept], Any]) -> Any:
     if isinstance(rest, list | tuple) and not hasattr(rest, "_fields"):
         return type(rest)(put_together(each, tensor) for each in rest)
     return rest
-
-
-def kept_in(rest: Any) -> Iterator[Kept]:
-    """Those that stand in it, in order."""
-    if isinstance(rest, Kept):
-        yield rest
-    elif isinstance(rest, dict):
-        for each in rest.values():
-            yield from kept_in(each)
-    elif isinstance(rest, list | tuple):
-        for each in rest:
-            yield from kept_in(each)
 
 
 def put_into(target: Any, values: Any) -> None:

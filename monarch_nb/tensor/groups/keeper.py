@@ -62,6 +62,12 @@ class Keeper:
         if self._heard in listeners:
             listeners.remove(self._heard)
 
+    @property
+    def over(self) -> int:
+        """The generation that is now, where it has been ended; -1 where it goes on."""
+        generation = self.generation
+        return generation if self._cut >= generation else -1
+
     def cut(self, reason: str, failures: tuple[Failure, ...] = ()) -> None:
         """Ends this generation: who waits in a collective is freed. Does not block."""
         generation = self.generation
@@ -120,10 +126,10 @@ class Keeper:
     def _end(self, rank: int, why: str) -> None:
         base = self._members[rank]
         text = (
-            f"killed: its process group was ended, {LEAVE_S:g} s ago and more, and it {why}. Nobody could use the mesh "
-            "while it stays"
+            f"its process group was ended, {LEAVE_S:g} s ago and more, and it {why}. Nobody could use the mesh while "
+            "it stays there"
         )
-        logger.warning("rank %d of %s is %s", base, self._state.name, text)
+        logger.warning("rank %d of %s is killed: %s", base, self._state.name, text)
         self._engine.part(MeshHealer).kill(self._state, (base,), text)
 
     def _ask(self, key: tuple[int, int]) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,9 +9,9 @@ import torch
 from monarch_nb.tensor.commands import Run, TensorOf
 from monarch_nb.tensor.factories import refilling
 from monarch_nb.tensor.handle import MeshTensor, current
-from monarch_nb.tensor.origin import place
+from monarch_nb.tensor.nested import all_of
 from monarch_nb.tensor.stream import Stream
-from monarch_nb.tensor.views import rewritten
+from monarch_nb.tensor.views import rewriting
 from monarch_nb.tensor.workers import files
 
 
@@ -25,7 +24,7 @@ def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """
     path = os.path.abspath(path)
     stream = _stream(state_dict)
-    stream.held.refuse_gone(tensor.reference.number for tensor in _on_mesh(state_dict))
+    stream.held.refuse_gone(tensor.reference.number for tensor in all_of(MeshTensor, state_dict))
     _run(stream, state_dict, files.write, path, f"{path}.{uuid.uuid4().hex[:8]}")
 
 
@@ -37,15 +36,14 @@ def load(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     since the mesh was healed have contents again. Blocks; raises TensorError where the folder has not what is wanted.
     """
     stream = _stream(state_dict)
-    with refilling(stream, tuple(_on_mesh(state_dict))):
+    tensors = tuple(all_of(MeshTensor, state_dict))
+    with rewriting(tensor.reference for tensor in tensors), refilling(stream, tensors):
         loaded = _run(stream, state_dict, files.read, os.path.abspath(path))
-    for tensor in _on_mesh(state_dict):
-        rewritten(tensor.reference, place())
     _take(state_dict, loaded)
 
 
 def _stream(state: dict[str, Any]) -> Stream:
-    streams = {tensor.reference.stream for tensor in _on_mesh(state)}
+    streams = {tensor.reference.stream for tensor in all_of(MeshTensor, state)}
     if len(streams) != 1:
         what = "no tensor on a mesh" if not streams else "tensors of several meshes"
         raise ValueError(f"a state dict that is saved and loaded by workers has those of one mesh; here is {what}")
@@ -56,17 +54,6 @@ def _stream(state: dict[str, Any]) -> Stream:
 
 def _run(stream: Stream, state: dict[str, Any], function: Any, *args: Any) -> Any:
     return stream.run_everywhere(Run(function, (_told(state), *args), {})).get(0)
-
-
-def _on_mesh(value: Any) -> Iterator[MeshTensor]:
-    if isinstance(value, MeshTensor):
-        yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _on_mesh(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _on_mesh(one)
 
 
 def _told(value: Any) -> Any:
@@ -89,5 +76,5 @@ def _take(state: Any, loaded: Any) -> None:
             old.copy_(new)
         elif isinstance(old, (dict, list)):
             _take(old, new)
-        elif not (isinstance(old, tuple) and any(_on_mesh(old))):
+        elif not (isinstance(old, tuple) and next(all_of(MeshTensor, old), None) is not None):
             state[key] = new

@@ -6,6 +6,8 @@ from types import FrameType
 
 import torch
 
+from monarch_nb.tensor.code_files import name_of
+
 __all__ = ["user_line"]
 
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, __file__.rpartition(os.sep + "tensor" + os.sep)[0] + os.sep)
@@ -20,6 +22,6 @@ def user_line() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_INSIDE) and not name.startswith("<frozen"):
-            return f"{name}:{frame.f_lineno}"
+            return f"{name_of(name)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from monarch_nb.tensor.checkpoints.workers import group_of
+from monarch_nb.tensor.nested import all_of
 
 
 def write(state: dict[str, Any], path: str, aside: str) -> None:
@@ -52,18 +53,7 @@ def _plainly() -> Iterator[None]:
 
 
 def _group(state: dict[str, Any]) -> tuple[Any, bool]:
-    return group_of(next(iter(_sharded(state))).device_mesh)
-
-
-def _sharded(value: Any) -> Iterator[DTensor]:
-    if isinstance(value, DTensor):
-        yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _sharded(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _sharded(one)
+    return group_of(next(iter(all_of(DTensor, state))).device_mesh)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,12 @@
+"""What people call the files of their code: a notebook has names for its cells."""
+
+from collections.abc import Callable
+
+Namer = Callable[[str], str]
+
+namers: list[Namer] = []  # each gives "" for a file that it has no name for; a notebook adds its own
+
+
+def name_of(file: str) -> str:
+    """`Cell In[3]` for a cell of a notebook; of any other file its own name."""
+    return next((name for namer in namers if (name := namer(file))), file)
