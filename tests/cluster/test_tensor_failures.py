@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import monarch_nb
-from monarch_nb.distributed import ContentsLostError, Mesh, MeshTensor, TensorError, load, save
+from monarch_nb.distributed import ContentsLostError, Mesh, MeshTensor, Plan, TensorError, load, save
 from monarch_nb.exceptions import DeviceMeshError
 from monarch_nb.tensor.groups import keeper, verdict
 from tests.cluster.actor_tools import Faults, spawned
@@ -75,24 +75,33 @@ def test_a_rank_that_fails_alone_is_told_and_the_others_wait_for_nothing(mesh: M
         assert kept.tolist() == [1.0 + round_] * 4
 
 
-def test_a_rank_that_dies_breaks_the_mesh_until_it_is_healed(mesh: Mesh, faults: Faults, tmp_path: Path) -> None:
-    model = torch.nn.Linear(4, 4).to(mesh.device)
-    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+def test_a_rank_that_dies_in_a_compiled_step_breaks_the_mesh_until_it_is_healed(
+    mesh: Mesh, faults: Faults, tmp_path: Path
+) -> None:
+    nn = torch.nn
+    net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+    model = monarch_nb.module_to_mesh(net, mesh, Plan({"0": "column", "2": "row"}, data=("dp",)))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
     x = rows(mesh, torch.ones(8, 4))
 
-    def step() -> float:
+    @monarch_nb.compile
+    def whole_step(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
-        return loss.item()
+        return loss.detach()
+
+    def step() -> float:
+        return float(whole_step(x).item())
 
     saves = monarch_nb.checkpoint(model, optimizer, every=2, folder=str(tmp_path))
     losses = []
-    for number in range(1, 4):
+    for number in range(1, 6):
         losses.append(step())
         saves.step(number)
     saves.wait()
+    assert whole_step.calls == 2
     kill(mesh, 1)
     began = time.monotonic()
     with pytest.raises(DeviceMeshError, match="gpus=1"):
@@ -104,8 +113,12 @@ def test_a_rank_that_dies_breaks_the_mesh_until_it_is_healed(mesh: Mesh, faults:
     with pytest.raises(ContentsLostError, match=r"return monarch_nb\.distribute"):
         x.sum().item()
     x = rows(mesh, torch.ones(8, 4))
-    assert saves.restore() == 2
-    assert step() == pytest.approx(losses[2])
+    assert saves.restore() == 4
+    assert step() == pytest.approx(losses[4])
+    more = [step() for _ in range(4)]
+    assert whole_step.calls > 2
+    assert saves.restore() == 4
+    assert [step() for _ in range(5)] == pytest.approx([losses[4], *more])
     faults.left()
 
 

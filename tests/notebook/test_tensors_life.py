@@ -87,6 +87,49 @@ def test_ranks_that_are_interrupted_later_leave_the_tensors_as_they_are(nb: Note
     assert nb.run("t.sum().item()").ok().text == "6.0"
 
 
+COMPILED = """
+import threading
+from monarch_nb.runtime import waiting
+model = torch.nn.Linear(4, 4).to(mesh.device)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = monarch.distribute(torch.ones(4, 4), mesh, ["data", None])
+
+@monarch.compile
+def step(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+class Say:
+    def waiting(self, future, seconds):
+        print("waits", flush=True)
+
+for _ in range(5):
+    step(x)
+assert step.calls > 0 and step(x).item() > 0
+pid = mesh.execute(os.getpid).values()[1]
+"""
+
+
+def test_an_interrupt_frees_the_ranks_of_a_compiled_step_from_one_that_does_nothing(nb: Notebook) -> None:
+    nb.run(COMPILED).ok()
+    request, cell = nb.start("leave = waiting.join(waiter=Say())\nos.kill(pid, signal.SIGSTOP)\nstep(x).item()"), Cell()
+    nb.until(request, cell, "waits")
+    nb.interrupt()
+    nb.until(request, cell, AGAIN)
+    nb.interrupt()
+    assert "KeyboardInterrupt" in nb.finish(request).traceback
+    nb.run("leave()\nos.kill(pid, signal.SIGCONT)").ok()
+    assert nb.run("t.sum().item()").ok().text == "6.0"
+    assert "was interrupted" in nb.run("model.weight.sum().item()").traceback
+    nb.run(
+        "with torch.no_grad():\n    for each in model.parameters():\n        each.copy_(torch.ones(each.shape))"
+    ).ok()
+    assert nb.run("step(x).item()").ok().text == "25.0"
+
+
 def test_an_error_of_the_ranks_names_the_line_of_the_cell(nb: Notebook) -> None:
     cell = nb.run("table = torch.nn.Embedding(4, 2).to(mesh.device)\ntable(mesh.full((2,), 99)).sum().item()")
     assert "issued at Cell In[" in cell.traceback
