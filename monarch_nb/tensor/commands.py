@@ -74,6 +74,14 @@ class Put:
 
 
 @dataclass(frozen=True)
+class Revive:
+    """Gives a tensor whose contents are lost new memory, for whoever writes to all of it next."""
+
+    made: Meta
+    result: int
+
+
+@dataclass(frozen=True)
 class Run:
     """Runs a function on each rank. Tensors of the mesh among its arguments come as the rank's part of them."""
 
@@ -100,4 +108,4 @@ class TensorOf:
     sharded: bool = False  # comes as a DTensor
 
 
-Command = Open | Define | Making | Put | Parts | Run
+Command = Open | Define | Making | Put | Parts | Revive | Run

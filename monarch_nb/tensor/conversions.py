@@ -57,9 +57,8 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     stream = target.reference.stream
     if not isinstance(source, MeshTensor):
         source = upload(stream, source, replicated(stream.layout))
-    if target.reference.number in stream.held.gone:
-        stream.held.refuse_gone((source.reference.number,))
-        refill(target)
+    stream.held.refuse_gone((source.reference.number,))
+    refill(target)
     return issue(func, (target, source), kwargs)
 
 

@@ -7,12 +7,14 @@ from monarch_nb.tensor.failure import Failure, ranks_text
 from monarch_nb.tensor.origin import Origin, Place, origin_of
 from monarch_nb.wire import ActorError, RemoteException
 
+RESTORE = "monarch.checkpoint(...).restore(), model.load_state_dict(...), or tensor.copy_(values)"
+
 
 class TensorError(ActorError, RuntimeError):
     """An operation failed on the workers. The mesh stays usable; what the operation should have made is lost.
 
-    `operation` is its name, `origin` the line of the program that issued it (None where that is not known), `failures`
-    the workers' errors by rank.
+    `operation` is its name ("" where none failed, but was cut off), `origin` the line of the program that issued it
+    (None where that is not known), `failures` the workers' errors by rank.
     """
 
     def __init__(self, operation: str, origin: Origin | None, failures: Sequence[Failure], mesh: str = "") -> None:
@@ -20,7 +22,10 @@ class TensorError(ActorError, RuntimeError):
         told = RemoteException(first.type_name, first.text, first.story, "it was told in words")
         ranks = ranks_text([failure.rank for failure in failures])
         where = f"{ranks} of {mesh}" if mesh else ranks
-        summary = f"{operation} failed on {where}: {first.line}"
+        if operation:
+            summary = f"{operation} failed on {where}: {first.line}"
+        else:
+            summary = f"this needs a tensor that was lost on {where}: {first.text}\n  restore it: {RESTORE}"
         if origin is not None:
             summary += f"\n  issued at {origin}"
         super().__init__(told, summary, formatted=[first.story])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monarch_nb.supervision import DeviceMeshError
-from monarch_nb.tensor.commands import Making
+from monarch_nb.tensor.commands import Making, Revive
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.propagation import Meta, Placements
@@ -54,11 +54,16 @@ def make(
 
 
 def refill(tensor: MeshTensor) -> None:
-    """Gives a tensor whose contents are gone new memory, for whoever writes to all of it next."""
-    stream, meta, number = tensor.reference.stream, tensor.meta, tensor.reference.number
-    empty = Making(0, "aten.empty.memory_format", (meta.shape,), {"dtype": meta.dtype}, meta, in_parts=True)
-    stream.issue((_making(stream, empty), number), place())
-    stream.held.gone.pop(number, None)
+    """For whoever writes to all of a tensor next: where its contents are lost, it has new memory from now on.
+
+    One whose memory something else shows has not, unless all of that is gone: it would not be theirs any more.
+    """
+    reference = tensor.reference
+    stream, number = reference.stream, reference.number
+    may_be_lost = stream.has_failed and stream.watcher is None  # a step that is captured is taken as it is
+    if number in stream.held.gone or (may_be_lost and stream.held.is_alone(reference)):
+        stream.tell(Revive(tensor.meta, number))
+        stream.held.gone.pop(number, None)
 
 
 @contextmanager
@@ -70,8 +75,7 @@ def refilling(stream: Stream, tensors: Collection[MeshTensor]) -> Iterator[None]
     gone = stream.held.gone
     before = {one.reference.number: gone[one.reference.number] for one in tensors if one.reference.number in gone}
     for tensor in tensors:
-        if tensor.reference.number in gone:
-            refill(tensor)
+        refill(tensor)
     try:
         yield
     except DeviceMeshError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from monarch_nb.tensor.batch import Item
 from monarch_nb.tensor.commands import FREE
-from monarch_nb.tensor.errors import ContentsLostError
+from monarch_nb.tensor.errors import RESTORE, ContentsLostError
 from monarch_nb.tensor.origin import Place, origin_of
 from monarch_nb.tensor.propagation import Meta, Plan
 
@@ -97,6 +97,12 @@ class Held:
         self.aside[reference.number] = LiveEntry(reference, self.ended.append, cast(Meta, None), None)
         return reference
 
+    def is_alone(self, reference: Reference) -> bool:
+        """Whether nothing else that is held shows the same memory."""
+        memory = reference.memory
+        others = (entry() for entry in tuple(self.entries.values())) if memory is not None else ()
+        return all(other is None or other is reference or other.memory is not memory for other in others)
+
     def free(self, tell: Callable[[Item], None]) -> None:
         """Has workers let go of what nobody refers to any more.
 
@@ -130,8 +136,7 @@ class Held:
                 entry = self.entries[number]
                 made = origin_of(entry.place)
                 raise ContentsLostError(
-                    f"the contents of {entry.meta!r} are gone, since the mesh was healed. Restore them: "
-                    "monarch.checkpoint(...).restore(), model.load_state_dict(...), or tensor.copy_(values)"
+                    f"the contents of {entry.meta!r} are gone, since the mesh was healed. Restore them: {RESTORE}"
                     + (f"\n  it was made at {made}" if made else "")
                     + f"\n  {why}"
                 )

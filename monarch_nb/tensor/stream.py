@@ -63,6 +63,7 @@ class Stream:
         self.drawn = 0  # random operations since it was set
         self.quiet = True  # nothing waits to be sent
         self.lost: str | None = None  # why its tensors are gone
+        self.has_failed = False  # something: contents may be lost
         self.lives = 0  # how often it has gone on after a heal
         self.viewed: weakref.WeakSet[Memory] = weakref.WeakSet()  # with views that may become stale
         self._send, self._group = send, group
@@ -265,6 +266,7 @@ class Stream:
         self._batches.popleft()
         self._over = max(self._over, *(over for _, (_, _, over) in answers))
         failures = [failure for _, (each, _, _) in answers for failure in each]
+        self.has_failed = self.has_failed or bool(failures) or self._over >= 0
         for number, of_ranks in by_operation(failures).items():
             where = batch.places[number - batch.first]
             error = TensorError(of_ranks[0].operation, origin_of(where), of_ranks, self.title)

@@ -120,8 +120,8 @@ def rewriting(references: Iterable[Reference]) -> Iterator[None]:
 
 def _overlap(references: Sequence[Reference]) -> bool:
     """Whether one is a copy of a part of what another shows, too."""
-    times = Counter(one.memory for one in references if one.memory is not None)
-    return any(one.copied is not None and times[one.memory] > 1 for one in references)
+    times = Counter(id(one.memory or one) for one in references)
+    return any(one.copied is not None and times[id(one.memory or one)] > 1 for one in references)
 
 
 def all_rewritten(stream: Stream) -> None:

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from monarch_nb.tensor.commands import Making, Parts
-from monarch_nb.tensor.propagation import dense, overload
+from monarch_nb.tensor.propagation import Meta, dense, overload
 
 
 def maker(told: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
@@ -31,6 +31,12 @@ def maker(told: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
         )
 
     return part if told.in_parts else whole
+
+
+def empty(meta: Meta, mesh: DeviceMesh) -> DTensor:
+    """A tensor that is to be written to."""
+    told = Making(0, "aten.empty.memory_format", (meta.shape,), {"dtype": meta.dtype}, meta, in_parts=True)
+    return maker(told, mesh)()
 
 
 def made_in_parts(told: Parts, mesh: DeviceMesh) -> DTensor:

@@ -21,6 +21,7 @@ from monarch_nb.tensor.commands import (
     Number,
     Parts,
     Put,
+    Revive,
     Run,
     TensorOf,
 )
@@ -31,7 +32,7 @@ from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.propagation import whole
 from monarch_nb.tensor.workers.journal import ASKING, Journal
 from monarch_nb.tensor.workers.lost import Lost, LostInputError
-from monarch_nb.tensor.workers.making import made_in_parts
+from monarch_nb.tensor.workers.making import empty, made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
 from monarch_nb.wire import format_exception
 
@@ -194,7 +195,7 @@ class Session:
         if over is not None and over.failures:
             return over.failures[0]
         reason = over.reason if over is not None else "the mesh was grouped anew"
-        return Failure(self._number, "the mesh", self._rank, "DeviceMeshError", reason, "", self._stream)
+        return Failure(self._number, "", self._rank, "DeviceMeshError", reason, "", self._stream)
 
     def tensor(self, number: Number) -> Any:
         """A tensor by its number. Raises LostInputError for one that could not be made."""
@@ -245,6 +246,9 @@ class Session:
             case Parts():
                 with self._interruptible():
                     self.env[command.result] = made_in_parts(command, self._mesh)
+            case Revive():
+                if isinstance(self.env[command.result], Lost):
+                    self.env[command.result] = empty(command.made, self._mesh)
             case Trace():
                 self.env[command.number] = Replay(command, self._mesh)
             case Run():
