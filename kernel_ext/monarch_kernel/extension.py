@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from monarch_nb.code import file_names
 from monarch_nb.connect import prestart
 from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.logs import Forwarding, MeshLogs
@@ -11,7 +12,6 @@ from monarch_nb.runtime import Future, Runtime, runtime, started, waiting
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure
-from monarch_nb.tensor import code_files
 from monarch_nb.wire import ActorError
 
 from . import display
@@ -169,7 +169,7 @@ class _Attached:
         self.prompt.install()
         self.stopping.install()
         self.forgotten.install()
-        code_files.namers.append(self._name)
+        file_names.namers.append(self._name)
         self._leave_waits = waiting.join(
             waiter=self._progress, guard=self._progress.guard, when_ready=self._progress.ready
         )
@@ -186,6 +186,6 @@ class _Attached:
         self._notebook.close()
         self.stopping.uninstall()
         self.forgotten.uninstall()
-        code_files.namers.remove(self._name)
+        file_names.namers.remove(self._name)
         self._logs.present(None)
         self._cells.close()

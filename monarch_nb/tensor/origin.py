@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from monarch_nb.tensor.code_files import name_of
+from monarch_nb.code.file_names import name_of
 
 _LIBRARIES = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,  # ours

@@ -11,11 +11,11 @@ from torch.distributed.tensor import Replicate
 
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.checkpoints import workers
+from monarch_nb.tensor.checkpoints.nested import all_of
 from monarch_nb.tensor.checkpoints.state import Kept, put_into, put_together, taken_apart
 from monarch_nb.tensor.commands import Run, TensorOf
 from monarch_nb.tensor.factories import make, refilling
 from monarch_nb.tensor.handle import MeshTensor, current
-from monarch_nb.tensor.nested import all_of
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 

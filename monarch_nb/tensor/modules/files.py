@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from monarch_nb.tensor.checkpoints.nested import all_of
 from monarch_nb.tensor.commands import Run, TensorOf
 from monarch_nb.tensor.factories import refilling
 from monarch_nb.tensor.handle import MeshTensor, current
-from monarch_nb.tensor.nested import all_of
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 from monarch_nb.tensor.workers import files

@@ -6,7 +6,7 @@ from types import FrameType
 
 import torch
 
-from monarch_nb.tensor.code_files import name_of
+from monarch_nb.code.file_names import name_of
 
 __all__ = ["user_line"]
 

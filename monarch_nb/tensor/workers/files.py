@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from monarch_nb.tensor.checkpoints.nested import all_of
 from monarch_nb.tensor.checkpoints.workers import group_of
-from monarch_nb.tensor.nested import all_of
 
 
 def write(state: dict[str, Any], path: str, aside: str) -> None:
