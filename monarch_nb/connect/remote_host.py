@@ -3,8 +3,8 @@
 import logging
 import threading
 import time
-from collections import deque
 
+from monarch_nb.connect.late_event import LateEvent
 from monarch_nb.connect.routes import AttachedHost, Routes, is_loopback
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
@@ -45,11 +45,11 @@ class RemoteHost:
         self.lease = lease or state.lease_s  # seconds without a connection after which the host counts as lost
         self.lost = ""  # why, while it is
         self._wanted_lease = lease
-        self._ended = threading.Event()
+        self._ended = LateEvent()
         self._lock = threading.Lock()
         self._patrol: threading.Thread | None = None
         self._cut_at = 0.0
-        self._held: deque[tuple[Header, str]] = deque()
+        self._held: list[tuple[Header, str]] = []  # seldom any: an empty deque takes ten times the memory
         self._returning: threading.Event | None = (
             None  # set once a new incarnation of the agent, which is there, can be used
         )
@@ -148,7 +148,7 @@ class RemoteHost:
 
     def _tell(self) -> None:
         while self._held:
-            self.engine.undelivered(*self._held.popleft())
+            self.engine.undelivered(*self._held.pop(0))
 
     def _over(self) -> bool:
         with self._lock:

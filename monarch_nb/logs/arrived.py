@@ -18,7 +18,7 @@ class ArrivedLog:
     `claim` gives the call that output belongs to where the process has not told it.
     """
 
-    __slots__ = ("_acknowledged", "_blocks", "_claim", "_count", "_kept", "_open", "_position", "address", "ended",
+    __slots__ = ("_acknowledged", "_blocks", "_claim", "_count", "_kept", "_lines", "_position", "address", "ended",
                  "file", "received", "skipped")  # fmt: skip
 
     def __init__(self, address: str, kept: int, claim: Callable[[str], str], file: str = "") -> None:
@@ -30,10 +30,22 @@ class ArrivedLog:
         self._blocks: deque[Written] | None = None  # made for the first: many processes never write
         self._position = 0  # as replies count it
         self._acknowledged = 0
-        self._open: dict[tuple[str, str], LineBuffer] = {}  # by stream and call
+        self._lines: dict[tuple[str, str], LineBuffer] | None = None  # without an end, by stream and call
         self._kept = kept
         self._count = 0  # of the lines that are kept
         self._claim = claim
+
+    @property
+    def _open(self) -> dict[tuple[str, str], LineBuffer]:
+        lines = self._lines
+        if lines is None:
+            lines = self._lines = {}
+        return lines
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a line without an end."""
+        return bool(self._lines) and any(line.text for line in self._open.values())
 
     def reached(self, position: int) -> bool:
         """Whether all that was written before a position has arrived."""
@@ -106,7 +118,7 @@ class ArrivedLog:
         """The lines without an end."""
         return [
             OpenLine(self.address, stream, call, line.shown, line.overwrites, now - line.since)
-            for (stream, call), line in self._open.items()
+            for (stream, call), line in (self._lines or {}).items()
             if line.text
         ]
 
@@ -121,7 +133,7 @@ class ArrivedLog:
         """The last lines, in the order in which they came; of those without an end what there is."""
         rest = [
             Written(self.address, stream, call, line.level, line.at, f"{line.shown}\n")
-            for (stream, call), line in self._open.items()
+            for (stream, call), line in (self._lines or {}).items()
             if line.shown
         ]
         return [*(self._blocks or ()), *rest]

@@ -33,6 +33,7 @@ class LogReceiver:
         self._claim = claim
         self._arrived = threading.Condition()
         self._logs: dict[str, ArrivedLog] = {}
+        self._unfinished: set[str] = set()  # processes with lines without an end: few of many
         self._listeners: list[Listener] = []
         self._former: deque[str] = deque()
         self._catching_up: set[str] = set()  # processes whose next chunk is what they wrote before this one followed
@@ -65,6 +66,9 @@ class LogReceiver:
                 self._logs.pop(proc_address(host, mesh, rank, incarnation - INCARNATIONS), None)
         return log
 
+    def _note(self, log: ArrivedLog) -> None:
+        (self._unfinished.add if log.is_open else self._unfinished.discard)(log.address)
+
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener(address, lines)` on the reading thread; the result ends that."""
         self._listeners.append(listener)
@@ -79,6 +83,7 @@ class LogReceiver:
         with self._arrived:
             log = self._log(chunk.address)
             lines = log.feed(chunk, time.monotonic())
+            self._note(log)
             # Also without a full line: somebody may show how far a progress bar is. Before anybody who drains goes on.
             if chunk.address in self._catching_up:
                 self._catching_up.discard(chunk.address)
@@ -128,13 +133,16 @@ class LogReceiver:
         """Lines without an end yet."""
         now = time.monotonic()
         with self._arrived:
-            return [line for log in self._logs.values() for line in log.open_lines(now)]
+            logs = [self._logs[address] for address in self._unfinished if address in self._logs]
+            return [line for log in logs for line in log.open_lines(now)]
 
     def cut(self, line: OpenLine) -> None:
         """Ends an open line: listeners get it as it is."""
         with self._arrived:
             log = self._logs.get(line.address)
             written = log.cut(line.stream, line.call) if log is not None else None
+            if log is not None:
+                self._note(log)
             if written is not None:
                 self._tell(line.address, [written])
 
@@ -153,3 +161,4 @@ class LogReceiver:
                 old = self._former.popleft()
                 for address in [address for address in self._logs if mesh_of(address) == old]:
                     del self._logs[address]
+                    self._unfinished.discard(address)

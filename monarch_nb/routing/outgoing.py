@@ -50,7 +50,7 @@ class Outgoing(Incoming[T]):
         self.peer_incarnation = 0  # 0 until the peer was heard
         self.state = state
         self._kept: deque[tuple[T, int, int]] = deque()  # (item, charge, kind) of numbers _base.._next-1
-        self._holds: deque[tuple[int, T]] = deque()  # (number, item) of kept ones to be named in Acked
+        self._holds: list[tuple[int, T]] = []  # (number, item) of kept ones to be named in Acked: seldom any
         self._base = 0
         self._next = 0
         self._window = max(1, config.window >> 10)
@@ -138,14 +138,23 @@ class Outgoing(Incoming[T]):
             items.append(item)
             if charges:
                 self._forgiven += charge
-        while self._holds and self._holds[0][0] < limit:
-            self._holds.popleft()
+        self._release(limit)
         if not items:
             return
         actions.append(Failed(reason, items))
         if charges and self.state is _UP:
             actions.append(self._say(_RESUME))
         self._unblock(actions)
+
+    def _release(self, limit: int) -> list[T]:
+        """What was to be named of the numbers below `limit`; it is held no more."""
+        held = self._holds
+        count = 0
+        while count < len(held) and held[count][0] < limit:
+            count += 1
+        released = [item for _, item in held[:count]]
+        del held[:count]
+        return released
 
     def _give_up(self, reason: str, actions: list[Action[T]]) -> None:
         self._fail(reason, self._next, actions)
@@ -162,9 +171,7 @@ class Outgoing(Incoming[T]):
             for _ in range(ack - self._base):
                 self._kept.popleft()
             self._base = ack
-            released = []
-            while self._holds and self._holds[0][0] < ack:
-                released.append(self._holds.popleft()[1])
+            released = self._release(ack)
             if released:
                 actions.append(Acked(released))
         if credit > self._granted:

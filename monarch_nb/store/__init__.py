@@ -2,9 +2,24 @@
 
 from monarch_nb.store.cluster import Cluster
 from monarch_nb.store.describe import describe
+from monarch_nb.store.differing import WORST_FIRST, kind_rows, kinds_text
 from monarch_nb.store.hub import Store, store_of
 from monarch_nb.store.mesh_view import MeshView, RankView
 from monarch_nb.store.patch import Patch, apply, join
 from monarch_nb.store.rank import RankState
 
-__all__ = ["Cluster", "MeshView", "Patch", "RankState", "RankView", "Store", "apply", "describe", "join", "store_of"]
+__all__ = [
+    "WORST_FIRST",
+    "Cluster",
+    "MeshView",
+    "Patch",
+    "RankState",
+    "RankView",
+    "Store",
+    "apply",
+    "describe",
+    "join",
+    "kind_rows",
+    "kinds_text",
+    "store_of",
+]

@@ -34,10 +34,10 @@ class Sample:
         self.counted = now
         self.rate = 0.0
 
-    def take(self, cell: Any, now: float) -> Doing | None:
-        """The actor as it is now; None if that is what was reported last."""
+    def take(self, cell: Any, now: float, counts_s: float = COUNTS_S) -> Doing | None:
+        """The actor as it is now; None if that is what was reported last. Counts alone are told each `counts_s`."""
         busy = self._follow(cell, now)
-        if now - self.counted >= COUNTS_S:
+        if now - self.counted >= counts_s:
             self.rate = round((cell.calls - self.counts) / (now - self.counted), 1)
             self.counts, self.counted = cell.calls, now
         doing = "starting" if cell.state == "starting" else "busy" if busy else "idle"
@@ -78,6 +78,7 @@ class Reporter:
         self._engine = engine
         self._lock = threading.Lock()
         self._watchers: set[str] = set()
+        self._pace = 1.0
         self._samples: dict[tuple[str, int], Sample] = {}
         self._thread: threading.Thread | None = None
         self._meter = Meter()
@@ -90,6 +91,7 @@ class Reporter:
                 self._watchers.discard(asker.src)
                 return
             self._watchers.add(asker.src)
+            self._pace = max(1.0, watch.pace)
             self._samples, self._meter = {}, Meter()  # a new watcher is told of all actors
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="monarch-activity", daemon=True)
@@ -109,18 +111,18 @@ class Reporter:
                 if not watchers or self._engine.closed:
                     self._thread = None
                     return
-                samples, meter = self._samples, self._meter
+                samples, meter, pace = self._samples, self._meter, self._pace
             now = time.monotonic()
             used = None
-            if now - metered_at >= USAGE_S or meter is not metered:
+            if now - metered_at >= pace * USAGE_S or meter is not metered:
                 used, metered, metered_at = meter.read(), meter, now
             try:
-                activity = Activity(tuple(self._changes(samples, now)), used)
+                activity = Activity(tuple(self._changes(samples, now, pace * COUNTS_S)), used)
                 if activity.doings or used is not None:
                     self._send(watchers, activity)
             except Exception:
                 logger.debug("activity could not be told", exc_info=True)
-            time.sleep(SAMPLE_S)
+            time.sleep(pace * SAMPLE_S)
 
     def _send(self, watchers: tuple[str, ...], activity: Activity) -> None:
         for address in watchers:
@@ -130,13 +132,13 @@ class Reporter:
                 with self._lock:
                     self._watchers.discard(address)
 
-    def _changes(self, samples: dict[tuple[str, int], Sample], now: float) -> list[Doing]:
+    def _changes(self, samples: dict[tuple[str, int], Sample], now: float, counts_s: float) -> list[Doing]:
         changes = []
         for key, cell in tuple(self._engine.cells.items()):
             sample = samples.get(key)
             if sample is None:
                 sample = samples[key] = Sample(cell.calls, now)
-            change = sample.take(cell, now)
+            change = sample.take(cell, now, counts_s)
             if change is not None:
                 changes.append(change)
         return changes

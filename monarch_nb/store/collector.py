@@ -33,6 +33,7 @@ from monarch_nb.wire import Asker
 
 LOOK_S = 0.01  # what supervision does comes in bursts
 FORGET_S = 30.0  # how long a mesh that has ended stays in sight
+PROMPT = 1000  # processes that tell ten times a second what they do; more of them tell it less often, in proportion
 
 
 class Collector:
@@ -99,7 +100,7 @@ class Collector:
     def _ask(self, address: str, *, on: bool) -> None:
         if self._watcher.pids.get(address):  # those that do not run yet are asked when they do
             try:
-                self._engine.tell(address, WATCH, Watch(on))
+                self._engine.tell(address, WATCH, Watch(on, max(1.0, len(self._watcher.pids) / PROMPT)))
             except TransportError:
                 return  # it is gone
 

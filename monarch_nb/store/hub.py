@@ -15,7 +15,8 @@ from monarch_nb.store.collector import Collector
 from monarch_nb.store.events import Event, Quiet
 from monarch_nb.store.mesh_view import MeshView
 
-TELLING_S = 0.05  # between two deltas
+TELLING_S = 0.05  # between two deltas,
+RECORDS_PER_S = 20_000  # and longer after one with many ranks: no page takes in more than so many records of ranks
 WAITING = 500  # events that nobody watches are folded in heaps of that size
 
 Message = dict[str, Any]
@@ -34,6 +35,7 @@ class Store:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._told = 0  # records of ranks in the delta before
         self.seq = 0
         self.collector = None if engine is None else Collector(engine, self.put)
 
@@ -146,7 +148,7 @@ class Store:
                 deserted = not self._watchers
             if deserted:
                 self._nobody()
-            time.sleep(TELLING_S)
+            time.sleep(max(TELLING_S, self._told / RECORDS_PER_S))
 
     def _fold(self) -> None:
         events = self._events
@@ -162,6 +164,7 @@ class Store:
     def _flush(self) -> None:
         self._fold()
         patch = self._cluster.take()
+        self._told = sum(len(ranks or ()) for ranks in patch.get("ranks", {}).values())
         if not patch:
             return
         self.seq += 1

@@ -6,7 +6,7 @@ from typing import Any
 
 from monarch_nb.store import events as e
 from monarch_nb.store.board import Board
-from monarch_nb.store.rank import Rank, RankState, rank_state
+from monarch_nb.store.rank import Rank, RankState, RankTable, rank_state
 
 _WHILE_IT_RUNS = ("state", "since", "endpoint", "queue", "rate", "cpu", "memory", "gpu", "detail")
 
@@ -17,7 +17,7 @@ class Mesh:
 
     event: e.Spawned
     default: RankState  # of ranks without a state of their own
-    ranks: list[Rank]
+    ranks: RankTable
     counts: dict[str, int] = field(default_factory=dict)
     on_it: list[str] = field(default_factory=list)  # uids of the actor meshes on these procs
     ended: bool = False
@@ -29,7 +29,7 @@ class Mesh:
         """A mesh all of whose ranks are in the same state."""
         default: RankState = "idle" if event.ready else "starting"
         condition: e.Condition = "alive" if event.ready else "starting"
-        ranks = [Rank(condition, since=event.at, shown=default) for _ in event.ranks]
+        ranks = RankTable(len(event.ranks), Rank(condition, since=event.at, shown=default))
         mesh = cls(event, default, ranks, {default: len(ranks)})
         if isinstance(event.ranks, range) and event.ranks.step == 1:
             mesh._first = event.ranks.start
@@ -128,7 +128,7 @@ class Meshes:
         mesh = self._meshes.get(event.uid)
         if mesh is None or mesh.ended or mesh.default != "starting":
             return
-        for rank in mesh.ranks:
+        for rank in mesh.ranks.records():
             if rank.condition == "starting":
                 rank.condition, rank.since = "alive", event.at
         self._settle_on(mesh, "idle")
@@ -142,7 +142,7 @@ class Meshes:
             return
         state: RankState = "failed" if event.failed else "stopped"
         mesh.ended = True
-        for rank in mesh.ranks:
+        for rank in mesh.ranks.records():
             rank.shown, rank.doing, rank.busy = state, None, None
         mesh.default = state
         mesh.counts = {state: len(mesh.ranks)}
@@ -176,7 +176,7 @@ class Meshes:
         if state != rank.shown:
             self._count(mesh, rank.shown, -1)
             self._count(mesh, state, 1)
-            rank.shown = state
+            mesh.ranks.own(index).shown = state
         own = None if state == mesh.default else state
         fields = {
             "state": own,
@@ -219,8 +219,9 @@ class Meshes:
         uid, before = mesh.event.uid, mesh.default
         mesh.default = state
         self._board.change("meshes", uid, {"state": state})
-        changed = 0
-        for index, rank in enumerate(mesh.ranks):
+        changed = mesh.ranks.silent
+        mesh.ranks.usual.shown = state
+        for index, rank in mesh.ranks.told():
             if rank.shown == before:
                 rank.shown = state
                 changed += 1

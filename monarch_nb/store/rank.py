@@ -1,6 +1,7 @@
 """How one rank is: the facts that were told of it, and the one word that follows from them. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from monarch_nb.store.events import Condition, Doings
@@ -20,6 +21,47 @@ class Rank:
     doing: Doings | None = None
     busy: dict[str, Doings] | None = None  # procs: what actors on it run, by the uid of their mesh
     shown: RankState = "starting"  # what the state says of it
+
+
+class RankTable:
+    """The ranks of one mesh by index. Those of which nothing was told are one record: most of ten thousand."""
+
+    __slots__ = ("_count", "_own", "usual")
+
+    def __init__(self, count: int, usual: Rank) -> None:
+        self._count = count
+        self.usual = usual
+        self._own: dict[int, Rank] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Rank:
+        """One of them, to be read."""
+        return self._own.get(index, self.usual)
+
+    def __iter__(self) -> Iterator[Rank]:
+        return map(self.__getitem__, range(self._count))
+
+    def own(self, index: int) -> Rank:
+        """One of them, to be written: from now on it has a record of its own."""
+        rank = self._own.get(index)
+        if rank is None:
+            rank = self._own[index] = replace(self.usual)
+        return rank
+
+    def told(self) -> list[tuple[int, Rank]]:
+        """Those with records of their own."""
+        return list(self._own.items())
+
+    @property
+    def silent(self) -> int:
+        """How many have none."""
+        return self._count - len(self._own)
+
+    def records(self) -> list[Rank]:
+        """Each record there is, once."""
+        return [self.usual, *self._own.values()]
 
 
 class Shown(NamedTuple):

@@ -28,7 +28,7 @@ class Ranks:
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
-        rank = mesh.ranks[index]
+        rank = mesh.ranks.own(index)
         if event.condition != "alive" or event.incarnation != rank.incarnation:
             rank.doing = None
             self._meshes.rests(mesh, index)
@@ -49,7 +49,7 @@ class Ranks:
         """Its process does not answer, or does again."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is not None:
-            mesh.ranks[index].unanswered = event.since
+            mesh.ranks.own(index).unanswered = event.since
             self._meshes.show_with_actors(mesh, index)
 
     def does(self, event: e.Doings) -> None:
@@ -57,7 +57,7 @@ class Ranks:
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
-        mesh.ranks[index].doing = event
+        mesh.ranks.own(index).doing = event
         counters: dict[str, Any] = {}
         if mesh.event.kind == "actors" and event.calls >= 0:
             counters = {
@@ -70,7 +70,7 @@ class Ranks:
         below = self._meshes.below(mesh, index)
         if below is None or below[0].ended:
             return
-        proc = below[0].ranks[below[1]]
+        proc = below[0].ranks.own(below[1])
         if proc.busy is None:
             proc.busy = {}
         if event.doing == "busy":
@@ -93,7 +93,7 @@ class Ranks:
     def quiet(self, _event: e.Quiet) -> None:
         """Workers tell nothing of themselves any more."""
         for mesh in self._meshes:
-            for index, rank in enumerate(mesh.ranks):
+            for index, rank in mesh.ranks.told():
                 if rank.doing is not None or rank.busy:
                     rank.doing = rank.busy = None
                     self._meshes.show(mesh, index)

@@ -31,12 +31,12 @@ class Sessions:
         mesh, index = self._meshes.find(uid, base)
         if mesh is None:
             return
-        mesh.ranks[index].paused = since
+        mesh.ranks.own(index).paused = since
         self._meshes.show(mesh, index)
         procs, below = self._meshes.find(mesh.event.on, base)
         if procs is None:
             return
-        proc = procs.ranks[below]
+        proc = procs.ranks.own(below)
         if since is not None or all(actors.ranks[at].paused is None for actors, at in self._meshes.above(procs, base)):
             proc.paused = since
         self._meshes.show(procs, below)

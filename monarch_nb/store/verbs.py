@@ -38,9 +38,10 @@ class Activity(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Watch(msgspec.Struct, array_like=True, frozen=True):
-    """The sender wants to hear from now on, or not any more."""
+    """The sender wants to hear from now on, or not any more; `pace` times less often than one of few would be told."""
 
     on: bool
+    pace: float = 1.0
 
 
 class WhichStack(msgspec.Struct, array_like=True, frozen=True):

@@ -10,18 +10,24 @@ import contextlib
 import gc
 import json
 import logging
+import os
 import sys
+import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import monarch_nb.actor
 from monarch_nb.actor import SupervisionError, heal_mesh
+from monarch_nb.connect import leaving, returning
 from monarch_nb.connect.joining import accept_hosts
+from monarch_nb.connect.leaving import Leaving
+from monarch_nb.logs import MeshLogs
+from monarch_nb.logs.written import Written
 from monarch_nb.store.hub import store_of
 from monarch_nb.transport.memory.network import MemoryNetwork, NetworkFaults
 from monarch_nb.transport.memory.time import MemoryTime
@@ -31,7 +37,9 @@ PER_HOST = 8
 RACK = 32  # hosts that lose their power together
 LINK_S = 0.0005
 BANDWIDTH = 1.25e9  # bytes per second
-SOON = 600.0
+SOON = 1800.0
+LINES_PER_S = 1_000_000
+TICKS = 4  # how often in a second processes write
 
 
 @dataclass
@@ -53,6 +61,7 @@ class Run:
     hosts: int
     costs: list[Cost] = field(default_factory=list)
     bytes_per_rank: float = 0.0
+    lines: int = 0  # that were written in a second
 
     @contextlib.contextmanager
     def cost(self, of: VirtualCluster, what: str) -> Iterator[None]:
@@ -103,7 +112,7 @@ def measure(hosts: int) -> Run:
     with VirtualCluster(hosts + 1, faults) as of:
         store = store_of(of.engine)
         empty = kept(of.engine, store)
-        with run.cost(of, "join"):
+        with run.cost(of, "join storm"):
             joined = _beside(lambda: accept_hosts(hosts, at="tcp://10.0.0.1:22222", timeout=SOON))
             of.join_all()
             mesh = joined()
@@ -125,6 +134,9 @@ def measure(hosts: int) -> Run:
         store.document()
         gc.collect()
         run.bytes_per_rank = round((kept(of.engine, store) - empty) / (hosts * PER_HOST), 1)
+        _log(run, of)
+        _leave_and_come_back(run, of, procs)
+        actors.nothing.call().get(SOON)
         state = procs._state
         with run.cost(of, "a death told"):
             waiting = actors.never.call()
@@ -144,6 +156,51 @@ def measure(hosts: int) -> Run:
         with run.cost(of, "stop"):
             procs.stop("the benchmark is over").get(SOON)
     return run
+
+
+def _log(run: Run, of: VirtualCluster) -> None:
+    """A million lines in a second, or as many as 1,000 hosts of those would write; none may be lost unsaid."""
+    of.engine.part(MeshLogs).present(None)  # a script would print them
+    receiver = of.engine.part(MeshLogs).receiver
+    came = 0
+
+    def take(_: str, written: Sequence[Written]) -> None:
+        nonlocal came
+        came += sum(lines.line_count for lines in written)
+
+    lines = min(LINES_PER_S // (1000 * PER_HOST), LINES_PER_S // (run.hosts * PER_HOST)) // TICKS or 1
+    before = of.written
+    end = receiver.listen(take)
+    with run.cost(of, "a second of lines"):
+        for _ in range(TICKS):
+            of.write(lines)
+            of.advance(1 / TICKS)
+        of.settle()
+    end()
+    run.lines = of.written - before
+    assert came + sum(receiver.skipped().values()) == run.lines, "lines are missing, and nobody said so"
+
+
+def _leave_and_come_back(run: Run, of: VirtualCluster, procs: Any) -> None:
+    """The same controller comes back: what another would have to dial first is not in it."""
+    of.can_be_dialled()
+    with tempfile.TemporaryDirectory() as folder, _environment("XDG_STATE_HOME", folder):
+        with run.cost(of, "detach"):
+            of.engine.part(Leaving).detach(procs._state, SOON)
+        with run.cost(of, "re-attach"):
+            returning.come_back(procs.name)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def _fails(future: Any) -> None:
@@ -195,10 +252,13 @@ def main(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     logging.getLogger("monarch_nb").setLevel(logging.ERROR)
     monarch_nb.actor.unhandled_fault_hook = lambda failure: None
-    runs = [measure(hosts) for hosts in options.hosts]
+    leaving._AGREE_S = returning._ANSWER_S = SOON  # they are of the wall clock, which virtual hosts share
+    runs = []
+    for hosts in options.hosts:
+        runs.append(measure(hosts))
+        if options.out is not None:  # the largest may be more than memory holds
+            options.out.write_text(json.dumps([asdict(run) for run in runs], indent=1))
     print(table(runs))
-    if options.out is not None:
-        options.out.write_text(json.dumps([asdict(run) for run in runs], indent=1))
 
 
 if __name__ == "__main__":

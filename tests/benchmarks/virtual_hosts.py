@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +20,30 @@ from monarch_nb.engine.cluster import Cluster
 from monarch_nb.engine.memory_host import MemoryHost
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
+from monarch_nb.host.holdings import Holdings
 from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.logs.tail import Sending, Tail
+from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogBlock, Took
 from monarch_nb.transport import Keys, Parcel, UnreachableError
 from monarch_nb.transport.memory.network import NetworkFaults
 from monarch_nb.transport.memory.transport import MemoryTransport
-from monarch_nb.wire import Asker, Header, Kind, Lane, agent_of, encode, encode_header, host_of, parse_address
+from monarch_nb.wire import (
+    Asker,
+    Done,
+    Header,
+    Kind,
+    Lane,
+    Status,
+    agent_of,
+    encode,
+    encode_header,
+    host_of,
+    parse_address,
+)
 from monarch_nb.wire.header import SKIP
 
 THINKS_S = 0.0001  # from a call to the answer, inside a host
+LINE = b"step 1234 loss 0.4321 in 12.3 ms, 4096 tokens a second, all is well\n"
 
 
 class Member(Actor):
@@ -70,7 +86,17 @@ class VirtualProc:
 
 
 class VirtualHost(MemoryHost):
-    """Real but for its processes."""
+    """Real but for its processes, and for what they write: their tails are real, their spools are not."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._holdings = Holdings()
+        self.tails: dict[str, Tail] = {}
+        self._verbs.handle(verbs.HOLD, self._hold)
+        self._verbs.handle(verbs.DETACH, self._detach)
+        self._verbs.handle(verbs.ATTACH, self._attach)
+        self._verbs.handle(TAIL, self._tail)
+        self._verbs.handle(TOOK, self._took)
 
     def _worker(self, spec: p.ProcSpec) -> Any:
         return VirtualProc(spec)
@@ -94,7 +120,9 @@ class VirtualHost(MemoryHost):
     def _hand_over(self, header: Header) -> None:
         if header.dst not in self.workers:
             raise UnreachableError(f"{header.dst} cannot be reached: it has ended")
-        if header.port and header.kind == Kind.CALL and header.method not in ("never", SKIP):
+        if header.method == verbs.NEW_OWNER.name:
+            self._sender.answer(header, Status.VALUE, p.Welcome(), Lane.URGENT)
+        elif header.port and header.kind == Kind.CALL and header.method not in ("never", SKIP):
             self._time.later(THINKS_S, partial(self._answer, header))
 
     def _answer(self, header: Header) -> None:
@@ -112,6 +140,51 @@ class VirtualHost(MemoryHost):
 
     def _stop(self, request: p.Stop, asker: Asker[p.Ended]) -> None:
         asker.reply(p.Ended(tuple(self.stop(request.addresses, request.reason, request.timeout_s))))
+
+    def write(self, lines: int) -> None:
+        """Every process here writes so many lines."""
+        block = LogBlock(1, 0, time.time(), "", LINE * lines)
+        for address in self.workers:
+            tail = self.tails.get(address)
+            if tail is not None:
+                self._tell_lines(tail.add((block,), tail.total + len(block.data), ended=False))
+
+    def _tell_lines(self, sendings: Iterable[Sending]) -> None:
+        for name, chunk in sendings:
+            self._sender.tell(name, PROC_LOG, chunk)
+
+    def _tail(self, request: Follow, asker: Asker[Done]) -> Done:
+        for address in request.addresses:
+            tail = self.tails.setdefault(address, Tail(address))
+            self._tell_lines(tail.follow(asker.src, request.offset))
+        return Done()
+
+    def _took(self, request: Took, asker: Asker[None]) -> None:
+        for address, count in request.bytes.items():
+            self._tell_lines(self.tails[address].took(asker.src, count))
+
+    def _hold(self, wanted: p.Hold, asker: Asker[Done]) -> Done:
+        self._holdings.hold(wanted, asker.src)
+        return Done()
+
+    def _detach(self, wanted: p.Detach, asker: Asker[Done]) -> Done:
+        self._holdings.leave(wanted.uid, asker.src, time.monotonic(), time.time(), wanted.why)
+        return Done()
+
+    def _attach(self, wanted: p.Attach, asker: Asker[p.Attached]) -> p.Attached:
+        self._holdings.attach(wanted.uid, wanted.secret, wanted.holder, steal=wanted.steal, grant=wanted.grant)
+        one = self._holdings.get(wanted.uid)
+        assert one is not None
+        for address in self.workers:
+            self._watchers.setdefault(address, set()).add(asker.src)
+        procs = tuple(
+            p.ProcState(address=address, pid=self._pids[address], state="running", owner=asker.src)
+            for address in self.workers
+        )
+        return p.Attached(
+            grant=one.grant, turn=one.turn, left_at=one.left_at, why=one.why, parts=one.parts, procs=procs,
+            logs=dict.fromkeys(self.workers, ""), exits=(),
+        )  # fmt: skip
 
     def join(self, controller: str) -> None:
         """Says that it is there, as an agent does that has dialled."""
@@ -172,6 +245,22 @@ class VirtualCluster(Cluster):
             for name, host in self._hosts.items():
                 if name != self._engine.host:
                     host.join(self.controller)  # type: ignore[attr-defined]
+
+    def can_be_dialled(self) -> None:
+        """From now on hosts could be found again by another controller: what has only dialled cannot be left."""
+        for host in self._engine.part(Routes).attached.values():
+            host.endpoint = f"tcp://{host.host}:1"  # type: ignore[attr-defined]
+
+    def write(self, lines: int) -> None:
+        """Every process on every host writes so many lines."""
+        with self._time.lock:
+            for host in self._hosts.values():
+                host.write(lines)  # type: ignore[attr-defined]
+
+    @property
+    def written(self) -> int:
+        """Lines that processes have written so far."""
+        return sum(tail.total for host in self._hosts.values() for tail in host.tails.values()) // len(LINE)  # type: ignore[attr-defined]
 
     def die(self, numbers: range) -> None:
         """These hosts are gone, and the controller learns of all at once."""

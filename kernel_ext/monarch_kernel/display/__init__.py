@@ -20,7 +20,7 @@ from .failures import failure_bundle
 from .guide import diagnosis_html, guide_html
 from .handles import HandleForms
 from .logs import logs_html
-from .meshes import host_mesh_html, mesh_html, overview_html
+from .meshes import host_mesh_html, mesh_html, mesh_text, overview_html
 from .placement import placement_html
 from .profile import ProfileForms
 from .show import Shown, shown
@@ -55,6 +55,8 @@ def install(shell: Any) -> None:
     formatter = shell.display_formatter.formatters["text/html"]
     for kind, form in _FORMS.items():
         formatter.for_type(kind, form)
+    for kind in (ProcMesh, ActorMesh):
+        shell.display_formatter.formatters["text/plain"].for_type(kind, mesh_text)
     HandleForms(shell).install()
     ProfileForms(shell).install()
 
@@ -64,6 +66,8 @@ def uninstall(shell: Any) -> None:
     formatter = shell.display_formatter.formatters["text/html"]
     for kind in _FORMS:
         formatter.pop(kind, None)
+    for kind in (ProcMesh, ActorMesh):
+        shell.display_formatter.formatters["text/plain"].pop(kind, None)
     HandleForms(shell).uninstall()
     ProfileForms(shell).uninstall()
 

@@ -1,10 +1,11 @@
 """Meshes as small grids along their dimensions, coloured by how each rank is."""
 
+from collections import Counter
 from html import escape
 from math import prod
 from typing import Any
 
-from monarch_nb.store import MeshView, RankView, describe
+from monarch_nb.store import WORST_FIRST, MeshView, RankView, describe, kind_rows, kinds_text
 
 from ..overview import HEADINGS, Overview, hosts, kind, refers, shape, states
 from .html import framed, heading, lab_button, table
@@ -21,7 +22,10 @@ COLOURS = {
     "paused": "rgba(163,113,247,.28)",
     "stopped": "rgba(128,128,128,.18)",
 }
+SIGNS = {"failed": "✕", "healing": "↻", "paused": "■", "unresponsive": "…"}  # not by colour only
 TOLD = 4  # failed ranks with a line of their own
+MANY = 256  # ranks; more are shown by their hosts, and what differs among them as a table
+CELLS = 512  # of the hosts: where there are more, a cell stands for several
 
 
 def mesh_html(mesh: Any) -> str:
@@ -33,7 +37,55 @@ def mesh_html(mesh: Any) -> str:
     where = f"host {hosts(view)}" if len(view.hosts) == 1 else f"hosts {hosts(view)}"
     stopped = f"stopped: {view.stopped}" if view.stopped else ""
     head = heading(view.name, f"{count} {what}", shape(view) if view.labels else "", where, actors, stopped)
+    if count > MANY:
+        return framed(head, host_grid(view), legend(view), differences(view))
     return framed(head, grid(view), legend(view), troubles(view))
+
+
+def mesh_text(mesh: Any, printer: Any, cycle: bool) -> None:
+    """A mesh as text: what it is, and of many ranks what differs among them."""
+    printer.text(repr(mesh))
+    view = describe(mesh)
+    if len(view.ranks) > ACROSS:
+        printer.text(f"\n{kinds_text(view)}")
+
+
+def host_grid(view: MeshView) -> str:
+    """A cell for each host, or for several where there are very many; the worst state of its ranks is its colour."""
+    by_host: dict[str, list[RankView]] = {}
+    for rank in view.ranks:
+        by_host.setdefault(rank.host, []).append(rank)
+    hosts = list(by_host)
+    each = -(-len(hosts) // CELLS)
+    cells = [_host_cell(hosts[at : at + each], by_host) for at in range(0, len(hosts), each)]
+    rows = "".join(f"<tr>{''.join(cells[at : at + ACROSS])}</tr>" for at in range(0, len(cells), ACROSS))
+    told = f"a cell is {each} hosts" if each > 1 else "a cell is a host"
+    note = f'<div class="mnb-s">{told}, in the colour of its worst rank</div>'
+    return f'<table class="mnb-g"><tbody>{rows}</tbody></table>{note}'
+
+
+def _host_cell(hosts: list[str], by_host: dict[str, list[RankView]]) -> str:
+    states = Counter(rank.state for host in hosts for rank in by_host[host])
+    worst = min(states, key=WORST_FIRST.index)
+    named = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
+    told = f"{named[:60]}: {', '.join(f'{count} {state}' for state, count in states.most_common())}"
+    text = f"{states[worst]}{SIGNS[worst]}" if worst in SIGNS else "&nbsp;"
+    return f'<td class="mnb-{worst}" style="background-color:{COLOURS[worst]}" title="{escape(told)}">{text}</td>'
+
+
+def differences(view: MeshView) -> str:
+    """Which ranks are alike, and where those are that are not as most."""
+    if view.stopped:
+        return ""
+    listed = table(("ranks", "state", "what", "where"), kind_rows(view))
+    if not view.having("failed"):
+        return listed
+    heal = lab_button(f"Heal {view.name}", "monarch-nb:heal", {"mesh": view.uid})
+    return f'{listed}<div class="mnb-s">{_advice(view)}</div>{heal}'
+
+
+def _advice(view: MeshView) -> str:
+    return f"%heal {escape(view.name)}, or heal_mesh(…), starts what is lost again"
 
 
 def grid(view: MeshView) -> str:
@@ -69,7 +121,7 @@ def _cell(view: MeshView, rank: RankView) -> str:
     if rank.pid:
         told.append(f"pid {rank.pid}")
     text = str(rank.point[-1] if rank.point else rank.rank)
-    sign = {"failed": "✕", "healing": "↻", "paused": "■", "unresponsive": "…"}.get(rank.state, "")  # not by colour only
+    sign = SIGNS.get(rank.state, "")
     colour = COLOURS.get(rank.state, "")  # front ends that do not trust a notebook take its style sheets away
     style = f' style="background-color:{colour}"' if colour else ""
     return f'<td class="mnb-{rank.state}"{style} title="{escape(" · ".join(told))}">{text}{sign}</td>'
@@ -95,7 +147,7 @@ def troubles(view: MeshView) -> str:
         rows.append((place or view.name, rank.detail))
     if len(failed) > TOLD:
         rows.append(("…", f"{len(failed) - TOLD} more"))
-    advice = f'<div class="mnb-s">%heal {escape(view.name)}, or heal_mesh(…), starts what is lost again</div>'
+    advice = f'<div class="mnb-s">{_advice(view)}</div>'
     return (
         table(("failed", "why"), rows) + advice + lab_button(f"Heal {view.name}", "monarch-nb:heal", {"mesh": view.uid})
     )

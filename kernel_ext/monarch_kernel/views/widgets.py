@@ -1,5 +1,6 @@
 """Live displays in cells, where anywidget is there; the static forms are sent, and saved, beside them."""
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from . import Views
 
 VIEW = "application/vnd.jupyter.widget-view+json"
+SAVED_WHOLE = 512  # ranks of a mesh whose records go into the notebook's file as they are; of more
+SAVED_STATES = 20_000  # states, and not more than so many
 KEPT = 64  # widgets that are used again when the same is shown again
 logger = logging.getLogger(__name__)
 
@@ -183,6 +186,16 @@ class Widgets:
         return widget
 
 
+def _brief(records: dict[str, Any]) -> dict[str, Any]:
+    """Records of ranks as they are saved with the notebook: of many only their states, of very many the unusual."""
+    if len(records) <= SAVED_WHOLE:
+        return records
+    states = {index: {"state": record["state"]} for index, record in records.items() if "state" in record}
+    if len(states) > SAVED_STATES:
+        states = {index: record for index, record in states.items() if record["state"] not in ("busy", "idle")}
+    return dict(itertools.islice(states.items(), SAVED_STATES))
+
+
 def _part(document: dict[str, Any], uid: str | None) -> dict[str, Any]:
     """What one mesh needs of the state to be shown without a kernel."""
     if uid is None:
@@ -192,5 +205,6 @@ def _part(document: dict[str, Any], uid: str | None) -> dict[str, Any]:
     pick: Callable[[str], dict[str, Any]] = lambda section: {  # noqa: E731
         key: value for key, value in document.get(section, {}).items() if key in near
     }
+    ranks = {key: _brief(records) for key, records in pick("ranks").items()}
     failures = {key: one for key, one in document.get("failures", {}).items() if one["mesh"] in near}
-    return {"hosts": document.get("hosts", {}), "meshes": pick("meshes"), "ranks": pick("ranks"), "failures": failures}
+    return {"hosts": document.get("hosts", {}), "meshes": pick("meshes"), "ranks": ranks, "failures": failures}

@@ -5,9 +5,10 @@ import { Widget } from "@lumino/widgets";
 
 import type { Actions, Verb } from "./actions";
 import type { Cluster } from "../cluster/client";
-import { countOf, pointOf } from "../cluster/ranks";
+import { countOf, pointOf, sizeOf } from "../cluster/ranks";
 import type { ClusterState } from "../cluster/state";
 import { eachFrame, h, say, sayFacts } from "../page/dom";
+import { FIND_FROM, queryLine } from "../page/query";
 import { placeOf } from "../page/words";
 import { debugView } from "../views/debugger";
 import { failureView } from "../views/failures";
@@ -108,14 +109,23 @@ export class MeshSection extends Section {
   constructor(private _select: (row: Row | null) => void, menu: (row: Row, event: MouseEvent) => void) {
     super("meshes", "Meshes");
     this.view = new TreeView({ select: (row) => this._select(row), menu });
-    this.body.append(this.view.node);
+    this.body.append(this._query, this.view.node);
   }
 
   readonly view: TreeView;
 
   protected mount(cluster: Cluster): () => void {
-    return drawing(cluster, (structure) => this.view.show(cluster.state, cluster.now(), structure), 1000);
+    return drawing(
+      cluster,
+      (structure) => {
+        if (structure) this._query.hidden = !this._query.value && Object.values(cluster.state.meshes).every((mesh) => sizeOf(mesh) < FIND_FROM);
+        this.view.show(cluster.state, cluster.now(), structure);
+      },
+      1000,
+    );
   }
+
+  private _query = queryLine((query) => (this.view.query = query));
 
   protected override onResize(message: Widget.ResizeMessage): void {
     super.onResize(message);

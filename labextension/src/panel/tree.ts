@@ -1,5 +1,6 @@
 // The tree of the panel: mesh → host → process → actor, as rows. What a row says is worked out only when it is seen.
 
+import { fitting, found } from "../cluster/finding";
 import { actorsOn, baseOf, countsOf, indexOfBase, pointOf, present, rankOf, sizeOf } from "../cluster/ranks";
 import type { ClusterState, Counts, Mesh, Rank, State } from "../cluster/state";
 import { SIGNS, bytes, duration, placeOf, shapeOf } from "../page/words";
@@ -36,13 +37,15 @@ export interface Look {
 export type Turned = ReadonlySet<string>;
 
 const FEW = 40; // children that are shown without being asked for
+const OPENED = 200; // ranks that a query finds and whose hosts are opened for them
 export const LETTERS: Readonly<Record<State, string>> = { busy: "●", idle: "○", ...SIGNS } as Record<State, string>;
 
-/** The rows that can be seen, from top to bottom. */
-export function rowsOf(state: ClusterState, turned: Turned): Row[] {
+/** The rows that can be seen, from top to bottom; with a query those of what it finds, and what they are in. */
+export function rowsOf(state: ClusterState, turned: Turned, query = ""): Row[] {
   const rows: Row[] = [];
   const roots = Object.entries(state.meshes).filter(([, mesh]) => mesh.kind === "procs" || !mesh.on || !state.meshes[mesh.on]);
-  roots.forEach(([uid, mesh], at) => meshRows(rows, state, turned, uid, mesh, at + 1, roots.length));
+  if (query.trim()) roots.forEach(([uid, mesh]) => foundRows(rows, state, turned, uid, mesh, query));
+  else roots.forEach(([uid, mesh], at) => meshRows(rows, state, turned, uid, mesh, at + 1, roots.length));
   return rows;
 }
 
@@ -71,6 +74,52 @@ function meshRows(rows: Row[], state: ClusterState, turned: Turned, uid: string,
       if (row.expanded) procRows(rows, state, turned, row, uid, from, from + perHost, 0, perHost);
     }
   } else procRows(rows, state, turned, root, uid, 0, sizeOf(mesh), at, children);
+}
+
+function foundRows(rows: Row[], state: ClusterState, turned: Turned, uid: string, mesh: Mesh, query: string): void {
+  const indices = foundIn(state, uid, mesh, query);
+  const isNamed = mesh.name.toLowerCase().includes(query.trim().toLowerCase());
+  if (!indices.length && !isNamed) return;
+  const root = add(rows, turned, { key: `m:${uid}`, kind: "mesh", level: 1, uid, expandable: indices.length > 0 }, true);
+  if (!root.expanded) return;
+  const hosts = mesh.hosts?.length ?? 0;
+  if (hosts < 2) return foundRanks(rows, state, turned, root, mesh, indices);
+  const perHost = mesh.per_host ?? sizeOf(mesh);
+  const byHost = new Map<number, number[]>();
+  for (const index of indices) {
+    const host = Math.floor(index / perHost);
+    byHost.set(host, [...(byHost.get(host) ?? []), index]);
+  }
+  let at = 0;
+  for (const [host, found] of byHost) {
+    const from = host * perHost;
+    const row = add(rows, turned, { key: `h:${uid}:${host}`, kind: "host", level: 2, uid, index: host, from, to: from + perHost, parent: root.key, expandable: true, place: ++at, siblings: byHost.size }, indices.length <= OPENED);
+    if (row.expanded) foundRanks(rows, state, turned, row, mesh, found);
+  }
+}
+
+function foundRanks(rows: Row[], state: ClusterState, turned: Turned, parent: Row, mesh: Mesh, indices: readonly number[]): void {
+  for (const index of indices)
+    if (mesh.kind === "procs") procRows(rows, state, turned, parent, parent.uid, index, index + 1, 0, 1);
+    else add(rows, turned, { key: `r:${parent.uid}:${index}`, kind: "actor", level: parent.level + 1, uid: parent.uid, index, parent: parent.key }, false);
+}
+
+/** The ranks of a mesh that a query finds, or that have such actors on them. */
+function foundIn(state: ClusterState, uid: string, mesh: Mesh, query: string): number[] {
+  const hits = new Set<number>();
+  for (const [other, on] of Object.entries(state.meshes)) {
+    if (other !== uid && (on.on !== uid || on.stopped)) continue;
+    const fits = fitting(query, on.labels);
+    if (!fits) continue;
+    const base = (index: number): number => baseOf(on, index);
+    const host = (index: number): string => {
+      const id = mesh.hosts?.[Math.floor(base(index) / (mesh.per_host ?? 1))] ?? "";
+      return state.hosts[id]?.name ?? id;
+    };
+    for (const index of found(fits, on.sizes, sizeOf(on), (at) => rankOf(state, other, at), host)) hits.add(other === uid ? index : indexOfBase(mesh, base(index)));
+  }
+  hits.delete(-1);
+  return [...hits].sort((a, b) => a - b);
 }
 
 function procRows(rows: Row[], state: ClusterState, turned: Turned, parent: Row, uid: string, from: number, to: number, before: number, siblings: number): void {

@@ -23,6 +23,7 @@ export interface TreeActions {
 export class TreeView {
   readonly node: HTMLElement;
   selected = "";
+  private _query = "";
 
   constructor(private _actions: TreeActions) {
     this._space = h("div", { class: "mnb-outline-space", role: "presentation" });
@@ -47,11 +48,23 @@ export class TreeView {
     return this._rows;
   }
 
+  /** What is looked for; "" shows everything. */
+  get query(): string {
+    return this._query;
+  }
+
+  set query(query: string) {
+    this._query = query;
+    this.node.scrollTop = 0;
+    this._build();
+    this.draw();
+  }
+
   /** Shows a state; `structure` where meshes have come or gone. `now` is the kernel's clock. */
   show(state: ClusterState, now: number, structure: boolean): void {
     this._state = state;
     this._now = now;
-    if (structure) this._build();
+    if (structure || this._query) this._build();
     this.draw();
   }
 
@@ -100,7 +113,7 @@ export class TreeView {
 
   private _build(): void {
     if (!this._state) return;
-    this._rows = rowsOf(this._state, this._turned);
+    this._rows = rowsOf(this._state, this._turned, this._query);
     const height = `${this._rows.length * ROW}px`;
     if (this._space.style.height !== height) this._space.style.height = height;
     if (this._rows.some((row) => row.key === this.selected)) return;

@@ -14,6 +14,8 @@ export interface Look {
   text: string;
   label: string;
   parts?: Part[] | undefined;
+  /** It is not among what is looked for. */
+  out?: boolean;
 }
 
 export interface Cells {
@@ -75,7 +77,8 @@ export class TableCells implements Cells {
     if (move) this.cell(to).focus();
   }
 
-  private _draw(cell: HTMLElement, { state, fill, text, label, parts }: Look): void {
+  private _draw(cell: HTMLElement, { state, fill, text, label, parts, out }: Look): void {
+    if (cell.classList.contains("mnb-out") !== Boolean(out)) cell.classList.toggle("mnb-out", out);
     const sign = SIGNS[state] ?? "";
     const shown = this._size === "l" ? `${text}${sign ? ` ${sign}` : ""}` : sign;
     if (cell.dataset.state !== state) cell.dataset.state = state;
@@ -160,11 +163,11 @@ export class CanvasCells implements Cells {
     for (const index of indices) {
       const place = this._places.get(index);
       if (!place) continue;
-      const { state, fill, parts } = look(index);
+      const { state, fill, parts, out } = look(index);
       const [x, y] = [place[0] * step, place[1] * step];
       const shares: [string, number][] = fill === null ? (parts ?? [[state, 1]]) : [["metric", 1]];
       context.clearRect(x, y, step, step);
-      context.globalAlpha = fill === null ? 1 : 0.12 + 0.88 * fill;
+      context.globalAlpha = (fill === null ? 1 : 0.12 + 0.88 * fill) * (out ? 0.18 : 1);
       let from = 0;
       for (const [name, share] of shares) {
         context.fillStyle = colourOf(name);

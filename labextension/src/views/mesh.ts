@@ -3,13 +3,15 @@
 import type { Cluster } from "../cluster/client";
 import { baseOf, countOf, countsOf, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
 import { sliceExpression } from "../cluster/slices";
-import type { Mesh, Patch, Rank } from "../cluster/state";
+import type { Mesh, Patch, Rank, State } from "../cluster/state";
 import { askButton, messageLine } from "../page/buttons";
 import { eachFrame, h, say } from "../page/dom";
+import { FIND_FROM } from "../page/query";
 import { clock, duration, placeOf, plural, shapeOf } from "../page/words";
 import type { Look } from "./cells";
 import { type Colour, METRIC, LatestMetrics, coloursOf, rangeOf } from "./colours";
 import { type Details, details, usage, words } from "./details";
+import { Finder } from "./finder";
 import { CANVAS_FROM, Grid } from "./grid";
 import { type Hosts, hostsOf, together } from "./hosts";
 import { Tip } from "./tip";
@@ -35,6 +37,10 @@ export const meshView: View<MeshOptions> = (cluster, root, options) => {
 };
 
 class MeshView {
+  labels: string[] = [];
+  sizes: number[] = [];
+  count = 0;
+
   constructor(
     private _cluster: Cluster,
     private _root: HTMLElement,
@@ -48,6 +54,7 @@ class MeshView {
     this._tools.append(this._healAll, this._turns, this._level, this._pick);
     _root.append(
       h("div", { class: "mnb-top mnb-wrap" }, h("span", {}, this._title, " ", this._facts), this._status, this._tools),
+      this._finder.element,
       h("div", { class: "mnb-body" }, h("div", { class: "mnb-left-side" }, this._field, this._legend), this._side),
       message,
       this._tip.element,
@@ -84,8 +91,15 @@ class MeshView {
     return this._options.ranks ? (this._options.ranks[index] ?? -1) : index;
   }
 
-  private _rank(index: number): Rank {
+  rank(index: number): Rank {
     return rankOf(this._cluster.state, this._uid, this._whole(index));
+  }
+
+  /** The host that a rank is on. */
+  host(index: number): string {
+    const procs = this._mesh && procsOf(this._cluster.state, this._mesh);
+    const host = this._mesh && procs?.hosts?.[Math.floor(baseOf(this._mesh, this._whole(index)) / (procs.per_host ?? 1))];
+    return this._cluster.state.hosts[host ?? ""]?.name ?? host ?? "";
   }
 
   private get _colour(): Colour | undefined {
@@ -93,13 +107,13 @@ class MeshView {
   }
 
   private _begin(mesh: Mesh): void {
-    this._labels = this._options.labels ?? mesh.labels;
-    this._sizes = this._options.sizes ?? mesh.sizes;
-    this._count = countOf(this._sizes);
-    if (this._count >= HOSTS_FROM)
-      this._hosts = hostsOf(this._cluster.state, mesh, this._labels, this._sizes, (index) => baseOf(mesh, this._whole(index)));
-    this._byHosts = Boolean(this._hosts) && this._count > CANVAS_FROM;
-    this._across = [Math.max(0, this._labels.length - 1)];
+    this.labels = this._options.labels ?? mesh.labels;
+    this.sizes = this._options.sizes ?? mesh.sizes;
+    this.count = countOf(this.sizes);
+    if (this.count >= HOSTS_FROM)
+      this._hosts = hostsOf(this._cluster.state, mesh, this.labels, this.sizes, (index) => baseOf(mesh, this._whole(index)));
+    this._byHosts = Boolean(this._hosts) && this.count > CANVAS_FROM;
+    this._across = [Math.max(0, this.labels.length - 1)];
     this._level.hidden = !this._hosts;
     this._build();
   }
@@ -110,14 +124,14 @@ class MeshView {
     this._inner = null;
     this._tip.hide();
     this._level.setAttribute("aria-pressed", String(this._byHosts));
-    this._turns.hidden = this._byHosts || this._labels.length < 2;
-    this._turns.replaceChildren(...this._labels.map((label, d) => this._turn(label, d)));
+    this._turns.hidden = this._byHosts || this.labels.length < 2;
+    this._turns.replaceChildren(...this.labels.map((label, d) => this._turn(label, d)));
     this._grid = hosts
       ? new Grid(hosts.labels, hosts.sizes, hosts.sizes.length - 1, (host) => this._lookOfHost(hosts, host), {
           hover: (host, box) => this._hoverHost(hosts, host, box),
           select: (chosen) => this._openHosts(hosts, chosen),
         })
-      : new Grid(this._labels, this._sizes, this._across, (index) => this._look(index), {
+      : new Grid(this.labels, this.sizes, this._across, (index) => this._look(index), {
           hover: (index, box) => this._hover(index, box),
           select: (indices) => this._select(indices),
         });
@@ -139,8 +153,8 @@ class MeshView {
     });
     button.addEventListener("click", () => {
       const others = this._across.filter((other) => other !== d);
-      const next = isAcross ? others : this._labels.length > 2 ? [...this._across, d] : [d];
-      this._across = next.length ? next : [this._labels.findIndex((_, other) => other !== d)];
+      const next = isAcross ? others : this.labels.length > 2 ? [...this._across, d] : [d];
+      this._across = next.length ? next : [this.labels.findIndex((_, other) => other !== d)];
       this._build();
       (this._turns.children[d] as HTMLElement).focus();
     });
@@ -148,16 +162,17 @@ class MeshView {
   }
 
   private _look(index: number): Look {
-    const rank = this._rank(index);
+    const rank = this.rank(index);
     const colour = this._colour;
     const value = colour?.of(rank, this._whole(index));
-    const point = pointOf(this._sizes, index);
+    const point = pointOf(this.sizes, index);
     const measured = colour && value !== undefined ? `, ${colour.name} ${colour.show(value)}` : "";
     return {
       state: this._mesh?.stopped ? "stopped" : rank.state,
       fill: colour ? this._share(value) : null,
       text: String(point.at(-1) ?? 0),
-      label: `${placeOf(this._labels, point) || "one"}, ${words(this._mesh ?? {}, rank)}${measured}`,
+      out: !this._finder.fits(index),
+      label: `${placeOf(this.labels, point) || "one"}, ${words(this._mesh ?? {}, rank)}${measured}`,
     };
   }
 
@@ -173,12 +188,12 @@ class MeshView {
     const { state, parts, counts } = together(this._cluster.state, this._uid, indices.map((index) => this._whole(index)));
     let fill: number | null = null;
     if (colour) {
-      const values = indices.map((index) => colour.of(this._rank(index), this._whole(index))).filter((value) => value !== undefined && Number.isFinite(value)) as number[];
+      const values = indices.map((index) => colour.of(this.rank(index), this._whole(index))).filter((value) => value !== undefined && Number.isFinite(value)) as number[];
       fill = values.length ? this._share(values.reduce((sum, value) => sum + value, 0) / values.length) : 0;
     }
     const stopped = Boolean(this._mesh?.stopped);
     const label = `${hosts.names[host]}: ${present(counts).map(([how, count]) => `${count} ${how}`).join(", ")}`;
-    return { state: stopped ? "stopped" : state, fill, parts: stopped ? undefined : parts, text: "", label };
+    return { state: stopped ? "stopped" : state, fill, parts: stopped ? undefined : parts, text: "", label, out: !indices.some((index) => this._finder.fits(index)) };
   }
 
   private _openHosts(hosts: Hosts, chosen: readonly number[]): void {
@@ -203,10 +218,10 @@ class MeshView {
 
   private _hover(index: number, box: DOMRect | null): void {
     if (index < 0 || !box) return this._tip.hide();
-    const rank = this._rank(index);
+    const rank = this.rank(index);
     const lasts = rank.since && TIMED.has(rank.state) ? ` · ${duration(this._cluster.now() - rank.since)}` : "";
     const lines: HTMLElement[] = [
-      h("b", { text: placeOf(this._labels, pointOf(this._sizes, index)) || "one" }),
+      h("b", { text: placeOf(this.labels, pointOf(this.sizes, index)) || "one" }),
       h("div", { text: words(this._mesh ?? {}, rank) + lasts }),
     ];
     const colour = this._colour;
@@ -233,8 +248,8 @@ class MeshView {
     if (first === undefined) return;
     const name = this._mesh?.name ?? "";
     this._details = details(this._cluster, this._uid, indices.map((index) => this._whole(index)), {
-      title: indices.length === 1 ? placeOf(this._labels, pointOf(this._sizes, first)) || name : plural(indices.length, "rank"),
-      expression: this._labels.length ? sliceExpression(name, this._labels, this._sizes, indices) : "",
+      title: indices.length === 1 ? placeOf(this.labels, pointOf(this.sizes, first)) || name : plural(indices.length, "rank"),
+      expression: this.labels.length ? sliceExpression(name, this.labels, this.sizes, indices) : "",
       close: () => this._grid?.select([]),
     });
     this._side.append(this._details.element);
@@ -258,6 +273,7 @@ class MeshView {
     if (!grid) return this._begin(mesh);
     this._drawHead(mesh);
     this._measure();
+    this._finder.draw(this);
     const hosts = this._byHosts ? this._hosts : null;
     if (this._all) {
       grid.update();
@@ -277,15 +293,15 @@ class MeshView {
     const colour = this._colour;
     if (!colour) return;
     const before = this._range;
-    this._range = rangeOf(colour, Array.from({ length: this._count }, (_, index) => colour.of(this._rank(index), this._whole(index))));
+    this._range = rangeOf(colour, Array.from({ length: this.count }, (_, index) => colour.of(this.rank(index), this._whole(index))));
     if (String(before) !== String(this._range)) this._all = true;
   }
 
   private _drawHead(mesh: Mesh): void {
     const hosts = procsOf(this._cluster.state, mesh)?.hosts ?? [];
     const parts = [
-      plural(this._count, mesh.kind === "procs" ? "proc" : (mesh.class ?? "actor")),
-      this._labels.length ? shapeOf({ labels: this._labels, sizes: this._sizes }) : "",
+      plural(this.count, mesh.kind === "procs" ? "proc" : (mesh.class ?? "actor")),
+      this.labels.length ? shapeOf({ labels: this.labels, sizes: this.sizes }) : "",
       hosts.length > 1 ? plural(hosts.length, "host") : "",
       mesh.stopped ? `stopped: ${mesh.stopped}` : "",
     ];
@@ -313,13 +329,20 @@ class MeshView {
       ? [["metric", `${colour.name}, ${colour.show(this._range[0])} to ${colour.show(this._range[1])}`]]
       : present(counts).map(([state, count]) => [state, `${count} ${state}`]);
     for (const [at, [state, text]] of items.entries()) {
-      const item = this._legend.children[at] ?? this._legend.appendChild(h("span", {}, h("i", { class: "mnb-swatch" }), h("span")));
+      const item = this._legend.children[at] ?? this._legend.appendChild(this._key());
       const [swatch, label] = item.children as unknown as [HTMLElement, HTMLElement];
       if (swatch.dataset.state !== state) swatch.dataset.state = state;
       say(label, text);
+      (item as HTMLButtonElement).disabled = Boolean(colour) || this.count < FIND_FROM;
     }
     while (this._legend.childElementCount > items.length) this._legend.lastElementChild?.remove();
-    if (grid.element.matches("canvas")) grid.element.setAttribute("aria-label", `${this._count} ranks: ${items.map(([, text]) => text).join(", ")}`);
+    if (grid.element.matches("canvas")) grid.element.setAttribute("aria-label", `${this.count} ranks: ${items.map(([, text]) => text).join(", ")}`);
+  }
+
+  /** A state in the legend, which looks for the ranks in it. */
+  private _key(): HTMLElement {
+    const swatch = h("i", { class: "mnb-swatch" });
+    return h("button", { class: "mnb-key", type: "button", onclick: () => this._finder.turn(swatch.dataset.state as State) }, swatch, h("span"));
   }
 
   private _changed(patch: Patch | null): void {
@@ -339,17 +362,22 @@ class MeshView {
   private _all = true;
   private _byHosts = false;
   private _colours: Record<string, Colour> = {};
-  private _count = 0;
   private _details: Details | null = null;
   private _dirty = new Set<number>(); // ranks to draw anew
   private _facts = h("span", { class: "mnb-dim" });
   private _field = h("div", { class: "mnb-field" });
+  private _finder = new Finder({
+    changed: () => {
+      this._all = true;
+      this._draw();
+    },
+    pick: (indices) => (this._byHosts ? this._select(indices) : this._grid?.select(indices)),
+  });
   private _frames = eachFrame(() => this._draw());
   private _grid: Grid | null = null;
   private _healAll: HTMLButtonElement;
   private _hosts: Hosts | null = null;
   private _inner: Grid | null = null; // the ranks of the host that is opened
-  private _labels: string[] = [];
   private _legend = h("div", { class: "mnb-legend" });
   private _level = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Hosts", title: "sum the ranks up by host" });
   private _mesh: Mesh | undefined;
@@ -361,7 +389,6 @@ class MeshView {
   private _range: [low: number, high: number] = [0, 1];
   private _selected = false;
   private _side = h("div", { class: "mnb-side", hidden: true });
-  private _sizes: number[] = [];
   private _status = h("span", { class: "mnb-status mnb-dim", role: "status" });
   private _ticking: ReturnType<typeof setInterval>;
   private _tip: Tip;

@@ -1,7 +1,6 @@
 """A network in memory on a virtual clock: real links, no sockets, everything that can go wrong, from a seed."""
 
 import random
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -40,7 +39,7 @@ class _End:
     peer: str
     wire: _Wire
     tick_at: float | None = None  # when its link is ticked next
-    waiting: deque[tuple[Any, int]] = field(default_factory=deque)  # sends that wait for credits
+    waiting: list[tuple[Any, int]] = field(default_factory=list)  # sends that wait for credits
 
 
 class MemoryNode:
@@ -157,7 +156,7 @@ class MemoryNode:
                     self._failed(end.peer, action.reason, [item for item, _ in action.items])
                 case Unblocked():
                     while end.waiting and not end.link.blocked(end.waiting[0][1]):
-                        item, size = end.waiting.popleft()
+                        item, size = end.waiting.pop(0)
                         self._write(end, item, size, False)
                 case _:
                     pass

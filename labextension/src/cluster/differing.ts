@@ -1,0 +1,64 @@
+// What differs among many ranks: those that are alike are one line, those far from the others another.
+
+import { bytes } from "../page/words";
+import { type Rank, type State, STATES } from "./state";
+
+/** Ranks that are alike in one respect, and what is said of them. */
+export interface Difference {
+  state: State;
+  what: string;
+  indices: number[];
+}
+
+const FAR = 6; // times the usual distance from the middle
+const NOTABLE = 0.25; // of the middle: less is of no interest
+const FEWEST = 8; // values of which a middle can be told
+const MEASURED: readonly [keyof Rank & ("cpu" | "memory" | "rate" | "queue"), string, (value: number) => string, number][] = [
+  ["cpu", "CPU", (value) => `${Math.round(value * 100)} %`, 0.1],
+  ["memory", "memory", bytes, 64 << 20],
+  ["rate", "calls/s", (value) => value.toFixed(1), 1],
+  ["queue", "waiting", String, 2],
+];
+
+/** Groups of ranks, the worst state first and then the largest; `most` of them, and one of all that are left. */
+export function differences(count: number, rankAt: (index: number) => Rank, most: number): Difference[] {
+  const groups = new Map<string, Difference>();
+  const ranks = Array.from({ length: count }, (_, index) => rankAt(index));
+  ranks.forEach((rank, index) => {
+    const about = rank.state === "busy" ? rank.endpoint : rank.state === "unresponsive" ? "" : rank.detail;
+    const key = `${rank.state} ${about ?? ""}`;
+    const known = groups.get(key);
+    if (known) known.indices.push(index);
+    else groups.set(key, { state: rank.state, what: [rank.state, about].filter(Boolean).join(": "), indices: [index] });
+  });
+  const place = (state: State): number => STATES.indexOf(state);
+  const sorted = [...groups.values()].sort((a, b) => place(a.state) - place(b.state) || b.indices.length - a.indices.length);
+  const listed = [...sorted.slice(0, most), ...MEASURED.flatMap(([what, name, show, least]) => farOff(ranks, what, name, show, least))];
+  const rest = sorted.slice(most);
+  if (rest.length) listed.push({ state: (rest[0] as Difference).state, what: `${rest.length} more kinds`, indices: rest.flatMap((each) => each.indices).sort((a, b) => a - b) });
+  return listed;
+}
+
+/** Those of which a measurement lies far from that of most: by the median of distances, which a few cannot move. */
+function farOff(ranks: readonly Rank[], what: "cpu" | "memory" | "rate" | "queue", name: string, show: (value: number) => string, least: number): Difference[] {
+  const values = ranks.map((rank) => rank[what]).filter((value): value is number => value !== undefined);
+  if (values.length < FEWEST) return [];
+  const middle = median(values);
+  const usual = median(values.map((value) => Math.abs(value - middle)));
+  const far = Math.max(FAR * usual, NOTABLE * Math.abs(middle), least);
+  const sides: [string, (value: number) => boolean, (values: number[]) => number][] = [
+    ["up to", (value) => value > middle + far, (some) => some.reduce((a, b) => Math.max(a, b))],
+    ["down to", (value) => value < middle - far, (some) => some.reduce((a, b) => Math.min(a, b))],
+  ];
+  return sides.flatMap(([word, isFar, end]) => {
+    const indices = ranks.flatMap((rank, index) => (rank[what] !== undefined && isFar(rank[what]) ? [index] : []));
+    if (!indices.length) return [];
+    const last = end(indices.map((index) => (ranks[index] as Rank)[what] as number));
+    return [{ state: (ranks[indices[0] as number] as Rank).state, what: `${name} ${word} ${show(last)}, most have ${show(middle)}`, indices }];
+  });
+}
+
+function median(values: number[]): number {
+  const sorted = Float64Array.from(values).sort();
+  return sorted[sorted.length >> 1] ?? 0;
+}

@@ -1,0 +1,21 @@
+// The line in which people say what they look for among many ranks.
+
+import { h } from "./dom";
+
+export const FIND_FROM = 33; // ranks: fewer are seen at one look
+
+const WORDS = "States, hosts, endpoints, places such as hosts=3 or gpus=0:4, ranks such as 12 or 4-7, measurements such as cpu>50% or memory>2GB; all words must fit";
+
+/** Calls `ask` with each change, `enter` where that is pressed; Escape empties it. The page's own keys are not meant. */
+export function queryLine(ask: (query: string) => void, enter: () => void = () => undefined): HTMLInputElement {
+  const input = h("input", { class: "mnb-query", type: "search", placeholder: "find: failed, node17, gpus=0:4 …", "aria-label": "find ranks", title: WORDS, spellcheck: "false" });
+  input.addEventListener("input", () => ask(input.value));
+  input.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (event.key === "Enter") enter();
+    if (event.key !== "Escape") return;
+    input.value = "";
+    ask("");
+  });
+  return input;
+}
