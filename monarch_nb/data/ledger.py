@@ -7,13 +7,13 @@ __all__ = ["Ledger"]
 
 
 class Ledger:
-    """A step has a batch for each part. It is held until every rank is done with it, and few are held ahead."""
+    """A step is held until every rank is done with it, and few are held ahead."""
 
     def __init__(self, ranks: int, ahead: int) -> None:
         self.done = [0] * ranks  # by rank: steps that it is done with
         self.ended: int | None = None  # how many steps there are, once that is known
         self._ahead = ahead
-        self._held: deque[list[Any]] = deque()
+        self._held: deque[Any] = deque()
         self._first = 0  # the number of the first that is held
 
     @property
@@ -39,12 +39,12 @@ class Ledger:
         """Whether there is room for another step."""
         return self.ended is None and self.next < self.slowest + self._ahead
 
-    def add(self, parts: list[Any] | None) -> None:
+    def add(self, step: Any | None) -> None:
         """The next step was read; None: there is none."""
-        if parts is None:
+        if step is None:
             self.ended = self.next
         else:
-            self._held.append(parts)
+            self._held.append(step)
 
     def finish(self, rank: int, steps: int) -> bool:
         """A rank is done with its first `steps`; whether that makes room."""
@@ -55,9 +55,9 @@ class Ledger:
             self._first += 1
         return self._first > first
 
-    def part(self, step: int, part: int) -> Any:
-        """A part of a step that is held; None if it is still to be read. Raises LookupError for one that is gone."""
-        place = step - self._first
+    def step(self, number: int) -> Any:
+        """A step that is held; None if it is still to be read. Raises LookupError for one that is gone."""
+        place = number - self._first
         if place < 0:
-            raise LookupError(f"batch {step} is gone: all ranks were done with it")
-        return self._held[place][part] if place < len(self._held) else None
+            raise LookupError(f"batch {number} is gone: all ranks were done with it")
+        return self._held[place] if place < len(self._held) else None

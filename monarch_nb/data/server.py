@@ -2,15 +2,16 @@
 
 import asyncio
 import itertools
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from monarch_nb.data.ledger import Ledger
-from monarch_nb.data.rows import Batch, Rows, rows_of
+from monarch_nb.data.rows import Rows, rows_of
 from monarch_nb.mesh import this_proc
 from monarch_nb.mesh.declare import Actor, concurrent_endpoint
 from monarch_nb.mesh.handle import state_of
 from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.wire import Encoded, encode
 
 __all__ = ["FeedServer", "Progress", "Serving", "server"]
 
@@ -18,8 +19,20 @@ Progress = tuple[list[int], int | None, int, int, int]
 """How far the ranks are, how many steps there are (if known), how many are held, rows done, bytes read."""
 
 
+class Step(NamedTuple):
+    """What there is for each part: its rows as they travel, None for none."""
+
+    parts: list[Encoded | None]
+    rows: int
+    nbytes: int
+
+
 class Serving:
-    """One feed: reads no more than `ahead` steps before the slowest rank."""
+    """One feed: reads no more than `ahead` steps before the slowest rank.
+
+    A thread reads as soon as there is room, and puts each part where messages take it from: what all ranks are done
+    with is filled again, and whoever gets the same part, or asks again, gets the same memory.
+    """
 
     numbers = itertools.count()
 
@@ -30,63 +43,99 @@ class Serving:
         self._parts, self._batch_size, self._drop_last = parts, batch_size, drop_last
         self._patience = patience
         self.ledger = Ledger(ranks, ahead)
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
+        self._failed: BaseException | None = None
         self._changed = asyncio.Condition()
         self._rows_of_steps: list[int] = []
         self._bytes = 0
 
-    async def pull(self, rank: int, part: int, step: int) -> Batch | None:
+    async def pull(self, rank: int, part: int, step: int) -> Encoded | None:
         """A rank's part of a step, once it is there; None after the last."""
         while True:
-            batch: Batch | None = self.ledger.part(step, part)
-            if batch is not None:
-                if rows_of(batch):
-                    return batch
-                await self.finish(rank, step + 1)  # the last step has nothing for this part
-                return None
+            held: Step | None = self.ledger.step(step)
+            if held is not None:
+                if held.parts[part] is None:  # the last step has nothing for this part
+                    await self.finish(rank, step + 1)
+                return held.parts[part]
             if self.ledger.ended is not None and step >= self.ledger.ended:
                 return None
-            if self.ledger.may_read():
-                await self._read()
-            else:
-                await self._wait(step)
+            self._read_on()
+            await self._wait(step)
 
     async def finish(self, rank: int, steps: int) -> None:
         """A rank needs its first batches no more."""
         if self.ledger.finish(rank, steps):
+            if self._failed is None:
+                self._read_on()
             async with self._changed:
                 self._changed.notify_all()
+
+    async def stop(self) -> None:
+        """Whoever waits is told; the source is let go once what is being read has come."""
+        self._failed = LookupError("this feed was stopped")
+        async with self._changed:
+            self._changed.notify_all()
 
     def progress(self) -> Progress:
         """How far it is."""
         ledger = self.ledger
         return list(ledger.done), ledger.ended, ledger.held, sum(self._rows_of_steps[: ledger.slowest]), self._bytes
 
+    def _read_on(self) -> None:
+        """Has the next step read, unless that is under way. Raises what the source has raised."""
+        if self._failed is not None:
+            raise self._failed
+        if self._reading is None and self.ledger.may_read():
+            self._reading = asyncio.create_task(self._read())
+
     async def _read(self) -> None:
-        async with self._reading:
-            if not self.ledger.may_read():
-                return
-            rows = await asyncio.to_thread(self._rows.take, self._parts * self._batch_size)
-            count = rows_of(rows) if rows is not None else 0
-            if rows is None or (self._drop_last and count < self._parts * self._batch_size):
-                self.ledger.add(None)
-                self._rows = Rows(())  # the source is let go
-            else:
-                step = [_slice(rows, part * self._batch_size, self._batch_size) for part in range(self._parts)]
+        engine = runtime()
+        try:
+            while self.ledger.may_read() and self._failed is None:
+                step = await asyncio.to_thread(self._next, engine)
                 self.ledger.add(step)
-                self._rows_of_steps.append(count)
-                self._bytes += sum(getattr(column, "nbytes", 0) for column in rows.values())
-        async with self._changed:
-            self._changed.notify_all()
+                if step is None:
+                    self._rows = Rows(())  # the source is let go
+                else:
+                    self._rows_of_steps.append(step.rows)
+                    self._bytes += step.nbytes
+                async with self._changed:
+                    self._changed.notify_all()
+        except Exception as error:
+            self._failed = error
+        finally:
+            self._reading = None
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _next(self, engine: Runtime) -> Step | None:
+        """Reads a step; None after the last. On a thread of its own."""
+        parts: list[Encoded | None] = []
+        count = nbytes = 0
+        for _ in range(self._parts):
+            rows = self._rows.take(self._batch_size)
+            if rows is None:
+                parts.append(None)
+                continue
+            parts.append(Encoded(engine.node.snapshot(encode(rows, engine)).bodies))
+            count += rows_of(rows)
+            nbytes += sum(getattr(column, "nbytes", 0) for column in rows.values())
+        if not count or (self._drop_last and count < self._parts * self._batch_size):
+            return None
+        return Step(parts, count, nbytes)
 
     async def _wait(self, step: int) -> None:
         async with self._changed:
             ledger = self.ledger
-            if ledger.may_read() or ledger.ended is not None or ledger.part(step, 0) is not None:
+            if self._failed is not None or ledger.ended is not None or ledger.step(step) is not None:
                 return
             try:
                 await asyncio.wait_for(self._changed.wait(), self._patience)
             except TimeoutError:
+                if self._reading is not None:
+                    raise TimeoutError(
+                        f"batch {step} has waited {self._patience:g} s for the source, which has not given it yet"
+                    ) from None
                 ranks = ", ".join(map(str, ledger.behind()))
                 raise TimeoutError(
                     f"batch {step} has waited {self._patience:g} s for rank {ranks}, still at batch {ledger.slowest}: "
@@ -105,7 +154,7 @@ class FeedServer(Actor):
         return self._of(feed).ledger.done[rank]
 
     @concurrent_endpoint
-    async def pull(self, feed: int, rank: int, part: int, step: int, done: int) -> Batch | None:
+    async def pull(self, feed: int, rank: int, part: int, step: int, done: int) -> Encoded | None:
         """A rank's batch of a step, once it is there; None after the last. `done` is what it needs no more."""
         serving = self._of(feed)
         await serving.finish(rank, done)
@@ -124,7 +173,9 @@ class FeedServer(Actor):
     @concurrent_endpoint
     async def close(self, feed: int) -> None:
         """Lets go of a feed."""
-        self.open.pop(feed, None)
+        serving = self.open.pop(feed, None)
+        if serving is not None:
+            await serving.stop()
 
     def _of(self, feed: int) -> Serving:
         serving = self.open.get(feed)
@@ -143,7 +194,3 @@ def server() -> Any:
     if found is None or state_of(found).stopped:  # by hand, as all of a notebook is
         found = _servers[engine] = this_proc().spawn("feeds", cast("Any", FeedServer))
     return found
-
-
-def _slice(rows: Batch, start: int, size: int) -> Batch:
-    return {name: column[start : start + size] for name, column in rows.items()}

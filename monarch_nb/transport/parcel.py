@@ -100,6 +100,9 @@ def snapshot(
         if type(frame) is bytes and (portable or len(frame) < shared.threshold):
             bodies.append(frame)  # immutable: nothing to copy
             continue
+        if type(frame) is MemoryFile:
+            bodies.append(frame)  # of another parcel: nobody changes it either
+            continue
         data = frame if type(frame) is Pieces else memoryview(frame).cast("B")
         if portable or data.nbytes < shared.threshold:
             bodies.append(bytes(data))

@@ -43,6 +43,11 @@ class MemoryFile:
         self.loan: Any = None  # received: of the sender's pool
         self.shared: memoryview | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """The same as `length`, by the name that other buffers have for it."""
+        return self.length
+
     def part(self, length: int) -> "MemoryFile":
         """Another name for the first `length` bytes of the same file."""
         return MemoryFile(self.fd, length, self._closer)

@@ -1,7 +1,7 @@
 """What travels between processes: message headers, bodies, code by value, errors."""
 
 from monarch_nb.wire.address import Address, agent_of, controller_address, host_of, parse_address, proc_address
-from monarch_nb.wire.body import Frame, MessageTooLargeError, check_size, decode, encode
+from monarch_nb.wire.body import Encoded, Frame, MessageTooLargeError, check_size, decode, encode
 from monarch_nb.wire.code import register_pickle_by_value, travels_by_value, unregister_pickle_by_value
 from monarch_nb.wire.codec import current_codec
 from monarch_nb.wire.display import Display, decode_display, encode_display
@@ -56,6 +56,7 @@ __all__ = [
     "Cut",
     "Display",
     "Done",
+    "Encoded",
     "Flags",
     "Folded",
     "Frame",

@@ -47,6 +47,15 @@ _EXTENDED = 1  # first byte of a frame 0 with a prologue
 _PROLOGUE = struct.Struct("<BI")
 
 
+class Encoded:
+    """What `encode` has made of an object, copied: it may be sent many times, and `encode` takes it as it is."""
+
+    __slots__ = ("frames",)
+
+    def __init__(self, frames: Sequence[Any]) -> None:
+        self.frames = frames  # bytes, and buffers that are in a file
+
+
 class MessageTooLargeError(ValueError):
     """A message that leaves its process has more bytes than `codec_max_frame_length` allows."""
 
@@ -60,6 +69,8 @@ def encode(obj: object, context: object = None) -> list[Sent]:
         return [_NONE]
     if _is_plain(obj, 3):
         return [pickle.dumps(obj, 5)]
+    if type(obj) is Encoded:
+        return [*obj.frames]
     previous = enter_codec(context)
     try:
         cargo = Cargo()
@@ -84,7 +95,7 @@ def check_size(frames: Sequence[Sent]) -> None:
     """Raises MessageTooLargeError for the body of a message that is above `codec_max_frame_length`."""
     size = 0
     for frame in frames:
-        size += frame.nbytes if isinstance(frame, memoryview) else len(frame)
+        size += len(frame) if isinstance(frame, bytes | bytearray) else frame.nbytes
     most = settings.codec_max_frame_length
     if size > most:
         raise MessageTooLargeError(

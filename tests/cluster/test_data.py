@@ -4,15 +4,19 @@ import asyncio
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, heal_mesh, this_host
 from monarch_nb.data import Feed
 from tests.cluster.actor_tools import Faults
+from tests.cluster.fault_tools import until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -31,6 +35,27 @@ class Reader(Actor):
             if len(seen) == limit:
                 break
         return seen
+
+    @endpoint
+    def sums(self, feed: Feed) -> tuple[int, float]:
+        rows, total = 0, 0.0
+        for batch in feed:
+            rows += len(batch["x"])
+            total += float(batch["x"].sum(dtype=np.float64))
+        return rows, total
+
+    @endpoint
+    def memory_files(self, feed: Feed) -> list[tuple[int, int]]:
+        """Device and inode of the file that each batch lies in."""
+        found = []
+        for batch in feed:
+            address = batch["x"].__array_interface__["data"][0]
+            for line in Path("/proc/self/maps").read_text().splitlines():
+                span, _, _, device, inode, *_ = line.split()
+                start, end = (int(part, 16) for part in span.split("-"))
+                if start <= address < end:
+                    found.append((int(device.replace(":", ""), 16), int(inode)))
+        return found
 
     @endpoint
     def die_after(self, feed: Feed, count: int) -> None:
@@ -104,6 +129,53 @@ def test_the_source_is_read_no_faster_than_the_slowest_rank_goes(readers: Any) -
     assert [steps[:1] for steps in readers.rows.call(feed, 2).get(60).values()] == [[[0]], [[1]], [[2]], [[3]]]
     assert len(read) <= 2 + 3, "two steps were used, and three may be ahead"
     feed.stop()
+
+
+def test_the_memory_of_the_controller_stays_bounded_however_long_the_stream_is(readers: Any) -> None:
+    alive = most = 0
+
+    def gone(size: int) -> None:
+        nonlocal alive
+        alive -= size
+
+    def stream() -> Iterator[dict[str, Any]]:
+        nonlocal alive, most
+        for number in range(300):
+            column = np.full(250_000, number, np.float32)
+            alive += column.nbytes
+            weakref.finalize(column, gone, column.nbytes)
+            most = max(most, alive)
+            yield {"x": column}
+
+    process = psutil.Process()
+    before, highest = process.memory_info().rss, 0
+    feed = fed(stream(), readers, batch_size=100_000, split="dp", prefetch=3)
+    results = readers.sums.call(feed)
+    while not results.wait(0.02):
+        highest = max(highest, process.memory_info().rss)
+    rows, total = (sum(column) for column in zip(*results.get().values(), strict=True))
+    assert (rows, total) == (2 * 300 * 250_000, 2 * 250_000 * sum(range(300))), "two ranks get each part"
+    assert most <= 3_000_000, "batches of the source that are kept: the one that is read, and what is left of it"
+    assert highest - before < 64e6, "the stream has 300 MB, and a step of it 0.8"
+    feed.stop()
+
+
+def test_ranks_that_share_a_part_are_sent_the_same_memory(procs: ProcMesh, readers: Any) -> None:
+    feed = fed(batches(400_000, 100_000), readers, batch_size=200_000, split=[])
+    places = readers.memory_files.call(feed).get(60).values()
+    assert len({place for rank in places for place in rank}) == 2, "two steps, four ranks"
+    feed.stop()
+
+
+def test_whoever_waits_for_a_feed_that_is_stopped_is_told_at_once(procs: ProcMesh) -> None:
+    later = procs.spawn("later", Later)
+    feed = fed(batches(100, 10), later, batch_size=1)
+    waiting = later.slice(dp=slice(0, 1), tp=slice(0, 1)).rows.call_one(feed)
+    until(lambda: "2 steps held" in repr(feed))
+    feed.stop()
+    with pytest.raises(ActorError, match="this feed was stopped"):
+        waiting.get(20)
+    later.stop().get()
 
 
 def test_a_rank_that_dies_gets_its_part_again_after_the_heal(faults: Faults) -> None:

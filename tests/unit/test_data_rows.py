@@ -53,11 +53,11 @@ def test_no_more_steps_are_held_than_are_wanted_ahead_of_the_slowest_rank() -> N
         ledger = Ledger(ranks, ahead)
         while ledger.slowest < last or ledger.ended is None:
             if ledger.may_read() and chance.random() < 0.7:
-                ledger.add([ledger.next] * ranks if ledger.next < last else None)
+                ledger.add((ledger.next,) if ledger.next < last else None)
             rank = chance.randrange(ranks)
             done = ledger.done[rank]
             if done < ledger.next:
-                assert ledger.part(done, rank) == done, "what a rank is not done with is there"
+                assert ledger.step(done) == (done,), "what a rank is not done with is there"
                 ledger.finish(rank, done + 1)
             assert ledger.held <= ahead
             assert ledger.next <= ledger.slowest + ahead
@@ -66,14 +66,14 @@ def test_no_more_steps_are_held_than_are_wanted_ahead_of_the_slowest_rank() -> N
 
 def test_a_rank_that_is_behind_is_known_and_nothing_goes_that_it_needs() -> None:
     ledger = Ledger(2, 2)
-    ledger.add(["a0", "b0"])
-    ledger.add(["a1", "b1"])
+    ledger.add("first")
+    ledger.add("second")
     assert not ledger.may_read()
     assert not ledger.finish(0, 2)
-    assert (ledger.behind(), ledger.part(0, 1)) == ([1], "b0")
+    assert (ledger.behind(), ledger.step(0)) == ([1], "first")
     assert ledger.finish(1, 1)
     with pytest.raises(LookupError, match="batch 0 is gone"):
-        ledger.part(0, 1)
+        ledger.step(0)
 
 
 def test_samples_and_tuples_become_columns() -> None:
