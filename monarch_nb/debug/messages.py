@@ -150,6 +150,7 @@ class BreakSet(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[BreakLine, ...] = ()
     raised: str | None = None  # the ranks that stop where exceptions are raised, "" for all; None: none does
     uncaught: str | None = None  # those that stop where an endpoint fails
+    release: bool = False  # whatever stands in the process goes on, and steps under way end nowhere
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ class Service:
 
     def __init__(self, engine: Runtime) -> None:
         self._debuggers = Debuggers(engine)
-        self.controller = Controller(engine, attend=_attend, here=self._debuggers.wanted.take)
+        self.controller = Controller(engine, attend=_attend, here=self._debuggers.take)
         self._handlers = Handlers(engine, self._debuggers)
 
     def stop(self, frame: types.FrameType, reason: str) -> None:

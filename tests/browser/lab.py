@@ -268,6 +268,10 @@ class Desk:
                 self._page.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
             yield self._page
             self._page.evaluate(CLEAR)
+        except BaseException:  # what it has left, such as a dialog, would be in the way of all that come
+            self._pages.close()
+            self._page = None
+            raise
         finally:
             self.served.end_kernels()
         assert left_behind(self.mark, but=before) == []
@@ -358,6 +362,8 @@ def theme(shown: Any, name: str) -> None:
     """Changes the theme and waits until it is there."""
     shown.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", name)
     shown.wait_for_selector(f'body[data-jp-theme-name="{name}"]', state="attached", timeout=40_000)
+    # JupyterLab takes it away twice, with an error, where themes follow each other faster.
+    shown.wait_for_selector("#jupyterlab-splash", state="detached", timeout=10_000)
 
 
 def whole(shown: Any, picture: Path) -> None:

@@ -1,5 +1,6 @@
 """A front end's debugger, as far as a kernel can tell: requests on the control channel, events on iopub."""
 
+import contextlib
 import queue
 import time
 from collections.abc import Callable
@@ -77,8 +78,9 @@ class Debugger:
 
     # -- iopub ---------------------------------------------------------------------------------------------------------
 
-    def start(self, source: str) -> str:
-        request = self.notebook.start(source)
+    def start(self, source: str, *, asks: bool = False) -> str:
+        """`asks`: the front end takes questions, as JupyterLab does."""
+        request = self.notebook.start(source, asks=asks)
         self._cells[request] = (Cell(), False)
         return request
 
@@ -98,12 +100,25 @@ class Debugger:
             assert time.monotonic() < deadline, "it does not come to hold"
             time.sleep(0.02)
 
+    def asked(self) -> list[str]:
+        """What cells have asked so far."""
+        questions = []
+        while self.notebook.client.stdin_channel.msg_ready():
+            questions.append(self.notebook.client.get_stdin_msg(timeout=1)["content"]["prompt"])
+        return questions
+
     def finish(self, request: str, timeout: float = 30) -> Cell:
         """The cell, once it has ended."""
         deadline = time.monotonic() + timeout
         while not self._cells[request][1]:
             self._hear(deadline, "the cell has not ended")
         return self._cells[request][0]
+
+    def hear(self, seconds: float) -> None:
+        """Takes what comes in that time."""
+        with contextlib.suppress(AssertionError):
+            while True:
+                self._hear(time.monotonic() + seconds, "")
 
     def _hear(self, deadline: float, otherwise: str) -> None:
         try:

@@ -190,6 +190,62 @@ def test_switching_the_debugger_off_lets_all_go_on_and_nothing_stops_any_more(no
     assert not [event for event in debugger.events if event["event"] == "stopped"]
 
 
+SLOW = """\
+import time
+from monarch_nb.debug.control.breakpoints import Breakpoints
+real = Breakpoints.set_everywhere
+def slow(self, lines, **options):
+    time.sleep(0.7)
+    return real(self, lines, **options)
+Breakpoints.set_everywhere = slow
+"""
+
+
+def test_a_cell_that_waits_does_not_ask_while_the_debugger_is_being_switched_off(notebook: Notebook) -> None:
+    debugger = Debugger(notebook).on()
+    debugger.mark(TRAINER, "loss = x + rank")
+    notebook.run(SLOW).ok()
+    cell = debugger.start("t.step.call(1).get().values()", asks=True)
+    debugger.event("stopped")
+    debugger.off()
+    assert "2, 4, 6" in debugger.finish(cell).ok().text
+    assert debugger.asked() == [], "JupyterLab runs no cell while a question waits, though nobody wants its answer"
+    notebook.run("Breakpoints.set_everywhere = real").ok()
+
+
+def test_a_step_that_is_under_way_stops_nowhere_once_the_debugger_is_off(notebook: Notebook) -> None:
+    code = TRAINER.replace("doubled = self.learn(loss)", "time.sleep(0.5)").replace("return doubled", "return loss")
+    notebook.run(f"import time\n{code}").ok()
+    notebook.run("slept = w.slice(gpus=0).spawn('slept', Trainer)").ok()
+    debugger = Debugger(notebook).on()
+    debugger.mark(f"import time\n{code}", "time.sleep(0.5)")
+    cell = debugger.start("slept.step.call_one(1).get()", asks=True)
+    debugger.event("stopped")
+    debugger.do("next", threadId=1)
+    debugger.off()
+    assert debugger.finish(cell).ok().text == "1"
+    assert debugger.asked() == []
+    notebook.run("slept.stop().get()").ok()
+
+
+def test_who_asks_for_stopped_ranks_is_not_told_to_ask_again(debugger: Debugger) -> None:
+    debugger.mark(TRAINER, "loss = x + rank")
+    cell = debugger.start("t.step.call(10).get()")
+    debugger.event("stopped")
+    debugger.until(lambda: len(debugger.do("monarchThreads")["threads"][-1]["ranks"]) == 2)
+    debugger.event("monarchThreads")
+    debugger.hear(0.3)  # what is under way
+    debugger.events.clear()
+    for _ in range(5):
+        debugger.do("monarchThreads")
+        debugger.do("monarchBreakpoints")
+    debugger.hear(0.3)
+    assert debugger.events == []
+    debugger.do("continue", threadId=1)
+    debugger.event("monarchThreads")
+    debugger.finish(cell).ok()
+
+
 def test_the_bug_button_shows_ranks_that_were_stopped_before_but_vs_code_hears_of_none(notebook: Notebook) -> None:
     notebook.run("f = t.slice(gpus=0).step.call_one(1)").ok()
     debugger = Debugger(notebook)

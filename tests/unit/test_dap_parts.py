@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from monarch_kernel.dap.adapter import Adapter
 from monarch_kernel.dap.focus import Focus
 from monarch_kernel.dap.gutter import Gutter, More, ranks_in
 from monarch_kernel.dap.handles import Handle, Handles, is_ours
@@ -186,3 +187,48 @@ def test_numbers_hold_for_a_stop_and_are_not_those_of_another_debugger() -> None
     assert handles.number(Handle("s0", 1, 0)) == number
     handles.keep([stopped(0, number=2)])
     assert handles.get(number) is None
+
+
+# -- off ---------------------------------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """Ranks that are stopped, until they are let go; looks meanwhile whether a cell would ask at its prompt."""
+
+    def __init__(self) -> None:
+        self.stopped = [stopped(0), stopped(1)]
+        self.armed: list[Any] = []
+        self.attached: list[bool] = []
+        self.is_attached = bool
+
+    def records(self) -> list[Stopped]:
+        return self.stopped
+
+    def ask(self, records: Any, command: Any) -> list[Any]:
+        raise AssertionError("nobody is asked anything")
+
+    def arm(self, lines: Any, raised: str | None, uncaught: str | None) -> None:
+        self.armed.append(list(lines))
+
+    def release(self) -> None:
+        self.attached.append(self.is_attached())
+        self.stopped = []
+
+    def pause(self) -> str:
+        return ""
+
+
+def test_the_debugger_is_off_only_once_all_goes_on_so_that_no_cell_asks_at_its_prompt_meanwhile() -> None:
+    cluster = Cluster()
+    adapter = Adapter(cluster, lambda path: CELL)
+    cluster.is_attached = lambda: adapter.attached  # type: ignore[assignment]
+    adapter.answer("attach", {})
+    adapter.answer("setBreakpoints", {"source": {"path": "cell"}, "breakpoints": [{"line": 10}]})
+    assert [line.line for line in cluster.armed[-1]] == [10]
+    adapter.answer("disconnect", {})
+    assert cluster.attached == [True]
+    assert not adapter.attached
+    adapter.answer("disconnect", {})
+    assert cluster.attached == [True], "what was stopped since is none of its business"
+    adapter.answer("setBreakpoints", {"source": {"path": "cell"}, "breakpoints": [{"line": 10}]})
+    assert cluster.armed[-1] == [], "none holds while it is off"

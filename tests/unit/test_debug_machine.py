@@ -70,6 +70,29 @@ def test_what_is_evaluated_where_a_thread_stands_does_not_stop_it_anew() -> None
     assert machine.at(HERE, never).stop is None
 
 
+def test_a_step_that_is_forgotten_ends_nowhere_and_what_is_set_later_stops() -> None:
+    machine = Machine()
+    standing(machine, event="asked")
+    machine.go("over")
+    machine.forget()
+    assert machine.state == Running()
+    assert machine.stops("line", 3, 2) is None
+    machine.breakpoints.add("train.py", 42)
+    assert machine.at(HERE, never).stop is not None
+    assert standing(machine).breakpoint == 1
+
+
+@pytest.mark.parametrize("temporary", [False, True])
+def test_a_breakpoint_that_was_hit_and_went_before_the_thread_stood_does_not_stop_it(temporary: bool) -> None:
+    machine = Machine()
+    added = machine.breakpoints.add("train.py", 42, temporary=temporary)
+    assert machine.at(HERE, never).stop is added
+    machine.breakpoints.remove([added])
+    machine.forget()
+    assert (machine.stops("line", 3, 2) is not None) == temporary, "which is gone whenever it was hit"
+    assert standing(machine, event="asked") if not temporary else machine.standing
+
+
 def test_no_command_is_carried_out_by_a_thread_that_runs() -> None:
     machine = Machine()
     for command in (lambda: machine.go("in"), lambda: machine.select(0), lambda: machine.jump(3)):

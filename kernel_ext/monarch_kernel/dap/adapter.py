@@ -74,25 +74,19 @@ class Adapter:
         return dict(CAPABILITIES)
 
     def _do_attach(self, arguments: Message) -> Message:
-        self.breakpoints.switch(on=True)
+        self.breakpoints.switch_on()
         return {}
 
     def _do_configurationDone(self, arguments: Message) -> Message:  # noqa: N802 - a request's name
         return {}
 
     def _do_disconnect(self, arguments: Message) -> Message:
-        """Nothing stops any more, and everything goes on."""
-        was = self.attached
-        self.breakpoints.switch(on=False)
-        if was:
-            self.let_go()
+        """Nothing stops any more, and everything goes on. It is off only then: a cell that waits for what is stopped
+        would ask at its own prompt before.
+        """
+        if self.attached:
+            self.breakpoints.switch_off()
         return {}
-
-    def let_go(self) -> None:
-        """All that holds an actor up goes on."""
-        records = [record for record in self.ranks.records() if record.in_the_way]
-        if records:
-            self.ranks.ask(records, m.Go(session="", force=True))
 
     # -- who is looked at ----------------------------------------------------------------------------------------------
 
@@ -122,6 +116,10 @@ class Adapter:
             raise Refused("that rank is not stopped any more")
         self.focus.move(meant[0], pinned=bool(arguments.get("pinned")))
         return {"lead": meant[0].session, "name": named(meant[:1])}
+
+    def overview(self) -> Message:
+        """What there is to see of stopped ranks and breakpoints beside a front end's own lists."""
+        return {**self.answer("monarchThreads", {}), **self.answer("monarchBreakpoints", {})}
 
     # -- going on ------------------------------------------------------------------------------------------------------
 

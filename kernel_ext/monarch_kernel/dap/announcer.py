@@ -32,6 +32,7 @@ class Announcer:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._held = False
+        self._seen: Message = {}
         self.stands = False  # front ends were told of a rank that is stopped
 
     def listen(self) -> None:
@@ -81,7 +82,7 @@ class Announcer:
 
     def forget(self) -> None:
         """Nobody is there to be told."""
-        self.stands, self._steps = False, None
+        self.stands, self._steps, self._seen = False, None, {}
         self._adapter.focus.has_gone(())
 
     def _run(self) -> None:
@@ -114,5 +115,8 @@ class Announcer:
         for event in self._adapter.events():
             self.stands = event["event"] == "stopped"
             self._tell(event)
-        if self._adapter.attached:
+        if not self._adapter.attached:
+            return
+        seen, self._seen = self._seen, self._adapter.overview()
+        if seen != self._seen:  # who asks has this look again, and is not to be told to ask again
             self._tell({"event": "monarchThreads", "body": {}})

@@ -25,5 +25,8 @@ class Ranks(Protocol):
     def arm(self, lines: Sequence[m.BreakLine], raised: str | None, uncaught: str | None) -> None:
         """The breakpoints of all actors, in place of those before."""
 
+    def release(self) -> None:
+        """Takes all breakpoints of actors away, and lets all go on; blocks until that is so."""
+
     def pause(self) -> str:
         """Stops what runs at its next line; gives why nothing will."""

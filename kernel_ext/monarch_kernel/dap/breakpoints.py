@@ -38,14 +38,19 @@ class BreakpointRequests:
         lines = self.gutter.of_mesh() if self.on else []
         self._ranks.arm(lines, self.exceptions.get("raised"), self.exceptions.get("uncaught"))
 
-    def switch(self, *, on: bool) -> None:
-        """On, or off: there are none then."""
-        if not on:
-            self.gutter.clear()
-            self.exceptions = {}
-        was, self.on = self.on, on
-        if on or was:
-            self.arm()
+    def switch_on(self) -> None:
+        """Those that there are hold from now on."""
+        self.on = True
+        self.arm()
+
+    def switch_off(self) -> None:
+        """There are none any more, and what is stopped goes on first."""
+        self.gutter.clear()
+        self.exceptions = {}
+        try:
+            self._ranks.release()
+        finally:
+            self.on = False
 
     def _do_setBreakpoints(self, arguments: Message) -> Message:  # noqa: N802
         path = str((arguments.get("source") or {}).get("path") or "")

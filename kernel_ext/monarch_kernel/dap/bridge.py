@@ -190,16 +190,17 @@ class DebugBridge:
 
     async def _do_disconnect(self, arguments: Message, message: Message) -> Message:
         assert self._own is not None
-        body = await self._ours("disconnect", arguments)
-        if self._own.started:
-            await self._own.request(message)
-        for undo in self._undo[2:]:
-            undo()
-        del self._undo[2:]
-        self._late.clear()
-        self.announcer.forget()
-        self._tell({"event": "terminated"})
-        return body
+        try:
+            return await self._ours("disconnect", arguments)
+        finally:  # also where a rank did not answer
+            if self._own.started:
+                await self._own.request(message)
+            for undo in self._undo[2:]:
+                undo()
+            del self._undo[2:]
+            self._late.clear()
+            self.announcer.forget()
+            self._tell({"event": "terminated"})
 
     async def _do_setBreakpoints(self, arguments: Message, message: Message) -> Message:  # noqa: N802
         assert self._own is not None

@@ -39,6 +39,18 @@ class ClusterRanks:
         if controller is not None:
             controller.breakpoints.set_everywhere(lines, raised=raised, uncaught=uncaught)
 
+    def release(self) -> None:
+        """No actor has breakpoints any more, and all that is stopped goes on. Blocks until that is so, for a bounded
+        time.
+        """
+        controller = self.controller
+        if controller is None:
+            return
+        controller.breakpoints.set_everywhere((), release=True)
+        left = [record for record in controller.stopped.records() if record.in_the_way]
+        if left:  # their own word that they go on may still be on its way
+            controller.ask(left, m.Go(session="", force=True))
+
     def pause(self) -> str:
         """Stops what runs at its next line; gives why nothing will."""
         controller = self.controller

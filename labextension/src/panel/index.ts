@@ -12,6 +12,7 @@ import type { Widget } from "@lumino/widgets";
 import { Actions } from "./actions";
 import { addCommands, openMenu } from "./commands";
 import { Front } from "./front";
+import { guardQuestions } from "./guard";
 import { MonarchPanel } from "./panel";
 import { RanksSection, joinDebugger } from "./ranks";
 import { StatusItem } from "./status";
@@ -42,6 +43,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
   ): void => {
     if (!tracker) return; // no notebooks, no clusters
     const settings: Settings = { insertCode: "offer", loadAgain: false, statusBar: true };
+    guardQuestions(tracker);
     const front = new Front(tracker, () => settings.loadAgain);
     const actions = new Actions(
       () => front.connection,

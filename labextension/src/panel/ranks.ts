@@ -10,6 +10,8 @@ import { h, say } from "../page/dom";
 import type { Front } from "./front";
 
 const MOST = 64; // ranks of one group that have a button
+const ANSWER_MS = 10_000; // a kernel that knows no debugger never answers
+const AGAIN_MS = 2_000; // before one that has not answered is asked anew
 
 export interface RankRow {
   session: string;
@@ -34,6 +36,8 @@ export interface BreakpointRow {
 
 const NONE: Threads = { threads: [], pinned: false, lead: "" };
 
+class NoAnswer extends Error {}
+
 /** Requests of the debug adapter protocol, on the control channel: they are answered while a cell runs. */
 export class DebugLink {
   constructor(private _context: () => ISessionContext | null) {}
@@ -43,10 +47,12 @@ export class DebugLink {
     if (!kernel) throw new Error("there is no kernel");
     const content = { type: "request", seq: this._seq++, command, arguments: args } as unknown as KernelMessage.IDebugRequestMsg["content"];
     const future = kernel.requestDebug(content);
+    let late: ReturnType<typeof setTimeout> | undefined;
     const reply = await new Promise<KernelMessage.IDebugReplyMsg>((resolve, reject) => {
       future.onReply = (message) => resolve(message);
       void future.done.catch(reject);
-    });
+      late = setTimeout(() => reject(new NoAnswer(`${command} was not answered`)), ANSWER_MS);
+    }).finally(() => clearTimeout(late));
     const answer = reply.content as unknown as { success?: boolean; message?: string; body?: T };
     if (answer.success === false) throw new Error(answer.message ?? `${command} failed`);
     return answer.body as T;
@@ -92,6 +98,7 @@ export class RanksSection extends Widget {
     this._context = context;
     context?.iopubMessage.connect(this._heard, this);
     this._draw(NONE, []);
+    if (context && this.isVisible) void this._refresh();
   }
 
   private _heard(_: ISessionContext, message: KernelMessage.IMessage): void {
@@ -101,25 +108,25 @@ export class RanksSection extends Widget {
     else if (event === "monarchThreads") void this._refresh();
   }
 
-  /** Asks once at a time; what happens meanwhile is asked for after that. */
+  /** Asks once at a time; what happens meanwhile is asked for after that, also by the notebook that is in front then. */
   private async _refresh(): Promise<void> {
-    if (this._asking) {
-      this._again = true;
-      return;
-    }
+    this._wanted++;
+    if (this._asking) return;
     this._asking = true;
-    try {
-      do {
-        this._again = false;
+    clearTimeout(this._late);
+    for (let answered = 0; answered !== this._wanted; ) {
+      answered = this._wanted;
+      const context = this._context;
+      try {
         const threads = await this._link.ask<Threads>("monarchThreads");
         const marks = await this._link.ask<{ breakpoints: BreakpointRow[] }>("monarchBreakpoints");
-        this._draw(threads?.threads ? threads : NONE, marks?.breakpoints ?? []);
-      } while (this._again);
-    } catch {
-      this._draw(NONE, []); // a kernel without a mesh
-    } finally {
-      this._asking = false;
+        if (context === this._context) this._draw(threads?.threads ? threads : NONE, marks?.breakpoints ?? []);
+      } catch (error) {
+        if (error instanceof NoAnswer) this._late = setTimeout(() => void this._refresh(), AGAIN_MS);
+        else if (context === this._context) this._draw(NONE, []); // a kernel without a mesh
+      }
     }
+    this._asking = false;
   }
 
   private async _focus(session: string): Promise<void> {
@@ -189,16 +196,17 @@ export class RanksSection extends Widget {
     return h("details", { class: "mnb-dap-mark", open: Boolean(mark.condition || mark.hitCondition || mark.log) }, h("summary", { text: mark.name }), condition, hits, log);
   }
 
-  private _again = false;
   private _asking = false;
   private _context: ISessionContext | null = null;
   private _drawn = "";
+  private _late: ReturnType<typeof setTimeout> | undefined;
   private _link: DebugLink;
   private _list = h("ul", { class: "mnb-dap-threads" });
   private _note = h("div", { class: "mnb-dim" });
   private _pin: HTMLInputElement;
   private _rows = h("div");
   private _threads: Threads = NONE;
+  private _wanted = 0;
   private _wrong = h("div", { class: "mnb-wrong", role: "alert" });
 }
 

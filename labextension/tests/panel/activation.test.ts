@@ -39,7 +39,12 @@ function app(): { commands: CommandRegistry; restored: Promise<void>; shell: She
   return { commands: new CommandRegistry(), restored: Promise.resolve(), shell };
 }
 
-const tracker = (): object => ({ currentWidget: null, currentChanged: new Signal({}) });
+const tracker = (): object => ({
+  currentWidget: null,
+  currentChanged: new Signal({}),
+  forEach: () => undefined,
+  widgetAdded: new Signal({}),
+});
 
 describe("the plugin", () => {
   it("asks for nothing that a front end must have", () => {

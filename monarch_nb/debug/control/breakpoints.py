@@ -107,16 +107,24 @@ class Breakpoints:
         return {rank: outcome_of(future) for rank, future in asked.items()}
 
     def set_everywhere(
-        self, lines: Sequence[m.BreakLine], *, raised: str | None = None, uncaught: str | None = None
+        self,
+        lines: Sequence[m.BreakLine],
+        *,
+        raised: str | None = None,
+        uncaught: str | None = None,
+        release: bool = False,
     ) -> dict[str, str]:
         """The breakpoints in all actors there are and that come, in place of those that were set so before: as a front
         end with a gutter has them. `raised` and `uncaught` are the ranks that stop where exceptions are raised, or
-        where an endpoint fails: "" for all, None for none. Blocks for the answers, at most `PLACING_S`; gives the
-        addresses of processes that have not answered, and why.
+        where an endpoint fails: "" for all, None for none. With `release` all that is stopped goes on, and
+        no step that is under way stops. Blocks for the answers, at most `PLACING_S`; gives the addresses of processes
+        that have not answered, and why.
         """
         with self._setting:
             self._version += 1
-            wanted = m.BreakSet(version=self._version, lines=tuple(lines), raised=raised, uncaught=uncaught)
+            wanted = m.BreakSet(
+                version=self._version, lines=tuple(lines), raised=raised, uncaught=uncaught, release=release
+            )
             self._here(self._engine.address, wanted)
             asked = {each: request(self._engine, each, verbs.BREAK_SET, wanted) for each in self._addresses()}
         until = time.monotonic() + PLACING_S

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from monarch_nb.debug import verbs
+from monarch_nb.debug.messages import BreakSet
 from monarch_nb.debug.records import Over
 from monarch_nb.debug.session.identity import home_of, identity
 from monarch_nb.debug.session.thread import ThreadDebugger
@@ -81,6 +82,20 @@ class Debuggers:
         running = [cell for cell in tuple(self._engine.cells.values()) if cell.running is not None]
         meant = [cell for cell in running if not actors or (cell.mesh, cell.rank) in actors]
         return sum(self._of(cell.executor.thread, cell).pause() for cell in meant), len(meant)
+
+    def take(self, src: str, wanted: BreakSet) -> int:
+        """The breakpoints that a controller wants from now on; gives how many actors have any of them."""
+        armed = self.wanted.take(src, wanted)
+        if wanted.release:
+            self.release()
+        return armed
+
+    def release(self) -> None:
+        """Everything goes on, but for the frames of failures that are only looked at."""
+        with self._lock:
+            debuggers = tuple(self._by_session.values())
+        for debugger in debuggers:
+            debugger.release()
 
     def open(self, kept: Kept) -> str:
         """Opens the frames of a failure that was kept, on a thread of its own: the session they are seen in."""

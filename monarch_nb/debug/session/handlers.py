@@ -75,7 +75,7 @@ class Handlers:
         return m.Outcome(f"{added.file}:{added.line}")
 
     def _break_set(self, wanted: m.BreakSet, asker: Asker[m.Outcome]) -> m.Outcome:
-        armed = self._debuggers.wanted.take(asker.src, wanted)
+        armed = self._debuggers.take(asker.src, wanted)
         return m.Outcome(f"{armed} armed")
 
     def _pause(self, wanted: m.Pause, asker: Asker[m.Outcome]) -> m.Outcome:

@@ -6,7 +6,7 @@ Pure: it sees numbers, names and lines, never frames. What `bdb` tells comes in;
 from dataclasses import dataclass, replace
 
 from monarch_nb.debug.records import Event, Motion
-from monarch_nb.debug.session.breakpoints import BreakpointTable, Evaluate, Hit, Place
+from monarch_nb.debug.session.breakpoints import Breakpoint, BreakpointTable, Evaluate, Hit, Place
 
 _NOTES = {"call": "--Call--", "return": "--Return--"}
 
@@ -68,7 +68,8 @@ class Machine:
         self._number = 0
         self._reason = ""  # of the stop that is coming
         self._note = ""
-        self._breakpoint = 0
+        self._hit: Breakpoint | None = None
+        self._forgotten = False  # what could have stopped it before was taken away
         self._jump: int | None = None
 
     # -- what bdb tells -----------------------------------------------------------------------------------------------
@@ -89,23 +90,42 @@ class Machine:
             return Hit()
         hit = self.breakpoints.hit(place, evaluate)
         if hit.stop is not None:
-            self._reason, self._note, self._breakpoint = hit.stop.reason, hit.note, hit.stop.number
+            self._reason, self._note, self._hit = hit.stop.reason, hit.note, hit.stop
         return hit
 
     def stops(self, event: Event, depth: int, selected: int, *, reason: str = "", note: str = "") -> Standing | None:
         """The thread has come to where it stops, with `depth` frames, and looks at one of them; None where it stands
-        already, and something was evaluated there.
+        already, and something was evaluated there, and where what stops it was taken away meanwhile.
         """
         if self.standing is not None:
             return None
+        hit, self._hit = self._hit, None
+        if self._forgotten and not self._still_stops(event, hit):
+            self._reason, self._note = "", ""
+            return None
+        self._forgotten = False
         self._number += 1
         reason = reason or self._reason or ("pause" if self.pausing else "step")
         self.pausing = False
         note = "; ".join(part for part in (self._note, note or _NOTES.get(event, "")) if part)
-        standing = Standing(self._number, event, reason, note, depth, selected, self._breakpoint)
-        self._reason, self._note, self._breakpoint = "", "", 0
+        standing = Standing(self._number, event, reason, note, depth, selected, hit.number if hit else 0)
+        self._reason, self._note = "", ""
         self.state = standing
         return standing
+
+    def _still_stops(self, event: Event, hit: Breakpoint | None) -> bool:
+        if event in ("asked", "failure") or self.pausing:
+            return True
+        if hit is not None:
+            return hit.temporary or self.breakpoints.get(hit.number) is hit
+        return event == "exception" and self.raised
+
+    def forget(self) -> None:
+        """A step that is under way ends nowhere, nor does a breakpoint stop that was hit and has gone since."""
+        self._forgotten = True
+        self.pausing = False
+        if isinstance(self.state, Stepping):
+            self.state = Running()
 
     def line_to_run(self) -> int | None:
         """The line that was chosen to be run next, once: to be set at the next line that is traced."""

@@ -141,6 +141,15 @@ class ThreadDebugger:
         self.machine.pausing = True
         return True
 
+    def release(self) -> None:
+        """Lets it go on, whoever has it, and forgets a step; the frames of a failure stay open. From any thread."""
+        with self._posting:
+            standing = self.machine.standing
+            if standing is None:
+                self.machine.forget()
+            elif standing.event != "failure" or self.who.call:
+                self._posted.put((m.Go(session=self.who.session, force=True), lambda answer: None))
+
     def pdb_text(self) -> Language:
         """pdb's language on this thread; its aliases are kept from stop to stop."""
         if self._pdb is None:
@@ -175,8 +184,10 @@ class ThreadDebugger:
         if frame is not None:
             self._tracer.bottom(stacks.bottom_of(frame))
         entries, selected = stacks.users_part(frame, tb)
-        standing = self.machine.stops(event, len(entries), selected, reason=reason, note=note)
+        with self._posting:  # so that release() sees it stand, or it sees release()
+            standing = self.machine.stops(event, len(entries), selected, reason=reason, note=note)
         if standing is None:
+            self._tracer.set_continue()
             return
         frames = Frames(entries, self._out)
         commands = Commands(self, frames, tb)
