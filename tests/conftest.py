@@ -63,7 +63,7 @@ def pytest_collection_finish() -> None:
 # dear, and so run one after the other in one process: a browser, a kernel or a host that has imported torch.
 FIRST = [
     re.compile(r"tests/browser/"),
-    re.compile(r"tests/notebook/test_(example_|pages)"),
+    re.compile(r"tests/notebook/test_(example_|pages|tensors_life)"),
     re.compile(r"tests/cluster/test_tensor_"),
     re.compile(r"tests/soak/"),
 ]

@@ -6,8 +6,13 @@ are others each time, and a failure prints how to meet it again.
 
 import os
 
-# What a user's procs are born with once their host has been idle for a moment; at once, or each would import it itself.
-AS_LATER = "numpy,torch,torch._dynamo"
+# What a user's procs are born with once their host has been idle for a while; at once, or each would import it itself.
+AS_LATER = ",".join(
+    (
+        *("numpy", "torch", "sympy", "torch.distributed.tensor"),
+        *("torch._inductor.config", "torch._functorch.aot_autograd", "torch._dynamo"),
+    )
+)
 
 EFFORT = int(os.environ.get("MONARCH_TEST_EFFORT", "1"))
 

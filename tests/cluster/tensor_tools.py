@@ -6,17 +6,8 @@ import pytest
 
 from monarch_nb.connect import shutdown
 from monarch_nb.runtime import runtime
+from tests.effort import AS_LATER
 
-# Each process would import them itself, which takes longer than what it is tested for.
-BORN_WITH = (
-    "numpy",
-    "torch",
-    "sympy",
-    "torch.distributed.tensor",
-    "torch._inductor.config",
-    "torch._functorch.aot_autograd",
-    "torch._dynamo",
-)
 _PRELOAD = "MONARCH_NB_PRELOAD"
 _hosts: list[str] = []  # of this process, whose agents began so; the last one may still be there
 
@@ -28,7 +19,7 @@ def born_for_tensors(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(_PRELOAD, ",".join(BORN_WITH))
+        patch.setenv(_PRELOAD, AS_LATER)
         if runtime().host not in _hosts[-1:]:
             shutdown()  # that of an earlier module
             _hosts.append(runtime().host)

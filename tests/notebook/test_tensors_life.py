@@ -1,7 +1,5 @@
 """A mesh of tensors in a notebook whose cells are interrupted, stopped, looked at and broken."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.notebook.notebook import Cell, Notebook
@@ -36,13 +34,10 @@ def halved(part):
 
 
 @pytest.fixture(scope="module")
-def nb() -> Iterator[Notebook]:
-    notebook = Notebook()
-    try:
-        notebook.run(SETUP, timeout=60).ok()
-        yield notebook
-    finally:
-        notebook.close()
+def nb(blank: Notebook) -> Notebook:
+    blank.run("%load_ext monarch").ok()
+    blank.run(SETUP, timeout=60).ok()
+    return blank
 
 
 def test_a_cell_on_the_processes_has_its_part_of_a_tensor_under_its_name(nb: Notebook) -> None:
