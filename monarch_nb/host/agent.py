@@ -32,6 +32,7 @@ from monarch_nb.host.procs.template import EarlyTemplates, can_fork_early, fork_
 from monarch_nb.host.protocol import Exited, Ready, Started
 from monarch_nb.host.sender import AgentSender
 from monarch_nb.host.service import Service
+from monarch_nb.host.strangers import Strangers
 from monarch_nb.host.verbs import PROC_EXITED, PROC_STARTED
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.settings import TRAVELS_IN, settings
@@ -67,12 +68,14 @@ class Agent:
         self._stopper = ProcStopper(self._loop, self._children, self._sender)
         self._liveness = LivenessMonitor(self._loop, self._children, self._sender)
         self._gateway = Gateway(self._node, self._sender, self._keys, options.insecure_loopback, self._loop.post)
+        self._strangers = Strangers()
         self._service = Service(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
             leases=self._leases, logs=self._logs, sender=self._sender, kept=options.owner_fd is None,
             incarnation=self._node.incarnation,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
             later=self._loop.call_later, gateway=self._gateway, keeper=self._keeper,
+            strangers=self._strangers, replaced=self._replaced,
         )  # fmt: skip
         self._caster = Caster(self._node, self.address, self._later)
         self._dialler: Dialler | None = None
@@ -220,12 +223,25 @@ class Agent:
         """A process here is written to for the first time (reader thread): if it is never started, senders are told."""
         wait = settings.message_delivery_timeout
 
+        def meet() -> None:
+            if not parse_address(address).is_proc or self._children.find(address) is not None:
+                return
+            if self._strangers.meet(address):
+                self._loop.call_later(wait, look)
+            else:
+                self._replaced(address)
+
         def look() -> None:
-            if parse_address(address).is_proc and self._children.find(address) is None and self._node.unheard(address):
+            self._strangers.part(address)
+            if self._children.find(address) is None and self._node.unheard(address):
                 self._node.forget(address, f"no such process: none was started on host {self._options.host} "
                                            f"within {wait:g} s (message_delivery_timeout)")  # fmt: skip
 
-        self._later(wait, look)
+        self._loop.post(meet)
+
+    def _replaced(self, address: str) -> None:
+        """It never was here, and will not be: its rank was started anew."""
+        self._node.forget(address, f"it is over: its rank was started anew on host {self._options.host}")
 
     def _follow(self, owner: str, pid: int) -> None:
         if owner in self._followed or not has_pidfd():

@@ -21,6 +21,7 @@ from monarch_nb.host.procs.children import Children, Start
 from monarch_nb.host.procs.environment import HELD_BACK
 from monarch_nb.host.procs.stopping import ProcStopper
 from monarch_nb.host.sender import AgentSender
+from monarch_nb.host.strangers import Strangers
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.logs.verbs import TAIL, TOOK, Follow, Took
 from monarch_nb.wire import REPLY, Asker, Done, Handlers, agent_of, host_of, parse_address, proc_address
@@ -35,14 +36,15 @@ class Service:
 
     `keeper(grant)` makes who looks after meshes that outlive their owners.
     `learn(host, endpoint, via, incarnation)`, `forget(host, reason, incarnation)`, `follow(owner, pid)`,
-    `later(seconds, call)` and `end(reason, timeout, done)` are the agent's.
+    `later(seconds, call)`, `replaced(address)` and `end(reason, timeout, done)` are the agent's.
     """
 
     def __init__(self, *, host: str, folder: Path, children: Children, stopper: ProcStopper, leases: Leases,
                  logs: LogTailer, sender: AgentSender, kept: bool, incarnation: int,
                  learn: Callable[[str, str, str, int], None], forget: Callable[[str, str, int], None],
                  follow: Callable[[str, int], None], later: Callable[[float, Callable[[], None]], object],
-                 gateway: Gateway, keeper: Callable[[Callable[[str], None]], Keeper],
+                 strangers: Strangers, replaced: Callable[[str], None], gateway: Gateway,
+                 keeper: Callable[[Callable[[str], None]], Keeper],
                  end: Callable[[str, float, Callable[[list[p.Exited]], None]], None]) -> None:  # fmt: skip
         self._host = host
         self._folder = folder
@@ -57,6 +59,7 @@ class Service:
         self._follow = follow
         self._later = later
         self._awaited: dict[str, set[str]] = {}  # who watches procs that were not spawned yet
+        self._strangers, self._replaced = strangers, replaced
         self._gateway = gateway
         self._incarnation = incarnation
         self._end = end
@@ -111,6 +114,9 @@ class Service:
         files = [self._logs.begin(start.spec.address, start.spec.log, start.spec.name) for start in starts]
         self._children.start(starts, {owner, asker.src}, heavy=request.heavy)
         for start, file in zip(starts, files, strict=True):
+            for never in self._strangers.started(start.spec.address):
+                self._wait_no_longer(never)
+                self._replaced(never)
             child = self._children.find(start.spec.address)
             if child is not None:
                 child.log_file = file
@@ -156,7 +162,8 @@ class Service:
                 self._attend(child, asker.src)
             else:  # who spawns it may have passed it on before its request was read here
                 self._awaited.setdefault(address, set()).add(asker.src)
-                self._later(_PATIENCE, lambda address=address: self._wait_no_longer(address))  # type: ignore[misc]
+                wait = _PATIENCE if self._strangers.meet(address) else 0.0
+                self._later(wait, lambda address=address: self._wait_no_longer(address))  # type: ignore[misc]
         return Done()
 
     def _attend(self, child: Child, watcher: str) -> None:

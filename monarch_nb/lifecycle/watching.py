@@ -12,9 +12,12 @@ from monarch_nb.routing.incarnations import new_incarnation
 from monarch_nb.runtime import ProcState, RunsOn, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Cause, Driver
+from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done, agent_of, host_of, parse_address
 
 logger = logging.getLogger(__name__)
+_AGAIN_S = 1.0  # until the agent of a host that cannot be reached is asked once more; grows to
+_AGAIN_MAX_S = 30.0
 
 
 class ProcessWatcher:
@@ -53,7 +56,17 @@ class ProcessWatcher:
             if address != self._engine.address and parse_address(address).is_proc:
                 by_host.setdefault(host_of(address), []).append(address)
         for host, mine in by_host.items():
-            self._engine.tell(agent_of(host), verbs.WATCH, p.Addresses(tuple(mine)))
+            self._watch_on(host, tuple(mine), _AGAIN_S)
+
+    def _watch_on(self, host: str, addresses: tuple[str, ...], pause: float) -> None:
+        """A host that is lost may come back with other processes than these, or, as others see it, never was."""
+        try:
+            self._engine.tell(agent_of(host), verbs.WATCH, p.Addresses(addresses))
+        except UnreachableError:
+            wanted = any(each in self._owners or parse_address(each).mesh in self._engine.meshes for each in addresses)
+            if wanted and not self._engine.closed:
+                later = min(2 * pause, _AGAIN_MAX_S)
+                self._engine.later(pause, lambda: self._watch_on(host, addresses, later))
 
     def forget(self, mesh: str) -> None:
         """The processes of a mesh ended long ago."""

@@ -66,7 +66,11 @@ def _record(engine: Runtime, common: Common, record: type[S], **own: Any) -> S:
         state = engine.meshes.get(uid)
         if state is None:
             state = engine.meshes[uid] = record(uid, name, region, home, incarnations, version, stopped, **own)
-            operations().refer(state)
+            try:
+                operations().refer(state)
+            except BaseException:  # nobody would ever tell of it: the next reference tries again
+                del engine.meshes[uid]
+                raise
         else:
             state.renew(incarnations, version)
     assert isinstance(state, record)

@@ -182,3 +182,16 @@ def test_a_holder_that_was_cut_off_learns_of_a_heal_when_the_link_is_mended(
     three.mend()
     three.advance(5)
     assert len(three.result(held.ask.call_one("call", "y"))[0].values()) == 4
+
+
+def test_a_reference_whose_hosts_are_lost_in_part_arrives_all_the_same(three: Cluster) -> None:
+    _, mesh = workers(three)
+    fresh = holder(three, None, host=1)
+    lost = three.hosts().slice(hosts=2).spawn_procs(name="others")
+    three.result(lost.spawn("other", Worker).initialized)
+    three.kill_host(2)
+    three.advance(5)
+    three.result(fresh.take.call_one(mesh))
+    assert "machine is gone" in str(outcome(three, fresh.ask.call_one("call", "x")))
+    three.result(fresh.take.call_one(mesh.slice(hosts=slice(0, 2))))
+    assert three.result(fresh.ask.call_one("call", "y"))

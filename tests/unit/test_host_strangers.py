@@ -1,0 +1,48 @@
+"""Processes that are written to before they are there: who is waited for, and who never comes."""
+
+from random import Random
+
+from monarch_nb.host.strangers import Strangers
+from monarch_nb.wire import proc_address
+
+
+def at(incarnation: int, rank: int = 0) -> str:
+    return proc_address("h", "p1", rank, incarnation)
+
+
+def test_an_earlier_incarnation_is_not_waited_for_once_a_later_one_was_started() -> None:
+    strangers = Strangers()
+    assert strangers.meet(at(1))
+    assert strangers.meet(at(3))
+    assert strangers.meet(at(1, rank=1))
+    assert strangers.started(at(2)) == [at(1)]
+    assert not strangers.meet(at(1))
+    assert strangers.meet(at(3))
+    assert strangers.meet(at(1, rank=1))
+
+
+def test_who_is_started_was_no_stranger_for_long() -> None:
+    strangers = Strangers()
+    assert strangers.meet(at(0))
+    assert strangers.started(at(0)) == []
+    assert strangers.meet(at(1))
+    strangers.part(at(1))
+    assert strangers.started(at(2)) == []
+
+
+def test_in_any_order_each_is_told_once_that_it_never_comes_and_none_that_may_yet_come() -> None:
+    for seed in range(300):
+        dice, strangers = Random(seed), Strangers()
+        latest, waiting = -1, set[int]()
+        for _ in range(30):
+            incarnation = dice.randrange(latest + 4)
+            if dice.random() < 0.6:
+                may_come = strangers.meet(at(incarnation))
+                assert may_come == (incarnation >= latest)
+                if may_come:
+                    waiting.add(incarnation)
+            elif incarnation > latest:
+                latest = incarnation
+                told = strangers.started(at(incarnation))
+                assert told == sorted(at(each) for each in waiting if each < incarnation)
+                waiting = {each for each in waiting if each > incarnation}
