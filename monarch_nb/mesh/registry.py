@@ -103,7 +103,7 @@ class MeshRegistry:
 
         def register(machine: Machine) -> list[Action]:
             machine.join(instance.stream, str(instance), instance.mesh or None, incarnation)
-            return machine.own(instance.stream, self._spec(state))
+            return machine.own(instance.stream, self._spec(state), state.incarnations)
 
         self._driver.feed(register)
         self._tell(MeshSpawned(state))
@@ -123,7 +123,7 @@ class MeshRegistry:
         """A reference to a mesh owned elsewhere has come here: learn of its failures, heals and end."""
 
         def register(machine: Machine) -> list[Action]:
-            machine.know(state.home, self._spec(state))
+            machine.know(state.home, self._spec(state), state.incarnations)
             return []
 
         self._driver.feed(register)

@@ -57,10 +57,11 @@ class Machine(MeshQueries):
         """Name an owner before it owns, and say which incarnation in which mesh it is."""
         self._tree.join(actor, name, mesh_uid, incarnation)
 
-    def own(self, owner: str, spec: MeshSpec) -> list[Action]:
-        """An actor of this process spawned a mesh."""
+    def own(self, owner: str, spec: MeshSpec, incarnations: Mapping[int, int] | None = None) -> list[Action]:
+        """An actor of this process spawned a mesh, or came back to one, some of whose ranks were healed before."""
         record = self._tree.join(owner)
         mesh = Mesh(spec, owner)
+        mesh.begin(incarnations or {})
         self._records.add(mesh)
         if record is None:
             mesh.ended = stop_cause("its owner is gone")
@@ -81,11 +82,13 @@ class Machine(MeshQueries):
                 actions += self._fail([(mesh, rank)], status.cause or Cause(kind="exit"), ())
         return actions
 
-    def know(self, process: str, spec: MeshSpec) -> None:
+    def know(self, process: str, spec: MeshSpec, incarnations: Mapping[int, int] | None = None) -> None:
         """This process holds a reference to a mesh owned in another `process`: track it, tell no owner."""
         known = self._records.meshes.get(spec.uid)
         if known is None or not (known.owner or known.process):
-            self._records.add(Mesh(spec, process=process))
+            mesh = Mesh(spec, process=process)
+            mesh.begin(incarnations or {})
+            self._records.add(mesh)
 
     def disown(self, mesh_uid: str) -> list[Action]:
         """Forget a mesh, and the actor meshes on it, once they are stopped or nobody refers to them."""
@@ -287,7 +290,7 @@ class Machine(MeshQueries):
         if mesh.owner is not None:
             return self._healing.arrived(mesh, incarnations)
         for rank, incarnation in incarnations:
-            mesh.learn(rank, incarnation)
+            mesh.learn(rank, incarnation, back=True)
         return []
 
     def heal_failed(self, mesh_uid: str, incarnations: Iterable[RankIncarnation], cause: Cause) -> list[Action]:
@@ -300,7 +303,7 @@ class Machine(MeshQueries):
 
     def _replaced(self, procs: Mesh, rank: int, incarnation: int) -> list[Action]:
         before = procs.at(rank)
-        if not procs.learn(rank, incarnation) or before.state == "failed":
+        if not procs.learn(rank, incarnation, back=True) or before.state == "failed":
             return []
         # Nobody told us that the old process ended; its actors are gone all the same.
         lost = [(mesh, rank) for mesh, rank in self._records.hit_with(procs, [rank]) if mesh is not procs]

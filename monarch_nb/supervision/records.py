@@ -93,9 +93,21 @@ class Mesh(Struct, eq=False):
         status = self.at(rank)
         return rank in self and status.state in ("alive", "healing") and status.incarnation == incarnation
 
-    def learn(self, rank: int, incarnation: int) -> bool:
-        """Take note that another owner healed a rank of a mesh that is only referred to here."""
-        news = self.owner is None and rank in self and incarnation > self.odd.get(rank, ALIVE).incarnation
+    def begin(self, incarnations: Mapping[int, int]) -> None:
+        """Ranks that were healed before this process knew of the mesh."""
+        for rank, incarnation in incarnations.items():
+            if incarnation and rank in self:
+                self.put(rank, "alive", incarnation)
+
+    def learn(self, rank: int, incarnation: int, *, back: bool = False) -> bool:
+        """Take note that another owner healed a rank of a mesh that is only referred to here.
+
+        With `back` it is the owner who says that this incarnation is there: who looked for it too early, and took it
+        for one that never was started, was wrong.
+        """
+        known = self.odd.get(rank, ALIVE)
+        missed = back and known.state == "failed" and known.cause is not None and known.cause.kind == "spawn"
+        news = self.owner is None and rank in self and incarnation >= known.incarnation + (not missed)
         if news:
             self.put(rank, "alive", incarnation)
         return news
@@ -165,7 +177,11 @@ class MeshRecords:
         """Write a mesh down, and its procs, if those are another owner's."""
         known = self.meshes.get(mesh.uid)
         if known is not None:  # procs that were first seen through actors on them
+            begun = mesh.incarnations(mesh.odd)
             mesh.odd, mesh.down, mesh.ended, mesh.since = known.odd, known.down, known.ended, known.since
+            for rank, incarnation in begun:
+                if incarnation > mesh.odd.get(rank, ALIVE).incarnation:
+                    mesh.put(rank, "alive", incarnation)
         self.meshes[mesh.uid] = mesh
         if mesh.on is None or known is not None:
             return

@@ -80,11 +80,12 @@ class World:
 
     def __post_init__(self) -> None:
         self.machine = Machine(root=ROOT, root_policy=self.policy, max_restarts=LIMIT, window=WINDOW)  # type: ignore[arg-type]
-        assert self.machine.own(ROOT, spec("P", layout=LAYOUT)) == []
-        for uid in ("A", "W"):
-            assert self.machine.own(ROOT, spec(uid, on="P", layout=LAYOUT)) == []
-            self.incarnations[uid] = [0] * SIZE
-        self.incarnations["P"] = [0] * SIZE
+        for uid, on in (("P", None), ("A", "P"), ("W", "P")):
+            # A mesh that was come back to, some of whose ranks were healed before; W's rank 0 was not.
+            begun = [0, *(self.random.choice((0, 0, 0, 2)) for _ in range(1, SIZE))]
+            assert self.machine.own(ROOT, spec(uid, on=on, layout=LAYOUT), dict(enumerate(begun))) == []
+            self.incarnations[uid] = begun
+            self.arrived.update((uid, rank, incarnation) for rank, incarnation in enumerate(begun))
         self.machine.join(self.owner, "worker", "W", (0, 0))
         self.settle_child()
 

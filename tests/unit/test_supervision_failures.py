@@ -10,6 +10,7 @@ from monarch_nb.supervision import (
     FailCalls,
     Machine,
     MeshSpec,
+    Respawn,
     RootFault,
     StopMesh,
     Supervise,
@@ -137,6 +138,29 @@ def test_word_of_a_lost_host_that_comes_after_the_heal_means_only_what_was_not_h
     holder.host_lost({"h1"}, Cause(kind="host"), loss=8)
     assert holder.check("P", {2}) is not None
     assert holder.check("A", {3}) is not None
+
+
+def test_who_comes_back_to_a_mesh_is_told_of_the_ends_of_ranks_that_were_healed_before() -> None:
+    back = Machine(root="root")
+    back.own("root", spec("P", layout=LAYOUT), {3: 2})
+    back.own("root", spec("A", "P"), {3: 2})
+    assert back.proc_exited("P", 3, 1, KILLED) == []
+    assert only(back.proc_exited("P", 3, 2, KILLED), RootFault).failure.crashed_ranks == [3]
+    assert only(back.heal_requested("A", 0.0, 1), Respawn).incarnations == ((3, 3),)
+
+
+def test_a_holder_that_looked_for_a_rank_before_it_was_started_believes_its_owner() -> None:
+    holder = Machine()
+    holder.know("owner", spec("P", layout=LAYOUT), {2: 1})
+    holder.know("owner", spec("A", "P"), {2: 1})
+    holder.proc_exited("P", 2, 1, Cause(kind="spawn", text="never started here"))
+    assert holder.check("A", {2}) is not None
+    holder.respawned("P", [(2, 1)])
+    holder.recreated("A", [(2, 1)])
+    assert holder.check("P") is holder.check("A") is None
+    holder.proc_exited("P", 2, 1, KILLED)
+    holder.respawned("P", [(2, 1)])  # late
+    assert holder.check("P", {2}) is not None
 
 
 def test_an_owner_tells_after_which_loss_its_healed_ranks_came() -> None:
