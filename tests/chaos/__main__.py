@@ -9,6 +9,7 @@ import argparse
 import random
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -141,6 +142,7 @@ def main() -> int:
     print(f"seed {options.seed}, folder {folder}", flush=True)
     began = time.monotonic()
     wrong: list[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and nothing is left then, either
     team = Team(folder, HOSTS, env)
     run = Run(team, options.seed, options.only)
     try:
