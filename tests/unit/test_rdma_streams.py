@@ -31,6 +31,7 @@ class Relay:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         self.seen = bytearray()
+        self._ends: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -38,9 +39,11 @@ class Relay:
             while True:
                 near, _ = self._listening.accept()
                 far = socket.create_connection(("127.0.0.1", self._port))
+                self._ends += near, far
                 if self._reads:
                     far.sendall(near.recv(8, socket.MSG_WAITALL))
                     near, far = taken(near), dialled(far)
+                    self._ends += near, far
                 for pair in ((near, far), (far, near)):
                     threading.Thread(target=self._pass, args=pair, daemon=True).start()
 
@@ -52,7 +55,8 @@ class Relay:
             target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        self._listening.close()
+        for end in (self._listening, *self._ends):
+            end.close()
 
 
 class Ends:
