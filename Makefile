@@ -15,7 +15,7 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor bench-scale test-verbs soak chaos docs docs-serve screenshots clean
+.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor bench-scale compare test-verbs soak chaos docs docs-serve screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -73,6 +73,9 @@ bench-tensor: setup ## the same for sharded tensors alone
 bench-scale: setup ## what a controller pays for 10 to 1,000 virtual hosts; HOSTS='10000' for others
 	@mkdir -p build
 	$(PY) -m tests.benchmarks.scale --out build/bench-scale.json $(HOSTS)
+
+compare: setup ## five small programs on ours, torchmonarch, Ray, Dask, ipyparallel and jupyter-distributed; SYSTEMS='ours dask' for some
+	$(PY) -m tests.compare $(SYSTEMS)
 
 test-verbs: setup ## RDMABuffer over a real RDMA device; says why not where that cannot be
 	scripts/test-verbs $(PY)

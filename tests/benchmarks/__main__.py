@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.benchmarks.machine import load, processor
 from tests.benchmarks.measure import QUICK, Plan, figures_of
 from tests.benchmarks.peers import PEERS, ROOT, interpreter
 from tests.benchmarks.rows import ROWS, Figures, markdown, table
@@ -70,19 +71,6 @@ def run(program: str, python: str, plan: Plan, *, ours: bool) -> tuple[Figures, 
         errors.seek(0)
         tail = "".join(errors.readlines()[-15:])
     return figures_of(output), f"{program} {wrong}\n{tail}" if wrong else ""
-
-
-def load() -> float:
-    return os.getloadavg()[0]
-
-
-def processor() -> str:
-    """Its name, as the system has it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def where(before: float) -> str:

@@ -10,10 +10,20 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "peers"
 
 
+REQUIREMENTS = {
+    "torchmonarch": ("torchmonarch==0.7.0", "torch", "numpy"),
+    "ray": ("ray>=2.40,<3", "numpy"),
+    "dask": ("dask", "distributed>=2026.8", "numpy"),
+    "ipyparallel": ("ipyparallel>=9,<10", "numpy"),
+    "jupyter-distributed": ("jupyter-distributed==0.1.1", "torch", "numpy"),
+}
+
+
 @dataclass(frozen=True)
 class Peer:
+    """The programs of `make bench`."""
+
     program: str
-    requirements: tuple[str, ...]
     scale: str = ""  # its program for many processes
     data: str = ""  # and that for memory of other processes
     tensors: str = ""  # and that for tensors on a mesh
@@ -22,28 +32,27 @@ class Peer:
 PEERS = {
     "torchmonarch": Peer(
         "program_actors.py",
-        ("torchmonarch==0.7.0", "torch", "numpy"),
         "program_scale.py",
         "program_data.py",
         "program_tensors_peer.py",
     ),
-    "ray": Peer("program_ray.py", ("ray>=2.40,<3", "numpy")),
+    "ray": Peer("program_ray.py"),
 }
 
 
 def interpreter(name: str) -> str:
     """The Python of a peer's environment; it is made, or mended, first. Raises CalledProcessError."""
-    peer = PEERS[name]
+    requirements = REQUIREMENTS[name]
     folder = FOLDER / name
     python = folder / "bin" / "python"
     stamp = folder / ".requirements"
-    wanted = "\n".join(peer.requirements)
+    wanted = "\n".join(requirements)
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return str(python)
-    print(f"making {folder} with {', '.join(peer.requirements)}", file=sys.stderr, flush=True)
+    print(f"making {folder} with {', '.join(requirements)}", file=sys.stderr, flush=True)
     venv.create(folder, with_pip=True, clear=True)
     constraints = ("--constraint", str(ROOT / "constraints.txt"))
     pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    subprocess.run([*pip, *constraints, *peer.requirements], check=True)
+    subprocess.run([*pip, *constraints, *requirements], check=True)
     stamp.write_text(wanted)
     return str(python)
